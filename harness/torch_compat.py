@@ -589,6 +589,44 @@ def compiled_calls_told(
         yield
 
 
+def compile_calls(model: nn.Module, backend: Callable[..., Any]) -> None:
+    """Have a module's calls compiled, as its own `compile` has, also where torch skips its class for being torch's own.
+
+    Sizes are numbers: another one is compiled again.
+    """
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    call: Callable[..., Any] = model._call_impl
+    model._compiled_call_impl = torch.compile(called, backend=backend, dynamic=False)
+
+
+def ahead_of_time(
+    compile_graph: Callable[[GraphModule, str], Callable[..., Any]], decompositions: Mapping[Any, Any] | None
+) -> Callable[..., Any]:
+    """A backend of torch.compile that differentiates what Dynamo captured, as its backend "aot_eager" does.
+
+    `compile_graph` takes each graph of operators and its direction, and gives what runs it.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import make_boxed_func
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    def compiler(direction: str) -> Callable[..., Any]:
+        return lambda module, inputs: make_boxed_func(compile_graph(module, direction))
+
+    backend: Callable[..., Any] = aot_autograd(
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler("forward"),
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+        decompositions=dict(decompositions) if decompositions else None,
+    )
+    return backend
+
+
 class _Uncompiled(nullcontext[None]):
     """What stands for torch.compile where it is off: code is left as it is, and `called` is called when it runs."""
 

@@ -25,6 +25,29 @@ def compile_whole_graph(module: GraphModule, values: list[Any]) -> Callable[[lis
     return cast(Any, compile_fx_inner(module, values))
 
 
+def inductor_backend(
+    finished: Callable[[GraphModule, str], GraphModule],
+    compiled: Callable[[Callable[[], Callable[..., Any]], GraphModule], Callable[..., Any]],
+) -> Callable[..., Any]:
+    """torch.compile's backend "inductor", which hands over each graph before it compiles it.
+
+    `finished` takes the graph and its direction and gives the one to compile; `compiled` is called with what compiles
+    it, and gives what that gives. Nothing is read from a cache, whose graphs would be handed to nobody.
+    """
+    from torch._functorch import config
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    def inner(module: GraphModule, inputs: Any, **settings: Any) -> Callable[..., Any]:
+        module = finished(module, "backward" if settings.get("is_backward") else "forward")
+        return compiled(lambda: cast(Any, compile_fx_inner)(module, inputs, **settings), module)
+
+    def backend(module: GraphModule, inputs: Any) -> Callable[..., Any]:
+        with config.patch(enable_autograd_cache=False):
+            return cast(Any, compile_fx)(module, inputs, inner_compile=inner)
+
+    return backend
+
+
 def lowering_decompositions() -> Mapping[Any, Any]:
     """How operators are written in those that Inductor lowers."""
     from torch._inductor.decomposition import select_decomp_table

@@ -22,6 +22,7 @@ from bitproof.harness.case.patterns import pattern_of, root_of
 from bitproof.harness.case.texts import ADVERSARIAL, PYDOC, PYDOC_LINES
 from bitproof.harness.case.traced import (
     AUTOPLACE,
+    COMPILED,
     GRAPH,
     JOINT,
     PRECOMPILED,
@@ -34,6 +35,7 @@ from bitproof.harness.case.traced import (
 __all__ = [
     "ADVERSARIAL",
     "AUTOPLACE",
+    "COMPILED",
     "DIM_MULTIPLE",
     "GRAPH",
     "JOINT",

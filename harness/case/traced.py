@@ -22,6 +22,9 @@ PRECOMPILED = "precompiled"
 PREPARED = (*TRACED, PRECOMPILED)
 """The systems that run a graph which was prepared, wherever."""
 
+COMPILED = "compiled"
+"""The reference's own system with its models given to torch.compile, whose graphs are captured while it runs."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
@@ -71,10 +74,11 @@ class Pipeline:
 
 
 def check_traced(case: Case) -> None:
-    """Raise CaseError for a case that asks the system joint, autoplace or precompiled for what it does not do."""
+    """Raise CaseError for a case that asks joint, autoplace, precompiled or compiled for what they do not do."""
     _check_joint(case)
     _check_autoplace(case)
     _check_precompiled(case)
+    _check_compiled(case)
 
 
 def _check_joint(case: Case) -> None:
@@ -117,6 +121,30 @@ def _check_precompiled(case: Case) -> None:
     """Refuse what is not written down: see `refuse_unwritten`."""
     if PRECOMPILED in (case.reference, case.candidate):
         refuse_unwritten(case)
+
+
+def _check_compiled(case: Case) -> None:
+    """Refuse the system of anything but a reference of the user's own, and passes that know our graphs alone."""
+    if COMPILED not in (case.reference, case.candidate):
+        return
+    if case.reference in (COMPILED, "eager", "eager_chunked", *PREPARED):
+        raise CaseError(
+            f"case {case.name} asks the system compiled for what it does not do",
+            expected="the candidate compiled, of a reference of your own: its models are compiled",
+            found=f"reference {case.reference}, candidate {case.candidate}",
+            fix="give --reference FILE.py:FACTORY",
+        )
+    pipeline, refused = case.pipeline, ("isolate_groups", "isolate_gathers", "bucket", "overlap")
+    found = [f"pipeline.{name}" for name in refused if getattr(pipeline, name)]
+    if pipeline.backend == "regional_inductor":
+        found.append("pipeline.backend='regional_inductor'")
+    if found:
+        raise CaseError(
+            f"case {case.name} asks the system compiled for what it does not do",
+            expected="the backend fx or inductor, and no pass of the graph pipeline",
+            found=", ".join(found),
+            fix="leave it out",
+        )
 
 
 def refuse_unwritten(case: Case) -> None:

@@ -13,7 +13,7 @@ from bitproof.harness.changes import Changes
 from bitproof.harness.cli.app import Expression
 from bitproof.harness.cli.arguments import CaseFiles, chosen_cases
 from bitproof.harness.cli.declare import command
-from bitproof.harness.systems.registry import BUILT_IN, registered
+from bitproof.harness.systems.registry import NAMED, registered
 from bitproof.harness.user_code.plugins import describe
 
 WIDTH = 80
@@ -28,7 +28,7 @@ def list_command(
 ) -> None:
     """List the cases, or the systems that have a name of their own."""
     rows: list[dict[str, str | int]] = (
-        [_describe_system(name) for name in (*BUILT_IN, *registered())]
+        [_describe_system(name) for name in (*NAMED, *registered())]
         if systems
         else [_describe(case) for case in chosen_cases(expression, case_files, Changes())]
     )
@@ -60,7 +60,7 @@ def _by_family(rows: list[dict[str, str | int]]) -> Iterator[str]:
 
 
 def _describe_system(name: str) -> dict[str, str | int]:
-    return {"name": name, "source": "built in" if name in BUILT_IN else describe(registered()[name])}
+    return {"name": name, "source": "built in" if name in NAMED else describe(registered()[name])}
 
 
 def _describe(case: Case) -> dict[str, str | int]:

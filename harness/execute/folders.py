@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from bitproof.harness.case import TRACED, Case
+from bitproof.harness.case import COMPILED, TRACED, Case
 from bitproof.harness.options import ROLES, Role
 
 
@@ -39,10 +39,11 @@ class CaseFolders:
 
     def remarks_on_graphs(self) -> list[str]:
         """What is to be said where no graph can be dumped."""
-        if {*TRACED} & {self.case.reference, self.case.candidate}:
+        if {*TRACED, COMPILED} & {self.case.reference, self.case.candidate}:
             return []
+        known = ", ".join((*TRACED, COMPILED))
         return [
-            f"--dump-graphs wrote nothing: only the passes of the systems {', '.join(TRACED)} are known, and neither "
+            f"--dump-graphs wrote nothing: only the passes of the systems {known} are known, and neither "
             f"{self.case.reference} nor {self.case.candidate} is among them"
         ]
 

@@ -13,6 +13,7 @@ from bitproof.harness.records import Artifact, MachineFacts, Meeting, PassReport
 
 if TYPE_CHECKING:
     from bitproof.harness.case import Case
+    from bitproof.harness.systems.compiled import Capture
     from bitproof.harness.systems.graph import GraphProgram
 
 
@@ -71,6 +72,20 @@ class PreparedGraph:
             calls_uncompared=uncompared,
         )
 
+    @staticmethod
+    def captured(capture: Capture | None) -> PreparedGraph | None:
+        """What is told of graphs that were captured while steps ran; None where none were."""
+        if capture is None:
+            return None
+        return PreparedGraph(
+            code_hash=capture.code_hash,
+            generated_hash=capture.generated_hash,
+            passes=list(capture.reports.values()),
+            races=list(dict.fromkeys(capture.races)),
+            calls=capture.num_calls,
+            calls_uncompared=capture.num_calls,  # what of it is shown is the system's own to show
+        )
+
 
 def _tell_compiled(found: Mapping[str, Any]) -> str:
     """What a backend's facts say of one graph."""
@@ -115,7 +130,8 @@ class Done:
     was to keep; `is_alone`: it ran no collective with another rank in any step, and its system does not say that ranks
     are independent; `compiled` is what torch.compile made of its code; `races` are those of the graph that a system of
     a user's shows, and `turns` the collectives that it launches and waits for; `unshown` is the state that the system
-    keeps, and steps have changed, and no record has; `meetings` are the manifest's.
+    keeps, and steps have changed, and no record has; `meetings` are the manifest's; `graph` is what was captured while
+    steps ran, where that is the system.
     """
 
     seconds: float = 0.0
@@ -138,6 +154,7 @@ class Done:
     unshown: tuple[str, ...] = ()
     turns: tuple[RankTurn, ...] = ()
     meetings: tuple[Meeting, ...] | None = None
+    graph: PreparedGraph | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

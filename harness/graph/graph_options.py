@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from bitproof.harness.case import TRACED, Case
+from bitproof.harness.case import COMPILED, TRACED, Case
 from bitproof.harness.case.case import file_of
 from bitproof.harness.errors import CaseError, UsageError
 from bitproof.harness.options import SYNTAX
@@ -65,10 +65,10 @@ def check_extra_passes(texts: tuple[str, ...], case: Case) -> None:
     """Refuse passes that could not run in this case. Raises UsageError."""
     for text in texts:
         parse_pass(text)
-    if texts and case.candidate not in TRACED:
+    if texts and case.candidate not in (*TRACED, COMPILED):
         raise CaseError(
             f"the candidate of case {case.name} has no graph, so it has no passes",
-            expected="the candidate graph, joint or autoplace: --extra-pass goes into the candidate alone",
+            expected="the candidate graph, joint, autoplace or compiled: --extra-pass goes into the candidate alone",
             found=f"candidate {case.candidate}",
             fix="leave the case out with -k, or give --candidate graph",
         )

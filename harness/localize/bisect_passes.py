@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from bitproof.harness.case import TRACED, Case, Chunking
+from bitproof.harness.case import COMPILED, TRACED, Case, Chunking
 from bitproof.harness.compare.verdict import compare
 from bitproof.harness.errors import BitproofError, CaseError, RecordingError
 from bitproof.harness.options import Role, RunOptions
@@ -59,15 +59,15 @@ class ComparedRun(Protocol):
 
 def check_case(case: Case) -> None:
     """Raise CaseError for a case in which there are no passes to tell apart."""
-    if case.candidate not in TRACED or case.reference in TRACED:
+    if case.candidate not in (*TRACED, COMPILED) or case.reference in TRACED:
         is_own = case.candidate in BUILT_IN and case.reference in BUILT_IN
         raise CaseError(
             f"case {case.name} has no passes to tell apart",
-            expected=f"a candidate among {', '.join(TRACED)}, and a reference that has no passes",
+            expected=f"a candidate among {', '.join((*TRACED, COMPILED))}, and a reference that has no passes",
             found=f"reference {case.reference}, candidate {case.candidate}",
             fix="choose another case, or give --candidate graph"
             if is_own
-            else "what passes a system runs by itself is not known here: bitproof localize tells the call to blame",
+            else "give --candidate compiled, whose stages are known, or ask bitproof localize for the call to blame",
         )
 
 

@@ -1,6 +1,7 @@
 """Which system a name means: one that is built in, an entry point, or a factory in a module or a file. Loads no torch.
 
     eager, eager_chunked, graph, joint      built in
+    compiled                        built in: the case's reference, its models compiled (harness/systems/compiled.py)
     NAME                            the entry point NAME of group bitproof.systems, in an installed distribution
     PACKAGE.MODULE:FACTORY          imported
     FILE.py:FACTORY                 run
@@ -63,7 +64,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bitproof.harness.case import PREPARED
+from bitproof.harness.case import COMPILED, PREPARED
 from bitproof.harness.case.case import file_of
 from bitproof.harness.errors import UsageError
 from bitproof.harness.runtime.search_path import search_path
@@ -75,6 +76,9 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 BUILT_IN = ("eager", "eager_chunked", *PREPARED)
+NAMED = (*BUILT_IN, COMPILED)
+"""The names that are ours: of the last, all code but torch.compile's is the user's."""
+
 OWN = "package.module:factory or FILE.py:factory"
 
 
@@ -88,7 +92,7 @@ class Factory(NamedTuple):
 def registered() -> dict[str, EntryPoint]:
     """The systems of installed distributions. Raises UsageError when two claim one name, or one a built-in name."""
     found = plugins.entry_points(plugins.SYSTEMS)
-    for name in BUILT_IN:
+    for name in NAMED:
         if name in found:
             raise UsageError(
                 f"a distribution claims the name of the built-in system {name}",
@@ -105,12 +109,12 @@ def check_system(name: str) -> None:
     Runs none of the user's code: of a factory it reads whether its file binds the name. Raises UsageError.
     """
     entries = registered()
-    if name in BUILT_IN:
+    if name in NAMED:
         return
     source, _, factory = (entries[name].value if name in entries else name).rpartition(":")
     if not source or not factory:
         raise UsageError(
-            f"unknown system {name!r}", expected=f"{', '.join((*BUILT_IN, *entries))}, or {OWN}", found=repr(name)
+            f"unknown system {name!r}", expected=f"{', '.join((*NAMED, *entries))}, or {OWN}", found=repr(name)
         )
     path = file_of(source) or _file_of_module(name, source)
     bound = names_in(path, f"system {name}") if path is not None else None

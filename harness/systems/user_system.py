@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,6 +15,9 @@ from bitproof.harness.operators.crossings import RankTurn
 from bitproof.harness.records import Key, Record
 from bitproof.harness.systems.unshown import KeptState
 from bitproof.harness.user_code.names import Names
+
+if TYPE_CHECKING:
+    from bitproof.harness.systems.compiled import Capture
 
 Observe = Callable[..., None]
 Taking = Callable[[int], AbstractContextManager[Observe]]
@@ -26,13 +29,22 @@ class UserSystem:
     `harness.systems.registry`.
 
     `names` stands for the names that the system declares itself, unless it is empty. `tamper` is called with each
-    kind, name and tensor before it is recorded. Raises UsageError for what cannot take steps.
+    kind, name and tensor before it is recorded; `captured` has what torch.compile makes of its models where it is
+    compiled for the case. Raises UsageError for what cannot take steps.
     """
 
     def __init__(
-        self, name: str, made: Any, *, names: Mapping[str, str], tamper: Observe, origin: Mapping[str, str]
+        self,
+        name: str,
+        made: Any,
+        *,
+        names: Mapping[str, str],
+        tamper: Observe,
+        origin: Mapping[str, str],
+        captured: Capture | None = None,
     ) -> None:
         self.made = made
+        self.captured = captured
         self.names = Names(names or getattr(made, "names", {}), f"names of system {name}")
         self.independent_ranks = bool(getattr(made, "independent_ranks", False))
         self._name = name

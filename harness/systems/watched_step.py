@@ -89,7 +89,7 @@ class WatchedStep:
         self.names: dict[str, str] = {}
         self.independent_ranks = False
         self._step = step
-        self._models = models
+        self.models = models
         self.watched_optimizers = optimizers
         self.is_before_step = True
 
@@ -147,7 +147,7 @@ class WatchedStep:
         return hook
 
     def _show_buffers(self, when: str, observe: Observe) -> None:
-        for model in self._models:
+        for model in self.models:
             for name, buffer in model.named_buffers():
                 observe("buffer", f"{_bare_name(name)}@{when}", buffer)
 
@@ -165,7 +165,7 @@ class WatchedStep:
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
         """All models' parameters, by the names that an unwrapped model gives them."""
-        return {_bare_name(name): p for model in self._models for name, p in model.named_parameters()}
+        return {_bare_name(name): p for model in self.models for name, p in model.named_parameters()}
 
     def _held_by(self, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
         """The optimizer's parameters with their names, those of the models in their order, then any others.

@@ -234,7 +234,8 @@ def finish_run(request: RunRequest, ends: list[End], parts: list[Path]) -> RunAn
                 rank=rank,
                 found=f"code hash {end.graph.code_hash}, not {ends[0].graph.code_hash}",
             )
-    graph, done = ends[0].graph, [account for end in ends for account in end.done]
+    done = [account for end in ends for account in end.done]
+    graph = ends[0].graph or done[0].graph
     refuse_other_placements([account.system.get(_PLACEMENT) for account in done])
     if request.replay is None:
         values = [part.with_suffix(VALUES) for part in parts if request.values_to_keep]

@@ -20,7 +20,7 @@ from bitproof.harness.capture.made_of import Differences, Facts, differences, fa
 from bitproof.harness.capture.recorder import Recorder
 from bitproof.harness.capture.recording_files import write_part
 from bitproof.harness.capture.values import write_values
-from bitproof.harness.case import PREPARED, Case, Kind
+from bitproof.harness.case import COMPILED, PREPARED, Case, Kind
 from bitproof.harness.disturb.faults import Fault, Injector
 from bitproof.harness.disturb.stress import stressed
 from bitproof.harness.execute.host.programs import (
@@ -259,6 +259,7 @@ def run_rank(
             races=tuple(system.races()) if isinstance(system, UserSystem) else (),
             unshown=tuple(system.unshown(recorder.rows)) if isinstance(system, UserSystem) else (),
             turns=tuple(system.turns(ranks_in)) if isinstance(system, UserSystem) else (),
+            graph=PreparedGraph.captured(getattr(system, "captured", None)),
         )
     )
     leave_groups()
@@ -392,7 +393,8 @@ def _watching_step(
             recorder.observe(kind, name, tensor)
 
     here = replay.output if step == replay.step and replay.output and replay.output.rank == recorder.rank else None
-    with logged(getattr(system, "made", system), keep=here and (here.call, here.output)) as log:
+    keep, captured = here and (here.call, here.output), getattr(system, "captured", None)
+    with logged(getattr(system, "made", system), keep=keep, captured=captured) as log:
         yield observe
     if replay.log:
         step_trace.add_calls(step, log.calls)
@@ -442,16 +444,22 @@ def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_fo
     from bitproof.harness.systems.user_system import UserSystem, make
     from bitproof.harness.user_code.missing import missing_package
 
-    factory = load_factory(job.system)
+    captured, is_compiled = None, job.system == COMPILED
+    factory = load_factory(job.case.reference if is_compiled else job.system)
     try:
         made = make(factory.make, job.case, mesh)
     except ModuleNotFoundError as error:
         raise (missing_package(error, f"system {job.system}") or error) from error
+    if is_compiled:
+        from bitproof.harness.systems.compiled import compile_models
+
+        work = job.part_of(mesh.rank).with_suffix(".generated")
+        captured = compile_models(made, job.case, options_of_rank(job.graph_options, mesh.rank), work)
     can_wrap = hasattr(made, "wrap_gradients")
     if can_wrap:
         made.wrap_gradients(injector.wrap)
     tamper = injector.ignore if can_wrap else injector.tamper
-    return UserSystem(job.system, made, names=job.names, tamper=tamper, origin=factory.origin)
+    return UserSystem(job.system, made, names=job.names, tamper=tamper, origin=factory.origin, captured=captured)
 
 
 def checks_mixing(job: Job, rank: int) -> bool:

@@ -116,7 +116,7 @@ def compile_for(
         )
     folder = tempfile.mkdtemp(prefix="bitproof-inductor-")
     try:
-        with _settings(folder), _named_groups(group_sizes), torch.no_grad():
+        with settings_in(folder), _named_groups(group_sizes), torch.no_grad():
             step, facts = compile_whole(module) if backend == "inductor" else compile_regions(module, regions)
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
@@ -143,7 +143,7 @@ def load_compiled(files: Mapping[str, bytes], main: str, facts: Mapping[str, Any
             Path(folder, path).write_bytes(content)
         if (found := hash_generated(Path(folder))) != facts["generated_hash"]:
             raise ValueError(f"code of another hash than was compiled: {found}, not {facts['generated_hash']}")
-        with _settings(folder):
+        with settings_in(folder):
             step = load_generated(Path(folder, main))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -297,9 +297,9 @@ def _copied(module: GraphModule) -> GraphModule:
 
 
 @contextmanager
-def _settings(folder: str) -> Iterator[None]:
+def settings_in(folder: str | Path) -> Iterator[None]:
     """Inductor set up to be deterministic and to keep its files in `folder`."""
-    places = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": os.path.join(folder, "triton")}
+    places = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": os.path.join(folder, "triton")}
     with mock.patch.dict(os.environ, places), inductor_settings(SETTINGS), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of what it uses itself
         yield

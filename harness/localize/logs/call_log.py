@@ -11,9 +11,9 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -42,6 +42,9 @@ from bitproof.harness.torch_compat import (
     storage_key,
     tree_leaves,
 )
+
+if TYPE_CHECKING:
+    from bitproof.harness.systems.compiled import Capture
 
 IDENTITIES = names(lambda row: row.is_identity)
 
@@ -329,11 +332,12 @@ class GraphRunner(Interpreter):
 
 
 @contextmanager
-def logged(system: Any, keep: tuple[int, int] | None = None) -> Iterator[CallRecorder]:
+def logged(system: Any, keep: tuple[int, int] | None = None, captured: Capture | None = None) -> Iterator[CallRecorder]:
     """Log every operator call that a system makes in this context, on this thread, and keep one output.
 
     A system may show its `model`, the function `gradients` that computes loss and gradients, the
-    `graph` that the step runs, and `running_chunk`; of a system that shows nothing, calls have no place.
+    `graph` that the step runs, and `running_chunk`; of a system that shows nothing, calls have no place. `captured`
+    has the graphs of one that torch.compile compiles for us.
     """
     places = Places(getattr(system, "model", None), getattr(system, "running_chunk", lambda: None))
     recorder = CallRecorder(places, keep)
@@ -349,8 +353,9 @@ def logged(system: Any, keep: tuple[int, int] | None = None) -> Iterator[CallRec
         replace("gradients", _marked(system.gradients, places))
     if isinstance(graph := getattr(system, "graph", None), GraphModule):
         replace("graph", GraphRunner(graph, places).run)
+    by_node = captured.run_by(lambda module: GraphRunner(module, places).run) if captured else nullcontext()
     try:
-        with places.following(), recorder:
+        with places.following(), by_node, recorder:
             yield recorder
         recorder.forget_abandoned()
         recorder.forget_only_micro_batch()

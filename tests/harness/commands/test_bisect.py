@@ -30,7 +30,7 @@ def test_systems_without_passes_to_tell_apart_are_refused(tmp_path: Path, refere
         bisect(case, OPTIONS, tmp_path)
     assert str(error.value) == (
         "CaseError: case batch has no passes to tell apart\n"
-        "  expected: a candidate among graph, joint, autoplace, and a reference that has no passes\n"
+        "  expected: a candidate among graph, joint, autoplace, compiled, and a reference that has no passes\n"
         f"  found: reference {reference}, candidate {candidate}\n"
         "  fix: choose another case, or give --candidate graph"
     )
@@ -43,7 +43,7 @@ def test_systems_whose_passes_are_not_known_are_sent_to_localize(tmp_path: Path)
         bisect(case, OPTIONS, tmp_path)
     assert str(error.value) == (
         "CaseError: case batch has no passes to tell apart\n"
-        "  expected: a candidate among graph, joint, autoplace, and a reference that has no passes\n"
+        "  expected: a candidate among graph, joint, autoplace, compiled, and a reference that has no passes\n"
         "  found: reference mine.py:eager, candidate mine.py:graph\n"
         "  fix: what passes a system runs by itself is not known here: bitproof localize tells the call to blame"
     )

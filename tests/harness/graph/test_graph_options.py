@@ -80,7 +80,7 @@ def test_only_a_candidate_that_is_a_graph_takes_passes(file: Path) -> None:
         check_extra_passes(texts, replace(moe_seq, reference="graph", candidate="eager"))
     assert str(error.value) == (
         "CaseError: the candidate of case moe_seq has no graph, so it has no passes\n"
-        "  expected: the candidate graph, joint or autoplace: --extra-pass goes into the candidate alone\n"
+        "  expected: the candidate graph, joint, autoplace or compiled: --extra-pass goes into the candidate alone\n"
         "  found: candidate eager\n"
         "  fix: leave the case out with -k, or give --candidate graph"
     )

@@ -156,7 +156,7 @@ def test_a_call_that_asks_for_graphs_of_systems_that_have_none_is_told_that_ther
     lines, folder = run("steady", "--dump-graphs")
     system = "tests.harness.toy_systems:steady"
     assert (
-        "toy: --dump-graphs wrote nothing: only the passes of the systems graph, joint, autoplace are known, "
+        "toy: --dump-graphs wrote nothing: only the passes of the systems graph, joint, autoplace, compiled are known, "
         "and neither "
         f"{system} nor {system} is among them"
     ) in lines

@@ -50,7 +50,7 @@ def test_an_unknown_name_is_refused_with_those_that_are_known(name, site):
     install(site, "mine", "[bitproof.systems]\nmy_loop = mine.loop:make\n")
     assert refusal(check_system, name) == (
         f"UsageError: unknown system {name!r}\n"
-        "  expected: eager, eager_chunked, graph, joint, autoplace, precompiled, "
+        "  expected: eager, eager_chunked, graph, joint, autoplace, precompiled, compiled, "
         "my_loop, or package.module:factory or FILE.py:factory\n"
         f"  found: {name!r}"
     )

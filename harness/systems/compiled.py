@@ -1,0 +1,207 @@
+"""The system `compiled`: the reference's own, its models given to torch.compile, which hands its graphs to us.
+
+Any system with a `model`, such as `watch` makes, can be compared so, without a line more. Each piece of code that
+Dynamo captures, between two graph breaks, goes through these stages, on every rank separately:
+
+    captured        what Dynamo captured, in torch's functions; alone, eager autograd differentiates it
+    differentiate   ahead-of-time autograd makes a forward and a backward graph of operators of it
+    decompose       operators are written in those that Inductor lowers (backend "inductor" alone)
+    ...             the user's own passes (--extra-pass), over each of these graphs
+    backend         Inductor compiles each graph (backend "inductor" alone); else it runs operator by operator
+
+A case's `pipeline.until` ends the column early, which is how `bitproof bisect` finds the stage that changes bits, and
+`--dump-graphs` has rank 0 write down each graph. Nodes say where they belong, so that blame names their module.
+Sizes are numbers: code that meets others is compiled again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from bitproof.harness.case import Case
+from bitproof.harness.errors import UsageError
+from bitproof.harness.graph.backend.backends import settings_in
+from bitproof.harness.graph.backend.generated_code import hash_generated
+from bitproof.harness.graph.context import PassContext
+from bitproof.harness.graph.dump import GraphDump
+from bitproof.harness.graph.extra_pass import insert, load_pass
+from bitproof.harness.graph.graph_options import GraphOptions, parse_pass
+from bitproof.harness.graph.hazards import hazard_lines
+from bitproof.harness.graph.origin import META_KEY, Origin, user_line
+from bitproof.harness.graph.pipeline import PassRow, apply_until, run_pipeline
+from bitproof.harness.graph.tracing.export_joint import NO_CHUNKS
+from bitproof.harness.graph.tracing.trace import ChunkSymbol
+from bitproof.harness.records import PassReport
+from bitproof.harness.torch_compat import ahead_of_time, compile_calls, disable_current_modes
+from bitproof.harness.torch_inductor import inductor_backend, lowering_decompositions
+
+Run = Callable[..., Any]
+
+_LINE = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def differentiate(module: GraphModule, context: PassContext) -> GraphModule:
+    """Ahead-of-time autograd has made the graph: a place in the pass list, to stop after or to stand at."""
+    return module
+
+
+def decompose(module: GraphModule, context: PassContext) -> GraphModule:
+    """As `differentiate`: the graph came in the operators that Inductor lowers."""
+    return module
+
+
+class Capture:
+    """One rank's models, as they are compiled while steps run. `run` is what runs a graph, which a log may replace."""
+
+    def __init__(self, case: Case, models: Sequence[nn.Module], options: GraphOptions, work: Path) -> None:
+        extras = [load_pass(parse_pass(text)) for text in options.extra_passes]
+        rows: list[PassRow] = [PassRow(differentiate), PassRow(decompose, case.pipeline.backend == "inductor")]
+        wanted = [row for row in rows if row.is_wanted]
+        for extra, text in zip(extras, options.extra_passes, strict=True):
+            if "@" not in text:  # by default at the end, as in the other pass lists
+                extra.spec = replace(extra.spec, anchor=wanted[-1].__name__)
+        self.passes = apply_until(insert(wanted, extras), case.pipeline.until)
+        self.run: Callable[[GraphModule], Run] = lambda module: module.forward
+        self._inductor = work if case.pipeline.compiles else None
+        self._decomposes = any(each.__name__ == "decompose" for each in self.passes)
+        self._names = {name for model in models for name, _ in model.named_modules()}
+        self._dump_dir = options.dump_dir
+        self.reports: dict[str, PassReport] = {}
+        self.codes: list[str] = []
+        self.races: list[str] = []
+        self.num_calls = 0
+
+        def bitproof(module: GraphModule, inputs: Sequence[Any]) -> Run:  # reports show backends by their names
+            return self._backend(module, inputs)
+
+        for model in models:
+            compile_calls(model, bitproof)
+
+    def _backend(self, module: GraphModule, inputs: Sequence[Any]) -> Run:
+        """What torch.compile calls with each piece of code that Dynamo captured."""
+        self._write("captured", module.print_readable(print_output=False))
+        if not self.passes:
+            self.codes.append(module.code)
+            return module.forward
+        if self._inductor:
+            with settings_in(self._inductor):
+                return inductor_backend(self._finished, self._compiled)(module, inputs)
+        table = lowering_decompositions() if self._decomposes else None
+        return ahead_of_time(self._as_it_is, table)(module, inputs)
+
+    @contextmanager
+    def run_by(self, runner: Callable[[GraphModule], Run]) -> Iterator[None]:
+        """Within this context graphs of operators are run by what `runner` gives for them. Code of Inductor is not."""
+        own, self.run = self.run, runner
+        try:
+            yield
+        finally:
+            self.run = own
+
+    @property
+    def code_hash(self) -> str:
+        """The hash of all graphs' code, in the order in which they were captured."""
+        return hashlib.sha256("\0".join(self.codes).encode()).hexdigest()
+
+    @property
+    def generated_hash(self) -> str | None:
+        """The hash of what Inductor has generated; None where it had nothing to do."""
+        return hash_generated(self._inductor) if self._inductor and self._inductor.is_dir() else None
+
+    def _as_it_is(self, module: GraphModule, direction: str) -> Run:
+        finished = self._finished(module, direction)
+        return lambda *inputs: self.run(finished)(*inputs)
+
+    def _finished(self, module: GraphModule, direction: str) -> GraphModule:
+        """One graph of operators, with its passes behind it."""
+        label = f"{len(self.codes):03d}-{direction}"
+        for node in module.graph.nodes:
+            if node.op == "call_function":
+                node.meta[META_KEY] = self._origin(node, direction)
+                node.meta.setdefault("val", None)
+        context = PassContext(chunk_symbol=ChunkSymbol(NO_CHUNKS, 1))
+        dump = GraphDump(self._dump_dir / label, [], []) if self._dump_dir else None
+        with disable_current_modes(), dump or contextlib.nullcontext():  # torch calls this among its fake tensors
+            module, reports = run_pipeline(module, self.passes, context, dump)
+        for report in reports:
+            self._add(report)
+        self.codes.append(module.code)
+        self.races += hazard_lines(module)
+        self.num_calls += sum(node.op == "call_function" for node in module.graph.nodes)
+        return module
+
+    def _compiled(self, compile_graph: Callable[[], Run], module: GraphModule) -> Run:
+        began, num_nodes = time.perf_counter(), len(module.graph.nodes)
+        assert self._inductor is not None
+        with settings_in(self._inductor):
+            run = compile_graph()
+        facts = {"backend": "inductor", "nodes_compiled": num_nodes}
+        self._add(PassReport("backend", time.perf_counter() - began, num_nodes, num_nodes, facts=facts))
+        return run
+
+    def _add(self, report: PassReport) -> None:
+        """Add what a stage did to one more graph."""
+        before = self.reports.get(report.name)
+        if before is None:
+            self.reports[report.name] = report
+            return
+        changed = dict(before.changed)
+        for name, (was, now) in report.changed.items():
+            changed[name] = [changed.get(name, [0, 0])[0] + was, changed.get(name, [0, 0])[1] + now]
+        compiled = {key: before.facts[key] + report.facts[key] for key in ("nodes_compiled",) if key in report.facts}
+        self.reports[report.name] = replace(
+            before,
+            seconds=before.seconds + report.seconds,
+            nodes_before=before.nodes_before + report.nodes_before,
+            nodes_after=before.nodes_after + report.nodes_after,
+            facts=before.facts | report.facts | compiled,
+            changed=changed,
+        )
+
+    def _origin(self, node: Node, direction: str) -> Origin:
+        """Where a node belongs, by what torch wrote into it; a call that it says nothing of has no module."""
+        stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+        module = _module_named(str([*stack.values()][-1][0]), self._names) if stack else ""
+        is_backward = node.meta.get("partitioner_tag") == "is_backward" or direction == "backward"
+        lines = [user_line(path, int(line)) for path, line in _LINE.findall(node.stack_trace or "")]
+        source = next((line for line in reversed(lines) if line is not None), None)
+        return Origin(module, "backward" if is_backward else "forward", source)
+
+    def _write(self, name: str, text: str) -> None:
+        if self._dump_dir is not None:
+            self._dump_dir.mkdir(parents=True, exist_ok=True)
+            (self._dump_dir / f"{len(self.codes):03d}-{name}.txt").write_text(text + "\n")
+
+
+def _module_named(path: str, names: set[str]) -> str | None:
+    """The module of a path of Dynamo's, such as L['fn'].__self__.blocks.0: the longest end of it that is a name."""
+    parts = path.split(".")[1:]
+    if parts in ([], ["__self__"]):
+        return ""
+    return next((name for start in range(len(parts)) if (name := ".".join(parts[start:])) in names), None)
+
+
+def compile_models(made: Any, case: Case, options: GraphOptions, work: Path) -> Capture:
+    """Have torch.compile compile a system's models whenever they are called. `work` is a folder for what it generates.
+
+    Raises UsageError where the system shows no model.
+    """
+    models = getattr(made, "models", None) or [getattr(made, "model", None)]
+    if not all(isinstance(model, nn.Module) for model in models):
+        raise UsageError(
+            f"the system {case.reference} shows no model that could be compiled",
+            expected="an attribute `model`, a torch.nn.Module, as what watch makes has it",
+            found=type(made).__name__,
+        )
+    return Capture(case, models, options, work)

@@ -101,6 +101,7 @@ def test_list_shows_the_systems_that_have_a_name_of_their_own(capsys, tmp_path, 
         {"name": "joint", "source": "built in"},
         {"name": "autoplace", "source": "built in"},
         {"name": "precompiled", "source": "built in"},
+        {"name": "compiled", "source": "built in"},
         {"name": "my_loop", "source": "mine.loop:make of mine 1.0"},
     ]
     assert main(["list", "--systems"]) == 0

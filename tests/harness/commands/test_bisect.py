@@ -45,7 +45,7 @@ def test_systems_whose_passes_are_not_known_are_sent_to_localize(tmp_path: Path)
         "CaseError: case batch has no passes to tell apart\n"
         "  expected: a candidate among graph, joint, autoplace, compiled, and a reference that has no passes\n"
         "  found: reference mine.py:eager, candidate mine.py:graph\n"
-        "  fix: what passes a system runs by itself is not known here: bitproof localize tells the call to blame"
+        "  fix: give --candidate compiled, whose stages are known, or ask bitproof localize for the call to blame"
     )
 
 

@@ -7,8 +7,9 @@
 What cannot be, such as an odd batch that is to be split, is left out without a run, and nothing is tried twice.
 The order is fixed, so the same case shrinks to the same case.
 
-A system that is not built in may ignore what a case says of model and batch. A smaller size that leaves every loss as
-it was, bit for bit, and everything that differs, was ignored: it stays as it is, and is told as such.
+A system that is not built in may ignore what a case says of model and batch, so one run asks it: with every size at
+its least at once. What leaves every loss as it was, bit for bit, and everything that differs, was ignored: it stays as
+it is, and is told as such. Where that run changes something, sizes are tried one by one.
 
 Two runs fail the same way when they show the same `Symptom`. It leaves out what shrinking changes:
 numbers of layers, names of nodes, ranks, steps.
@@ -157,6 +158,7 @@ def shrink(
     symptom = symptom_of(result)
     assert symptom is not None, "what does not fail cannot be shrunk"
     search = _Search(start, result, symptom, run, budget, show, begin)
+    search.ask_of_sizes()
     before = None
     while before != search.smallest and not budget.is_spent:
         before = search.smallest
@@ -198,6 +200,19 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.tried.add(self.smallest)
+
+    def ask_of_sizes(self) -> None:
+        """Find out, by one run with every size at its least, whether systems that are not built in ignore them all."""
+        if {self.smallest.case.reference, self.smallest.case.candidate} & set(BUILT_IN) or self.budget.is_spent:
+            return
+        for changes, trial in self._untried(_all_sizes):
+            self.begin(iter((trial,)))
+            self.budget.spent += 1
+            result = self.run(trial)
+            ignores = symptom_of(result) == self.symptom and _is_ignored(trial.case, changes, self.result, result)
+            self.ignored |= changes.keys() if ignores else set()
+            told = "no bit changes, so all are ignored" if ignores else "some are followed"
+            self.show(f"[{self.budget.elapsed:6.1f} s] try {self.budget.spent}: every size at its least: {told}")
 
     def improve(self, place: int) -> bool:
         """Take the first change along a dimension that fails the same way; whether there is one."""
@@ -360,9 +375,7 @@ def _extra_passes(trial: Trial, result: CaseResult) -> Iterator[Changes]:
     return ({"extra_passes": (*texts[:index], *texts[index + 1 :])} for index in range(len(texts)))
 
 
-DIMENSIONS: tuple[Dimension, ...] = (
-    _steps,
-    _ranks,
+SIZES: tuple[Dimension, ...] = (
     _layers,
     _batch("sequences"),
     _batch("seq_len"),
@@ -370,6 +383,13 @@ DIMENSIONS: tuple[Dimension, ...] = (
     _size("experts"),
     _size("heads"),
     _size("dim"),
-    _passes,
-    _extra_passes,
 )
+
+
+def _all_sizes(trial: Trial, result: CaseResult) -> Iterator[Changes]:
+    """Every size at its least at once."""
+    sizes = [next(dimension(trial, result), {}) for dimension in SIZES]
+    yield {name: least for each in sizes for name, least in each.items()}
+
+
+DIMENSIONS: tuple[Dimension, ...] = (_steps, _ranks, *SIZES, _passes, _extra_passes)

@@ -320,19 +320,21 @@ def test_sizes_that_leave_every_bit_as_it_was_are_not_claimed_to_be_smaller() ->
         "left as they were, since mine.py:eager and mine.py:graph ignore them: "
         "dense_layers, dim, experts, heads, layers, seq_len, sequences, top_k"
     )
-    assert sum("dim 64" in line for line in runs.lines) == 1, "one run shows it"
+    assert sum("every size at its least: no bit changes" in line for line in runs.lines) == 1, "one run shows it"
+    assert not any("dim 64" in line for line in runs.lines)
 
 
 def test_a_size_that_a_foreign_system_follows_is_shrunk() -> None:
     runs = Runs(ignorant(follows=("dim",)), FOREIGN)
     assert runs.changed["dim"] == 8
     assert "layers" not in runs.changed
+    assert sum("every size at its least: some are followed" in line for line in runs.lines) == 1
 
 
 def test_built_in_systems_follow_every_size() -> None:
     runs = Runs(ignorant(), Trial(replace(FOREIGN.case, candidate="graph")))
     assert runs.changed["layers"] == 1
-    assert not any("ignore" in line for line in runs.lines)
+    assert not any("ignore" in line or "every size" in line for line in runs.lines)
 
 
 def test_a_run_without_losses_does_not_show_what_is_ignored() -> None:

@@ -7,14 +7,17 @@ Nothing of any framework is known here. Hooks that torch's optimizers have say w
 3. After the last step the loop is left, by an exception that frameworks do not catch for good.
 
 What a loop does between the optimizers' step and its next batch, such as setting the learning rate, belongs to the
-next step. The loss is what backward began with. Imports torch when it is used.
+next step. The loss is what backward began with, or, where no autograd computes gradients, what a method of the
+framework's returns. Imports torch when it is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import MethodType
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.systems.watched_step import Observe, WatchedStep, held_optimizers
@@ -31,9 +34,16 @@ class _EnoughError(BaseException):
 class WatchedLoop(WatchedStep):
     """A system that shows what each step of a whole loop leaves of the models and optimizers that it trains."""
 
-    def __init__(self, train: Callable[[], Any], models: list[nn.Module], optimizers: list[Optimizer]) -> None:
+    def __init__(
+        self,
+        train: Callable[[], Any],
+        models: list[nn.Module],
+        optimizers: list[Optimizer],
+        loss: MethodType | None = None,
+    ) -> None:
         super().__init__(lambda index: None, models, optimizers)
         self._train = train
+        self._loss = loss
 
     def take_steps(self, num_steps: int, taking: Callable[[int], AbstractContextManager[Observe]]) -> None:
         """Run the loop for so many steps, each within `taking(index)`.
@@ -47,7 +57,8 @@ class WatchedLoop(WatchedStep):
         steps = _Steps(self, num_steps, taking)
         hook = register_optimizer_step_pre_hook(steps.optimizer_begins)
         try:
-            with steps.open, backwards_told(steps.backward_begins):
+            told = _results_told(self._loss, steps.keep_loss) if self._loss else backwards_told(steps.keep_loss)
+            with steps.open, told:
                 steps.begin()
                 self._train()
                 raise steps.problem or _too_short(steps.index, num_steps)
@@ -57,6 +68,21 @@ class WatchedLoop(WatchedStep):
         finally:
             for each in (hook.remove, *(hooks.close for hooks in steps.hooks.values())):
                 each()
+
+
+@contextmanager
+def _results_told(method: MethodType, told: Callable[[Tensor], None]) -> Iterator[None]:
+    """Within this context `told` is called with each tensor that an object's method returns."""
+    from torch import Tensor
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = method(*args, **kwargs)
+        if isinstance(result, Tensor):
+            told(result)
+        return result
+
+    with mock.patch.object(method.__self__, method.__name__, call):
+        yield
 
 
 def _too_short(taken: int, num_steps: int) -> RecordingError:
@@ -88,8 +114,8 @@ class _Steps:
         self._stepped, self._losses = [], []
         self._loop.is_before_step = True
 
-    def backward_begins(self, root: Tensor) -> None:
-        """Keep a number that backward begins with."""
+    def keep_loss(self, root: Tensor) -> None:
+        """Keep a number that backward begins with, or that is returned as a loss."""
         if root.numel() == 1 and root.is_floating_point():
             self._losses.append(root.detach())
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from bitproof.harness.errors import RecordingError, UsageError
@@ -41,6 +42,7 @@ def watch(
     model: nn.Module | Sequence[nn.Module],
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     train: Callable[[], Any] | None = None,
+    loss: Callable[..., Any] | None = None,
     names: Mapping[str, str] | None = None,
     independent_ranks: bool = False,
 ) -> WatchedStep:
@@ -50,9 +52,11 @@ def watch(
     able to take as many as the case has, and is left after that many.
 
     `model` and `optimizer` are what is trained, several in a list. With `train`, `optimizer` may be left out: then
-    those count that hold parameters of the model, until together they hold all that require gradients. A factory
-    returns what this returns. `names` and `independent_ranks` are as in any system. Raises UsageError for what is no
-    model or no optimizer, and unless exactly one of `step` and `train` is given.
+    those count that hold parameters of the model, until together they hold all that require gradients. `loss` is the
+    method of the framework's that returns each loss, such as torchtitan's `trainer.forward_backward_step`; without it
+    the loss is what backward begins with, which says nothing where a graph computes gradients. A factory returns what
+    this returns. `names` and `independent_ranks` are as in any system. Raises UsageError for what is no model or no
+    optimizer, for a `loss` that is no method of an object, and unless exactly one of `step` and `train` is given.
     """
     from torch import nn
 
@@ -71,7 +75,11 @@ def watch(
     if step is not None and train is None:
         watched = WatchedStep(step, bare, optimizers)
     elif train is not None and step is None:
-        watched = WatchedLoop(train, bare, optimizers)
+        if loss is not None and not isinstance(loss, MethodType):
+            raise UsageError(
+                "watch was given a loss that is no method", expected="loss=trainer.method", found=type(loss).__name__
+            )
+        watched = WatchedLoop(train, bare, optimizers, loss)
     else:
         raise UsageError(
             "watch takes one function that trains", expected="step=..., which trains once, or train=..., a whole loop"

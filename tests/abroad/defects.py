@@ -19,7 +19,7 @@ from lightning.pytorch.loops.optimization import automatic
 from lightning.pytorch.plugins.precision import Precision
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import stage as pipelining_stage
-from torch.nn.functional import gelu
+from torch.nn import GELU
 from transformers.loss import loss_utils
 from transformers.models.llama import modeling_llama
 
@@ -134,7 +134,7 @@ DEFECTS: dict[tuple[str, str], Defect] = {
         ("add",),
     ),
     ("llama", "activation"): Defect(
-        setting("model.layers.0.mlp", "act_fn", gelu), "model.layers.0.mlp", FORWARD, ("gelu", "silu")
+        setting("model.layers.0.mlp", "act_fn", GELU()), "model.layers.0.mlp.act_fn", FORWARD, ("gelu", "silu")
     ),
     ("llama", "scale"): Defect(
         setting("model.layers.1.self_attn", "scaling", 0.26),

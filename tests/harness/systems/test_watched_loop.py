@@ -127,6 +127,36 @@ def test_the_loss_is_the_sum_of_what_backward_began_with():
     assert parts["loss", "loss"] == 4 * (loss / 4).double()
 
 
+class Framework:
+    """A trainer whose gradients come without autograd's backward, as of a traced graph."""
+
+    def __init__(self):
+        self.model = nn.Linear(3, 1, bias=False)
+        self.optimizer = SGD(self.model.parameters(), lr=0.1)
+
+    def micro_batch(self, part):
+        loss = self.model(DATA).mean() * part
+        [self.model.weight.grad] = torch.autograd.grad(loss, [self.model.weight])
+        return loss.detach()
+
+    def train(self):
+        while True:
+            assert [self.micro_batch(part) for part in (1, 2)]
+            self.optimizer.step()
+
+
+def test_the_loss_may_be_what_a_method_of_the_framework_returns():
+    own = Framework()
+    first = own.micro_batch(1).double() + own.micro_batch(2)
+    rows = shown(bitproof.watch(train=own.train, model=own.model, loss=own.micro_batch))
+    assert torch.equal(rows[0]["loss", "loss"], first) and rows[1]["loss", "loss"] < first
+    assert "micro_batch" not in vars(own), "the method is as it was"
+    other = Framework()
+    assert ("loss", "loss") not in shown(bitproof.watch(train=other.train, model=other.model))[0]
+    with pytest.raises(UsageError, match="a loss that is no method"):
+        bitproof.watch(train=own.train, model=own.model, loss=lambda: None)
+
+
 def test_a_gradient_that_backward_is_handed_is_no_loss():
     model = nn.Linear(3, 1)
     optimizer = SGD(model.parameters(), lr=0.5)

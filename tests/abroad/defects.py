@@ -103,6 +103,7 @@ def divided_by(factor: float) -> Callable[..., None]:
         for module in watched.model.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(factor)
+                module.set_force_sum_reduction_for_comms(True)  # gloo lacks another
 
     return put_in
 
@@ -142,8 +143,8 @@ DEFECTS: dict[tuple[str, str], Defect] = {
         FORWARD,
         ("_scaled_dot_product", "mul"),
     ),
-    ("llama", "decay"): Defect(group(weight_decay=0.3), None, UPDATE, ("_foreach_mul_",)),
-    ("llama", "divided"): Defect(divided_by(3.0), "", BACKWARD, ("div", "_foreach_div", "mul", "reduce_scatter")),
+    ("llama", "decay"): Defect(group(weight_decay=0.3), None, UPDATE, ("mul_",)),
+    ("llama", "divided"): Defect(divided_by(3.0), "model.layers.1", BACKWARD, ("_reduce_scatter_base_", "div")),
     ("mixtral", "router"): Defect(
         output("model.layers.1.mlp.gate", lambda r: (r[0], r[1] * 1.01, r[2])),
         "model.layers.1.mlp.gate",

@@ -79,6 +79,7 @@ class Capture:
         self._dump_dir = options.dump_dir
         self.reports: dict[str, PassReport] = {}
         self.codes: list[str] = []
+        self._failure: Exception | None = None
         self.races: list[str] = []
         self.num_calls = 0
 
@@ -99,6 +100,14 @@ class Capture:
                 return inductor_backend(self._finished, self._compiled)(module, inputs)
         table = lowering_decompositions() if self._decomposes else None
         return ahead_of_time(self._as_it_is, table)(module, inputs)
+
+    @contextmanager
+    def raising_what_passes_raise(self) -> Iterator[None]:
+        """Within this context what a pass raised is raised as it is: Dynamo wraps it in an error of its own."""
+        try:
+            yield
+        except Exception as error:
+            raise self._failure or error from None
 
     @contextmanager
     def run_by(self, runner: Callable[[GraphModule], Run]) -> Iterator[None]:
@@ -132,8 +141,12 @@ class Capture:
                 node.meta.setdefault("val", None)
         context = PassContext(chunk_symbol=ChunkSymbol(NO_CHUNKS, 1))
         dump = GraphDump(self._dump_dir / label, [], []) if self._dump_dir else None
-        with disable_current_modes(), dump or contextlib.nullcontext():  # torch calls this among its fake tensors
-            module, reports = run_pipeline(module, self.passes, context, dump)
+        try:
+            with disable_current_modes(), dump or contextlib.nullcontext():  # torch calls this among its fake tensors
+                module, reports = run_pipeline(module, self.passes, context, dump)
+        except Exception as error:
+            self._failure = error
+            raise
         for report in reports:
             self._add(report)
         self.codes.append(module.code)

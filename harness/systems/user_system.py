@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,12 +77,13 @@ class UserSystem:
             with taking(index) as observe, self._showing(index, observe) as show:
                 yield show
 
-        if hasattr(self.made, "take_steps"):
-            self.made.take_steps(num_steps, shown)
-            return
-        for index in range(num_steps):
-            with taking(index) as observe:
-                self.step(index, observe)
+        with self.captured.raising_what_passes_raise() if self.captured else nullcontext():
+            if hasattr(self.made, "take_steps"):
+                self.made.take_steps(num_steps, shown)
+                return
+            for index in range(num_steps):
+                with taking(index) as observe:
+                    self.step(index, observe)
 
     @contextmanager
     def _showing(self, index: int, observe: Observe) -> Iterator[Observe]:

@@ -12,7 +12,7 @@ from torch import nn
 
 import bitproof
 from bitproof.harness.case import Parallelism, Pipeline
-from bitproof.harness.errors import CaseError, UsageError
+from bitproof.harness.errors import CaseError, PassError, UsageError
 from bitproof.harness.execute.folders import CaseFolders
 from bitproof.harness.graph.graph_options import GraphOptions, check_extra_passes
 from bitproof.harness.graph.origin import Origin, origin_of
@@ -152,6 +152,19 @@ def test_a_pass_of_the_users_goes_through_every_graph_and_a_prefix_leaves_it_out
         torch._dynamo.reset()
         capture, compiled, eager = captured(tmp_path, a_case(until=until), passes)
         assert same(compiled, eager) and list(capture.reports) == names and capture.codes
+
+
+def test_what_a_pass_raises_is_raised_as_it_is(tmp_path):
+    file = tmp_path / "passes.py"
+    file.write_text("def wrong(module):\n    return 3\n")
+    capture = compile_models(
+        SimpleNamespace(model=(model := Broken())), a_case(), GraphOptions(extra_passes=(f"{file}:wrong",)), tmp_path
+    )
+    with (
+        pytest.raises(PassError, match="wrong returned something that is no graph"),
+        capture.raising_what_passes_raise(),
+    ):
+        trained(model)
 
 
 def test_inductors_operators_may_be_run_one_by_one(tmp_path):

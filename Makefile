@@ -58,6 +58,7 @@ fuzz: $(VENV)/ready         ## programs with one wrong call and trainers with on
 	$(BIN)/python -m tests.benchmarks.bench_blame
 	$(BIN)/python tests/benchmarks/fuzz_prove.py
 	$(BIN)/python tests/benchmarks/fuzz_prove.py 200 0 moe_seq
+	$(BIN)/python tests/benchmarks/fuzz_operators.py
 	$(BIN)/python tests/benchmarks/prove_faults.py
 	$(BIN)/python tests/benchmarks/fuzz_certificates.py
 	$(BIN)/python tests/benchmarks/forge_certificates.py

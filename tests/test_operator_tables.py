@@ -17,9 +17,13 @@ NAMES = {row.partition(".")[2] for row in ROWS} - {"*", "cpu", "cuda", "size", "
 PATTERN = "the calls in one place of a graph that the fault looks for, or writes"
 ALLOWED = {
     "harness/case/case.py": (2, "what a case may do with activations"),
-    "harness/certificate/calls.py": (6, "an independent checker has tables of its own, compared in test_calls.py"),
-    "harness/certificate/rules.py": (1, "which exact terms commute: part of that checker"),
-    "harness/certificate/types.py": (1, "how many operands exact terms have: part of that checker"),
+    "harness/certificate/calls.py": (1, "the two operators that join"),
+    "harness/certificate/operator_names.py": (
+        12,
+        "the checker has tables of its own, compared in test_calls.py",
+    ),
+    "harness/certificate/rules.py": (3, "which exact terms commute, and which have signs: part of that checker"),
+    "harness/certificate/types.py": (3, "how many operands exact terms have: part of that checker"),
     "harness/disturb/faults/chunking.py": (1, PATTERN),
     "harness/disturb/faults/gradients.py": (1, PATTERN),
     "harness/disturb/faults/moe.py": (1, PATTERN),
@@ -28,7 +32,7 @@ ALLOWED = {
     "harness/graph/analysis/parameters.py": (1, "what FSDP writes before a gather"),
     "harness/graph/passes/bucket.py": (1, "what FSDP writes behind a reduction"),
     "harness/graph/plain.py": (1, "Python's arithmetic on sizes, by the names in a file"),
-    "harness/prove/rules.py": (1, "rules by the kind of a term"),
+    "harness/prove/rules.py": (2, "rules by the kind of a term, and which terms have signs"),
     "harness/sensitivity/formulas.py": (3, "which formula computes an operator otherwise: code, by operator"),
     "reference/layers/router.py": (2, "the scores that a router may have, as a case names them"),
 }

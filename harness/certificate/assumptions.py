@@ -10,7 +10,11 @@ ASSUMPTIONS = (
     ("", "torch traces what eager runs, fake values lie as real ones do, and operators write what schemas say"),
     ("", "a kernel's bits depend on arguments, dtypes, devices, shapes, strides and place in a line of 64 bytes alone"),
     ("", "memory is allocated at such lines, and no two inputs of the step share any"),
-    ("", "one sum, difference, product or cast of numbers has the same bits wherever in a tensor it is computed"),
+    (
+        "",
+        "a sum, difference, product or cast is the nearest number, ties to even, denormals kept, wherever it stands",
+    ),
+    ("", "a number beside float32 is rounded to it first; what only carries elements changes none"),
     ("", "no value is a NaN: which of a NaN's bits survive depends on instructions and on operand order"),
     ("", "both runs reach their end: checks that raise compute nothing"),
     ("_c10d_functional", "ranks run one program; a collective's bits depend on ranks in order, sizes, dtypes, values"),

@@ -7,34 +7,16 @@ tensors that it reads. A call that cannot be derived has no term, and so has non
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import prod
+from math import frexp, isfinite, prod
 from typing import Any
 
+from bitproof.harness.certificate import operator_names as known
 from bitproof.harness.certificate import windows
 from bitproof.harness.certificate.data import FLOATS, Call, Graph, Size, Tensor, Term, nodes_in
 from bitproof.harness.certificate.errors import require
 from bitproof.harness.certificate.in_flight import InFlight
 from bitproof.harness.certificate.rules import Terms
-from bitproof.harness.certificate.types import NUMBER
-
-CAST = "aten._to_copy.default"
-ARITHMETIC = {"add": "Tensor", "sub": "Tensor", "mul": "Tensor", "neg": "default"}
-EXACT = {CAST: "cast"} | {f"aten.{name}{_}.{end}": name for name, end in ARITHMETIC.items() for _ in ("", "_")}
-LAUNCHED = ("bitproof.offload.default", "bitproof.reload.default")
-COPIES = (CAST, "aten.clone.default", "aten.contiguous.default", "aten.copy_.default", *LAUNCHED)
-RESHAPES = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
-SPLIT = "aten.split_with_sizes_copy.default"
-WAITS = ("_c10d_functional.wait_tensor.default", "bitproof.wait_offload.default", "bitproof.wait_reload.default")
-GATHER = "_c10d_functional.all_gather_into_tensor.default"
-REDUCE = "_c10d_functional.reduce_scatter_tensor.default"
-EXCHANGE = "_c10d_functional.all_to_all_single.default"
-COLLECTIVES = (GATHER, REDUCE, EXCHANGE, "_c10d_functional.all_reduce.default")
-SHOWING = ("view", SPLIT, *RESHAPES)
-UNDERSTOOD = (*COLLECTIVES, *WAITS, "higher_order.flex_attention", "higher_order.flex_attention_backward")
-REFUSED = ("aten.as_strided", "aten._reshape_alias.", "aten.lift.", "_c10d_", "c10d.", "symm_mem.", "higher_order.")
-EMPTY = "empty empty_like empty_permuted empty_quantized empty_strided new_empty new_empty_strided"
-UNWRITTEN = {*EMPTY.split(), "_empty_affine_quantized", "_empty_per_channel_affine_quantized", "_make_dep_token"}
-BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
+from bitproof.harness.certificate.types import NUMBER, has, is_exact, nearest
 
 
 class UnderivableError(Exception):
@@ -94,13 +76,13 @@ class Walk:
         op, own, find = call.op, call.value, self.terms.find
         places = [self._known(read) for read in call.reads]
         read = [self.graph.calls[index].value for index in call.reads]
-        is_known = op in UNDERSTOOD or not op.startswith(REFUSED)
+        is_known = op in known.UNDERSTOOD or not op.startswith(known.REFUSED)
         is_known &= args.get("group_name", ("ranks",))[0] == "ranks" and "non_blocking" not in args
         if None in places or not is_known or self.in_flight.races(call):
             raise UnderivableError
         if call.writes:
             self._check_write(call, args)
-        if self.in_flight.run(index, call, call.reads[0] if op in WAITS else None):
+        if self.in_flight.run(index, call, call.reads[0] if op in known.WAITS else None):
             raise UnderivableError
         match op, call.args:
             case ("input", ()) | ("constant", (("digest", ("str", _)),)):
@@ -115,29 +97,30 @@ class Walk:
             case "aten._local_scalar_dense.default", (("self", _),):
                 self._name((own,), lambda _: ("item", places[0]))
                 return find("item", places[0])
-        is_copy = op in COPIES and (own.dtype, own.shape) == (read[-1].dtype, read[-1].shape)
-        if is_copy or (op in WAITS and own == read[0]):
+        is_copy = op in known.COPIES and (own.dtype, own.shape) == (read[-1].dtype, read[-1].shape)
+        if is_copy or (op in known.WAITS and own == read[0]):
             return places[-1 if is_copy else 0]
-        if _is_exact(call, read):
-            shapes = {x.shape for x in read}
-            require(shapes == {own.shape} or windows.broadcast(shapes) == own.shape, f"{call.name} gives another shape")
-            operands = (
-                place if x.shape == own.shape else self.terms.view(place, windows.repeated(x.shape, own.shape))
-                for place, x in zip(places, read, strict=True)
-            )
-            return find("exact", EXACT[op], own.dtype, own.device, tuple(operands))
+        term = None
+        if op in known.EXACT or op in known.DIVISIONS:
+            term = self._exact(call, args, read)
+        elif op in known.FILLS or op == known.PAD:
+            term = self._pad(places[0], read[0], args) if op == known.PAD else self._fill(call, args)
+        if term is not None:
+            return term
         if op in ("aten.cat.default", "aten.stack.default"):
             if all(x.dtype == own.dtype and _is_closed(x.shape) for x in read):
                 return self._cat(call, args, places, read)
-        elif op in (GATHER, REDUCE):
+        elif op in (known.GATHER, known.REDUCE):
             return self._collective(call, args, places[0], read[0])
-        elif op.split(".")[-2:][0] in UNWRITTEN:
+        elif op.split(".")[-2:][0] in known.UNWRITTEN:
             fresh = "fresh", self.side, index, own.dtype, _pattern(own.shape)
             return self._opaque(call, {}) if 0 in own.shape else find(*fresh)
         elif call.results and read and isinstance(read[0], Tensor) and not call.writes:
             is_open = not all(x.is_closed for x in (read[0], *call.results))
-            if op in SHOWING or (is_open and all(x.storage == read[0].storage for x in call.results)):
+            if op in known.SHOWING or (is_open and all(x.storage == read[0].storage for x in call.results)):
                 return self._view(call, args, None if is_open else places[0], read[0])
+        if op in known.CARRIES:
+            return self._results(call, "move", op, args)
         return self._opaque(call, args)
 
     # -- what moves elements ------------------------------------------------------------------------
@@ -148,18 +131,18 @@ class Walk:
         is_told = place is not None or call.op.startswith(("aten.", "bitproof."))
         if any(y.dtype != x.dtype for y in call.results) or not is_told:
             raise UnderivableError
-        if place is None and call.op in RESHAPES:
+        if place is None and call.op in known.RESHAPES:
             return self._results(call, "move", "reshape", {"self": args["self"], "shape": ("list", *call.value.shape)})
         if place is None:
             return self._results(call, "move", call.op, args)
         if all(y.storage == x.storage for y in call.results):
             lie = (windows.normal(y.shape, y.strides, y.offset - x.offset) for y in call.results)
             shown = [windows.translated(x.shape, x.strides, windows.steps_of(x.shape), w) for w in lie]
-        elif call.op == SPLIT:
+        elif call.op == known.SPLIT:
             dim = _dim(args, len(x.shape))
             shown = [*windows.parts(windows.full(x.shape), dim, (y.shape[dim] for y in call.results))]
         else:
-            require(call.op in RESHAPES, f"{call.name} shows nothing")
+            require(call.op in known.RESHAPES, f"{call.name} shows nothing")
             return self._whole(place, call.value.shape)
         if not shown or None in shown:
             raise UnderivableError
@@ -185,12 +168,65 @@ class Walk:
         lies_in_order = _is_closed(x.shape) and windows.normal(x.shape, x.strides, 0) == windows.full(x.shape)
         if not lies_in_order or size != len(ranks[0]):
             raise UnderivableError
-        if call.op == GATHER:
+        if call.op == known.GATHER:
             return self._whole(self.terms.find("gather", place, ranks), call.value.shape)
         require(args["reduce_op"][0] == "str", f"{call.name} reduces by no name")
         rows = self._whole(place, (size, prod(x.shape) // size))
         reduced = self.terms.find("reduce", rows, f"{args['reduce_op'][1]} in {x.dtype} on {x.device}", ranks)
         return self._whole(reduced, call.value.shape)
+
+    # -- what computes at each place by itself -------------------------------------------------------
+
+    def _exact(self, call: Call, args: Mapping[str, Any], read: Sequence[Tensor]) -> int | None:
+        """What an operator gives that computes exactly, of tensors on one device and at most one number; None where
+        dtypes or arguments are not such."""
+        own, name, operands = call.value, known.EXACT.get(call.op, "mul"), []
+        dtypes = tuple(x.dtype for x in read)
+        is_known = [*args] in known.OPERANDS and dtypes and is_exact(name, own.dtype, dtypes)
+        if not is_known or any(x.device != own.device or not _are_alike(x.shape, own.shape) for x in read):
+            return None
+        shapes = {x.shape for x in read}
+        require(shapes == {own.shape} or windows.broadcast(shapes) == own.shape, f"{call.name} gives another shape")
+        for value in args.values():
+            if isinstance(value, tuple) and value[0] == "node":
+                place, shape = self.values[value[1]], self.graph.calls[value[1]].value.shape
+                place = place if shape == own.shape else self.terms.view(place, windows.repeated(shape, own.shape))
+                if call.op in known.DIVISIONS and value == args["other"]:
+                    return None
+            else:
+                number = _number(value, dtypes[0]) if isinstance(value, int) or dtypes[0] in FLOATS else None
+                if call.op in known.DIVISIONS and number is not None:
+                    number = 1 / number if abs(frexp(number)[0]) == 0.5 else None
+                place = self._everywhere(number, dtypes[0], own.shape)
+            if place is None:
+                return None
+            operands.append(place)
+        return self.terms.find("exact", name, own.dtype, own.device, tuple(operands))
+
+    def _everywhere(self, number: float | None, dtype: str, shape: Sequence[Size]) -> int | None:
+        """A number in each element; None where the dtype does not have it."""
+        if number is None or not has(dtype, number) or not _is_closed(shape):
+            return None
+        place = self.terms.find("number", dtype, number.hex())
+        return self.terms.view(place, windows.normal(shape, (0,) * len(shape), 0)) if shape else place
+
+    def _fill(self, call: Call, args: Mapping[str, Any]) -> int | None:
+        number: Any = known.FILLS[call.op]
+        own = call.value
+        number = _number(args[number] if isinstance(number, str) else number, own.dtype)
+        return self._everywhere(number, own.dtype, own.shape)
+
+    def _pad(self, place: int, x: Tensor, args: Mapping[str, Any]) -> int | None:
+        """A number before and after what is read, in its last dim first."""
+        pads, shape = args["pad"][1:], x.shape
+        number = _number(args.get("value", 0), x.dtype)
+        if not _is_closed((*shape, *pads)) or min(pads, default=0) < 0 or number is None:
+            return None
+        for dim, before in zip(range(len(shape) - 1, -1, -1), range(0, len(pads), 2), strict=False):
+            ends = [self._everywhere(number, x.dtype, windows.put(shape, dim, n)) for n in pads[before : before + 2]]
+            place = self.terms.find("cat", (ends[0], place, ends[1]), dim)
+            shape = windows.put(shape, dim, shape[dim] + sum(pads[before : before + 2]))
+        return place
 
     # -- what is equal only of equal arguments ------------------------------------------------------
 
@@ -198,7 +234,7 @@ class Walk:
         if call.random:
             args = {**args, "generator": ("value", self.terms.find(*self.generator))}
         told, read = call.op, [self.graph.calls[index].value for index in call.reads]
-        if told in EXACT and len(read) == len(args) and {x.dtype for x in read} <= {*FLOATS, "int64", "int32"}:
+        if told in known.EXACT and len(read) == len(args) and {x.dtype for x in read} <= {*FLOATS, "int64", "int32"}:
             told = told.replace("_.", ".")  # each element is converted and rounded once, wherever the result lies
         found = self._results(call, "op", told, args)
         if call.random:
@@ -210,7 +246,7 @@ class Walk:
         if not call.results or not all(isinstance(x, Tensor | None) for x in several):
             raise UnderivableError
         arguments = tuple((name, self._argument(value, kind == "op")) for name, value in args.items())
-        if op == EXCHANGE:
+        if op == known.EXCHANGE:
             self._name_rows(call.value.shape[0], *args["output_split_sizes"][1:])
         told = [x and (x.dtype, _pattern(x.shape)) for x in several]
         is_one = isinstance(call.value, Tensor)
@@ -226,7 +262,8 @@ class Walk:
                 require(isinstance(x, Tensor), f"{value} is no tensor")
                 if not layouts:
                     return ("value", place)
-                lead = x.offset * BYTES.get(x.dtype, 1) % 64 if isinstance(x.offset, int) else self._size(x.offset)
+                bytes_each = known.BYTES.get(x.dtype, 1)
+                lead = x.offset * bytes_each % 64 if isinstance(x.offset, int) else self._size(x.offset)
                 return ("tensor", place, x.dtype, x.device, self._sizes(x.shape), self._sizes(x.strides), lead)
             case ("list", *items):
                 return ("list", *(self._argument(item, layouts) for item in items))
@@ -291,17 +328,25 @@ class Walk:
                     self.values[owner] = value
 
 
-def _is_exact(call: Call, read: Sequence[Any]) -> bool:
-    """Whether a call computes exactly: an operator that does, of tensors alone, on one device, of one dtype but for a
-    cast's."""
-    own = call.value
-    if call.op not in EXACT:
-        return False
-    dtypes = FLOATS if call.op == CAST else {own.dtype} & {*FLOATS}
-    return [name for name, _ in call.args] == ["self", "other"][: len(read)] and all(
-        x.device == own.device and x.dtype in dtypes and (x.shape == own.shape or _is_closed(x.shape + own.shape))
-        for x in (own, *read)
-    )
+def _are_alike(shape: Sequence[Size], own: Sequence[Size]) -> bool:
+    """Whether operands have the result's shape, or both have numbers for sizes."""
+    return shape == own or _is_closed((*shape, *own))
+
+
+def _number(argument: Any, dtype: str) -> float | None:
+    """The number that an argument is in a dtype, where a real one is rounded to float32 if that is the dtype; None for
+    what is none, or none that the dtype has."""
+    match argument:
+        case int() if abs(argument) <= 1 << 53:
+            value = float(argument)
+        case ("float", text):
+            value = float.fromhex(text)
+            value = nearest(value) if dtype == "float32" and isfinite(value) else value
+        case ("bool", "True" | "False" as text):
+            value = float(text == "True")
+        case _:
+            return None
+    return value if has(dtype, value) else None
 
 
 def _listed(value: Any) -> Sequence[Any]:

@@ -11,6 +11,7 @@ an earlier call defines. Terms are referred to by their place among all steps, s
 
     ("input", name, dtype, shape)                 a graph's input; no two share memory
     ("constant", digest, dtype, shape)            a tensor that is part of a graph
+    ("number", dtype, text)                       one element, a float's hexadecimal form
     ("op", operator, arguments, dtype, shape)     what an operator computes; tensors among its arguments are
                                                   ("tensor", term, dtype, device, shape, strides, alignment in bytes);
                                                   a size of its result that depends on data is None, and dtype and
@@ -35,10 +36,13 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-FORMAT = 6
+FORMAT = 7
 
 FLOATS = ("float64", "float32", "bfloat16", "float16")
-"""The dtypes that exact operators compute in."""
+"""The real dtypes that exact operators compute in."""
+
+WHOLE = ("int64", "int32")
+"""The others, but for bool."""
 
 ROOTS = ("parameter ", "input ")
 """What a proved output must read one of each: names of graphs' inputs begin with them."""

@@ -11,13 +11,17 @@ must have led to: looking up a term that has no step raises KeyError. It gives N
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from math import prod
+from math import copysign, prod
 
 from bitproof.harness.certificate import windows
-from bitproof.harness.certificate.data import ROOTS, ProofStep, Term, terms_in
+from bitproof.harness.certificate.data import FLOATS, ROOTS, ProofStep, Term, terms_in
 from bitproof.harness.certificate.errors import require
-from bitproof.harness.certificate.types import Type, shape_of, type_of
+from bitproof.harness.certificate.types import Type, has, shape_of, type_of
 from bitproof.harness.certificate.windows import Window
+
+COMMUTING = ("add", "mul", "eq", "ne", "bitwise_and", "bitwise_or", "bitwise_xor")
+WIDER = {"bfloat16": ("float32", "float64"), "float16": ("float32", "float64"), "float32": ("float64",)}
+FLIP = "aten.flip.default"
 
 
 class Terms:
@@ -68,6 +72,16 @@ class Terms:
     def each(self, term: Term, places: Iterable[int]) -> tuple[int, ...]:
         """The last forms of what a term does to one other, done to each of these instead."""
         return tuple(self.find(term[0], x, *term[2:]) for x in places)
+
+    def filled(self, like: int, dtype: str, value: float) -> int:
+        """The last form of a number everywhere, in the shape of a term."""
+        place, shape = self.find("number", dtype, value.hex()), self.shape(like)
+        return self.view(place, windows.normal(shape, (0,) * len(shape), 0)) if shape else place
+
+    def number(self, place: int) -> float | None:
+        """The number that a term says that all its elements are."""
+        term = self.terms[self.as_window(place)[0]] if self.terms[place][0] == "view" else self.terms[place]
+        return float.fromhex(term[2]) if term[0] == "number" else None
 
     def shape(self, place: int) -> tuple[int, ...]:
         """A term's shape. Raises RejectedError where a size depends on data, or the term is no tensor."""
@@ -142,9 +156,9 @@ def cat_of_neighbours(t: Terms, term: Term, place: int, both: int) -> int | None
 
 
 def exact_in_order(t: Terms, term: Term) -> int | None:
-    """Operands of sums and products in the order of their places."""
+    """Operands of what does not ask for their order in that of their places."""
     ordered = (*term[:4], tuple(sorted(term[4])))
-    return t.find(*ordered) if term[1] in ("add", "mul") and ordered != term else None
+    return t.find(*ordered) if term[1] in COMMUTING and ordered != term else None
 
 
 def exact_of_cat(t: Terms, term: Term) -> int | None:
@@ -152,6 +166,84 @@ def exact_of_cat(t: Terms, term: Term) -> int | None:
     place, *_ = (x for x in term[4] if t.terms[x][0] == "cat")
     pieces = (tuple(t.view(x, w) for x in term[4]) for w in _slots(t, place))
     return t.find("cat", tuple(t.find(*term[:4], operands) for operands in pieces), t.terms[place][2])
+
+
+def exact_of_number(t: Terms, term: Term) -> int | None:
+    """The negative of a number, or the number in another dtype that has it: a number."""
+    _, name, dtype, _, (x, *_) = term
+    value = t.number(x)
+    if value is None or name not in ("neg", "cast"):
+        return None
+    value = value if name == "cast" else -value if dtype in FLOATS else 0 - value
+    return t.filled(x, dtype, value) if has(dtype, value) else None
+
+
+def exact_of_neutral(t: Terms, term: Term) -> int | None:
+    """What is multiplied by 1; a float plus -0.0; a whole number plus 0."""
+    _, name, dtype, _, operands = term
+    neutral = {"mul": 1.0, "add": -0.0 if dtype in FLOATS else 0.0}.get(name)
+    for x, other in zip(operands, operands[::-1], strict=True):
+        value = t.number(other)
+        if neutral is not None and value is not None and value.hex() == neutral.hex():
+            return x
+    return None
+
+
+def exact_difference(t: Terms, term: Term) -> int | None:
+    """A difference as the sum with the negative."""
+    kind, name, *kinds, (first, *others) = term
+    return t.find(kind, "add", *kinds, (first, t.find(kind, "neg", *kinds, (*others,)))) if name == "sub" else None
+
+
+def exact_twice(t: Terms, term: Term) -> int | None:
+    """x + x as x * 2."""
+    kind, name, dtype, device, (x, *others) = term
+    return t.find(kind, "mul", dtype, device, (x, t.filled(x, dtype, 2.0))) if (name, others) == ("add", [x]) else None
+
+
+def exact_of_neg(t: Terms, term: Term) -> int | None:
+    """Twice negated is not at all; the first sign within a product or a cast stands before it."""
+    _, name, *kinds, operands = term
+    for place, x in enumerate(operands if name in ("neg", "mul", "cast") else ()):
+        value, plain = t.number(x), None
+        if t.terms[x][:2] == ("exact", "neg"):
+            plain = t.terms[x][4][0]
+        elif value is not None and copysign(1, value) < 0:
+            plain = t.filled(x, t.types[x][0], -value)
+        if plain is not None:
+            rest = t.find(*term[:4], windows.put(operands, place, plain)) if name != "neg" else plain
+            return rest if name == "neg" else t.find("exact", "neg", *kinds, (rest,))
+    return None
+
+
+def exact_through_wider(t: Terms, term: Term) -> int | None:
+    """A cast of a cast that rounded nothing: a cast of what that read, or that itself."""
+    _, name, dtype, device, (below, *_) = term
+    if name != "cast" or t.terms[below][:2] != ("exact", "cast"):
+        return None
+    x = t.terms[below][4][0]
+    is_wider = t.types[below][0] in WIDER.get(t.types[x][0], ())
+    return None if not is_wider else x if t.types[x][0] == dtype else t.find("exact", "cast", dtype, device, (x,))
+
+
+def exact_of_one_choice(t: Terms, term: Term) -> int | None:
+    """A choice between equal terms, or by a condition that is a number."""
+    if term[1] != "where":
+        return None
+    value = t.number(term[4][0])
+    return term[4][1] if term[4][1] == term[4][2] else None if value is None else term[4][1 if value else 2]
+
+
+def move_of_flip(t: Terms, term: Term) -> int | None:
+    """What was reversed along the same dims before."""
+    x = dict(term[2])["self"][1]
+    inner, dims = t.terms[x], []
+    if term[1] != FLIP or inner[:2] != ("move", FLIP):
+        return None
+    for arguments in (term[2], inner[2]):
+        require({name for name, _ in arguments} == {"self", "dims"}, "what is reversed has other arguments")
+        dims.append({dim % len(term[4]) for dim in dict(arguments)["dims"][1:]})
+    return dict(inner[2])["self"][1] if dims[0] == dims[1] else None
 
 
 def of_exact(t: Terms, term: Term) -> int | None:
@@ -179,6 +271,10 @@ def of_cat(t: Terms, term: Term) -> int | None:
 RULES: dict[str, Callable[..., int | None]] = {
     **{rule.__name__: rule for rule in (view_of_whole, view_of_view, view_of_same_order, view_of_cat, gather_of_view)},
     **{rule.__name__: rule for rule in (cat_of_nothing, cat_of_cat, cat_of_neighbours, exact_in_order, exact_of_cat)},
+    **{
+        rule.__name__: rule for rule in (exact_of_number, exact_of_neutral, exact_difference, exact_twice, exact_of_neg)
+    },
+    **{rule.__name__: rule for rule in (exact_through_wider, exact_of_one_choice, move_of_flip)},
     **{"view_of_exact": of_exact, "gather_of_exact": of_exact, "gather_of_cat": of_cat, "reduce_of_cat": of_cat},
 }
 """Each rule by its name, which begins with the kind of term that it is about."""

@@ -9,16 +9,22 @@ none.
 from __future__ import annotations
 
 import functools
+import struct
 from collections.abc import Sequence
+from math import inf, isfinite
 from typing import Any
 
 from bitproof.harness.certificate import windows
-from bitproof.harness.certificate.data import FLOATS, Term
+from bitproof.harness.certificate.data import FLOATS, WHOLE, Term
 from bitproof.harness.certificate.errors import RejectedError, require
 
 NUMBER, STATE, SEVERAL = "a number", "a generator's state", "several results"
 SIDES = ("reference", "candidate")
-ARITY = {"cast": 1, "neg": 1, "add": 2, "sub": 2, "mul": 2}
+COMPARISONS = dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), 2)
+BITWISE = {"bitwise_not": 1, "bitwise_and": 2, "bitwise_or": 2, "bitwise_xor": 2}
+ARITY = {"cast": 1, "where": 3, "neg": 1, "add": 2, "sub": 2, "mul": 2} | COMPARISONS | BITWISE
+FORMS = {"float64": ("<d", 0), "float32": ("<f", 0), "bfloat16": ("<f", 2), "float16": ("<e", 0)}
+"""How a number is packed, and how many of the bytes a dtype has not."""
 WORDS = ("bool", "float", "str", "dtype", "device", "enum")
 """Kinds of arguments that are one text."""
 
@@ -51,10 +57,13 @@ def type_of(term: Term, types: Sequence[Type]) -> Type:
             told = [_tensor(types[x]) for x in operands]
             of_one_shape = len({shape for _, shape in told}) == 1
             require(of_one_shape, f"{operator} of operands of other shapes: {[list(shape) for _, shape in told]}")
-            dtypes = {x for x, _ in told}
-            is_float = {dtype, *dtypes} <= {*FLOATS} and (operator == "cast" or dtypes == {dtype})
-            require(is_float, f"{operator} to {dtype} of {sorted(dtypes)}")
+            dtypes = tuple(x for x, _ in told)
+            require(is_exact(operator, dtype, dtypes), f"{operator} to {dtype} of {[*dtypes]}")
             return dtype, told[0][1]
+        case ("number", str(dtype), str(text)):
+            value = float.fromhex(text)
+            require(value.hex() == text and has(dtype, value), f"{text} is no number of {dtype}")
+            return dtype, ()
         case ("gather", below, ranks):
             return types[below][0], (_num_ranks(ranks), *shape_of(types[below]))
         case ("reduce", below, str(operation), ranks):
@@ -92,6 +101,34 @@ def type_of(term: Term, types: Sequence[Type]) -> Type:
             require(side in SIDES and type(call) is int and call >= 0, f"{side}, call {call}, is no call")
             return STATE if (dtype, shape) == ("generator", ()) else (_text(dtype), _pattern(shape))
     raise RejectedError(f"a term of no known kind: {str(term)[:80]}")
+
+
+def is_exact(operator: str, own: str, dtypes: tuple[str, ...]) -> bool:
+    """Whether an exact operator gives a dtype of operands of these dtypes."""
+    if operator == "cast":
+        return {own, *dtypes} <= {*FLOATS}
+    if operator == "where":
+        return dtypes == ("bool", own, own) and own in (*FLOATS, *WHOLE, "bool")
+    known = (*WHOLE, "bool") if operator in BITWISE else (*FLOATS, *WHOLE)
+    gives = "bool" if operator in COMPARISONS else dtypes[0]
+    return dtypes[0] in known and {*dtypes} == {dtypes[0]} and own == gives
+
+
+def has(dtype: str, value: float) -> bool:
+    """Whether a dtype has a number: packed as it is there and read again, it is the same. No whole number is -0.0."""
+    if dtype not in FORMS:
+        least, most = {"bool": (0, 1), "int32": (1 - 2**31, 2**31 - 1), "int64": (-(2**53), 2**53)}.get(dtype, (1, 0))
+        return least <= value <= most and value.is_integer() and value.hex() != "-0x0.0p+0"
+    return isfinite(value) and nearest(value, *FORMS[dtype]) == value
+
+
+def nearest(value: float, form: str = "<f", missing: int = 0) -> float:
+    """A number packed and read again; infinity for one that is too large."""
+    try:
+        packed = struct.pack(form, value)
+    except OverflowError:
+        return inf
+    return float(struct.unpack(form, bytes(missing) + packed[missing:])[0])
 
 
 def _tensor(found: Type) -> tuple[str, tuple[int | None, ...]]:

@@ -11,8 +11,8 @@ _COMPUTES = """
     _scaled_dot_product_cudnn_attention_backward _scaled_dot_product_efficient_attention_backward
     _scaled_dot_product_flash_attention_backward _scaled_dot_product_flash_attention_for_cpu_backward
     _softmax_backward_data abs bincount clamp clamp_max clamp_min copy cos embedding_dense_backward exp exp2 expm1
-    gelu gelu_backward index_add index_copy index_select log log1p log2 logical_and logical_not logical_or
-    native_layer_norm_backward nll_loss_forward reciprocal relu repeat rsqrt select_backward select_scatter sigmoid
+    gelu gelu_backward index_add index_copy log log1p log2 logical_and logical_not logical_or
+    native_layer_norm_backward nll_loss_forward reciprocal relu rsqrt select_backward select_scatter sigmoid
     sigmoid_backward silu silu_backward sin slice_backward slice_scatter sqrt tanh threshold_backward unfold
     view_as_complex
 """
@@ -102,10 +102,10 @@ ATEN = (
     Operator(name="aten.baddbmm", factors_from=1, is_batched=True, rows=RowFlow.MATMUL, allowed=("default",)),
     Operator(name="aten.bernoulli", rows=RowFlow.ELEMENTWISE),
     Operator(name="aten.bernoulli_", rows=RowFlow.ELEMENTWISE),
-    Operator(name="aten.bitwise_and", allowed=("Tensor",)),
-    Operator(name="aten.bitwise_not", hides=Hides.ORDER, allowed=("default",)),
-    Operator(name="aten.bitwise_or", allowed=("Tensor",)),
-    Operator(name="aten.bitwise_xor", allowed=("Scalar",)),
+    Operator(name="aten.bitwise_and", exact="Tensor", commutes=True, allowed=("Tensor",)),
+    Operator(name="aten.bitwise_not", exact="default", hides=Hides.ORDER, allowed=("default",)),
+    Operator(name="aten.bitwise_or", exact="Tensor", commutes=True, allowed=("Tensor",)),
+    Operator(name="aten.bitwise_xor", exact="Tensor", commutes=True, allowed=("Scalar",)),
     Operator(
         name="aten.bmm", factors_from=0, is_batched=True, hides=Hides.PRODUCT, rows=RowFlow.MATMUL, allowed=("default",)
     ),
@@ -127,13 +127,15 @@ ATEN = (
     Operator(name="aten.dim", reads_layout=True),
     Operator(name="aten.div", allowed=("Scalar", "Tensor", "Tensor_mode")),
     Operator(name="aten.dropout", rows=RowFlow.ELEMENTWISE),
-    Operator(name="aten.embedding", hides=Hides.CHOICE, rows=RowFlow.EMBEDDING, allowed=("default",)),
+    Operator(
+        name="aten.embedding", carries="default", hides=Hides.CHOICE, rows=RowFlow.EMBEDDING, allowed=("default",)
+    ),
     Operator(name="aten.empty", uninitialized=_WHOLE),
     Operator(name="aten.empty_like", uninitialized=_WHOLE, reads_layout=True, rows=RowFlow.ELEMENTWISE),
     Operator(name="aten.empty_permuted", uninitialized=_WHOLE),
     Operator(name="aten.empty_quantized", uninitialized=_WHOLE, reads_layout=True),
     Operator(name="aten.empty_strided", uninitialized=_WHOLE),
-    Operator(name="aten.eq", hides=Hides.ORDER, allowed=("Scalar", "Tensor")),
+    Operator(name="aten.eq", exact="Tensor", commutes=True, hides=Hides.ORDER, allowed=("Scalar", "Tensor")),
     Operator(
         name="aten.expand",
         rearranges="default",
@@ -142,32 +144,40 @@ ATEN = (
         num_elements=1,
         allowed=("default",),
     ),
-    Operator(name="aten.fill", allowed=("Scalar",)),
-    Operator(name="aten.fill_", is_constant=True, rows=RowFlow.ELEMENTWISE),
+    Operator(name="aten.fill", fills=("Scalar", "value"), allowed=("Scalar",)),
+    Operator(name="aten.fill_", fills=("Scalar", "value"), is_constant=True, rows=RowFlow.ELEMENTWISE),
     Operator(name="aten.flatten", may_copy=True, keeps_order=True, packs=True),
-    Operator(name="aten.flip", rows=RowFlow.ALONG, allowed=("default",)),
+    Operator(name="aten.flip", carries="default", rows=RowFlow.ALONG, allowed=("default",)),
     Operator(name="aten.floor_divide", allowed=("Scalar", "default")),
-    Operator(name="aten.full", is_constant=True, begins_gradient=True, allowed=("default",)),
+    Operator(
+        name="aten.full", fills=("default", "fill_value"), is_constant=True, begins_gradient=True, allowed=("default",)
+    ),
     Operator(
         name="aten.full_like",
+        fills=("default", "fill_value"),
         reads_layout=True,
         is_constant=True,
         begins_gradient=True,
         rows=RowFlow.ELEMENTWISE,
         allowed=("default",),
     ),
-    Operator(name="aten.gather", moves=True, hides=Hides.CHOICE, rows=RowFlow.GATHER, allowed=("default",)),
-    Operator(name="aten.ge", hides=Hides.ORDER, allowed=("Scalar", "Tensor")),
-    Operator(name="aten.gt", hides=Hides.ORDER, allowed=("Scalar", "Tensor")),
-    Operator(name="aten.index", moves=True, hides=Hides.CHOICE, rows=RowFlow.INDEX, allowed=("Tensor",)),
+    Operator(
+        name="aten.gather", carries="default", moves=True, hides=Hides.CHOICE, rows=RowFlow.GATHER, allowed=("default",)
+    ),
+    Operator(name="aten.ge", exact="Tensor", hides=Hides.ORDER, allowed=("Scalar", "Tensor")),
+    Operator(name="aten.gt", exact="Tensor", hides=Hides.ORDER, allowed=("Scalar", "Tensor")),
+    Operator(
+        name="aten.index", carries="Tensor", moves=True, hides=Hides.CHOICE, rows=RowFlow.INDEX, allowed=("Tensor",)
+    ),
     Operator(name="aten.index_put", moves=True, hides=Hides.MASK, rows=RowFlow.INDEX_PUT, allowed=("default",)),
     Operator(name="aten.index_put_", rows=RowFlow.INDEX_PUT),
+    Operator(name="aten.index_select", carries="default", allowed=("default",)),
     Operator(name="aten.is_contiguous", reads_layout=True),
     Operator(name="aten.is_floating_point", reads_layout=True),
     Operator(name="aten.is_same_size", reads_layout=True),
     Operator(name="aten.kthvalue", rows=RowFlow.EACH_REDUCE),
     Operator(name="aten.layer_norm", rows=RowFlow.NORMALIZED),
-    Operator(name="aten.le", hides=Hides.ORDER, allowed=("Scalar", "Tensor")),
+    Operator(name="aten.le", exact="Tensor", hides=Hides.ORDER, allowed=("Scalar", "Tensor")),
     Operator(name="aten.lift", reads_memory=True),
     Operator(name="aten.lift_fresh", is_identity=True, rows=RowFlow.ELEMENTWISE),
     Operator(name="aten.lift_fresh_copy", rows=RowFlow.ELEMENTWISE, allowed=("default",)),
@@ -176,7 +186,7 @@ ATEN = (
     Operator(name="aten.log_softmax", rows=RowFlow.ALONG),
     Operator(name="aten.logcumsumexp", rows=RowFlow.ALONG),
     Operator(name="aten.logsumexp", rows=RowFlow.REDUCE),
-    Operator(name="aten.lt", hides=Hides.ORDER, allowed=("Scalar", "Tensor")),
+    Operator(name="aten.lt", exact="Tensor", hides=Hides.ORDER, allowed=("Scalar", "Tensor")),
     Operator(name="aten.masked_fill", hides=Hides.MASK, rows=RowFlow.ELEMENTWISE, allowed=("Scalar", "Tensor")),
     Operator(name="aten.masked_fill_", rows=RowFlow.ELEMENTWISE),
     Operator(name="aten.max", rows=RowFlow.EACH_REDUCE),
@@ -193,20 +203,23 @@ ATEN = (
     Operator(name="aten.narrow", hides=Hides.CHOICE, rows=RowFlow.CUT),
     Operator(name="aten.native_dropout", rows=RowFlow.EACH_ELEMENTWISE),
     Operator(name="aten.native_layer_norm", rows=RowFlow.EACH_NORMALIZED, allowed=("default",)),
-    Operator(name="aten.ne", hides=Hides.ORDER, allowed=("Scalar", "Tensor")),
+    Operator(name="aten.ne", exact="Tensor", commutes=True, hides=Hides.ORDER, allowed=("Scalar", "Tensor")),
     Operator(name="aten.neg", exact="default", allowed=("default",)),
     Operator(name="aten.neg_", in_place_of="aten.neg"),
     Operator(name="aten.new_empty", uninitialized=_WHOLE, reads_layout=True),
     Operator(name="aten.new_empty_strided", uninitialized=_WHOLE, reads_layout=True),
-    Operator(name="aten.new_full", reads_layout=True, is_constant=True, allowed=("default",)),
-    Operator(name="aten.new_ones", reads_layout=True, is_constant=True, allowed=("default",)),
-    Operator(name="aten.new_zeros", reads_layout=True, is_constant=True, allowed=("default",)),
+    Operator(
+        name="aten.new_full", fills=("default", "fill_value"), reads_layout=True, is_constant=True, allowed=("default",)
+    ),
+    Operator(name="aten.new_ones", fills=("default", 1.0), reads_layout=True, is_constant=True, allowed=("default",)),
+    Operator(name="aten.new_zeros", fills=("default", 0.0), reads_layout=True, is_constant=True, allowed=("default",)),
     Operator(name="aten.nll_loss_backward", hides=Hides.PRODUCT, allowed=("default",)),
     Operator(name="aten.norm", rows=RowFlow.REDUCE),
     Operator(name="aten.numel", reads_layout=True),
-    Operator(name="aten.ones", is_constant=True, begins_gradient=True, allowed=("default",)),
+    Operator(name="aten.ones", fills=("default", 1.0), is_constant=True, begins_gradient=True, allowed=("default",)),
     Operator(
         name="aten.ones_like",
+        fills=("default", 1.0),
         reads_layout=True,
         is_constant=True,
         begins_gradient=True,
@@ -222,6 +235,7 @@ ATEN = (
     Operator(name="aten.range", counts_places=True),
     Operator(name="aten.ravel", may_copy=True),
     Operator(name="aten.remainder", allowed=("Scalar",)),
+    Operator(name="aten.repeat", carries="default", allowed=("default",)),
     Operator(name="aten.repeat_interleave", allowed=("Tensor", "self_int")),
     Operator(
         name="aten.reshape",
@@ -241,9 +255,11 @@ ATEN = (
     Operator(name="aten.resize_as", uninitialized=_GROWN),
     Operator(name="aten.resize_as_", uninitialized=_GROWN),
     Operator(name="aten.rms_norm", rows=RowFlow.NORMALIZED),
-    Operator(name="aten.roll", rows=RowFlow.ALONG, allowed=("default",)),
+    Operator(name="aten.roll", carries="default", rows=RowFlow.ALONG, allowed=("default",)),
     Operator(name="aten.rsub", allowed=("Scalar",)),
-    Operator(name="aten.scalar_tensor", is_constant=True, begins_gradient=True, allowed=("default",)),
+    Operator(
+        name="aten.scalar_tensor", fills=("default", "s"), is_constant=True, begins_gradient=True, allowed=("default",)
+    ),
     Operator(name="aten.scaled_dot_product_attention", attends=True, rows=RowFlow.EACH_OF_BATCH),
     Operator(name="aten.scatter", moves=True, hides=Hides.MASK, rows=RowFlow.SCATTER, allowed=("src", "value")),
     Operator(name="aten.scatter_", rows=RowFlow.SCATTER),
@@ -297,8 +313,8 @@ ATEN = (
     Operator(name="aten.to", may_copy=True),
     Operator(name="aten.topk", hides=Hides.ORDER, rows=RowFlow.EACH_ALONG, allowed=("default",)),
     Operator(name="aten.transpose", rearranges="int", rows=RowFlow.PERMUTE, allowed=("int",)),
-    Operator(name="aten.tril", hides=Hides.MASK, allowed=("default",)),
-    Operator(name="aten.triu", hides=Hides.MASK, allowed=("default",)),
+    Operator(name="aten.tril", carries="default", hides=Hides.MASK, allowed=("default",)),
+    Operator(name="aten.triu", carries="default", hides=Hides.MASK, allowed=("default",)),
     Operator(name="aten.type_as", may_copy=True),
     Operator(name="aten.unbind", hides=Hides.CHOICE, rows=RowFlow.EACH_TAKE, allowed=("int",)),
     Operator(name="aten.unflatten", keeps_order=True, packs=True),
@@ -324,11 +340,23 @@ ATEN = (
         allowed=("default",),
     ),
     Operator(name="aten.view_as_real", rows=RowFlow.ELEMENTWISE, allowed=("default",)),
-    Operator(name="aten.where", hides=Hides.MASK, rows=RowFlow.ELEMENTWISE, allowed=("self",)),
-    Operator(name="aten.zero_", is_constant=True, hides=Hides.SHAPE, rows=RowFlow.ELEMENTWISE, allowed=("default",)),
-    Operator(name="aten.zeros", is_constant=True, allowed=("default",)),
+    Operator(name="aten.where", exact="self", hides=Hides.MASK, rows=RowFlow.ELEMENTWISE, allowed=("self",)),
     Operator(
-        name="aten.zeros_like", reads_layout=True, is_constant=True, rows=RowFlow.ELEMENTWISE, allowed=("default",)
+        name="aten.zero_",
+        fills=("default", 0.0),
+        is_constant=True,
+        hides=Hides.SHAPE,
+        rows=RowFlow.ELEMENTWISE,
+        allowed=("default",),
+    ),
+    Operator(name="aten.zeros", fills=("default", 0.0), is_constant=True, allowed=("default",)),
+    Operator(
+        name="aten.zeros_like",
+        fills=("default", 0.0),
+        reads_layout=True,
+        is_constant=True,
+        rows=RowFlow.ELEMENTWISE,
+        allowed=("default",),
     ),
     *(Operator(name=f"aten.{name}", allowed=("default",)) for name in _COMPUTES.split()),
 )

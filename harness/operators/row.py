@@ -158,7 +158,12 @@ class Operator:
 
     # What is computed.
     exact: str | None = None
-    """The overload that is one rounding an element, where all operands have one floating-point dtype and alpha is 1."""
+    """The overload that computes each element from the elements at its place alone, by an operation that is rounded
+    once or not at all, where the operands' dtypes fit and alpha is 1; `Tensor` stands for `Scalar`, too."""
+    fills: tuple[str, float | str] | None = None
+    """The overload whose result holds one number everywhere, and that number, or the argument that gives it."""
+    carries: str | None = None
+    """The overload that copies elements to other places, by indices or by sizes: no layout decides which."""
     in_place_of: str | None = None
     """The operator whose result it leaves in `self`, in the overload of the same name."""
     commutes: bool = False

@@ -43,6 +43,11 @@ class Canonicalizer:
         self.symbols = Symbols(table)
         self.memory = GraphMemory(graph)
         self._generator: Term = ("seed",)  # the state that the next random call reads
+        self._of_elements = (
+            (known_operators.FILLS, self._filling),
+            ({*known_operators.EXACT, *known_operators.DIVISIONS}, self._exact),
+            ({known_operators.PAD}, self._padded),
+        )
 
     def run(self) -> None:
         """Every call, in order. What a call is refused for is kept; so is all that reads it refused."""
@@ -141,8 +146,9 @@ class Canonicalizer:
             return self.table.make(("fresh", SIDES[self.side], index, call.value.dtype, _told(call.value.shape)))
         if call.op in known_operators.JOINS:
             return self._cat(call, args)
-        if call.op in known_operators.EXACT:
-            return self._exact(call, args)
+        for operators, term_of in self._of_elements:
+            if call.op in operators and (found := term_of(call, args)) is not None:
+                return found
         if call.op == "aten._local_scalar_dense.default":
             term = self.table.make(("item", self.values[args["self"][1]]))
             self.symbols.name_item(call, term)
@@ -151,15 +157,18 @@ class Canonicalizer:
             return self._view(call, call.reads[0])
         if call.op in known_operators.COLLECTIVES:
             return self._collective(call, args)
+        if call.op in known_operators.CARRIES:
+            return self._results(call, "move", call.op, self._arguments(call, call.args, layouts=False))
         return self._opaque(call, call.args)
 
     # -- what only moves elements -------------------------------------------------------------------
 
     def _copy(self, call: Call, args: Arguments) -> Any:
         read = args[known_operators.COPIES[call.op]][1]
-        if call.value.dtype != self.graph.calls[read].value.dtype:
-            return self._exact(call, args)
-        return self.values[read]
+        if call.value.dtype == self.graph.calls[read].value.dtype:
+            return self.values[read]
+        found = self._exact(call, args) if call.op == known_operators.CAST else None
+        return self._opaque(call, call.args) if found is None else found
 
     def _view(self, call: Call, read: int) -> Any:
         source, place = self.graph.calls[read].value, self.values[read]
@@ -200,30 +209,53 @@ class Canonicalizer:
 
     # -- what computes ------------------------------------------------------------------------------
 
-    def _exact(self, call: Call, args: Arguments) -> Any:
-        reads = call.reads
-        tensors = [self.graph.calls[read].value for read in reads]
-        own = call.value
-        is_cast = call.op == known_operators.CAST
-        names = ["self"] if is_cast or call.op == "aten.neg.default" else ["self", "other"]
-        dtypes = known_operators.FLOATS if is_cast else known_operators.FLOATS & {own.dtype}
-        exact = (
-            list(args) == names
-            and len(reads) == len(names)
-            and all(x.device == own.device and x.dtype in dtypes for x in (own, *tensors))
-        )
-        if not exact:
-            return self._opaque(call, call.args)
-        operands = []
-        for read, tensor in zip(reads, tensors, strict=True):
-            operand = self.values[read]
-            if tensor.shape != own.shape:
-                if not all(isinstance(size, int) for size in (*tensor.shape, *own.shape)):
-                    return self._opaque(call, call.args)
-                operand = self.table.view(operand, expanded(tensor.shape, own.shape))
-            operands.append(operand)
-        name = "cast" if is_cast else known_operators.EXACT[call.op]
-        return self.table.make(("exact", name, own.dtype, own.device, tuple(operands)))
+    def _exact(self, call: Call, args: Arguments) -> int | None:
+        """The term of an operator of EXACT; None where its operands are not as exact ones' are. A number as an operand
+        is a tensor that holds it everywhere, a division by a power of 2 a product."""
+        own, tensors = call.value, [self.graph.calls[read].value for read in call.reads]
+        name = known_operators.EXACT.get(call.op, "cast")
+        if call.op in known_operators.DIVISIONS:
+            name, args = "mul", {**args, "other": known_operators.inverse(args["other"], own.dtype)}
+        fits = (*args,) in _OPERANDS and all(x.device == own.device for x in tensors)
+        if not fits or not known_operators.is_exact(name, own.dtype, [x.dtype for x in tensors]):
+            return None
+        operands = tuple(self._operand(value, tensors[0].dtype, own.shape) for value in args.values())
+        return None if None in operands else self.table.make(("exact", name, own.dtype, own.device, operands))
+
+    def _operand(self, value: Any, dtype: str, shape: tuple[Size, ...]) -> int | None:
+        """What an exact operator reads, in the shape of its result; None where no term says that."""
+        if isinstance(value, tuple) and value[:1] == ("node",):
+            place, own = self.values[value[1]], self.graph.calls[value[1]].value.shape
+            if own == shape:
+                return int(place)
+            return self.table.view(place, expanded(own, shape)) if _is_closed((*own, *shape)) else None
+        is_kept = isinstance(value, int) or dtype in known_operators.FLOATS  # whole numbers beside 2.0 become real ones
+        return self._filled(value, dtype, shape) if is_kept else None
+
+    def _filled(self, value: Any, dtype: str, shape: tuple[Size, ...]) -> int | None:
+        """A number everywhere; None for what is no number, or none that the dtype has."""
+        number = known_operators.number_in(value, dtype)
+        return None if number is None or not _is_closed(shape) else self.table.filled(shape, dtype, number)
+
+    def _filling(self, call: Call, args: Arguments) -> int | None:
+        return self._filled(known_operators.number_filled(call), call.value.dtype, call.value.shape)
+
+    def _padded(self, call: Call, args: Arguments) -> int | None:
+        """A number around what is read, dim by dim from the last; None where some of that is cut off."""
+        read, pads = args["self"][1], args["pad"][1:]
+        source, place = self.graph.calls[read].value, self.values[read]
+        if not _is_closed((*source.shape, *pads)) or min(pads, default=0) < 0:
+            return None
+        shape = list(source.shape)
+        for count, (before, after) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
+            dim = len(shape) - 1 - count
+            shapes = [(*shape[:dim], n, *shape[dim + 1 :]) for n in (before, after)]
+            ends = [self._filled(args.get("value", 0), source.dtype, x) for x in shapes]
+            if None in ends:
+                return None
+            place = self.table.make(("cat", (ends[0], place, ends[1]), dim))
+            shape[dim] += before + after
+        return int(place)
 
     def _collective(self, call: Call, args: Arguments) -> Any:
         read = args["input"][1]
@@ -318,9 +350,14 @@ class Canonicalizer:
         """What a call leaves in the memory that it writes."""
         if call.op == known_operators.COPY_INTO and len({(x.dtype, x.shape) for x in read}) == 1:
             return self.values[call.reads[-1]]
-        is_plain = len(read) == len(args) and {x.dtype for x in read} <= known_operators.FLOATS | known_operators.WHOLE
-        if call.op in known_operators.IN_PLACE and is_plain:
-            return self._exact(replace(call, op=known_operators.IN_PLACE[call.op]), args)
+        if call.op in known_operators.FILLS and (found := self._filling(call, args)) is not None:
+            return found
+        if call.op in known_operators.IN_PLACE:
+            plain = replace(call, op=known_operators.IN_PLACE[call.op])
+            if (found := self._exact(plain, args)) is not None:
+                return found
+            if len(read) == len(args) and {x.dtype for x in read} <= known_operators.FLOATS | known_operators.WHOLE:
+                return self._opaque(plain, call.args)
         return self._opaque(call, call.args)
 
     def _refuse_unreadable(self, index: int, reader: Call) -> None:
@@ -335,6 +372,14 @@ class Canonicalizer:
             self.memory.distrust(index)
         if call.random:
             self._generator = ("fresh", SIDES[self.side], index, "generator", ())
+
+
+_OPERANDS = (("self",), ("self", "other"), ("condition", "self", "other"))
+"""The arguments of exact operators, by name."""
+
+
+def _is_closed(sizes: tuple[Any, ...]) -> bool:
+    return all(isinstance(size, int) for size in sizes)
 
 
 def _told(shape: tuple[Size, ...]) -> tuple[int | None, ...]:

@@ -181,6 +181,8 @@ class Evaluator:
                 return self.inputs[rank][name]
             case ("constant", digest, dtype, shape) if (digest, dtype, shape) in self.constants:
                 return self.constants[digest, dtype, shape].detach()
+            case ("number", dtype, text):
+                return torch.tensor(float.fromhex(text), dtype=getattr(torch, dtype))
             case ("op" | "move", op, arguments, _, _):
                 return self._call(op, dict(arguments), rank)
             case ("seed",):

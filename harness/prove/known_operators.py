@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
+from bitproof.harness.certificate.data import Call
 from bitproof.harness.operators import (
     COMMUNICATES,
     ROWS,
@@ -21,6 +24,8 @@ from bitproof.harness.operators import (
 FLOATS = {"float64", "float32", "bfloat16", "float16"}
 """Real dtypes in which one operation is one rounding."""
 
+WHOLE = {"int64", "int32"}
+
 
 def _name(row: Operator) -> str:
     return row.name.partition(".")[2]
@@ -31,23 +36,101 @@ def _by_default(holds: Callable[[Operator], object]) -> frozenset[str]:
     return frozenset(row.overload("default") for row in ROWS.values() if holds(row))
 
 
-EXACT = {row.overload(row.exact): _name(row) for row in ROWS.values() if row.exact}
-"""Operators that are exact where all operands and the result are tensors of one dtype of FLOATS, and alpha is 1.
+EXACT = {
+    row.overload(end): _name(row)
+    for row in ROWS.values()
+    if row.exact
+    for end in (("Tensor", "Scalar") if row.exact == "Tensor" else (row.exact,))
+}
+"""Operators that give each element of their result from the elements at its place alone, where `is_exact` says so of
+their dtypes and alpha is 1. A number as an operand is a tensor that holds it everywhere, if the dtype has it exactly.
 
-A number as an operand is kept in a wider dtype than the tensor's, so `x + 0.1` is left opaque; division is by a
+Any other number is kept in a wider dtype than bfloat16 and float16, so `x + 0.1` is left opaque there; division is by a
 reciprocal on some devices, powers and roots have vector bodies that differ from their tails, max and min tell no +0
 from -0 in one order.
 """
 
+
+def is_exact(name: str, own: str, operands: Sequence[str]) -> bool:
+    """Whether an operator of EXACT is exact from operands of these dtypes to a result of dtype `own`, which torch gave
+    it: comparisons give bool, all others what they take."""
+    dtypes = {*operands}
+    if name == "cast":
+        return {own, *dtypes} <= FLOATS
+    if name == "where":
+        return operands[0] == "bool" and {*operands[1:]} == {own} and own in FLOATS | WHOLE | {"bool"}
+    known = WHOLE | ({"bool"} if name.startswith("bitwise") else FLOATS)
+    return len(dtypes) == 1 and dtypes <= known and own in ("bool", *dtypes)
+
+
+_RANGES = {
+    "float64": (53, -1074, 1024),
+    "float32": (24, -149, 128),
+    "bfloat16": (8, -133, 128),
+    "float16": (11, -24, 16),
+}
+_RANGES |= {"int64": (53, 0, 54), "int32": (31, 0, 31), "bool": (1, 0, 1)}
+"""Binary digits of a number, the exponent of the lowest digit, and of the first number that is too large."""
+
+
+def holds(dtype: str, number: float) -> bool:
+    """Whether a dtype has a number exactly; numbers of more than 53 digits are passed over.
+
+    No whole number is -0.0."""
+    is_negative = math.copysign(1.0, number) < 0 and (dtype == "bool" or (number == 0 and dtype not in FLOATS))
+    if dtype not in _RANGES or not math.isfinite(number) or is_negative:
+        return False
+    digits, least, beyond = _RANGES[dtype]
+    numerator, denominator = number.as_integer_ratio()
+    lowest = (numerator & -numerator).bit_length() - denominator.bit_length()
+    above = math.frexp(number)[1]
+    return number == 0 or (above - lowest <= digits and lowest >= least and above <= beyond)
+
+
+def number_in(argument: Any, dtype: str) -> float | None:
+    """The number that an argument of a call is in a dtype; None for what is none, or none that the dtype has.
+
+    Kernels keep a real number in at least 32 bits, as float32 where the tensor is: there it is rounded, once.
+    """
+    match argument:
+        case int():
+            number = float(argument) if abs(argument) <= 1 << 53 else math.nan
+        case float():
+            number = argument
+        case ("float", text):
+            number = float.fromhex(text)
+            number = ctypes.c_float(number).value if dtype == "float32" else number
+        case ("bool", text):
+            number = float(text == "True")
+        case _:
+            return None
+    return number if holds(dtype, number) else None
+
+
+def number_filled(call: Call) -> float | None:
+    """The number that all elements of the result of a call of FILLS are; None where its dtype does not have it, or a
+    size depends on data, which the call's arguments tell."""
+    if not call.value.is_closed:
+        return None
+    told = FILLS[call.op]
+    return number_in(dict(call.args)[told] if isinstance(told, str) else told, call.value.dtype)
+
+
+def inverse(argument: Any, dtype: str) -> float | None:
+    """The number by which a product is the division by an argument: a power of 2 that the dtype has, as its inverse."""
+    number = number_in(argument, dtype)
+    return None if number is None or abs(math.frexp(number)[0]) != 0.5 else 1 / number
+
+
 IN_PLACE = {
-    row.overload(end): ROWS[row.in_place_of].overload(end)
+    row.overload(end): of
     for row in ROWS.values()
-    if row.in_place_of and (end := ROWS[row.in_place_of].exact)
+    if row.in_place_of
+    for of, name in EXACT.items()
+    if of.rpartition(".")[0] == row.in_place_of and (end := of.rpartition(".")[2])
 }
 """Operators that leave in `self` what another gives, told by its name where it takes tensors of real or whole numbers
 alone: each element is converted and rounded once, so it does not matter where the result lies."""
-
-WHOLE = {"int64", "int32"}
 
 COPY_INTO = "aten.copy_.default"
 """An operator that leaves in `self` the values of `src`, where both have one dtype and shape."""
@@ -63,6 +146,19 @@ COPIES = {row.overload("default"): row.copies for row in ROWS.values() if row.co
 
 WAITS = {f"{row.name}.default": row.wait.argument for row in ROWS.values() if row.wait and row.allowed}
 """Operators before which the result of a launch must not be read, nor what it reads be written."""
+
+FILLS = {row.overload(row.fills[0]): row.fills[1] for row in ROWS.values() if row.fills}
+"""Operators whose result holds one number everywhere: the number, or the argument that gives it."""
+
+CARRIES = overloads(lambda row: row.carries)
+"""Operators that copy elements to other places, or put zeros there: values decide, and no layout."""
+
+FLIP = "aten.flip.default"
+PAD = "aten.constant_pad_nd.default"
+"""An operator that puts a number around what it reads."""
+
+DIVISIONS = {ROWS["aten.div"].overload(end) for end in ("Tensor", "Scalar")}
+"""Operators that are products where the divisor is a power of 2 of which the dtype has both it and its inverse."""
 
 JOINS = _by_default(lambda row: row.joins)
 

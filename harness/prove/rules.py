@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 
 from bitproof.harness.certificate.data import Term
-from bitproof.harness.prove.known_operators import COMMUTING
+from bitproof.harness.prove.known_operators import COMMUTING, FLIP, FLOATS, WHOLE, holds
 from bitproof.harness.prove.terms import Rule, Table
 from bitproof.harness.prove.windows import Window, coalesced, composed, cut, joined, row_major, whole
 
@@ -152,6 +152,105 @@ def _joined(table: Table, first: int, second: int, dim: int) -> int | None:
 # -- exact operators ----------------------------------------------------------------------------------
 
 
+def exact_of_number(table: Table, term: Term) -> int | None:
+    """A number's negative is a number, and so is what it is cast to, where that dtype has it: nothing is rounded."""
+    _, name, dtype, _, operands = term
+    number = table.number(operands[0])
+    if number is None or name not in ("neg", "cast"):
+        return None
+    if name == "neg":
+        number = -number if dtype in FLOATS else 0 - number  # no whole number is -0.0
+    return table.filled(table.shape(operands[0]), dtype, number) if holds(dtype, number) else None
+
+
+def exact_of_neutral(table: Table, term: Term) -> int | None:
+    """x * 1 is x, and so are x + -0.0 and, of whole numbers, x + 0: nothing is rounded. Nothing is said of x + 0.0,
+    which makes +0.0 of -0.0."""
+    _, name, dtype, _, operands = term
+    for x, other in zip(operands, operands[::-1], strict=True):
+        number = table.number(other)
+        if (name, number) == ("mul", 1):
+            return x
+        if number == 0 and name == "add" and (dtype in WHOLE or math.copysign(1, number) < 0):
+            return x
+    return None
+
+
+def exact_difference(table: Table, term: Term) -> int | None:
+    """a - b is a + -b, the sign of a zero included: so IEEE 754 defines it. Where both are equal, -(a - b) is -0.0 and
+    b - a is +0.0."""
+    _, name, dtype, device, operands = term
+    if name != "sub":
+        return None
+    negative = table.make(("exact", "neg", dtype, device, operands[1:]))
+    return table.make(("exact", "add", dtype, device, (operands[0], negative)))
+
+
+def exact_twice(table: Table, term: Term) -> int | None:
+    """x + x is x * 2: both round the same number. Of more summands x, each rounds."""
+    _, name, dtype, device, operands = term
+    if name != "add" or operands != operands[:1] * 2:
+        return None
+    two = table.filled(table.shape(operands[0]), dtype, 2.0)
+    return table.make(("exact", "mul", dtype, device, (operands[0], two)))
+
+
+def exact_of_neg(table: Table, term: Term) -> int | None:
+    """-(-x) is x; a product's sign is that of its factors, and rounding to nearest is the same on either side of 0, so
+    a sign goes past a product or a cast, and a number's sign is one. Not past a sum: -a + a is +0.0 where -(a + -a) is
+    -0.0."""
+    _, name, dtype, device, operands = term
+    if name not in ("neg", "mul", "cast"):
+        return None
+    for index, x in enumerate(operands):
+        if (plain := _without_sign(table, x)) is None:
+            continue
+        if name == "neg":
+            return plain
+        made = table.make((*term[:4], (*operands[:index], plain, *operands[index + 1 :])))
+        return table.make(("exact", "neg", dtype, device, (made,)))
+    return None
+
+
+def _without_sign(table: Table, place: int) -> int | None:
+    """What a term is the negative of, where it says so."""
+    if table[place][:2] == ("exact", "neg"):
+        return int(table[place][4][0])
+    number = table.number(place)
+    if number is None or math.copysign(1, number) > 0:
+        return None
+    return table.filled(table.shape(place), table.dtype(place), -number)
+
+
+def exact_through_wider(table: Table, term: Term) -> int | None:
+    """A cast to a dtype that has every number of the one before rounds nothing, so the next cast may do without it: to
+    the first dtype it is no cast at all. bfloat16 and float16 have neither all of the other's numbers."""
+    _, name, dtype, device, operands = term
+    inner = table[operands[0]]
+    if name != "cast" or inner[:2] != ("exact", "cast"):
+        return None
+    x = inner[4][0]
+    source = table.dtype(x)
+    if inner[2] not in _WIDER.get(source, ()):
+        return None
+    return int(x) if source == dtype else table.make(("exact", "cast", dtype, device, (x,)))
+
+
+_WIDER = {"bfloat16": ("float32", "float64"), "float16": ("float32", "float64"), "float32": ("float64",)}
+"""The dtypes that have every number of one: as many digits or more, and the same exponents or more."""
+
+
+def exact_of_one_choice(table: Table, term: Term) -> int | None:
+    """A choice between x and x is x, and one whose condition is a number is known."""
+    if term[1] != "where":
+        return None
+    condition, yes, no = term[4]
+    if yes == no:
+        return int(yes)
+    number = table.number(condition)
+    return None if number is None else int(yes if number else no)
+
+
 def exact_in_order(table: Table, term: Term) -> int | None:
     """a + b and b + a round the same sum, a * b and b * a the same product, the sign of a zero included: all but
     NaNs agree. (a + b) + c is not a + (b + c), and a - b not b - a: nothing is said of those."""
@@ -220,10 +319,29 @@ def reduce_of_cat(table: Table, term: Term) -> int | None:
     return table.make(("cat", tuple(table.make(("reduce", part, operation, ranks)) for part in parts), 0))
 
 
+# -- elements in other places --------------------------------------------------------------------------
+
+
+def move_of_flip(table: Table, term: Term) -> int | None:
+    """What is reversed twice along the same dims is in its places again."""
+    _, operator, arguments, _, shape = term
+    if operator != FLIP:
+        return None
+    inner = table[dict(arguments)["self"][1]]
+    if inner[:2] != ("move", FLIP):
+        return None
+    dims = [{dim % len(shape) for dim in dict(given)["dims"][1:]} for given in (arguments, inner[2])]
+    return int(dict(inner[2])["self"][1]) if dims[0] == dims[1] else None
+
+
 RULES: dict[str, list[Rule]] = {
     "view": [view_of_whole, view_of_view, view_of_same_order, view_of_exact, view_of_cat],
     "cat": [cat_of_nothing, cat_of_cat, cat_of_neighbours],
-    "exact": [exact_in_order, exact_of_cat],
+    "exact": [
+        *(exact_of_number, exact_of_neutral, exact_of_neg, exact_difference, exact_twice),
+        *(exact_through_wider, exact_of_one_choice, exact_in_order, exact_of_cat),
+    ],
+    "move": [move_of_flip],
     "gather": [gather_of_view, gather_of_exact, gather_of_cat],
     "reduce": [reduce_of_cat],
 }

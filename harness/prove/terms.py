@@ -75,6 +75,8 @@ class Table:
         match term:
             case ("view", _, shape, _, _):
                 return tuple(shape)
+            case ("number", _, _):
+                return ()
             case ("cat", places, dim):
                 parts = [self.shape(place) for place in places]
                 return (*parts[0][:dim], sum(part[dim] for part in parts), *parts[0][dim + 1 :])
@@ -98,6 +100,27 @@ class Table:
             case ("view", base, shape, strides, offset):
                 return base, Window(shape, strides, offset)
         return place, whole(self.shape(place))
+
+    def dtype(self, place: int) -> str:
+        """A term's dtype. Only asked of tensors."""
+        match self[place]:
+            case ("view" | "gather" | "reduce", below, *_) | ("cat", (below, *_), _):
+                return self.dtype(below)
+            case ("exact", _, dtype, *_) | ("number", dtype, _):
+                return str(dtype)
+            case (*_, dtype, _):
+                return str(dtype)
+        raise AssertionError(f"{self[place]} has no dtype")
+
+    def number(self, place: int) -> float | None:
+        """The number that all elements of a term are, where the term says so."""
+        term = self[self[place][1]] if self[place][0] == "view" else self[place]
+        return float.fromhex(term[2]) if term[0] == "number" else None
+
+    def filled(self, shape: tuple[int, ...], dtype: str, number: float) -> int:
+        """A tensor that holds a number everywhere."""
+        place = self.make(("number", dtype, number.hex()))
+        return self.view(place, Window(shape, (0,) * len(shape), 0)) if shape else place
 
     def reachable(self, roots: Iterable[int]) -> set[int]:
         """Every term that these are made of, themselves included."""

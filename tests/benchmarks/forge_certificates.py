@@ -16,9 +16,12 @@ accepted then, or these would show nothing.
 
 from __future__ import annotations
 
+import functools
+import math
 import random
 import sys
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -38,14 +41,14 @@ from bitproof.harness.certificate.data import Call, Certificate, Graph, ProofSte
 from bitproof.harness.certificate.errors import RejectedError, rejecting
 from bitproof.harness.prove import rules as prover
 from bitproof.harness.prove.answers import prove_graphs
+from bitproof.harness.prove.evaluate import same_bits
 from bitproof.harness.prove.terms import Table
 from bitproof.harness.prove.windows import joined
 
-Array = np.ndarray[Any, np.dtype[np.uint64]]
-"""What a tensor means: on each rank (the first dim) of each element a number, equal for equal computations alone."""
+Array = torch.Tensor
+"""What a tensor means: its values on each rank (the first dim)."""
 
 GATHER, WAIT = "_c10d_functional.all_gather_into_tensor.default", "_c10d_functional.wait_tensor.default"
-COMMUTING = ("add", "mul")
 SHARE_STEPS = 0.9
 """Of the forgeries those that are steps."""
 
@@ -53,26 +56,33 @@ SHARE_STEPS = 0.9
 # -- what things mean --------------------------------------------------------------------------------
 
 
-def _mixed(x: Array, word: object) -> Array:
-    """Other numbers, of which equal ones are of equal ones. Multipliers are odd."""
-    with np.errstate(over="ignore"):
-        seed = np.uint64(hash(word) & ((1 << 64) - 1))
-        x = (x ^ seed) * np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-        return np.asarray(x ^ (x >> np.uint64(32)))
-
-
 def _exactly(operator: str, dtype: str, operands: Sequence[Array]) -> Array:
+    """What torch computes. Raises ValueError where no call of this form gives the dtype."""
     if len({x.shape for x in operands}) != 1 or types.ARITY.get(operator) != len(operands):
         raise ValueError("operands do not fit")
-    with np.errstate(over="ignore"):
-        parts = [_mixed(x, i if operator not in COMMUTING else 0) for i, x in enumerate(operands)]
-        return _mixed(np.asarray(sum(parts[1:], parts[0])), (operator, dtype))
+    if operator == "cast":
+        return operands[0].to(getattr(torch, dtype))
+    if len({x.dtype for x in operands[operator == "where" :]}) != 1:
+        raise ValueError("operands have several dtypes")
+    try:
+        found: Array = getattr(torch, operator)(*operands)
+    except RuntimeError as error:
+        raise ValueError(str(error)) from error
+    if found.dtype != getattr(torch, dtype):
+        raise ValueError(f"{operator} gives {found.dtype}")
+    return found
 
 
 def _input(name: str, dtype: str, shape: Sequence[int], ranks: int) -> Array:
-    numbers = np.arange(int(np.prod(shape)) * ranks, dtype=np.uint64).reshape(ranks, *shape)
-    return _mixed(numbers, (name, dtype, tuple(shape)))
+    """Numbers far apart, zeros of either sign, denormals and infinities."""
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {dtype} {shape}".encode()))
+    draw = lambda: torch.randn((ranks, *shape), generator=generator, dtype=torch.float64)  # noqa: E731
+    found = draw() * torch.exp(2 * draw())
+    for value, above in ((0.0, 1.6), (-0.0, 1.6), (2.0**-149, 2.2), (2.0**-24, 2.2), (float("inf"), 2.6), (-1.0, 2.2)):
+        found = torch.where(draw() > above, value, found)
+    if dtype in ("int64", "bool"):
+        return (found.clamp(-9, 9) * 3).to(getattr(torch, dtype))
+    return found.to(getattr(torch, dtype))
 
 
 def _gathered(x: Array, groups: Sequence[Sequence[int]]) -> Array:
@@ -80,7 +90,7 @@ def _gathered(x: Array, groups: Sequence[Sequence[int]]) -> Array:
     if sorted(rank for group in groups for rank in group) != [*range(len(x))] or len({*map(len, groups)}) != 1:
         raise ValueError("groups do not fit")
     by_rank = {rank: group for group in groups for rank in group}
-    return np.stack([x[list(by_rank[rank])] for rank in range(len(x))])
+    return torch.stack([x[list(by_rank[rank])] for rank in range(len(x))])
 
 
 def _reduced(x: Array, operation: str, groups: Sequence[Sequence[int]]) -> Array:
@@ -89,25 +99,23 @@ def _reduced(x: Array, operation: str, groups: Sequence[Sequence[int]]) -> Array
     if x.ndim != 3 or rows.shape[1] != rows.shape[2]:
         raise ValueError("rows are not ranks")
     place = {rank: i for group in groups for i, rank in enumerate(group)}
-    return np.stack([_folded(rows[rank, :, place[rank]], operation) for rank in range(len(x))])
+    return torch.stack([_folded(rows[rank, :, place[rank]], operation) for rank in range(len(x))])
 
 
 def _folded(rows: Array, operation: str) -> Array:
-    found = rows[0]
-    for row in rows[1:]:
-        with np.errstate(over="ignore"):
-            found = _mixed(found * np.uint64(3) + _mixed(row, "next"), operation)
-    return found
+    return functools.reduce(torch.add, rows)
 
 
 def _shown(x: Array, shape: Sequence[int], strides: Sequence[int], offset: int) -> Array:
-    places = np.full(tuple(shape), offset, dtype=np.int64)
+    places = torch.full(tuple(shape), offset)
     for dim, stride in enumerate(strides):
-        places = places + (np.arange(shape[dim]) * stride).reshape([-1 if d == dim else 1 for d in range(len(shape))])
-    flat = x.reshape(len(x), -1)
-    if places.size and (places.min() < 0 or places.max() >= flat.shape[1]):
+        places = places + (torch.arange(shape[dim]) * stride).reshape(
+            [-1 if d == dim else 1 for d in range(len(shape))]
+        )
+    flat = x.reshape(len(x), math.prod(x.shape[1:]))
+    if places.numel() and (places.min() < 0 or places.max() >= flat.shape[1]):
         raise ValueError("a window shows what is not there")
-    return np.asarray(flat[:, places])
+    return flat[:, places]
 
 
 # -- certificates ------------------------------------------------------------------------------------
@@ -133,7 +141,7 @@ class Draft:
         self, op: str, args: Sequence[tuple[str, Any]], means: Array, dtype: str, like: Tensor | None = None
     ) -> Node:
         """A call with memory of its own, unless it lies `like` something."""
-        shape, name = means.shape[1:], f"c{len(self.calls)}"
+        shape, name = tuple(means.shape[1:]), f"c{len(self.calls)}"
         tensor = like or Tensor(dtype, "cpu", shape, windows.steps_of(shape), 0, len(self.calls))
         self.calls.append(Call(name, op, tuple(args), tensor))
         return Node(len(self.calls) - 1, tensor, means)
@@ -165,11 +173,12 @@ class Draft:
     def cat(self, parts: Sequence[Node]) -> Node:
         """Parts, one after the other."""
         args = [("tensors", ("list", *(("node", x.index) for x in parts)))]
-        return self.add("aten.cat.default", args, np.concatenate([x.means for x in parts], 1), parts[0].tensor.dtype)
+        return self.add("aten.cat.default", args, torch.cat([x.means for x in parts], 1), parts[0].tensor.dtype)
 
     def gather(self, x: Node) -> Node:
         """Every rank's rows, one after the other, waited for."""
-        means = _gathered(x.means, self.groups).reshape(self.ranks, -1, *x.means.shape[2:])
+        shape = (len(self.groups[0]) * x.means.shape[1], *x.means.shape[2:])
+        means = _gathered(x.means, self.groups).reshape(self.ranks, *shape)
         group = [("group_size", len(self.groups[0])), ("group_name", ("ranks", self.groups))]
         launched = self.add(GATHER, [("input", ("node", x.index)), *group], means, x.tensor.dtype)
         return self.add(WAIT, [("tensor", ("node", launched.index))], means, x.tensor.dtype, launched.tensor)
@@ -240,7 +249,7 @@ def forged_certificate(chance: random.Random) -> tuple[Certificate, bool]:
     answers = tuple((answer.output, answer.verdict) for answer in proof.answers)
     texts = tuple(text for _, text in ASSUMPTIONS)
     found = Certificate("forged", *sides, tuple(proof.table.steps), answers, texts)
-    return found, np.array_equal(result.means, other.means)
+    return found, same_bits(result.means, other.means)
 
 
 def trusting_rules() -> dict[str, list[Any]]:
@@ -277,7 +286,8 @@ def _joined(table: Table, first: int, second: int, dim: int, is_last: bool) -> i
 
 # -- steps -------------------------------------------------------------------------------------------
 
-DTYPES = ("float32", "float32", "bfloat16", "int64")
+DTYPES = ("float32", "float32", "bfloat16", "float16", "int64")
+NUMBERS = tuple(x.hex() for x in (0.0, -0.0, 1.0, 1.0, -1.0, 2.0, -2.0, 1.5, 2.0**-149, 65536.0, 2.0**31))
 GROUPS = (((0, 1),), ((0, 1),), ((1, 0),), ((0,), (1,)), ((0, 0),), ((0,), (1, 0)))
 
 
@@ -297,8 +307,7 @@ class Trial(checker.Terms):
     def put(self, step: ProofStep) -> None:
         """Add a step with its meaning. Raises what the checker raises."""
         self.add(step)
-        with np.errstate(all="ignore"):
-            self.means.append(self.meaning(step.term))
+        self.means.append(self.meaning(step.term))
 
     def meaning(self, term: Term) -> Array | None:
         """What a term means; None where it means nothing."""
@@ -311,17 +320,25 @@ class Trial(checker.Terms):
                 case ("cat", parts, dim):
                     if len({self._dtype(x) for x in parts}) != 1 or dim < 0:
                         return None
-                    return np.concatenate([self._means(x) for x in parts], dim + 1)
+                    return torch.cat([self._means(x) for x in parts], dim + 1)
                 case ("exact", operator, dtype, _, operands):
-                    dtypes = {self._dtype(x) for x in operands}
-                    fits = not {"int64"} & {dtype, *dtypes} and (operator == "cast" or dtypes == {dtype})
-                    return _exactly(operator, dtype, [self._means(x) for x in operands]) if fits else None
+                    return _exactly(operator, dtype, [self._means(x) for x in operands])
+                case ("number", dtype, text):
+                    found = torch.full((2,), float.fromhex(text), dtype=torch.float64).to(getattr(torch, dtype))
+                    return (
+                        found
+                        if same_bits(found.double(), torch.full((2,), float.fromhex(text), dtype=torch.float64))
+                        else None
+                    )
+                case ("move", "aten.flip.default", (("self", (_, below)), ("dims", (_, *dims))), _, _):
+                    x = self._means(below)
+                    return x.flip([1 + dim % (x.ndim - 1) for dim in dims])
                 case ("gather", below, ranks):
                     return _gathered(self._means(below), ranks)
                 case ("reduce", below, operation, ranks):
                     fits = f" in {self._dtype(below)} on" in operation
                     return _reduced(self._means(below), operation, ranks) if fits else None
-        except (ValueError, IndexError, TypeError):
+        except (ValueError, IndexError, TypeError, RuntimeError):
             pass
         return None
 
@@ -331,7 +348,7 @@ class Trial(checker.Terms):
         if own is None or found is None or found >= len(self.means):
             return own is None
         other = self.means[found]
-        return other is None or not np.array_equal(own, other)
+        return other is None or not same_bits(own, other)
 
     def _means(self, place: int) -> Array:
         if (found := self.means[place]) is None:
@@ -350,20 +367,32 @@ def _random_term(trial: Trial, chance: random.Random) -> Term:
     dtype, shape = trial.types[place]
     like = [x for x in last if trial.types[x] == (dtype, shape)]
     other = chance.choice(like) if chance.random() < 0.5 else pick()
-    match chance.randrange(6):
+    match chance.randrange(9):
         case 0:
             sizes = tuple(chance.randint(0, 3) for _ in range(chance.randint(0, 3)))
             strides = tuple(chance.choice([0, 1, 1, 2, 3, 4, 6, -1]) for _ in sizes)
             return ("view", place, *windows.normal(sizes, strides, chance.choice([0, 0, 0, 1, 2, 3])))
         case 1:
-            return ("view", place, *windows.normal((int(np.prod(shape)),), (1,), 0))
+            return ("view", place, *windows.normal((math.prod(shape),), (1,), 0))
         case 2:
             dim = chance.choice([0, 0, 1, -1]) if shape else 0
             return ("cat", tuple(chance.choice([place, other, pick()]) for _ in range(chance.randint(1, 3))), dim)
         case 3:
-            operator = chance.choice(["add", "mul", "sub", "neg", "cast", "div"])
-            several = (place,) if operator in ("neg", "cast") and chance.random() < 0.8 else (place, other)
-            return ("exact", operator, chance.choice([dtype, dtype, "bfloat16"]), "cpu", several)
+            operator = chance.choice(["eq", "lt", "bitwise_and", "bitwise_not", "where", "where", "neg", "cast", "div"])
+            chosen = chance.choice([place, pick()]), chance.choice(like), other
+            several = chosen[: types.ARITY.get(operator, 2) if chance.random() < 0.9 else 2]
+            return ("exact", operator, chance.choice([dtype, dtype, "bool", "bfloat16"]), "cpu", several)
+        case 6 | 7:
+            operator = chance.choice(["add", "add", "mul", "mul", "sub", "neg", "cast"])
+            several = (place,) if operator in ("neg", "cast") and chance.random() < 0.9 else (place, other)
+            return ("exact", operator, chance.choice([dtype, dtype, dtype, *DTYPES]), "cpu", several)
+        case 8 if chance.random() < 0.5 and shape:
+            dims = tuple(chance.sample(range(-len(shape), len(shape)), 1))
+            return ("move", "aten.flip.default", (("self", ("value", place)), ("dims", ("list", *dims))), dtype, shape)
+        case 8:
+            number = "number", chance.choice([dtype, "bool", *DTYPES]), chance.choice(NUMBERS)
+            known = number in trial.places and shape
+            return ("view", trial.places[number], shape, (0,) * len(shape), 0) if known else number
         case 4:
             return ("gather", place, chance.choice(GROUPS))
     return ("reduce", place, f"sum in {chance.choice([dtype, dtype, 'float32'])} on cpu", chance.choice(GROUPS))
@@ -392,7 +421,7 @@ def forged_steps(chance: random.Random, attempts: int = 40) -> Iterator[tuple[st
     trial = Trial()
     for name in "abcd":
         shape = tuple(chance.randint(0, 4) for _ in range(chance.randint(0, 2)))
-        trial.put(ProofStep(("input", f"input {name}", chance.choice(DTYPES), shape), "", len(trial.terms)))
+        trial.put(ProofStep(("input", f"input {name}", chance.choice([*DTYPES, "bool"]), shape), "", len(trial.terms)))
     for _ in range(attempts):
         term = _random_term(trial, chance)
         if term in trial.places or len(trial.terms) > 400:
@@ -429,9 +458,9 @@ def _flaw_at(trial: Trial, place: int) -> str | None:
     own, other = trial.means[place], trial.means[trial.equals[place]]
     if own is None or other is None:
         return f"{trial.terms[place]} means nothing"
-    if trial.types[place] != (trial.types[place][0], own.shape[1:]):
+    if trial.types[place] != (trial.types[place][0], tuple(own.shape[1:])):
         return f"{trial.terms[place]} is not of type {trial.types[place]}"
-    if trial.types[place][0] != trial.types[trial.equals[place]][0] or not np.array_equal(own, other):
+    if trial.types[place][0] != trial.types[trial.equals[place]][0] or not same_bits(own, other):
         return f"{trial.terms[place]} is not {trial.terms[trial.equals[place]]}"
     return None
 

@@ -149,13 +149,8 @@ class _Exporter:
         if isinstance(value, GraphModule):
             self.values[node] = value
         elif isinstance(value, Tensor) and not isinstance(value, FakeTensor):
-            self._add(
-                node,
-                node.name,
-                "constant",
-                (("digest", ("str", digest_of(value))),),
-                self.mode.from_tensor(value, static_shapes=True),
-            )
+            told = (("digest", ("str", digest_of(value))),)
+            self._add(node, node.name, "constant", told, self.mode.from_tensor(value, static_shapes=True))
         else:
             raise _refused(node, f"an attribute that is a {type(value).__name__}")
 
@@ -219,6 +214,8 @@ class _Exporter:
             gone += ["dtype"] if source.dtype == own.dtype or {source.dtype, own.dtype} <= known.FLOATS else []
             gone += ["device", "non_blocking"] if source.device == own.device else []
             kept = {name: x for name, x in call.args if name not in gone}
+        elif call.op in known.FILLS and known.number_filled(call) is not None:
+            kept = {name: x for name, x in call.args if name in (*call.writes, known.FILLS[call.op])}
         elif shows(call, self.calls) and call.op not in known.WAITS and all(x.is_closed for x in tensors):
             kept = {name: x for name, x in call.args if nodes_in(x) or (name == "dim" and call.op == known.SPLIT)}
             if tensors[0].storage == call.results[0].storage:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from bitproof.harness.certificate import calls
+from bitproof.harness.certificate import operator_names as own
+from bitproof.harness.certificate import rules
 from bitproof.harness.certificate.calls import _overlaps
 from bitproof.harness.certificate.data import Tensor
 from bitproof.harness.prove import known_operators
@@ -28,15 +29,20 @@ def test_two_indices_of_what_overlaps_mean_one_element(shape, strides, overlaps)
 
 
 def test_the_checkers_own_tables_of_operators_say_what_the_provers_say() -> None:
-    exact = {calls.CAST: "cast", **known_operators.EXACT}
+    exact = {own.CAST: "cast", **known_operators.EXACT}
     exact |= {name: known_operators.EXACT[of] for name, of in known_operators.IN_PLACE.items()}
-    assert exact == calls.EXACT
-    assert {*calls.COPIES} == {*known_operators.COPIES, known_operators.COPY_INTO}
-    assert {*calls.RESHAPES} == known_operators.RESHAPES
-    assert calls.SPLIT == known_operators.SPLIT
-    assert {*calls.WAITS} == {name for name in known_operators.WAITS if not name.startswith("torch.")}
-    assert {*calls.COLLECTIVES} == known_operators.COLLECTIVES
-    assert {*calls.UNDERSTOOD} == {*calls.COLLECTIVES, *calls.WAITS, *known_operators.HIGHER_ORDER}
-    assert calls.UNWRITTEN == known_operators.UNINITIALIZED
-    assert all(name.startswith(calls.REFUSED) for name in known_operators.REFUSED | known_operators.HIGHER_ORDER)
-    assert all(f"{family}.all_reduce.default".startswith(calls.REFUSED) for family in known_operators.FAMILIES)
+    assert exact == own.EXACT
+    assert {*own.DIVISIONS} == known_operators.DIVISIONS
+    assert own.FILLS == known_operators.FILLS
+    assert {*own.CARRIES} == known_operators.CARRIES
+    assert (own.PAD, rules.FLIP) == (known_operators.PAD, known_operators.FLIP)
+    assert {*rules.COMMUTING} == known_operators.COMMUTING
+    assert {*own.COPIES} == {*known_operators.COPIES, known_operators.COPY_INTO}
+    assert {*own.RESHAPES} == known_operators.RESHAPES
+    assert own.SPLIT == known_operators.SPLIT
+    assert {*own.WAITS} == {name for name in known_operators.WAITS if not name.startswith("torch.")}
+    assert {*own.COLLECTIVES} == known_operators.COLLECTIVES
+    assert {*own.UNDERSTOOD} == {*own.COLLECTIVES, *own.WAITS, *known_operators.HIGHER_ORDER}
+    assert own.UNWRITTEN == known_operators.UNINITIALIZED
+    assert all(name.startswith(own.REFUSED) for name in known_operators.REFUSED | known_operators.HIGHER_ORDER)
+    assert all(f"{family}.all_reduce.default".startswith(own.REFUSED) for family in known_operators.FAMILIES)

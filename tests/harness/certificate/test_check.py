@@ -17,6 +17,7 @@ from bitproof.harness.certificate.rules import RULES, Terms
 from bitproof.harness.prove.certify import certificate_of, write_certificate
 from tests.harness.certificate.corruption import corrupt
 from tests.harness.prove.test_canonical import copied
+from tests.harness.prove.test_rules import SOUND
 from tests.harness.prove.toy_graphs import aten, c10d, compare, randn
 
 W, X = randn(4, 6), randn(4, 6)
@@ -180,6 +181,16 @@ def test_what_is_waited_for_lies_as_it_was_launched_also_where_a_size_depends_on
         check(replace(found, candidate=replace(found.candidate, calls=(*calls[:place], changed, *calls[place + 1 :]))))
 
 
+@pytest.mark.parametrize("rule", SOUND)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_each_rule_is_one_of_the_checkers_and_it_knows_every_call_that_leads_to_one(rule, dtype):
+    for one, two in SOUND[rule]:
+        found = certificate_of(rule, compare(one, two, randn(12, 6, dtype=dtype), randn(12, 6, dtype=dtype)))
+        assert check(found) == {"PROVED": 1}
+        used = {step.rule for step in found.steps}
+        assert rule in used and used <= {"", *RULES}
+
+
 def test_a_rule_that_is_not_sound_is_no_rule_of_the_checker():
     from bitproof.harness.prove import rules
     from tests.harness.prove.test_rules import reassociate
@@ -333,7 +344,7 @@ def test_a_rule_that_says_nothing_of_a_term_rewrites_it_to_nothing():
 
 def test_every_assumption_must_be_told(certificate):
     told = certificate.assumptions
-    assert len(told) == 8, "six that every proof rests on, that of collectives, and that of buckets"
+    assert len(told) == 9, "seven that every proof rests on, that of collectives, and that of buckets"
     for place in range(len(told)):
         with pytest.raises(RejectedError, match="it does not list the assumption"):
             check(replace(certificate, assumptions=told[:place] + told[place + 1 :]))
@@ -379,9 +390,9 @@ def test_a_file_that_is_none_is_rejected(certificate, tmp_path, text):
         (tmp_path / name).write_text(kept)
 
 
-def test_the_checker_has_nine_hundred_and_ten_lines_of_code_at_most():
+def test_the_checker_has_a_thousand_and_eighty_lines_of_code_at_most():
     """A line counts that holds a token which is neither a comment nor part of a docstring."""
-    assert sum(len(lines_of_code(file.read_text())) for file in Path(certificates.__path__[0]).glob("*.py")) <= 910
+    assert sum(len(lines_of_code(file.read_text())) for file in Path(certificates.__path__[0]).glob("*.py")) <= 1080
 
 
 def lines_of_code(source):

@@ -100,6 +100,7 @@ PARTLY = {
     "aten._weight_norm_interface": "norms in the shape of what it is handed, of which it writes a part",
     "aten._weight_norm_interface_backward": "as above",
     "aten.lstm": "states of no layer",
+    "aten._reshape_alias": "shows memory behind the end of its argument's, where strides make no sense",
     "aten.set_": "shows memory behind the end of a storage, which grows",
 }
 """Operators that leave a part of a result unwritten where arguments make no sense."""

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from bitproof.builtin_cases import CASES
 from bitproof.harness.case import Parallelism
 from bitproof.harness.certificate.data import Graph
 from bitproof.harness.errors import BitproofError
 from bitproof.harness.graph.groups import Group, GroupTable
-from bitproof.harness.prove.answers import OutputAnswer, prove_graphs
+from bitproof.harness.prove.answers import MUST_READ, PROVED, OutputAnswer, prove_graphs
 from bitproof.harness.prove.evaluate import run_graph, same_bits
-from bitproof.harness.prove.graphs.export import export_graph
+from bitproof.harness.prove.graphs.export import RefusedError, export_graph
 from bitproof.harness.prove.prove import of_the_reference, random_inputs, traced_reference
-from tests.harness.prove.mutants import STEPS, Mutation, copied, inputs, mutate
+from tests.harness.prove.mutants import MUTATIONS, STEPS, Mutation, copied, inputs, mutate
+from tests.harness.prove.random_programs import NAMES, random_program
+from tests.harness.prove.rewrites import BREAKS, KEEPS
 from tests.harness.prove.toy_graphs import GROUPS, trace
 
 
@@ -49,6 +51,7 @@ class Bits:
     """What a graph returned on one set of inputs, and what its inputs held then, by output; a value a rank."""
 
     values: dict[str, list[Tensor]]
+    has_nan: bool = False
 
     def agree(self, other: Bits, output: str) -> bool:
         return all(same_bits(x, y) for x, y in zip(self.values[output], other.values[output], strict=True))
@@ -64,30 +67,35 @@ class Subject:
     groups: GroupTable
     like: Sequence[Tensor]
     inputs: Sequence[Sequence[Sequence[Tensor]]]
+    must_read: Sequence[str] = MUST_READ
+    mutations: Mapping[str, Mutation] | None = None
 
     def __post_init__(self) -> None:
         self.graph = self._export(self.module)
         self.bits = [self._run(self.module, own) for own in self.inputs]
-        self.answered = [answer.output for answer in self.prove(self.module)]
+        own = self.prove(self.module)
+        self.answered = [answer.output for answer in own]
+        self.provable = {answer.output for answer in own if answer.verdict == PROVED}
 
     def prove(self, mutant: GraphModule) -> tuple[OutputAnswer, ...]:
-        return prove_graphs(self.graph, self._export(mutant)).answers
+        return prove_graphs(self.graph, self._export(mutant), must_read=self.must_read).answers
 
     def try_one(self, chance: random.Random) -> Outcome:
-        kind, mutant = mutate(self.module, chance)
+        kind, mutant = mutate(self.module, chance, self.mutations)
         try:
             found = [self._run(mutant, own) for own in self.inputs]
             found.append(self._run(mutant, self.inputs[0], late=True))
-        except (RuntimeError, IndexError, ValueError):  # torch itself refuses it
+        except RefusedError:  # torch itself refuses it
             return Outcome(kind, [], [], [], failed=True)
         try:
             verdicts = {answer.output: answer.verdict for answer in self.prove(mutant)}
         except BitproofError:
             verdicts = {}
-        equal = {
-            name: all(mine.agree(theirs, name) for mine, theirs in zip((*self.bits, self.bits[0]), found, strict=True))
-            for name in {*self.answered, *verdicts}
-        }
+        pairs = [*zip((*self.bits, self.bits[0]), found, strict=True)]
+        pairs = [pair for pair in pairs if not any(bits.has_nan for bits in pair)]  # of these a proof says nothing
+        if not pairs:
+            return Outcome(kind, [], [], [], failed=True)
+        equal = {name: all(mine.agree(theirs, name) for mine, theirs in pairs) for name in {*self.answered, *verdicts}}
         proved = [name for name, verdict in verdicts.items() if verdict == "PROVED"]
         return Outcome(
             kind=kind,
@@ -105,10 +113,55 @@ class Subject:
         return export_graph(module, self.names, self.like, self.outputs, self.groups)
 
     def _run(self, module: GraphModule, own: Sequence[Sequence[Tensor]], *, late: bool = False) -> Bits:
-        returned, held = run_graph(module, own, self.groups.partitions(), late=late)
+        torch.manual_seed(0)
+        nans: list[str] = []
+        returned, held = run_graph(module, own, self.groups.partitions(), late=late, watch=_nans_into(nans))
         found = {name: [values[place] for values in returned] for place, name in enumerate(self.outputs)}
         written = {f"written {name}": [values[place] for values in held] for place, name in enumerate(self.names)}
-        return Bits(found | written)
+        return Bits(found | written, bool(nans))
+
+
+def _nans_into(found: list[str]) -> Callable[[Node, Sequence[object]], None]:
+    """Watch a graph for values that are NaNs."""
+
+    def watch(node: Node, values: Sequence[object]) -> None:
+        for value in values:
+            for x in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(x, Tensor) and x.is_floating_point() and bool(x.isnan().any()):
+                    found.append(node.name)
+
+    return watch
+
+
+def random_subject(chance: random.Random) -> Subject:
+    """A random program of operators that trace, on one rank, with changes that keep its bits and others that do not."""
+    program = random_program(chance)
+    graph = program.module.graph
+    sets = [[program.like], [special(program.like, chance)], [special(program.like, chance)]]
+    return Subject(
+        module=program.module,
+        names=NAMES,
+        outputs=[f"out {i}" for i in range(len(graph.output_node().args[0]))],  # type: ignore[arg-type]
+        groups=GroupTable(),
+        like=program.like,
+        inputs=sets,
+        must_read=(),
+        mutations=MUTATIONS | BREAKS | KEEPS | {f"{name} again": keep for name, keep in KEEPS.items()},
+    )
+
+
+def special(like: Sequence[Tensor], chance: random.Random) -> list[Tensor]:
+    """Inputs that lie so, with zeros of either sign, denormals, large numbers and equal ones among them."""
+    found = []
+    for x in like:
+        if x.is_floating_point():
+            values = [0.0, -0.0, 1.0, -1.0, 2.0, torch.finfo(x.dtype).tiny / 4, 1.5, 100.0]
+            places = torch.tensor(chance.choices(range(len(values)), k=x.numel())).reshape(x.shape)
+            drawn = torch.tensor(values, dtype=torch.float64)[places].to(x.dtype)
+            kept = torch.tensor([chance.random() < 0.5 for _ in range(x.numel())]).reshape(x.shape)
+            x = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(torch.where(kept, x, drawn))
+        found.append(x)
+    return found
 
 
 def small_step(step: Callable[..., list[Tensor]]) -> Subject:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,13 +22,16 @@ Mutation = Callable[[GraphModule, random.Random, Node], bool]
 REAL = {torch.float32, torch.bfloat16, torch.float64}
 
 
-def mutate(module: GraphModule, chance: random.Random) -> tuple[str, GraphModule]:
+def mutate(
+    module: GraphModule, chance: random.Random, mutations: Mapping[str, Mutation] | None = None
+) -> tuple[str, GraphModule]:
     """A copy of a graph with one change, and its kind."""
+    known = MUTATIONS if mutations is None else mutations
     while True:
-        name = chance.choice(sorted(MUTATIONS))
+        name = chance.choice(sorted(known))
         mutant = copied(module)
         calls = [node for node in mutant.graph.nodes if node.op == "call_function"]
-        if MUTATIONS[name](mutant, chance, chance.choice(calls)):
+        if known[name](mutant, chance, chance.choice(calls)):
             return name, mutant
 
 

@@ -8,6 +8,8 @@ neither memory that nobody wrote nor two arguments that are one tensor change it
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +31,9 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 GARBAGE = (0x11, 0xEE)
 """What freed memory is filled with before either of two runs."""
+
+_M_PERTURB = -6
+"""glibc's option by which memory is filled when it is freed and when it is handed out."""
 
 
 SEEDED = torch.Generator().manual_seed(0).get_state()
@@ -292,8 +297,8 @@ def _run(op: OpOverload, args: Arguments, garbage: int, sizes: Sequence[int]) ->
     before = [(copied(x), _layout(x)) for x in tensors_of(own)]
     names, declared = _names(op, own), written_names(op)
     torch.set_rng_state(SEEDED)
-    _pollute(garbage, sizes)
-    given = op(*own[0], **own[1])
+    with _polluted(garbage, sizes):
+        given = op(*own[0], **own[1])
     results = [x for x in pytree.tree_leaves(_leaves(given))]
     faults = []
     if not torch.equal(SEEDED, torch.get_rng_state()) and not draws(op, args):
@@ -324,11 +329,18 @@ def _layout(x: Tensor) -> tuple[Any, ...]:
     return x.dtype, tuple(x.shape), x.stride(), x.storage_offset(), x.untyped_storage().data_ptr()
 
 
-def _pollute(garbage: int, sizes: Sequence[int]) -> None:
-    """Leave freed memory of these sizes, and of others, full of garbage."""
-    for size in {*sizes, 16, 64, 128, 256, 512, 1024, 4096}:
-        junk = [torch.full((max(size, 1),), garbage, dtype=torch.uint8) for _ in range(4)]
-        del junk
+@contextlib.contextmanager
+def _polluted(garbage: int, sizes: Sequence[int]) -> Iterator[None]:
+    """Leave freed memory of these sizes, and of others, full of garbage. glibc fills fresh memory, too, if asked."""
+    perturb = getattr(ctypes.CDLL(None), "mallopt", lambda option, pattern: None)
+    perturb(_M_PERTURB, garbage)
+    try:
+        for size in {*sizes, 16, 64, 128, 256, 512, 1024, 4096}:
+            junk = [torch.full((max(size, 1),), garbage, dtype=torch.uint8) for _ in range(4)]
+            del junk
+        yield
+    finally:
+        perturb(_M_PERTURB, 0)
 
 
 def _bytes(x: Tensor) -> Tensor:

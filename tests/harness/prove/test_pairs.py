@@ -140,7 +140,7 @@ def test_four_lines_from_import_to_an_answer():
     exec(
         "import torch, bitproof\n"
         "x = torch.randn(4, 6)\n"
-        "found = bitproof.prove_equal(lambda x: (x + 1)[:2], lambda x: x[:2] + 1, x)\n"
+        "found = bitproof.prove_equal(lambda x: (x + 0.1)[:2], lambda x: x[:2] + 0.1, x)\n"
         "verdict = found.verdict\n",
         scope,
     )

@@ -1,8 +1,11 @@
 """Each rule on the smallest step that needs it, beside the nearest step that only looks like it."""
 
+import functools
+
 import pytest
 import torch
 
+from bitproof.harness.prove.evaluate import same_bits
 from bitproof.harness.prove.rules import RULES
 from tests.harness.prove.toy_graphs import aten, c10d, compare, randn, verdict
 
@@ -126,6 +129,140 @@ def test_a_cast_is_exact_between_floats_and_opaque_elsewhere():
         assert verdict(lambda w, x: narrow(w + x, dtype)[:2], lambda w, x: narrow((w + x)[:2], dtype), W, X) == OTHER
     there_and_back = lambda w, x: (w + x).to(torch.bfloat16).to(torch.float32)  # noqa: E731
     assert verdict(there_and_back, lambda w, x: w + x, W, X) == OTHER
+
+
+# -- numbers, signs, casts and choices: on every number of 16 bits -------------------------------------
+
+BITS = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+"""Zeros of either sign, denormals, infinities and every NaN, beside all others."""
+
+SPECIAL = [0x0000, 0x8000, 0x0001, 0x8001, 0x03FF, 0x0400, 0x3C00, 0xBC00]  # zeros, denormals and ones
+SPECIAL += [0x3F80, 0x7BFF, 0x7C00, 0x7F7F, 0xFF80, 0x4249]  # ones, largest numbers and infinities
+
+SOUND = {
+    "exact_of_neutral": (
+        (lambda w, x: (w + x) * 1.0, lambda w, x: w + x),
+        (lambda w, x: (w * x) / 1, lambda w, x: w * x),
+        (lambda w, x: (w * x) + -0.0, lambda w, x: w * x),
+        (lambda w, x: (w * x) - 0.0, lambda w, x: w * x),
+        (lambda w, x: (w * x) - 0, lambda w, x: torch.ones_like(w) * (w * x)),
+    ),
+    "exact_of_neg": (
+        (lambda w, x: (w + x).neg().neg(), lambda w, x: w + x),
+        (lambda w, x: (w + x) * -1, lambda w, x: -(w + x)),
+        (lambda w, x: (-w) * x, lambda w, x: -(w * x)),
+        (lambda w, x: (w * x) * -0.0, lambda w, x: -((w * x) * 0.0)),
+        (lambda w, x: (-(w * x)).float(), lambda w, x: -((w * x).float())),
+        (lambda w, x: (-(w.float() * x.float())).to(w.dtype), lambda w, x: -((w.float() * x.float()).to(w.dtype))),
+    ),
+    "exact_difference": ((lambda w, x: w - x, lambda w, x: w + -x), (lambda w, x: w - (-x), lambda w, x: w + x)),
+    "exact_twice": (
+        (lambda w, x: (w + x) + (w + x), lambda w, x: 2 * (w + x)),
+        (lambda w, x: (w * x) - -(w * x), lambda w, x: (w * x) / 0.5),
+    ),
+    "exact_through_wider": (
+        (lambda w, x: (w + x).float().to(w.dtype), lambda w, x: w + x),
+        (lambda w, x: (w + x).double().to(w.dtype), lambda w, x: w + x),
+        (lambda w, x: (w * x).double().float(), lambda w, x: (w * x).float()),
+        (lambda w, x: (w * x).float().double().to(torch.float16), lambda w, x: (w * x).to(torch.float16) * 1.0),
+    ),
+    "exact_of_one_choice": (
+        (lambda w, x: torch.where(w > x, w * x, w * x), lambda w, x: w * x),
+        (lambda w, x: torch.where(torch.ones(w.shape, dtype=torch.bool), w * x, x), lambda w, x: w * x),
+    ),
+    "exact_of_number": (
+        (lambda w, x: (w * x) * -torch.full_like(w, 3.0), lambda w, x: (w * x) * -3),
+        (lambda w, x: (w * x).float() * torch.full_like(w, 0.5).float(), lambda w, x: (w * x).float() / 2),
+    ),
+    "view_of_exact": (
+        (lambda w, x: (w < x)[:9], lambda w, x: w[:9] < x[:9]),
+        (lambda w, x: torch.where(w < x, w, x)[3:9], lambda w, x: torch.where(w[3:9] < x[3:9], w[3:9], x[3:9])),
+        (lambda w, x: ~((w <= x) & (w != x))[3:9], lambda w, x: ~((w[3:9] <= x[3:9]) & (w[3:9] != x[3:9]))),
+        (lambda w, x: ((w * x) * 0.25)[5:], lambda w, x: (w[5:] * x[5:]) / 4),
+    ),
+    "move_of_flip": ((lambda w, x: (w * x).flip(0).flip(-2), lambda w, x: w * x),),
+}
+"""By rule, functions of two tensors that give equal bits wherever no result is a NaN."""
+
+UNSOUND = [
+    (lambda w, x: (w * x) + 0.0, lambda w, x: w * x),
+    (lambda w, x: (w * x) * 1.0078125, lambda w, x: w * x),
+    (lambda w, x: 0.0 - (w * x), lambda w, x: -(w * x)),
+    (lambda w, x: -(w - x), lambda w, x: x - w),
+    (lambda w, x: (-w) + (-x), lambda w, x: -(w + x)),
+    (lambda w, x: functools.reduce(torch.add, [w * x] * 7), lambda w, x: 7 * (w * x)),
+    (lambda w, x: w.bfloat16() * 0.1, lambda w, x: w.bfloat16() * torch.full_like(w, 0.1, dtype=torch.bfloat16)),
+    (lambda w, x: (w * x) * 2 * 0.5, lambda w, x: w * x),
+    (lambda w, x: w.float() / 3, lambda w, x: w.float() * (1 / 3)),
+    (lambda w, x: (w.float() * 1.1).bfloat16().float(), lambda w, x: w.float() * 1.1),
+    (lambda w, x: (w.float() * 1.1).half().bfloat16(), lambda w, x: (w.float() * 1.1).bfloat16()),
+    (lambda w, x: (w.float() * 1.1).bfloat16().half(), lambda w, x: (w.float() * 1.1).half()),
+    (lambda w, x: torch.where(w > x, w, x), lambda w, x: torch.where(w >= x, w, x)),
+    (lambda w, x: torch.where(torch.zeros(w.shape, dtype=torch.bool), w, x), lambda w, x: w),
+    (lambda w, x: (w * x).flip(0).flip(1), lambda w, x: w * x),
+    (lambda w, x: (w * x).flip(0), lambda w, x: w * x),
+    (lambda w, x: w < x, lambda w, x: x > w),
+    (lambda w, x: ~(w < x), lambda w, x: w >= x),
+]
+"""The nearest functions whose bits differ somewhere, and two that no rule makes one."""
+
+
+def all_pairs(dtype):
+    """Every number of 16 bits beside some that are special, as two tensors."""
+    special = torch.tensor([x - 2**16 * (x >> 15) for x in SPECIAL], dtype=torch.int16)
+    shape = len(BITS), len(SPECIAL)
+    return [x.expand(shape).contiguous().view(dtype) for x in (BITS[:, None], special[None, :])]
+
+
+def bits_agree(one, two, dtype):
+    """Whether two functions give equal bits, NaNs aside, of operands that lie in rows, in columns, and apart."""
+    w, x = all_pairs(dtype)
+    apart = torch.zeros(2, *w.shape, dtype=dtype)
+    apart[0], apart[1] = w, x
+    columns = [y.t().contiguous().t() for y in (w, x)]
+    step = apart.permute(1, 2, 0).contiguous()
+    layouts = [(w, x), columns, (w, columns[1]), (step[..., 0], step[..., 1])]
+    found = [f(*y) for f in (one, two) for y in layouts]
+    return all(same_bits(found[0], other) for other in found[1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rule", SOUND)
+def test_a_rule_keeps_every_bit_of_every_number_of_16_bits_in_every_layout(rule, dtype):
+    small = [x[:12, :4].clone() for x in all_pairs(dtype)]
+    for one, two in SOUND[rule]:
+        assert rule in used(one, two, *small)
+        assert bits_agree(one, two, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("one", "two"), UNSOUND)
+def test_what_is_nearly_such_a_rule_is_not_proved(one, two, dtype):
+    small = [x[:12, :4].clone().to(dtype) for x in all_pairs(torch.float16)]
+    answers = compare(one, two, *small, must_read=()).answers
+    assert [answer.verdict for answer in answers] == [OTHER]
+
+
+@pytest.mark.parametrize("op", [torch.add, torch.sub, torch.mul, torch.lt, torch.ge, torch.eq])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_number_beside_32_bits_is_a_tensor_of_it_in_every_layout_and_at_every_length(op, dtype):
+    both = [lambda w, x: op(w * x, 0.1)[1:], lambda w, x: op((w * x)[1:], torch.full((3, 6), 0.1, dtype=dtype))]
+    assert verdict(*both, W.to(dtype), X.to(dtype)) == ONE
+    generator = torch.Generator().manual_seed(0)
+    for length in (1, 2, 7, 8, 15, 16, 31, 33, 1000):
+        w = torch.exp2(torch.randn(length, 3, generator=generator, dtype=dtype) * 40) * 0.1
+        w[0, 0], w[-1, -1] = 0.1, 2.0**-149
+        expected = op(w, torch.full_like(w, 0.1))
+        for y in (w, w.t().contiguous().t(), torch.stack([w, w])[1], torch.stack([w, w], -1)[..., 0]):
+            assert same_bits(op(y, 0.1), expected)
+            if op in (torch.add, torch.sub, torch.mul):
+                assert same_bits(getattr(y.clone(), f"{op.__name__}_")(0.1), expected)
+        assert all(same_bits(op(x, 0.1), op(x[None], torch.full_like(x[None], 0.1))[0]) for x in w.reshape(-1)[:9])
+
+
+def test_what_is_nearly_such_a_rule_differs_in_a_bit():
+    equal = [place for place, pair in enumerate(UNSOUND) if bits_agree(*pair, torch.float16)]
+    assert equal == [16], "w < x is x > w, and no rule says so"
 
 
 def gathered(x, group="pairs", size=2):

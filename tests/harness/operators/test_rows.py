@@ -101,6 +101,8 @@ PARTLY = {
     "aten._weight_norm_interface_backward": "as above",
     "aten.lstm": "states of no layer",
     "aten._reshape_alias": "shows memory behind the end of its argument's, where strides make no sense",
+    "aten._reshape_alias_copy": "as above",
+    "aten.fbgemm_pack_gemm_matrix_fp16": "a handle, whose bytes are an address",
     "aten.set_": "shows memory behind the end of a storage, which grows",
 }
 """Operators that leave a part of a result unwritten where arguments make no sense."""

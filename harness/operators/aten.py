@@ -45,6 +45,7 @@ ATEN = (
     Operator(name="aten._no_grad_normal_", draws_untold=True),
     Operator(name="aten._no_grad_uniform_", draws_untold=True),
     Operator(name="aten._reshape_alias", reads_memory=True, keeps_order=True, packs=True),
+    Operator(name="aten._reshape_alias_copy", reads_memory=True),
     Operator(name="aten._resize_output", uninitialized=_GROWN),
     Operator(name="aten._resize_output_", uninitialized=_GROWN),
     Operator(name="aten._safe_softmax", rows=RowFlow.ALONG, allowed=("default",)),

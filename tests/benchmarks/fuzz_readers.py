@@ -39,6 +39,7 @@ from bitproof.harness.certificate.files import read_certificate
 from bitproof.harness.errors import BitproofError
 from bitproof.harness.history.database import add_runs, read_nights
 from bitproof.harness.machine.determinism import set_determinism
+from bitproof.harness.options import ROLES
 from bitproof.harness.precompile import file
 from bitproof.harness.precompile.artifact import precompile, read_program
 from bitproof.harness.prove.certify import write_certificate
@@ -99,19 +100,20 @@ def targets(folder: Path) -> list[Target]:
         compared={kind: 16 for kind in ("loss", "grad", "param", "buffer", "optimizer")},
         device="cpu",
         backend="gloo",
-        losses={role: [(2.0).hex()] * 16 for role in ("reference", "candidate")},
+        control=dict.fromkeys(ROLES, Verdict.EQUAL),
+        losses={role: [(2.0).hex()] * 16 for role in ROLES},
     )
     run = folder / "run"
     run.mkdir()
     report = Report(run_id="20260102T030405Z-abcdef", exit_status=0, environment={"torch": "2.13.0"}, cases=[result])
     report.faults = FOUND.score
     (run / "report.json").write_text(report_json.render(report))
+    report_json.read(run / "report.json")
     (folder / "faults.json").write_text(render_json(FOUND))
     read_found(folder / "faults.json")
     steps = folder / "steps"
     precompile(STEP, "graph", CPU, steps)
     (steps / "step.json").write_text(json.dumps(file.read(steps).value))
-    report_json.read(run / "report.json")
     (folder / "case.json").write_text(case_text(CASE))
     recordings = {name: make_recording(folder / name, CASE) for name in ("plain", "manifest", "table")}
     add_runs(folder / "history.sqlite", [run])
@@ -243,6 +245,7 @@ def fuzz(target: Target, inputs: int, seed: int, tell: int) -> None:
         for path, before in others.items():
             path.write_bytes(before)
     signal.alarm(0)
+    target.file.write_bytes(content)  # the next kind of file may be read together with this one
     os.write(tell, json.dumps(found).encode())
 
 

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.case.case_file import case_text
 from bitproof.harness.errors import BitproofError, CaseError, RankError
 from bitproof.harness.execute.failures import Problem
 from bitproof.harness.execute.launch import run_cases
@@ -31,6 +32,7 @@ from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import RunOptions
 from bitproof.harness.processes import framing
 from bitproof.harness.runtime import interrupts
+from tests.harness.execute.test_launch import toy
 from tests.harness.execute.test_requests import request as a_run
 
 pytestmark = pytest.mark.ranks
@@ -385,6 +387,23 @@ def test_who_does_not_belong_is_refused_and_another_runs_rank_is_only_sent_away(
         assert what in str(error)
 
 
+def test_a_signal_that_follows_the_loss_of_rank_0_is_told_as_that_loss(teams):
+    """torchrun ends what it started when its store is lost with rank 0's machine, and says nothing of that to it."""
+    made = [teams(rank) for rank in range(3)]
+    assert joined(*made) == [None] * 3
+    stopped = interrupts.Interrupt()
+    assert made[1].explained(stopped) is stopped
+    made[0].peers.links.close(0.0)
+    limit = time.monotonic() + 60
+    while not made[1].peers.gone():
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    assert str(made[1].explained(stopped)).startswith("RankError: rank 0 vanished before all was done\n")
+    other = ValueError()
+    assert made[1].explained(other) is other, "which says itself what it is"
+    assert made[0].explained(stopped) is stopped, "it has a report, which says so"
+
+
 def test_what_tells_of_an_earlier_run_does_not_count(teams):
     leader = teams(0)
     leader.peers.run_number = 5
@@ -460,6 +479,11 @@ def command(*arguments):
 def free_port():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return str(listener.getsockname()[1])
+
+
+def is_served(port):
+    with socket.socket() as asking:
+        return asking.connect_ex(("127.0.0.1", int(port))) == 0
 
 
 def started_as(rank, folder, *arguments, port=None, **environment):
@@ -543,6 +567,45 @@ folder = Path(sys.argv[1])
 [result] = run_cases([toy("hanging", name="hangs")], RunOptions(device="cpu", control="never", timeout=300.0), folder)
 (folder / f"named{os.environ['RANK']}").write_text(f"{time.time()} {result.error}")
 """
+
+
+@pytest.mark.slow
+def test_a_machine_that_vanishes_in_a_step_with_torchruns_store_is_named_by_the_other_within_ten_seconds(tmp_path):
+    case, port, nodes = tmp_path / "toy.json", free_port(), []
+    case.write_text(case_text(toy("hanging")))
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "x"]
+    told = {"GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    words = ["bitproof", "run", "--case", str(case), "--device", "cpu", "--no-control", "--report-dir"]
+    for node in (0, 1):
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", *meeting]
+        with (tmp_path / f"output{node}").open("w") as out:
+            line = [*torchrun, "-m", *words, str(tmp_path / f"reports{node}")]
+            nodes.append(subprocess.Popen(line, env=os.environ | told, cwd=ROOT, stdout=out, stderr=out))
+        limit = time.monotonic() + 100
+        while node == 0 and not is_served(port):  # this one is to serve the store
+            assert time.monotonic() < limit
+            time.sleep(0.1)
+    machine = []
+    try:
+        limit = time.monotonic() + 200
+        while len(list(tmp_path.glob("reports*/*/logs/*/*hanging*/rank*.log"))) < 2:
+            assert time.monotonic() < limit and all(node.poll() is None for node in nodes)
+            time.sleep(0.1)
+        machine = [psutil.Process(nodes[0].pid), *psutil.Process(nodes[0].pid).children(recursive=True)]
+        for process in machine:
+            process.kill()
+        began = time.monotonic()
+        lost = ("RankError: the store at which ranks meet has ended, at ", " vanished ")
+        while not any(word in (tmp_path / "output1").read_text() for word in lost):
+            assert time.monotonic() - began < 10
+            time.sleep(0.1)
+    finally:
+        for process in machine:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        for node in nodes:
+            node.terminate()
+            node.wait()
 
 
 @pytest.mark.slow

@@ -48,8 +48,6 @@ _MARGIN = 30.0
 _START_SECONDS = 300.0
 _LAST_WORDS = 10.0
 
-_UNTIL_THE_END = "before all was done"
-
 A = TypeVar("A")
 
 
@@ -118,7 +116,7 @@ def _joined(run_dir: Path, options: RunOptions) -> Iterator[Coordinator]:
         except GeneratorExit:
             raise
         except BaseException as caught:
-            error = coordinator.explained(caught)
+            error = coordinator.peers.explained(caught)
             problem = Problem.of(error, f"rank {coordinator.rank}")
             if coordinator.rank and not coordinator.peers.is_told:
                 do_not_wait_for_rank_0()  # it is gone, or this rank was interrupted
@@ -188,16 +186,6 @@ class Coordinator:
             if named is not None:
                 raise named from error
             raise
-
-    def explained(self, caught: BaseException) -> BaseException:
-        """What ended this rank: of a signal by torchrun, whose store went with a machine, that this machine is gone."""
-        if self.rank and isinstance(caught, interrupts.STOPS):
-            try:
-                with interrupts.held():
-                    self.peers.refuse_lost(_UNTIL_THE_END)
-            except BitproofError as lost:
-                return lost
-        return caught
 
     def place(self, case: Case) -> Placement:
         """Where this machine's ranks run. Raises CaseError when it asks for GPUs that are not there."""
@@ -279,7 +267,7 @@ class Coordinator:
             end = self._host.ask(local_run, request.timeout + _HOST_MARGIN, on_event, self.peers.is_abandoned)
         except Abandoned:
             if self.rank:
-                self.peers.refuse_lost(_UNTIL_THE_END)
+                self.peers.refuse_lost()
             self._host = self._start_host()
             if (ended := self.peers.launcher.ended()) is not None:
                 return replace(account, problem=Problem.of(ended, request.system)), []

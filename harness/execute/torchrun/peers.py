@@ -14,6 +14,7 @@ from bitproof.harness.execute.requests import MadeOf, RunRequest
 from bitproof.harness.execute.torchrun.messages import Account, Failed, Farewell, Message, read_message
 from bitproof.harness.execute.torchrun.store import Launcher
 from bitproof.harness.records import CaseResult
+from bitproof.harness.runtime import interrupts
 
 # After a rank failed, how long another one may take to notice. On NCCL it never may: its host waits for the device.
 _PEER_SECONDS = 5.0
@@ -85,7 +86,7 @@ class Peers:
             found[rank] = f"it left: {problem.error().what}"
         return found
 
-    def refuse_lost(self, when: str) -> None:
+    def refuse_lost(self, when: str = "before all was done") -> None:
         """Raise RankError when somebody is gone without whom nothing goes on."""
         error: BitproofError | None = self.launcher.ended()
         if error is None and (gone := self.gone()):
@@ -100,6 +101,16 @@ class Peers:
         if error is not None:
             self.lost = self.lost or error
             raise error
+
+    def explained(self, caught: BaseException) -> BaseException:
+        """What ended this rank: of a signal by torchrun, whose store went with a machine, that this machine is gone."""
+        if self.rank and isinstance(caught, interrupts.STOPS):
+            try:
+                with interrupts.held():
+                    self.refuse_lost()
+            except BitproofError as lost:
+                return lost
+        return caught
 
     def _named_by(self, gone: Collection[int]) -> BitproofError | None:
         """The error of one who left because of another rank, which it names; None where nobody did."""

@@ -392,16 +392,16 @@ def test_a_signal_that_follows_the_loss_of_rank_0_is_told_as_that_loss(teams):
     made = [teams(rank) for rank in range(3)]
     assert joined(*made) == [None] * 3
     stopped = interrupts.Interrupt()
-    assert made[1].explained(stopped) is stopped
+    assert made[1].peers.explained(stopped) is stopped
     made[0].peers.links.close(0.0)
     limit = time.monotonic() + 60
     while not made[1].peers.gone():
         assert time.monotonic() < limit
         time.sleep(0.05)
-    assert str(made[1].explained(stopped)).startswith("RankError: rank 0 vanished before all was done\n")
+    assert str(made[1].peers.explained(stopped)).startswith("RankError: rank 0 vanished before all was done\n")
     other = ValueError()
-    assert made[1].explained(other) is other, "which says itself what it is"
-    assert made[0].explained(stopped) is stopped, "it has a report, which says so"
+    assert made[1].peers.explained(other) is other, "which says itself what it is"
+    assert made[0].peers.explained(stopped) is stopped, "it has a report, which says so"
 
 
 def test_what_tells_of_an_earlier_run_does_not_count(teams):

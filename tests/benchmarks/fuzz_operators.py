@@ -97,10 +97,7 @@ def main(mutants: int, seed: int) -> int:
     ops = {line for line in counts if line.startswith("op aten")}
     share = counts["kept, unproved"] / max(counts["kept"], 1)
     print(f"{counts['mutants']} mutants of {counts['programs']} programs, {time.monotonic() - start:.0f} s")
-    for text in (
-        "programs that are not traced or refused as a whole",
-        "mutants that torch refuses, or whose values are NaNs",
-    ):
+    for text in (REFUSED, FAILED, "outputs of programs", "outputs REFUSED of a program against itself"):
         print(f"  {text}: {counts[text]}")
     print(f"  operators: {len(ops)}; processes that ended otherwise: {ended}")
     print(f"  outputs PROVED: {counts['proved']}; unsound: {len(unsound)}")

@@ -87,6 +87,8 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
     is_known = name in known.DRAWS | known.REFUSED or name.split(".")[1] in known.UNINITIALIZED
     if namespace not in SCANNED or is_known:
         return None
+    if _is_drawn_dropout(name, given):
+        return None
     allowed = names().get(name)
     if allowed is not None:
         layout = layout_of(given)
@@ -94,6 +96,15 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
             return None
         return f"{name} was seen to do what its schema and fake values say with tensors in {allowed} alone"
     return f"{name} is not among the operators that were seen to do what their schemas and fake values say, and no more"
+
+
+def _is_drawn_dropout(name: str, given: Mapping[str, Any]) -> bool:
+    """Whether a call is a dropout that draws its mask: only without a draw, or without elements, was it seen to do
+    other than its fake. What it draws, it draws of the generator's state, as any random call does."""
+    if name != "aten.native_dropout.default" or given.get("train") is not True:
+        return False
+    p, shape = given["p"], given["input"].shape
+    return type(p) is float and 0 < p < 1 and all(isinstance(n, int) and n > 0 for n in shape)
 
 
 def untold(target: Any, given: Mapping[str, Any], results: Any) -> str | None:

@@ -12,7 +12,7 @@ from bitproof.harness.prove.answers import prove_graphs
 from bitproof.harness.prove.graphs import admitted
 from bitproof.harness.prove.graphs.export import RefusedError, export_graph
 from tests.harness.prove.scan import Scanned, scan, try_call
-from tests.harness.prove.toy_graphs import as_data, aten, randn
+from tests.harness.prove.toy_graphs import as_data, aten, randn, verdict
 
 W, X, MEAN, VAR = randn(6, 6), randn(4, 6), torch.zeros(6), torch.ones(6)
 
@@ -142,6 +142,42 @@ def test_a_scan_sees_what_an_operator_does_besides(op, args, fault):
     with torch.no_grad():
         assert try_call(op, (args, {}), seen)
     assert any(found.startswith(fault) for found in seen.faults) if fault else not seen.faults
+
+
+Y = randn(4, 6) * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("p", [1e-3, 0.5, 0.999])
+def test_a_dropout_that_draws_does_what_it_says_in_every_layout(p, dtype):
+    seen = Scanned()
+    x = torch.randn(8, 6).to(dtype)
+    ways = (x, x.t().contiguous().t(), torch.stack([x, x], -1)[..., 0], x[1:, 2:], x[:, :1].expand(8, 6), x[0, 0])
+    for y in ways:
+        with torch.no_grad():
+            assert try_call(aten.native_dropout.default, ((y, p, True), {}), seen)
+        assert admitted.why_not(aten.native_dropout.default, {"input": y, "p": p, "train": True}) is None
+    assert not seen.faults
+
+
+@pytest.mark.parametrize("given", [(0.0, True), (1.0, True), (0.5, False), (0.5, None), (1, True)])
+def test_a_dropout_that_draws_nothing_is_not_admitted(given):
+    step = lambda w, x: aten.native_dropout.default(w * x, *given)[0]  # noqa: E731
+    with pytest.raises(RefusedError, match=r"native_dropout\.default is not among"):
+        verdict(step, step, Y, X)
+
+
+def test_dropouts_are_proved_where_they_are_drawn_in_one_order():
+    drop = lambda x, p=0.5: aten.native_dropout.default(x, p, True)[0]  # noqa: E731
+    both = lambda w, x: (drop(w * x), drop(w + x))  # noqa: E731
+    assert verdict(lambda w, x: drop((w * x) * 2), lambda w, x: drop(w * x + w * x), Y, X) == "PROVED"
+    assert verdict(both, both, Y, X) == "PROVED"
+    assert verdict(both, lambda w, x: both(w, x)[::-1], Y, X) == "NOT PROVED"
+    assert verdict(both, lambda w, x: tuple(reversed([drop(w + x), drop(w * x)])), Y, X) == "NOT PROVED"
+    assert verdict(lambda w, x: drop(w * x), lambda w, x: drop(w * x, 0.4), Y, X) == "NOT PROVED"
+    assert verdict(lambda w, x: drop(w * x), lambda w, x: drop((w * x).t()).t(), Y, X) == "NOT PROVED"
+    with pytest.raises(RefusedError, match=r"native_dropout\.default is not among"):
+        verdict(lambda w, x: drop((w * x)[:0]), lambda w, x: drop((w * x)[:0]), Y, X)
 
 
 def test_a_scan_sees_an_undeclared_draw_a_hidden_alias_and_that_arguments_are_one_tensor():

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -486,13 +487,16 @@ def is_served(port):
         return asking.connect_ex(("127.0.0.1", int(port))) == 0
 
 
-def started_as(rank, folder, *arguments, port=None, **environment):
+def started_as(rank, folder, *arguments, port=None, root=ROOT, **environment):
     """A command as one rank of two, by what every launcher of ranks sets; nobody starts the other one here."""
     told = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port or free_port()}
     return subprocess.Popen(
         [*command("--world-size", "2", "--steps", "1", *arguments), "--report-dir", str(folder / f"reports{rank}")],
-        env=os.environ | told | {"GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(folder)} | environment,
-        cwd=ROOT,
+        env=os.environ
+        | told
+        | {"GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(folder), "PYTHONPATH": str(root)}
+        | environment,
+        cwd=root,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -555,6 +559,27 @@ def test_ranks_with_another_environment_are_refused_before_anything_runs(tmp_pat
     assert "NCCL_SOCKET_IFNAME" not in err
     assert "build of torch" not in err, "it is the same"
     assert told == ("", ""), "rank 0 tells it"
+
+
+def test_a_machine_with_an_edited_checkout_is_refused_before_anything_runs(tmp_path):
+    """Twice the learning rate on one of two machines: it trained, EQUAL, where rank 0 alone said what it is made of."""
+    port, other_root = free_port(), tmp_path / "checkout"
+    for package in ("bitproof", "harness", "reference", "cases"):
+        shutil.copytree(
+            ROOT / package, other_root / package, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    optimizer = other_root / "reference" / "optimizer.py"
+    optimizer.write_text(optimizer.read_text() + "\n# edited\n")
+    with (
+        started_as(0, tmp_path, port=port) as leader,
+        started_as(1, tmp_path, port=port, root=other_root) as other,
+    ):
+        _, err = leader.communicate(timeout=200)
+        other.communicate(timeout=60)
+    assert (leader.returncode, other.returncode) == (2, 2)
+    assert "CaseError: rank 1 is not made of what the others are\n" in err
+    assert "sources" in err
+    assert not list(tmp_path.glob("reports*/*/recordings"))
 
 
 HANGING = """

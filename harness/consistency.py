@@ -31,8 +31,10 @@ from bitproof.harness.records import (
     UNLIKE,
     BaselineStatus,
     CaseResult,
+    ChainLink,
     LayoutBounds,
     Report,
+    TensorDifference,
     Verdict,
     needs_one_rank,
     required_kinds,
@@ -187,8 +189,9 @@ def _misplaced(result: CaseResult) -> Iterator[Contradiction]:
         yield Contradiction("first_divergence", "a step and a rank of the case", place)
     if not first.between and any(result.compared.values()) and not result.mismatched.get(first.kind):
         yield Contradiction("first_divergence.kind", "a kind of records that differ", first.kind)
-    outputs = [first.tensor, *([first.call.output] if first.call and first.call.output else [])]
-    for found in outputs:
+    output, chain = (first.call.output, first.call.chain) if first.call else (None, None)
+    told: list[TensorDifference | ChainLink] = [first.tensor, *([output] if output else []), *(chain or [])]
+    for found in told:
         if found.elements is not None and not 0 <= (found.elements_differing or 0) <= found.elements:
             yield Contradiction(
                 "first_divergence.elements_differing", f"0 to {found.elements}", found.elements_differing

@@ -407,6 +407,17 @@ def last_sequence_number() -> int:
     return torch.autograd._get_sequence_nr() - 1
 
 
+def accumulated_by(autograd_node: Any) -> Tensor | None:
+    """The parameter whose gradient a node accumulates, a DTensor's local shard; None of any other node."""
+    parameter = getattr(autograd_node, "variable", None)
+    return None if parameter is None else local_of(parameter)
+
+
+def local_of(parameter: Tensor) -> Tensor:
+    """What a rank has of a parameter: of a DTensor its local shard."""
+    return getattr(parameter, "_local_tensor", parameter)
+
+
 def sequence_number_of(autograd_node: Any) -> int:
     """The sequence number of an autograd node: later forward calls have larger ones."""
     number: int = autograd_node._sequence_nr()

@@ -20,7 +20,7 @@ not agree, and of which all inputs do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -63,7 +63,7 @@ def find_culprit(
         if (culprit := blame.explain({rank: [pair]})) is not None:
             way, calls = blame.way(culprit, rank, pair)
             call = culprit.call._replace(place=place_on(way, calls, culprit.call.place))
-            chain = tuple(links_of(way, calls))
+            chain = tuple(links_of(way, calls, blame.sides_of(culprit)))
             return replace(culprit, call=call, explains=(rank, *pair), also=blame.others(culprit), chain=chain)
     return None
 
@@ -179,6 +179,20 @@ class _Blame:
         lasts = [(rank, i) for i, call in enumerate(joined.logs[rank]) if value in (*call.outputs, *call.aliases)]
         way = way_between(site, lasts, joined, lambda x: givers[x[0]](x[1]), lambda x: differs[x[0]](x[1]))
         return way, joined.logs
+
+    def sides_of(self, culprit: Culprit) -> Callable[[Site], tuple[int | None, int | None]]:
+        """By call of the culprit's side, its indices in both sides' logs: those of the same turn at one place."""
+
+        def sides(site: Site) -> tuple[int | None, int | None]:
+            rank, index = site
+            if site == (culprit.rank, culprit.index):
+                return culprit.reference, culprit.candidate
+            log = self.logs[rank]
+            if culprit.candidate is None:
+                return index, log.made_as(index)
+            return log.made_for(index), index
+
+        return sides
 
     def _pick(self, differing: Differing) -> _Picked | None:
         """Rule 1. What packs comes last, and what reads nothing, as `arange`: its length may follow from a pack."""

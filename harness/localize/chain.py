@@ -3,20 +3,34 @@
 1. The way is the shortest one, of those that pass by values which differ where there is such a way.
 2. It crosses from rank to rank at collectives alone.
 3. Views are left out, and of the rest at most `MAX_LINKS` are told: first those that change the rank or the module.
+4. What a call changed is how its output differs from that of the other side's call of the same turn.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple
 
 from bitproof.harness.localize.logs.calls import Call, Place
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
-from bitproof.harness.records import ChainLink
 
 MAX_LINKS = 10
 
 UNTIMELY = "update", "backward"
+
+
+class Link(NamedTuple):
+    """A call of a chain, on its rank, and how many were left out before it.
+
+    `reference` and `candidate` are its indices in the two sides' logs; None where a side has no call of its turn.
+    """
+
+    call: Call
+    rank: int
+    left_out: int
+    reference: int | None = None
+    candidate: int | None = None
 
 
 def way_between(
@@ -61,14 +75,19 @@ def place_on(way: Sequence[Site], logs: Sequence[Sequence[Call]], place: Place) 
     return place._replace(direction="backward") if (place.direction, next(later, None)) == UNTIMELY else place
 
 
-def links_of(way: Sequence[Site], logs: Sequence[Sequence[Call]]) -> list[ChainLink]:
-    """What is told of a way: at most `MAX_LINKS` calls, with how many are left out before each."""
+def links_of(
+    way: Sequence[Site], logs: Sequence[Sequence[Call]], sides: Callable[[Site], tuple[int | None, int | None]]
+) -> list[Link]:
+    """What is told of a way: at most `MAX_LINKS` calls. `sides` has a call's indices in both sides' logs."""
     kept = [i for i, (rank, index) in enumerate(way) if i in (0, len(way) - 1) or not logs[rank][index].view]
     if len(kept) > MAX_LINKS:
         kept = sorted(_most_telling(kept, way, logs))
     calls = [logs[rank][index] for rank, index in way]
     placed = [call._replace(place=place_on(way[i:], logs, call.place)) for i, call in enumerate(calls)]
-    return [_link(placed[i], way[i][0], i - previous - 1) for previous, i in zip([-1, *kept], kept, strict=False)]
+    return [
+        Link(placed[i], way[i][0], i - previous - 1, *sides(way[i]))
+        for previous, i in zip([-1, *kept], kept, strict=False)
+    ]
 
 
 def _most_telling(kept: Sequence[int], way: Sequence[Site], logs: Sequence[Sequence[Call]]) -> Collection[int]:
@@ -81,16 +100,3 @@ def _most_telling(kept: Sequence[int], way: Sequence[Site], logs: Sequence[Seque
 
     between = sorted(kept[1:-1], key=lambda i: (is_elsewhere(i), i))
     return [kept[0], kept[-1], *between[: MAX_LINKS - 2]]
-
-
-def _link(call: Call, rank: int, left_out: int) -> ChainLink:
-    return ChainLink(
-        operator=call.operator,
-        module=call.place.module,
-        direction=call.place.direction,
-        chunk=call.place.chunk,
-        micro_batch=call.micro_batch,
-        rank=rank,
-        source=call.source,
-        left_out=left_out,
-    )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Literal
 
+from bitproof.harness.localize.chain import Link
 from bitproof.harness.localize.logs.calls import Call
-from bitproof.harness.records import BlamedCall, ChainLink
+from bitproof.harness.records import BlamedCall, ChainLink, TensorDifference
 
 How = Literal[
     "computes", "reads", "inherits", "draws", "exchanges", "regroups", "adds", "lacks", "abandons", "misplaces"
@@ -58,7 +60,7 @@ class Culprit:
     at: int | None = None
     also: tuple[tuple[How, Call], ...] = field(default=(), compare=False)
     explains: tuple[int, str, str] | None = field(default=None, compare=False)
-    chain: tuple[ChainLink, ...] = field(default=(), compare=False)
+    chain: tuple[Link, ...] = field(default=(), compare=False)
 
     @property
     def index(self) -> int:
@@ -73,8 +75,13 @@ class Culprit:
         return self.ranks[0] if self.at is None else self.at
 
 
-def call_of(culprit: Culprit, told: Mapping[How, str] = HOW) -> BlamedCall:
-    """What a report says of the call to blame; `told` words what is wrong with it."""
+def call_of(
+    culprit: Culprit, told: Mapping[How, str] = HOW, changed: Sequence[TensorDifference | None] = ()
+) -> BlamedCall:
+    """What a report says of the call to blame; `told` words what is wrong with it.
+
+    `changed` says how the outputs differ of the chain's calls, the blamed one's first.
+    """
     call, arguments, reading = culprit.call, culprit.arguments, culprit.reading
     if told is not HOW:  # of two runs of one system
         told_of = "where the reference has", "where its other run had"
@@ -93,5 +100,23 @@ def call_of(culprit: Culprit, told: Mapping[How, str] = HOW) -> BlamedCall:
         rank=culprit.rank,
         ranks=", ".join(map(str, culprit.ranks)),
         micro_batch=call.micro_batch,
-        chain=list(culprit.chain) or None,
+        output=changed[0] if changed else None,
+        chain=[_told(link, found) for link, found in zip_longest(culprit.chain, changed) if link] or None,
+    )
+
+
+def _told(link: Link, changed: TensorDifference | None) -> ChainLink:
+    call, found = link.call, changed or TensorDifference()
+    return ChainLink(
+        operator=call.operator,
+        module=call.place.module,
+        direction=call.place.direction,
+        chunk=call.place.chunk,
+        micro_batch=call.micro_batch,
+        rank=link.rank,
+        source=call.source,
+        left_out=link.left_out,
+        elements_differing=found.elements_differing,
+        elements=found.elements,
+        max_ulp=found.max_ulp,
     )

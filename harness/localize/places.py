@@ -3,6 +3,7 @@
 by a graph's node, while a graph runs (`GraphRunner`)
 by the module hooks' stack, in eager forward
 by autograd's node and the forward call that made it, in eager backward; its seed is backward's, as in a graph
+by the parameter whose gradient arrives, for what has its shape there; all else, such as buckets, has no module
 as "update", in an optimizer's step, and outside the function that computes gradients; of a system that shows no
     such function, after a backward, of what reads gradients where neither backward nor a module's forward runs
 by nothing, in a graph that the system runs without showing it, and, where nothing of the model runs, of calls
@@ -14,12 +15,12 @@ from __future__ import annotations
 import bisect
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -29,8 +30,10 @@ from bitproof.harness.localize.logs.calls import Place
 from bitproof.harness.localize.logs.node_places import place_of
 from bitproof.harness.operators import names
 from bitproof.harness.torch_compat import (
+    accumulated_by,
     is_backward_running,
     last_sequence_number,
+    local_of,
     running_autograd_node,
     sequence_number_of,
 )
@@ -44,6 +47,7 @@ class Places:
 
     def __init__(self, model: nn.Module | None, running_chunk: Callable[[], int | None]) -> None:
         self._names = {module: name for name, module in model.named_modules()} if model is not None else {}
+        self._owners: dict[Tensor, str] = {}
         self._running_chunk = running_chunk
         self._running: list[str | None] = []  # None: a graph of which nothing is known
         self._numbers: list[int] = []
@@ -59,10 +63,12 @@ class Places:
         self._micro_batch_at: list[int | None] = []
         self._backward_of: int | None = None
 
-    def __call__(self, name: str, follows: bool = False) -> tuple[Place, str | None, str | None]:
+    def __call__(
+        self, name: str, tensors: Iterable[Tensor] = (), follows: bool = False
+    ) -> tuple[Place, str | None, str | None]:
         """The place of the running call of an operator of this name, the node's name, and the user's line.
 
-        `follows` says that it reads what backward, or an update, has left.
+        `tensors` are what it is given; `follows` says that it reads what backward, or an update, has left.
         """
         if self.node is not None:
             self._has_gradients = True
@@ -72,6 +78,8 @@ class Places:
         autograd_node = running_autograd_node()
         if autograd_node is not None:
             self._has_gradients = True
+            if (parameter := accumulated_by(autograd_node)) is not None:
+                return self._arriving(parameter, tensors), None, line
             return self._backward(sequence_number_of(autograd_node)), None, line
         if self._num_steps:
             return Place(None, "update"), None, line
@@ -114,6 +122,15 @@ class Places:
         made_at = self._made_at[index] if index >= 0 else Place(None, "forward")
         self._backward_of = self._micro_batch_at[index] if index >= 0 else None
         return made_at._replace(direction="backward")
+
+    def _arriving(self, parameter: Tensor, tensors: Iterable[Tensor]) -> Place:
+        """The module that owns a parameter, for a call that is given something of its shape."""
+        if not any(tensor.shape == parameter.shape for tensor in tensors):
+            return Place(None, "backward")
+        if parameter not in self._owners:  # which may change: sharded ones are others while they are gathered
+            named = self._names.items()
+            self._owners = {local_of(x): name for module, name in named for x in module.parameters(recurse=False)}
+        return Place(self._owners.get(parameter), "backward")
 
     def micro_batch_of(self, place: Place) -> int | None:
         """How often the outermost module had been called for what is computed there; None where that says nothing."""

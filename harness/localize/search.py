@@ -1,30 +1,34 @@
 """Find the call to blame for a difference, by replaying both systems up to the first step that differs.
 
 Two replays of each system, as a rule: one logs every call of that step on every rank, and keeps the first
-differing record; one fetches the blamed call's output. An earlier run may have logged its calls, and then stands for
-the first of them. Where the blamed call reads what an earlier step has left, one more logs all steps up to there.
+differing record; one fetches what the calls of the chain gave. An earlier run may have logged its calls, and then
+stands for the first of them. Where the blamed call reads what an earlier step has left, one more logs all steps up to
+there.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from bitproof.harness.compare.bits import ComparedBits
 from bitproof.harness.compare.verdict import computation_order
 from bitproof.harness.errors import BitproofError
 from bitproof.harness.localize.blame import Differing, find_culprit
+from bitproof.harness.localize.chain import Link
 from bitproof.harness.localize.culprit import HOW, Culprit, call_of
 from bitproof.harness.localize.logs.calls import Call
 from bitproof.harness.localize.logs.replay import (
-    OUTPUT,
     RECORD,
     OutputSite,
     Replay,
     archive_of,
     archives_of,
+    name_of_output,
     read_log,
     step_of,
 )
@@ -36,6 +40,9 @@ CompareBits = Callable[[Mapping[Role, Path], str], ComparedBits]
 
 RunReplay = Callable[[Role, int, Path, Replay], str | None]
 """Replay a system, for the given time, into a folder; returns the digest of the record that it kept."""
+
+Logs = Mapping[Role, list[list[Call]]]
+"""By side, each rank's calls."""
 
 ALL_STEPS = 7
 """The number of the replay that logs all steps; a search for noise has four numbers before it."""
@@ -108,10 +115,11 @@ class Search:
             return replace(first, call=replace(call_of(culprit), neighbours=neighbours))
         neighbours = neighbours_of(culprit, logs["reference"], logs["candidate"])
         modules = modules_of(culprit, logs["reference"], logs["candidate"])
-        output = None
+        changed: list[TensorDifference | None] = []
         with self._bits_may_fail(f"what {culprit.call} gave", culprit.rank):
-            output = self._bits_of_output(culprit, logs, key.step) if self.shows_bits else None
-        return replace(first, call=replace(call_of(culprit), neighbours=neighbours, modules=modules, output=output))
+            changed = self._changed(culprit, logs, key.step) if self.shows_bits else []
+        call = call_of(culprit, changed=changed)
+        return replace(first, call=replace(call, neighbours=neighbours, modules=modules))
 
     def _left_by(
         self, key: Key, differing: Differing, pair: tuple[str, str]
@@ -180,26 +188,26 @@ class Search:
         """A replay's calls, rank by rank."""
         return [read_log(archive_of(self._archives(role, number), rank)) for rank in range(self.num_ranks)]
 
-    def _bits_of_output(
-        self, culprit: Culprit, logs: dict[Role, list[list[Call]]], step: int
-    ) -> TensorDifference | None:
-        """How the blamed call's output differs; None where it has no partner, or did not come again.
+    def _changed(self, culprit: Culprit, logs: Logs, step: int) -> list[TensorDifference | None]:
+        """How the outputs of a chain's calls differ, the blamed one's first.
 
-        What no record shows may vary, such as rows that nobody reads: that is no reason to doubt the verdict.
+        None for one that has no partner, agrees, or did not come again. What no record shows may vary, such as rows
+        that nobody reads: that is no reason to doubt the verdict.
         """
-        if culprit.reference is None or culprit.candidate is None:
-            return None
-        indices: dict[Role, int] = {"reference": culprit.reference, "candidate": culprit.candidate}
-        outputs = [logs[role][culprit.rank][index].outputs for role, index in indices.items()]
-        position = next((i for i, pair in enumerate(zip(*outputs, strict=False)) if pair[0] != pair[1]), None)
-        if position is None:
-            return None
-        for role, index in indices.items():
-            self._replay(role, 2, Replay(step=step, output=OutputSite(culprit.rank, index, position)))
-        bits, digests = self._bits(2, culprit.rank, OUTPUT)
-        if digests != [output[position] for output in outputs]:
-            return None
-        return bits
+        links = culprit.chain or (Link(culprit.call, culprit.rank, 0, culprit.reference, culprit.candidate),)
+        outputs = [_first_difference(link, logs) for link in links]
+        if not any(outputs):
+            return []
+        for side, role in enumerate(ROLES):
+            sites = tuple(output.sites[side] for output in outputs if output)
+            self._replay(role, 2, Replay(step=step, outputs=sites))
+        numbers = itertools.count()
+        return [output and self._bits_again(output, next(numbers)) for output in outputs]
+
+    def _bits_again(self, output: _ChangedOutput, number: int) -> TensorDifference | None:
+        """How an output differs, the number-th that replays were asked for; None where it did not come again."""
+        bits, digests = self._bits(2, output.sites[0].rank, name_of_output(number))
+        return bits if tuple(digests) == output.digests else None
 
     def _bits(self, number: int, rank: int, name: str) -> tuple[TensorDifference | None, list[str]]:
         """How the values differ that a replay of each system left, and their digests; None for other types."""
@@ -217,6 +225,25 @@ class Search:
             samples=[Sample(list(index), *pair) for index, *pair in bits.samples],
         )
         return found, list(answer.digests)
+
+
+class _ChangedOutput(NamedTuple):
+    """An output that differs between two calls, the reference's and the candidate's, and its digests."""
+
+    sites: tuple[OutputSite, OutputSite]
+    digests: tuple[str, str]
+
+
+def _first_difference(link: Link, logs: Logs) -> _ChangedOutput | None:
+    """The first output of a link's two calls that differs; None where it has no two, or they agree."""
+    if link.reference is None or link.candidate is None:
+        return None
+    first, second = logs["reference"][link.rank][link.reference], logs["candidate"][link.rank][link.candidate]
+    for position, digests in enumerate(zip(first.outputs, second.outputs, strict=False)):
+        if digests[0] != digests[1]:
+            sites = [OutputSite(link.rank, index, position) for index in (link.reference, link.candidate)]
+            return _ChangedOutput((sites[0], sites[1]), digests)
+    return None
 
 
 def _tell(key: Key) -> str:

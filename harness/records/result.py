@@ -100,7 +100,10 @@ class Neighbour:
 
 @dataclass(frozen=True, kw_only=True)
 class ChainLink:
-    """One call on the way from the call to blame to the record that is shown, and how many are left out before it."""
+    """One call on the way from the call to blame to the record that is shown, and how many are left out before it.
+
+    `elements_differing`, `elements` and `max_ulp` are of its output, where the other side has a call of its turn there.
+    """
 
     __pydantic_config__ = GROWING
 
@@ -112,6 +115,9 @@ class ChainLink:
     micro_batch: int | None = None
     source: str | None = None
     left_out: int = 0
+    elements_differing: Count | None = None
+    elements: Count | None = None
+    max_ulp: Count | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

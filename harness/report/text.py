@@ -212,7 +212,7 @@ def tensor_rows(result: CaseResult, limit: int) -> tuple[list[tuple[str, ...]], 
     return rows[:limit], max(0, len(rows) - limit)
 
 
-def extent(difference: TensorDifference | None) -> str:
+def extent(difference: TensorDifference | ChainLink | None) -> str:
     """How much of a tensor differs: `213 of 256 elements differ, by 16 ULPs at most`; empty where it is not known."""
     if difference is None or difference.elements_differing is None or difference.elements is None:
         return ""
@@ -262,7 +262,7 @@ def neighbour_rows(call: BlamedCall | None) -> list[tuple[str, ...]]:
     ]
 
 
-CHAIN = ("rank", "operator", "module", "direction", "line", "left out before")
+CHAIN = ("rank", "operator", "module", "direction", "changed", "line", "left out before")
 
 
 def chain_rows(call: BlamedCall | None) -> list[tuple[str, ...]]:
@@ -273,6 +273,7 @@ def chain_rows(call: BlamedCall | None) -> list[tuple[str, ...]]:
             link.operator,
             link.module or "the step itself",
             direction_of(link),
+            extent(link),
             link.source or "",
             f"{link.left_out} call{'' if link.left_out == 1 else 's'}" if link.left_out else "",
         )

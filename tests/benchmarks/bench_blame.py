@@ -1,7 +1,7 @@
 """Whom blame names in trainers with one defect each, through the command line: a table.
 
-The trainers are those of `defective_trainers` and of `handwritten_trainers`; with `--abroad` those of frameworks, in
-`tests/abroad/defects.py`, which must be installed.
+The trainers are those of `defective_trainers`, `handwritten_trainers` and `parallel_trainers`; with `--abroad` those of
+frameworks, in `tests/abroad/defects.py`, which must be installed.
 
 `python -m tests.benchmarks.bench_blame [WORD]` runs those whose kind and name hold the word. Exits with 1 where fewer
 than 29 of 30 are found in module and direction, 28 in the operator, and all on the rank.
@@ -18,10 +18,10 @@ from types import ModuleType
 from typing import Any
 
 from bitproof.harness.user_code.user_file import run_file
-from tests.benchmarks import defective_trainers, handwritten_trainers
+from tests.benchmarks import defective_trainers, handwritten_trainers, parallel_trainers
 from tests.benchmarks.defective_trainers import Defect
 
-TRAINERS = defective_trainers, handwritten_trainers
+TRAINERS = defective_trainers, handwritten_trainers, parallel_trainers
 ABROAD = Path(__file__).parents[1] / "abroad" / "defects.py"
 
 

@@ -239,6 +239,13 @@ def tanh_gelu_late(trainer: Trainer) -> None:
     trainer.between = lambda _: tanh_gelu(1)(trainer)
 
 
+def reduced_once(trainer: Trainer) -> None:
+    """Gradients of two micro-batches are summed on each rank first, and over ranks once."""
+    model: Any = trainer.model
+    model.set_requires_gradient_sync(False)
+    trainer.between = lambda _: model.set_requires_gradient_sync(True)
+
+
 def scaled_late(trainer: Trainer) -> None:
     """One gradient is changed once it was clipped."""
 
@@ -286,6 +293,12 @@ DEFECTS: dict[tuple[str, str], Defect] = {
     ("fsdp2", "scaled_on_rank_1"): Defect(on_rank(1, scaled_input("blocks.0.up")), "blocks.0.up", FORWARD, MUL, 1),
     ("fsdp2", "decay"): Defect(setting("weight_decay", 0.3), None, UPDATE, ("_foreach_mul_",)),
     ("fsdp2", "beta"): Defect(setting("betas", (0.8, 0.999)), None, UPDATE, ("_foreach_lerp_",)),
+    ("fsdp2", "summed"): Defect(
+        lambda t: t.model.blocks[1].set_gradient_divide_factor(1.0),
+        "blocks.1",
+        BACKWARD,
+        ("_reduce_scatter_base_", "div", "mul"),
+    ),
     ("fsdp2", "alpha"): Defect(lambda t: setattr(t.model.blocks[1], "alpha", 0.99), "blocks.1", FORWARD, ("add",)),
     ("ddp", "tanh_gelu"): Defect(tanh_gelu(0), "blocks.0", FORWARD, GELU),
     ("ddp", "no_sync"): Defect(without_sync, None, BACKWARD, ("allreduce_", "div_")),
@@ -297,9 +310,17 @@ DEFECTS: dict[tuple[str, str], Defect] = {
         1,
     ),
     ("ddp", "beta"): Defect(setting("betas", (0.9, 0.99)), None, UPDATE, ADDCMUL),
+    ("ddp", "more_loss_on_rank_1"): Defect(
+        on_rank(1, lambda t: setattr(t, "change_loss", lambda loss: loss * 1.01)), "", FORWARD, MUL, 1
+    ),
+    ("ddp", "scaled_gradient"): Defect(scaled_gradient("blocks.1.down.weight"), "blocks.1.down", BACKWARD, MUL),
     ("ddp", "rounded_bucket"): Defect(rounding_hook, None, BACKWARD, ("_to_copy",)),
     ("tp", "tanh_gelu"): Defect(tanh_gelu(0), "blocks.0", FORWARD, GELU),
+    ("tp", "tanh_gelu_on_rank_1"): Defect(on_rank(1, tanh_gelu(0)), "blocks.0", FORWARD, GELU, 1),
     ("tp", "other_eps"): Defect(other_eps(1), "blocks.1.norm", FORWARD, NORM),
+    ("tp", "scaled_gradient_on_rank_1"): Defect(
+        on_rank(1, scaled_gradient("blocks.1.norm.weight")), "blocks.1.norm", BACKWARD, MUL, 1
+    ),
     ("tp", "scaled_on_rank_1"): Defect(on_rank(1, scaled_input("blocks.0.down")), "blocks.0.down", FORWARD, MUL, 1),
     ("tp", "alpha"): Defect(lambda t: setattr(t.model.blocks[0], "alpha", 1.01), "blocks.0", FORWARD, ("add",)),
     ("tp", "eps"): Defect(setting("eps", 1e-4), None, UPDATE, ("add",)),
@@ -322,8 +343,14 @@ DEFECTS: dict[tuple[str, str], Defect] = {
     ("accumulating", "rounded"): Defect(
         each_gradient(lambda g: g.copy_(g.bfloat16())), None, BACKWARD, ("_to_copy", "copy_")
     ),
+    ("accumulating", "reduced_once"): Defect(
+        reduced_once, "blocks.1", BACKWARD, ("_reduce_scatter_base_", "chunk_cat", "add_")
+    ),
     ("accumulating", "tanh_gelu_in_the_second"): Defect(tanh_gelu_late, "blocks.1", FORWARD, GELU),
     ("clipping", "max_norm"): Defect(lambda t: setattr(t, "max_norm", 0.05), None, UPDATE, ("mul", "div")),
+    ("clipping", "max_norm_of_rank_1"): Defect(
+        on_rank(1, lambda t: setattr(t, "max_norm", 0.05)), None, UPDATE, ("mul", "div"), 1
+    ),
     ("clipping", "norm_type"): Defect(
         lambda t: setattr(t, "norm_type", 1.0), None, UPDATE, ("_foreach_norm", "linalg_vector_norm")
     ),
@@ -334,6 +361,8 @@ DEFECTS: dict[tuple[str, str], Defect] = {
     ("loop", "tanh_gelu"): Defect(tanh_gelu(1), "blocks.1", FORWARD, GELU),
     ("loop", "beta"): Defect(setting("betas", (0.9, 0.99)), None, UPDATE, ADDCMUL),
     ("compiled", "tanh_gelu"): Defect(tanh_gelu(1), "blocks.1", FORWARD, ("gelu",)),
+    ("compiled", "other_eps"): Defect(other_eps(0), "blocks.0.norm", FORWARD, NORM),
+    ("compiled", "alpha"): Defect(lambda t: setattr(t.model.blocks[1], "alpha", 0.99), "blocks.1", FORWARD, ("add",)),
     ("compiled", "decay"): Defect(setting("weight_decay", 0.3), None, UPDATE, ("_foreach_mul_",)),
 }
 

@@ -43,7 +43,7 @@ from bitproof.harness.execute.status_messages import (
 )
 from bitproof.harness.execute.stopwatch import Stopwatch, counts_flops, peak_of_process
 from bitproof.harness.graph.graph_options import GraphOptions
-from bitproof.harness.localize.logs.replay import OUTPUT, RECORD, Replay, StepTrace, write_archive
+from bitproof.harness.localize.logs.replay import RECORD, Replay, StepTrace, write_archive
 from bitproof.harness.machine.determinism import AFTER_FACTORY, AFTER_STEPS, SET, read_switches, set_determinism
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.machine.gpus import read_gpu_environment, read_gpu_facts
@@ -392,14 +392,13 @@ def _watching_step(
         with disable_current_modes():  # what recording calls is none of the system's calls
             recorder.observe(kind, name, tensor)
 
-    here = replay.output if step == replay.step and replay.output and replay.output.rank == recorder.rank else None
-    keep, captured = here and (here.call, here.output), getattr(system, "captured", None)
+    names, captured = replay.outputs_of(recorder.rank), getattr(system, "captured", None)
+    keep = names if step == replay.step else {}
     with logged(getattr(system, "made", system), keep=keep, captured=captured) as log:
         yield observe
     if replay.log:
         step_trace.add_calls(step, log.calls)
-    if log.kept is not None:
-        step_trace.values[OUTPUT] = log.kept
+    step_trace.values |= {names[site]: value for site, value in log.kept.items()}
 
 
 def preload() -> None:

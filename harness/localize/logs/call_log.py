@@ -10,7 +10,7 @@ import functools
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -58,7 +58,7 @@ GENERATORS = 0
 class CallRecorder(TorchDispatchMode):
     """Logs calls while it is entered. `place` says where the running call belongs, and, of a graph, its node.
 
-    `keep` names a call by its index, and one of its outputs; `kept` is a copy of that, once it was computed.
+    `keep` names calls by their indices, each with one of its outputs; `kept` has copies of those that were computed.
     A higher-order operator is one call, whatever its nested graphs run; a call over lists of tensors is logged as one
     call for each index (`lanes`). One that draws reads its generator's state, last, and gives the next. What bitproof
     itself calls, to take a digest, is none of the system's calls.
@@ -71,10 +71,10 @@ class CallRecorder(TorchDispatchMode):
         """Leave compiled code compiled: by default torch.compile steps aside for a mode, and computes other bits."""
         return True
 
-    def __init__(self, place: Places, keep: tuple[int, int] | None) -> None:
+    def __init__(self, place: Places, keep: Collection[tuple[int, int]] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
-        self.kept: Tensor | None = None
+        self.kept: dict[tuple[int, int], Tensor] = {}
         self._place = place
         self._keep = keep
         self._in_flight: dict[int, int] = {}
@@ -107,7 +107,7 @@ class CallRecorder(TorchDispatchMode):
             [(digests, producers)] = inputs
             inputs = [((*digests, str(state)), (*producers, self._producers.get((GENERATORS, str(state)))))]
         follows = any(self.calls[producer].place.direction in ("backward", "update") for producer in read_here)
-        place, node, source = self._place(name, follows)
+        place, node, source = self._place(name, _tensors((args, kwargs)), follows)
         if in_place := getattr(function, "namespace", None) == IN_PLACE_COLLECTIVES:
             result = self._held(function, _tensors(_written(function, args, kwargs)), result)
         written = _written(function, args, kwargs)
@@ -197,8 +197,8 @@ class CallRecorder(TorchDispatchMode):
 
     def _add_output(self, index: int, tensor: Tensor) -> None:
         call = self.calls[index]
-        if self._keep == (index, len(call.outputs)):
-            self.kept = plain(tensor).clone()
+        if (site := (index, len(call.outputs))) in self._keep:
+            self.kept[site] = plain(tensor).clone()
         self._add_value(index, _storage(tensor), _digest(tensor))
 
     def _add_value(self, index: int, storage: int, value: str) -> None:
@@ -332,8 +332,10 @@ class GraphRunner(Interpreter):
 
 
 @contextmanager
-def logged(system: Any, keep: tuple[int, int] | None = None, captured: Capture | None = None) -> Iterator[CallRecorder]:
-    """Log every operator call that a system makes in this context, on this thread, and keep one output.
+def logged(
+    system: Any, keep: Collection[tuple[int, int]] = (), captured: Capture | None = None
+) -> Iterator[CallRecorder]:
+    """Log every operator call that a system makes in this context, on this thread, and keep some outputs.
 
     A system may show its `model`, the function `gradients` that computes loss and gradients, the
     `graph` that the step runs, and `running_chunk`; of a system that shows nothing, calls have no place. `captured`

@@ -302,9 +302,11 @@ class CandidateLog:
 
     def made_as(self, index: int) -> int | None:
         """This log's call that stands for a call of the reference by its turn; None where it makes more or fewer."""
-        wanted = self.reference.log[index]
-        made, due = _alike(self.calls, wanted), _alike(self.reference.log, wanted)
-        return made[due.index(index)] if len(made) == len(due) else None
+        return _of_its_turn(self.reference.log, index, self.calls)
+
+    def made_for(self, index: int) -> int | None:
+        """The inverse of `made_as`."""
+        return _of_its_turn(self.calls, index, self.reference.log)
 
     def put_between(self, index: int, mine: int) -> int | None:
         """The new call that reads what a call of the reference reads, and is read by the one that stands for it."""
@@ -388,6 +390,12 @@ class CandidateLog:
 def _alike(calls: Sequence[Call], wanted: Call) -> list[int]:
     """The calls of one operator at one place, by index."""
     return [i for i, call in enumerate(calls) if (call.operator, call.place) == (wanted.operator, wanted.place)]
+
+
+def _of_its_turn(calls: Sequence[Call], index: int, others: Sequence[Call]) -> int | None:
+    """Another log's call of the same turn of an operator at its place; None where that has more or fewer of them."""
+    mine, theirs = _alike(calls, calls[index]), _alike(others, calls[index])
+    return theirs[mine.index(index)] if len(mine) == len(theirs) else None
 
 
 def _is_again(call: Call) -> bool:

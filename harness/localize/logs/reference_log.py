@@ -63,8 +63,9 @@ class ReferenceLog:
         return [i for i in indices if self.log[i].inputs == call.inputs and _fits(self.log[i].place, call.place)]
 
     def there(self, call: Call) -> list[int]:
-        """The calls of the same operator at the same place, by index."""
-        return [i for i in self._indices.get(call.operator, ()) if self.log[i].place == call.place]
+        """The calls of the same operator at the same place, by index; of a call whose place is not known, all."""
+        indices, is_untold = self._indices.get(call.operator, ()), call.place == Place(None, None)
+        return [i for i in indices if is_untold or self.log[i].place == call.place]
 
     def makes(self, call: Call) -> bool:
         """Whether the reference makes this very call there, of the same inputs and numbers."""

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 CALLS, STEPS, RECORDS = "calls.jsonl", "steps.json", "records.jsonl"
 _MAX_CALLS_BYTES = 4 << 30
-RECORD, OUTPUT = "record", "output"
-"""The names under which a replay leaves values: of a recorded tensor, and of a call's output."""
+RECORD = "record"
+"""The name under which a replay leaves a recorded tensor; `name_of_output` has those of calls' outputs."""
 
 
 class OutputSite(NamedTuple):
@@ -38,7 +38,7 @@ class OutputSite(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What a replay leaves of its last step: with `log` every call, and the values of a record and of an output.
+    """What a replay leaves of its last step: with `log` every call, and the values of a record and of outputs.
 
     With `every_step` the log has the calls of all steps; `stressed` lets the replay run as a stressed run does.
     """
@@ -46,13 +46,23 @@ class Replay:
     step: int
     log: bool = False
     record: Key | None = None
-    output: OutputSite | None = None
+    outputs: tuple[OutputSite, ...] = ()
     every_step: bool = False
     stressed: bool = False
 
     def watches(self, step: int) -> bool:
         """Whether a step's calls are watched."""
         return self.every_step or step == self.step
+
+    def outputs_of(self, rank: int) -> dict[tuple[int, int], str]:
+        """What a rank is to keep: by call and output, the name under which it leaves that."""
+        sites = enumerate(self.outputs)
+        return {(site.call, site.output): name_of_output(number) for number, site in sites if site.rank == rank}
+
+
+def name_of_output(number: int) -> str:
+    """The name under which a replay leaves the number-th of the outputs that it is asked for."""
+    return f"output{number}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from tests.harness.localize.test_blame import blamed, call
 def operators(reference: list[Call], candidate: list[Call], *differing: str) -> list[str]:
     culprit = blamed(reference, candidate, *differing)
     assert culprit is not None
-    return [link.operator for link in culprit.chain]
+    return [link.call.operator for link in culprit.chain]
 
 
 def test_the_chain_goes_from_the_culprit_to_the_record_by_what_each_call_reads() -> None:
@@ -41,7 +41,7 @@ def test_views_are_left_out_and_counted() -> None:
     reference = [call("mm x w -> a"), call("view a -> v")._replace(view=True), call("sum v -> l")]
     culprit = blamed(reference, [call("mm x w -> A"), view, call("sum V -> L")], "L")
     assert culprit is not None
-    assert [(link.operator, link.left_out) for link in culprit.chain] == [("mm", 0), ("sum", 1)]
+    assert [(link.call.operator, link.left_out) for link in culprit.chain] == [("mm", 0), ("sum", 1)]
 
 
 def test_the_chain_crosses_to_another_rank_at_a_collective_alone() -> None:
@@ -52,14 +52,18 @@ def test_the_chain_crosses_to_another_rank_at_a_collective_alone() -> None:
 
     culprit = find_culprit(logs("a", "s"), logs("A", "S"), {1: [("s", "S")]})
     assert culprit is not None
-    assert [(link.operator, link.rank) for link in culprit.chain] == [("mm", 0), ("all_reduce", 0), ("all_reduce", 1)]
+    assert [(link.call.operator, link.rank) for link in culprit.chain] == [
+        ("mm", 0),
+        ("all_reduce", 0),
+        ("all_reduce", 1),
+    ]
 
 
 def test_a_long_chain_keeps_its_ends_and_what_changes_module() -> None:
     log = [call(f"op{i} v{i} -> v{i + 1}") for i in range(40)]
     log[20] = log[20]._replace(place=Place("layers.7", "forward"))
-    links = links_of([(0, i) for i in range(40)], [log])
-    told = [link.operator for link in links]
+    links = links_of([(0, i) for i in range(40)], [log], lambda site: (None, site[1]))
+    told = [link.call.operator for link in links]
     assert len(links) == MAX_LINKS and (told[0], told[-1]) == ("op0", "op39") and {"op20", "op21"} <= set(told)
     assert sum(link.left_out for link in links) + MAX_LINKS == 40
 
@@ -71,7 +75,7 @@ def test_what_backward_still_reads_is_of_backward_and_not_of_the_update() -> Non
     culprit = blamed(reference, scaled, "S")
     assert culprit is not None
     assert (culprit.call.operator, culprit.call.place.direction) == ("mul", "backward")
-    assert culprit.chain[0].direction == "backward"
+    assert culprit.chain[0].call.place.direction == "backward"
     late = [*reference, call("mul s -> t", update)]
     culprit = blamed(late, [*reference, call("mul s -> T", update)], "T")
     assert culprit is not None and culprit.call.place.direction == "update"

@@ -47,6 +47,7 @@ MENDED = (
     2028758,
     2031235,
     2039311,
+    5000055,
 )
 """Programs on which blame once named another call, or one that nothing leads from."""
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from bitproof.harness.compare.bits import BitDifference, ComparedBits
 from bitproof.harness.errors import RankError
 from bitproof.harness.localize.logs.calls import Call, Place
-from bitproof.harness.localize.logs.replay import Replay, StepTrace, archive_of, write_archive
+from bitproof.harness.localize.logs.replay import OutputSite, Replay, StepTrace, archive_of, write_archive
 from bitproof.harness.localize.search import Search
 from bitproof.harness.records import Divergence, Key, Manifest, Record, Recording
 
@@ -19,6 +20,37 @@ KEY = Key(0, "loss", "loss", 0)
 
 def recording(digest: str) -> Recording:
     return Recording(Manifest(case={}, system="toy", world_size=1, steps=1), {KEY: Record(digest, "float32", ())})
+
+
+def test_the_chain_says_of_each_call_how_its_output_differs_from_that_of_the_same_turn(tmp_path: Path) -> None:
+    """Of one that the other side does not make, and of one whose output does not come again, nothing is known."""
+    forward = [("mm", "x", "a"), ("silu", "a", "b"), ("neg", "b", "c"), ("tanh", "c", "d"), ("sum", "d", "e")]
+    logs: dict[Any, list[Call]] = {
+        "reference": [Call(FORWARD, name, (x,), (y,)) for name, x, y in forward if name != "neg"],
+        "candidate": [Call(FORWARD, name, (x.upper(),), (y.upper(),)) for name, x, y in forward],
+    }
+    logs["candidate"][0] = Call(FORWARD, "mm", ("x",), ("A",))
+    asked: list[tuple[OutputSite, ...]] = []
+
+    def run_replay(role: Any, turn: int, folder: Path, replay: Replay) -> str:
+        asked.append(replay.outputs)
+        write_archive(archive_of(folder, 0), StepTrace(logs[role], [(0, 1)]))
+        return "e" if role == "reference" else "E"
+
+    def bits(_: Any, name: str) -> ComparedBits:
+        digests = {"output0": ("a", "A"), "output1": ("b", "B"), "output2": ("d", "other"), "output3": ("e", "E")}
+        number = list(digests).index(name) if name in digests else 9
+        difference = BitDifference(elements=8, elements_differing=number + 1, max_ulp=number)
+        return ComparedBits(difference=difference, digests=digests.get(name, ("e", "E")))
+
+    recordings: Any = {"reference": recording("e"), "candidate": recording("E")}
+    found = Search(recordings, tmp_path, 1, run_replay, bits).explain(Divergence(**KEY._asdict()))
+    assert found.call is not None and found.call.chain is not None and found.call.output is not None
+    changed = [(link.operator, link.elements_differing, link.elements, link.max_ulp) for link in found.call.chain]
+    unknown = None, None, None
+    assert changed == [("mm", 1, 8, 0), ("silu", 2, 8, 1), ("neg", *unknown), ("tanh", *unknown), ("sum", 4, 8, 3)]
+    assert found.call.output.elements_differing == 1
+    assert [[site.call for site in sites] for sites in asked] == [[], [], [0, 1, 2, 3], [0, 1, 3, 4]]
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -40,7 +72,7 @@ def test_a_cause_that_was_found_stays_where_its_bits_cannot_be_had(tmp_path: Pat
         tmp_path,
         1,
         run_replay,
-        bits,  # type: ignore[arg-type]
+        bits,
     )
     found = search.explain(Divergence(**KEY._asdict()))
     assert found.call is not None and (found.call.operator, found.call.output) == ("silu", None)

@@ -47,7 +47,9 @@ def test_a_run_of_every_case_arrives_as_it_was_requested(case, tmp_path: Path) -
         case=case,
         inject="bf16@layer=1",
         placement=Placement("cuda", "gloo", 1, shared=True),
-        replay=Replay(step=1, log=True, record=Key(1, "grad", "weight", 0), output=OutputSite(0, 3, 1)),
+        replay=Replay(
+            step=1, log=True, record=Key(1, "grad", "weight", 0), outputs=(OutputSite(0, 3, 1), OutputSite(1, 4, 0))
+        ),
         graph_options=GraphOptions(extra_passes=("a:b",), dump_dir=tmp_path),
         stress=Stress(seed=3),
         names={"mine": "weight"},

@@ -200,7 +200,15 @@ def localized(make_result) -> CaseResult:
                         operator="gate<b>", module="layers.1.moe", direction="backward", chunk=1, rank=3, micro_batch=2
                     ),
                     ChainLink(operator="all_reduce", direction="backward", rank=3, source="moe.py:70", left_out=4),
-                    ChainLink(operator="all_reduce", direction="backward", rank=0, source="moe.py:70"),
+                    ChainLink(
+                        operator="all_reduce",
+                        direction="backward",
+                        rank=0,
+                        source="moe.py:70",
+                        elements_differing=3,
+                        elements=8,
+                        max_ulp=2,
+                    ),
                 ],
             ),
         ),

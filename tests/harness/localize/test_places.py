@@ -1,0 +1,60 @@
+"""Where a call belongs that runs while a parameter's gradient arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from bitproof.harness.localize.logs.call_log import logged
+from bitproof.harness.localize.logs.calls import Call
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 3, bias=False), nn.Linear(3, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.second(self.first(x))
+        return y
+
+
+class System:
+    """Two micro-batches, whose gradients add up; `hook` is called with the first parameter's."""
+
+    def __init__(self, hook: Callable[[Tensor], Tensor]) -> None:
+        self.model = Model()
+        self.model.first.weight.register_hook(hook)
+
+    def gradients(self) -> None:
+        for _ in range(2):
+            self.model(torch.ones(5, 4)).sum().backward()
+
+
+def calls_of(hook: Callable[[Tensor], Tensor], operator: str) -> list[Call]:
+    system = System(hook)
+    with logged(system) as log:
+        system.gradients()
+    return [call for call in log.calls if call.operator == operator]
+
+
+def test_what_a_parameters_hook_computes_of_its_gradient_belongs_to_the_parameters_module() -> None:
+    found = calls_of(lambda gradient: gradient * 2, "mul.Tensor")
+    assert [(*call.place[:2], call.micro_batch) for call in found] == [
+        ("first", "backward", 1),
+        ("first", "backward", 2),
+    ]
+
+
+def test_what_adds_the_gradients_of_two_micro_batches_belongs_to_the_parameters_module() -> None:
+    assert [call.place.module for call in calls_of(lambda gradient: gradient, "add_.Tensor")] == ["second", "first"]
+
+
+def test_what_a_hook_calls_of_another_shape_as_a_buckets_exchange_has_no_module() -> None:
+    def hook(gradient: Tensor) -> Tensor:
+        torch.zeros(99).neg()
+        return gradient
+
+    assert [call.place[:2] for call in calls_of(hook, "neg")] == [(None, "backward")] * 2

@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy, gelu
 from torch.utils.checkpoint import checkpoint
 
 from bitproof import Case, Mesh
+from bitproof.harness.torch_compat import is_backward_running
 from tests.benchmarks.defective_trainers import Defect, on_rank, void
 
 STEPS = 2
@@ -255,6 +256,15 @@ def drawn_before(trainer: Trainer) -> None:
     trainer.before_step = lambda index: None if index else void(torch.rand(1))
 
 
+def other_eps_again(trainer: Trainer) -> None:
+    """Another eps of a norm, where backward computes it again."""
+
+    def set_eps(norm: nn.Module, _: object) -> None:
+        norm.eps = 1e-3 if is_backward_running() else 1e-5
+
+    trainer.model.blocks[1].norm.register_forward_pre_hook(set_eps)
+
+
 def set_block(number: int, name: str, value: object) -> Callable[[Trainer], None]:
     """Another value for one block's attribute."""
     return lambda t: setattr(t.model.blocks[number], name, value)
@@ -286,6 +296,7 @@ DEFECTS: dict[tuple[str, str], Defect] = {
     ("dropout", "other_recomputation"): Defect(
         lambda t: setattr(t.model, "keeps_state", False), "blocks.1.drop", BACKWARD, DRAWS
     ),
+    ("dropout", "other_eps_again"): Defect(other_eps_again, "blocks.1.norm", BACKWARD, ("native_layer_norm",)),
     ("statistics", "stale"): Defect(stale_statistics, "", FORWARD, ("native_batch_norm", "batch_norm")),
     ("dtensor", "sum_for_mean"): Defect(
         lambda t: setattr(t, "placement_of", lambda name: Partial("sum" if name == BIAS else "avg")),

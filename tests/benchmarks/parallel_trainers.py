@@ -11,6 +11,7 @@ unsynced    DistributedDataParallel that sums gradients over ranks in the last o
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -80,6 +81,7 @@ class Trainer:
         mine = [p for p, name in self.names.items() if kind != "owners" or self.owners[name] == self.rank]
         self.optimizer = torch.optim.AdamW(mine, lr=1e-2, foreach=False)
         self.data = torch.Generator().manual_seed(0 if kind == "stages" else self.rank)
+        self.text = random.Random(self.rank)
         self.shards = [self.shard_of(block) for block in self.model.blocks] if kind == "shards" else []
         self.gathered = [torch.zeros(shard.numel() * self.world) for shard in self.shards]
         self.gathers: Callable[[int, int], bool] = lambda block, step: True
@@ -205,12 +207,20 @@ class Trainer:
             for each in (self.clip, self.unscale) if self.clips_first else (self.unscale, self.clip):
                 each()
 
+    def drawn(self) -> Tensor:
+        """A batch of tokens by chance."""
+        return torch.randint(1, VOCABULARY, (4, 9), generator=self.data)
+
+    def read(self) -> Tensor:
+        """The batch that a rank's own text gives."""
+        return torch.tensor([[self.text.randrange(1, VOCABULARY) for _ in range(9)] for _ in range(4)])
+
     def step(self, index: int) -> Iterator[tuple[str, str, Tensor]]:
         """Take one step, and yield each value as it is computed."""
         self.number = index
         if self.kind == "shards":
             self.gather()
-        tokens = self.change_batch(torch.randint(1, VOCABULARY, (4, 9), generator=self.data))
+        tokens = self.change_batch(self.read() if self.kind == "scaled" else self.drawn())
         loss = self.pipelined(tokens) if self.kind == "stages" else self.losses(tokens)
         if loss is not None:
             yield "loss", "loss", loss
@@ -305,6 +315,9 @@ DEFECTS: dict[tuple[str, str], Defect] = {
     ),
     ("scaled", "one_block_in_float32"): Defect(
         lambda t: setattr(t.model.blocks[1], "casts", False), "blocks.1.up", FORWARD, ("_to_copy", "mm", "addmm")
+    ),
+    ("scaled", "text_of_rank_0"): Defect(
+        on_rank(1, lambda t: setattr(t, "text", random.Random(0))), "", FORWARD, ("split", "slice", "embedding"), 1
     ),
     ("unsynced", "synced_twice"): Defect(
         lambda t: setattr(t, "syncs", lambda _: True), None, BACKWARD, ("allreduce_", "div_", "mul")

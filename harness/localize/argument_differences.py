@@ -23,9 +23,12 @@ def input_differences(log: CandidateLog, index: int, partner: int) -> str:
 
     Nothing is told where the partner is guessed: it has none of the inputs, and the logs make not as many such calls.
     """
-    if set(log.calls[index].inputs).isdisjoint(log.reference.log[partner].inputs) and log.made_as(partner) != index:
+    if (
+        set(log.log[index].inputs).isdisjoint(log.reference.log[partner].inputs)
+        and log.reference.counterpart(partner, log) != index
+    ):
         return ""
-    sides = (log.calls, index), (log.reference.log, partner)
+    sides = (log.log, index), (log.reference.log, partner)
     inputs = [Counter(calls[at].inputs) for calls, at in sides]
     told: list[str] = []
     for (calls, at), other in zip(sides, reversed(inputs), strict=True):
@@ -44,6 +47,6 @@ def list_differences(log: CandidateLog, missing: Call) -> str:
         return ""
     made, due = (
         sum((call.operator, call.place) == (missing.operator, missing.place) for call in calls)
-        for calls in (log.calls, log.reference.log)
+        for calls in (log.log, log.reference.log)
     )
     return f"{made} of the reference's {due} tensors in its lists" if 0 < made < due else ""

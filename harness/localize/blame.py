@@ -92,7 +92,7 @@ class _Blame:
             picked = self._first_of(exchanged, exchanged)
         if picked is None:
             return self._first_missing({rank: [wanted for wanted, _ in pairs] for rank, pairs in record.items()})
-        is_of_update = self.logs[picked.site[0]].calls[picked.site[1]].place.direction == "update"
+        is_of_update = self.logs[picked.site[0]].log[picked.site[1]].place.direction == "update"
         if picked.same != "computes" and is_of_update and (misplaced := self._misplaced(record)):
             return misplaced
         return self._said_of(picked)
@@ -101,10 +101,10 @@ class _Blame:
         """Rule 3: what is wrong with a root, or the call that is missing before it."""
         (first_rank, index), partner, same, roots = picked
         log = self.logs[first_rank]
-        call = log.calls[index]
+        call = log.log[index]
         if picked.reads and (constant := log.new_constant(index, partner)) is not None:
             roots = {(rank, constant) for rank, each in roots if each == index}
-            index, call, partner, same = constant, log.calls[constant], None, None
+            index, call, partner, same = constant, log.log[constant], None, None
         turn = log.turn(index)
         ranks = tuple(sorted({first_rank} | {r for r, i in roots | self.roots if self.logs[r].is_turn(i, call, turn)}))
         at = first_rank if first_rank != ranks[0] else None
@@ -154,9 +154,9 @@ class _Blame:
         that it does not make there. Nothing is said of a call that only may be wrong.
         """
         found: dict[tuple[Place, str], tuple[How, Call]] = {}
-        blamed = self.logs[culprit.rank].calls[culprit.candidate] if culprit.candidate is not None else culprit.call
+        blamed = self.logs[culprit.rank].log[culprit.candidate] if culprit.candidate is not None else culprit.call
         for site in sorted(self.roots, key=self.joined.when):
-            call = self.logs[site[0]].calls[site[1]]
+            call = self.logs[site[0]].log[site[1]]
             kind = call.place, call.operator
             if kind in ((culprit.call.place, culprit.call.operator), (blamed.place, blamed.operator)):
                 continue
@@ -189,8 +189,8 @@ class _Blame:
                 return culprit.reference, culprit.candidate
             log = self.logs[rank]
             if culprit.candidate is None:
-                return index, log.made_as(index)
-            return log.made_for(index), index
+                return index, log.reference.counterpart(index, log)
+            return log.counterpart(index, log.reference), index
 
         return sides
 
@@ -202,7 +202,7 @@ class _Blame:
         if proven := {site for site in roots if self._is_proven(site)}:
             return self._first_of(proven, roots)
         packing = {(rank, index) for rank, index in roots if logs[rank].is_packing(index)}
-        computing = {(rank, index) for rank, index in roots - packing if logs[rank].calls[index].inputs}
+        computing = {(rank, index) for rank, index in roots - packing if logs[rank].log[index].inputs}
         due = {
             (rank, index) for rank, index in packing if not logs[rank].is_new(index) and not logs[rank].is_extra(index)
         }
@@ -215,9 +215,9 @@ class _Blame:
         """The first site: what happened before the others, and of those that did not, the one on the lowest rank."""
         rank, index = min(sites, key=self.joined.when)
         log = self.logs[rank]
-        partner, same = log.reference.partner(log.calls[index], log.turn(index))
+        partner, same = log.reference.partner(log.log[index], log.turn(index))
         if same is None and (first := log.repeated_by(index)) is not None:
-            partner, _ = log.reference.partner(log.calls[first], log.turn(first))
+            partner, _ = log.reference.partner(log.log[first], log.turn(first))
         if same is None and log.is_extra(index):  # a call too many of its operator: the reference has none for it
             partner = log.stands_for(index)
         return _Picked((rank, index), partner, same, roots)
@@ -280,9 +280,9 @@ class _Blame:
         best: set[Site] | None = None
         least = (0, 0, 0)
         for rank, index in calls if len(calls) > 1 else ():
-            for partner in self.logs[rank].reference.alike(self.logs[rank].calls[index]):
+            for partner in self.logs[rank].reference.alike(self.logs[rank].log[index]):
                 known = {r: self.known.logs[r][i] for r, i in self.known.together((rank, partner))}
-                mine = {site: self.logs[site[0]].calls[site[1]] for site in calls}
+                mine = {site: self.logs[site[0]].log[site[1]] for site in calls}
                 other = {
                     site for site, call in mine.items() if site[0] not in known or known[site[0]].inputs != call.inputs
                 }
@@ -309,26 +309,26 @@ class _Blame:
         others = [] if before is not None else [r for r in self.differing if r != rank and self._lacks(r, call)]
         ranks = tuple(sorted([rank, *others]))
         at = rank if rank != ranks[0] else None
-        for number, mine in enumerate(log.calls if call.collective else ()):
+        for number, mine in enumerate(log.log if call.collective else ()):
             if not mine.outputs and (mine.operator, mine.inputs) == (call.operator, call.inputs):
                 return Culprit(how="abandons", call=mine, ranks=ranks, candidate=number, reference=index, at=at)
-        made = log.made_as(index)
+        made = log.reference.counterpart(index, log)
         if made is not None and (rank, made) in self._history(
             self.record
         ):  # of another value: that is what is wrong, and no call is missing
             if (between := log.put_between(index, made)) is not None:
-                new = log.calls[between]
+                new = log.log[between]
                 return Culprit(how="adds", call=new, ranks=ranks, candidate=between, reference=None, at=at)
-            mine = log.calls[made]
+            mine = log.log[made]
             if before is not None and made != before and (rank, before) in self._before({(rank, made)}):
                 return None  # it is made, of what the call that is wrong gives
             if mine.inputs and (mine.inputs, mine.outputs) == (call.inputs, call.outputs):
                 return None  # it is right, and what is missing another tensor over its storage
-            if not log.calls[made].view and log.reference.values.issuperset(log.calls[made].inputs):
+            if not log.log[made].view and log.reference.values.issuperset(log.log[made].inputs):
                 if (packed := log.wrongly_packed(made)) is not None:
                     made, index = packed, log.stands_for(packed)
                 how = log.how_it_reads(made)
-                return Culprit(how=how, call=log.calls[made], ranks=ranks, candidate=made, reference=index, at=at)
+                return Culprit(how=how, call=log.log[made], ranks=ranks, candidate=made, reference=index, at=at)
         lists = list_differences(log, call)
         return Culprit(how="lacks", call=call, ranks=ranks, candidate=None, reference=index, arguments=lists, at=at)
 
@@ -345,7 +345,7 @@ class _Blame:
         for rank, pairs in differing.items():
             last: dict[str, int] = {}
             values = {wanted for wanted, has in pairs if has in self.logs[rank].reference.values}
-            for index, call in enumerate(self.logs[rank].calls):
+            for index, call in enumerate(self.logs[rank].log):
                 if call.place.direction != "update":
                     last |= dict.fromkeys(values.intersection(call.outputs), index)
             found += [(rank, index) for index in last.values()]
@@ -355,7 +355,7 @@ class _Blame:
         bucket = self.logs[rank].bucket_of(index)
         if bucket is not None:  # it was packed, or unpacked, in another order
             index = bucket
-        call = self.logs[rank].calls[index]
+        call = self.logs[rank].log[index]
         return Culprit(how="misplaces", call=call, ranks=(rank,), candidate=index, reference=None)
 
     def _roots(self, differing: Differing) -> set[Site]:
@@ -369,7 +369,7 @@ class _Blame:
             rank, index = pending.pop()
             sites = self.joined.together((rank, index))
             earlier = {(peer, producer) for peer, i in sites for producer in logs[peer].bad_producers(i)}
-            is_collective = logs[rank].calls[index].collective
+            is_collective = logs[rank].log[index].collective
             if (
                 is_collective
                 and not is_misplaced

@@ -18,7 +18,7 @@ def regrouped(log: CandidateLog, call: Call) -> Call | None:
     """
     if name_of(call) not in COMMUTATIVE or len(call.inputs) < 2:
         return None
-    mine, part = _summands(log.calls, call), Counter[str]()
+    mine, part = _summands(log.log, call), Counter[str]()
     for value in call.inputs:
         part += mine.get(value, Counter([value]))
     for value, summands in _summands(log.reference.log, call).items():

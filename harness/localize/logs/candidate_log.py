@@ -8,20 +8,24 @@ from typing import Literal
 
 from bitproof.harness.localize.logs.calls import READS_OUT, Call, is_abandoned
 from bitproof.harness.localize.logs.packing import CONSTANTS, PACKING, keeps_order, name_of
-from bitproof.harness.localize.logs.reference_log import ReferenceLog
+from bitproof.harness.localize.logs.reference_log import IndexedLog, ReferenceLog
 
 RECOMPUTED = "_recomputed"
 """Part of the name of a node that repeats another one: see `harness.graph.passes.rematerialize`."""
 
 
-class CandidateLog:
+class CandidateLog(IndexedLog):
     """One rank's calls, and which of them agree with the reference's."""
 
     def __init__(self, calls: Sequence[Call], reference: ReferenceLog) -> None:
-        self.calls = calls
+        super().__init__(calls)
         self.reference = reference
         self._values = {value for call in calls for value in (*call.inputs, *call.outputs, *call.aliases)}
         self._made = {(call.operator, call.outputs) for call in calls}
+        once = (call for call in calls if not _is_again(call))
+        self._num_made, self._num_due = (
+            Counter(x for call in log for x in _kinds(call)) for log in (once, reference.log)
+        )
         self._agrees = [reference.knows(call) or self._changes_nothing(index) for index, call in enumerate(calls)]
         self._latest: dict[str, int] = {}
         self._num_givers = Counter[str]()
@@ -69,7 +73,7 @@ class CandidateLog:
         So a step count reaches what it corrects. In forward, counts of rows are read out all the time.
         """
         read_out = self._read_out
-        if read_out is None or {self.calls[read_out].place.direction, call.place.direction} != {"update"}:
+        if read_out is None or {self.log[read_out].place.direction, call.place.direction} != {"update"}:
             return ()
         is_given_others = bool(self.reference.alike(call)) and not self.reference.makes(call)
         return (read_out,) if is_given_others else ()
@@ -79,7 +83,7 @@ class CandidateLog:
 
         A copy needs no such call to be compared with. One call too many may well read the same, with other numbers.
         """
-        call = self.calls[index]
+        call = self.log[index]
         if not call.inputs or self.reference.values.issuperset(call.outputs):
             return False
         if call.operator == "clone":
@@ -88,11 +92,6 @@ class CandidateLog:
         if partner is None or same != "computes":
             return False
         return self.reference.makes(call) or not self.is_extra(index)
-
-    def turn(self, index: int) -> int:
-        """How many calls of the same operator at the same place came before."""
-        call = self.calls[index]
-        return sum((earlier.place, earlier.operator) == (call.place, call.operator) for earlier in self.calls[:index])
 
     def last_producer(self, wanted: str, digest: str) -> int | None:
         """The call that gave a record its value, unless it agrees, and what it reads too.
@@ -104,17 +103,17 @@ class CandidateLog:
 
     def new_constant(self, index: int, partner: int | None) -> int | None:
         """A new call that made, of nothing, an input that a call's partner does not have; None where there is none."""
-        call, theirs = self.calls[index], self.reference.log[partner].inputs if partner is not None else ()
+        call, theirs = self.log[index], self.reference.log[partner].inputs if partner is not None else ()
         odd = [i for x, i in zip(call.inputs, call.producers, strict=False) if x not in theirs and i is not None]
-        return next((i for i in odd if self.is_new(i) and name_of(self.calls[i]) in CONSTANTS), None)
+        return next((i for i in odd if self.is_new(i) and name_of(self.log[i]) in CONSTANTS), None)
 
     def bad_producers(self, index: int) -> set[int]:
         """The calls that gave a call's inputs and do not agree."""
         found, pending = set(), self._bad_inputs(index)
         while pending:
             producer = pending.pop()
-            view = self.calls[producer]
-            is_for_it = self.is_new(index) and self.calls[index].operator != "clone"  # in which no value is wrong
+            view = self.log[producer]
+            is_for_it = self.is_new(index) and self.log[index].operator != "clone"  # in which no value is wrong
             if view.view and ((is_for_it and not self.is_proven(producer)) or keeps_order(view)):
                 pending += self._bad_inputs(producer)
             else:
@@ -128,7 +127,7 @@ class CandidateLog:
 
     def how_it_reads(self, index: int) -> Literal["reads", "inherits", "draws"]:
         """What is wrong with a call that reads other inputs than its partner: nothing is called right unseen."""
-        call = self.calls[index]
+        call = self.log[index]
         if not call.inputs:
             return "draws"
         pairs = zip(call.inputs, self._given[index], strict=False)
@@ -141,8 +140,8 @@ class CandidateLog:
         if known is not None and self._num_givers[digest] > 1:
             due = self.reference.log[known]
             own = {each.inputs for each in map(self.reference.log.__getitem__, self.reference.there(due))}
-            there = [i for i in _alike(self.calls, due) if digest in self.calls[i].outputs]
-            there = [i for i in there if self.calls[i].inputs not in own or self.calls[i].inputs == due.inputs]
+            there = [i for i in self.there(due) if digest in self.log[i].outputs]
+            there = [i for i in there if self.log[i].inputs not in own or self.log[i].inputs == due.inputs]
             if there:
                 return there[-1]
         return self._latest.get(digest)
@@ -161,7 +160,7 @@ class CandidateLog:
 
     def exchanges(self, index: int) -> bool:
         """Whether a call reads right values in another order than the reference's, and gives another one."""
-        call = self.calls[index]
+        call = self.log[index]
         if len(call.inputs) < 2 or not self.reference.values.issuperset(call.inputs):
             return False
         _, same = self.reference.partner(call, self.turn(index))
@@ -169,7 +168,7 @@ class CandidateLog:
 
     def reads_right_values(self, index: int) -> bool:
         """Whether the reference has all that a call reads somewhere."""
-        return self.reference.values.issuperset(self.calls[index].inputs)
+        return self.reference.values.issuperset(self.log[index].inputs)
 
     def has(self, values: Iterable[str]) -> bool:
         """Whether all of these values are somewhere here."""
@@ -181,7 +180,7 @@ class CandidateLog:
 
     def packs(self, index: int) -> bool:
         """Whether a call computes nothing: it puts values together, or takes them apart."""
-        return self.calls[index].view or name_of(self.calls[index]) in PACKING
+        return self.log[index].view or name_of(self.log[index]) in PACKING
 
     def _unpacks(self, index: int) -> bool:
         """Whether a call takes apart a bucket that the reference has nowhere: then its parts count each by itself.
@@ -192,12 +191,12 @@ class CandidateLog:
 
     def _shows_what_is_wrong(self, index: int, given: Sequence[int]) -> bool:
         """Whether a view is of a tensor that was computed wrong: what it shows of that is right by chance."""
-        is_own = self.calls[index].view and self.reference.values.isdisjoint(self.calls[index].inputs)
+        is_own = self.log[index].view and self.reference.values.isdisjoint(self.log[index].inputs)
         pending = [i for i in given if not self._agrees[i]] if is_own and self.bucket_of(index) is None else []
         for i in pending:
             if not self.packs(i) or self.is_wrong(i):
                 return True
-            pending += self._bad[i] if self.calls[i].view else ()
+            pending += self._bad[i] if self.log[i].view else ()
         return False
 
     def bucket_of(self, index: int) -> int | None:
@@ -208,15 +207,15 @@ class CandidateLog:
             if number in seen:
                 continue
             seen.add(number)
-            if number is None or self.calls[number].collective or not self.packs(number):
+            if number is None or self.log[number].collective or not self.packs(number):
                 launches.add(number)
             else:
                 pending += self._given[number]
         launch = launches.pop() if len(launches) == 1 else None
-        if launch is None or not self.calls[launch].collective:
+        if launch is None or not self.log[launch].collective:
             return None
-        is_packed = not any(self.calls[giver].collective for giver in self.givers(launch))
-        return launch if is_packed and not self.reference.alike(self.calls[launch]) else None
+        is_packed = not any(self.log[giver].collective for giver in self.givers(launch))
+        return launch if is_packed and not self.reference.alike(self.log[launch]) else None
 
     def only_packs(self, index: int) -> bool:
         """Whether a call puts right values together and computes nothing, as far as it is known by its operator.
@@ -224,7 +223,7 @@ class CandidateLog:
         One that the reference makes of the same values and that gives another is wrong in itself; so is one that reads
         another value than the call of the reference that it stands for.
         """
-        packs = name_of(self.calls[index]) in PACKING and not self.is_wrong(index)
+        packs = name_of(self.log[index]) in PACKING and not self.is_wrong(index)
         return packs and all(map(self.only_packs, self.bad_producers(index)))
 
     def is_wrong(self, index: int) -> bool:
@@ -233,8 +232,8 @@ class CandidateLog:
 
     def stands_for(self, index: int) -> int | None:
         """The call of the reference that this log makes nowhere, and that a call reads most, but not all, inputs of."""
-        call = self.calls[index]
-        for other in self.reference.there(call):
+        call = self.log[index]
+        for other in self.reference.could_be(call):
             known = self.reference.log[other]
             num_other = (Counter(call.inputs) - Counter(known.inputs)).total()
             is_alike = len(call.inputs) == len(known.inputs) and 0 < num_other <= len(call.inputs) / 2
@@ -263,10 +262,10 @@ class CandidateLog:
 
         What it has from call `before` on alone, and in another direction, it has nowhere: backward may divide again.
         """
-        made_late = {value for call in self.calls[before:] for value in call.outputs} if before is not None else set()
+        made_late = {value for call in self.log[before:] for value in call.outputs} if before is not None else set()
         there = self._values - made_late  # what is given to the step is there, whoever reads it when
-        there |= {value for call in self.calls[:before] for value in (*call.inputs, *call.outputs, *call.aliases)}
-        late = {(value, call.place.direction) for call in self.calls[before:] for value in call.outputs}
+        there |= {value for call in self.log[:before] for value in (*call.inputs, *call.outputs, *call.aliases)}
+        late = {(value, call.place.direction) for call in self.log[before:] for value in call.outputs}
 
         def is_missing(value: str) -> bool:
             index = self.reference.producer(value)
@@ -291,7 +290,7 @@ class CandidateLog:
 
         What a pass puts in a call's place says nothing of where it belongs; that call does.
         """
-        made = Counter((mine.operator, mine.place) for mine in self.calls)
+        made = Counter((mine.operator, mine.place) for mine in self.log)
         due = Counter((known.operator, known.place) for known in self.reference.log)
         for known in self.reference.log:
             kind = known.operator, known.place
@@ -300,19 +299,11 @@ class CandidateLog:
                 return known
         return None
 
-    def made_as(self, index: int) -> int | None:
-        """This log's call that stands for a call of the reference by its turn; None where it makes more or fewer."""
-        return _of_its_turn(self.reference.log, index, self.calls)
-
-    def made_for(self, index: int) -> int | None:
-        """The inverse of `made_as`."""
-        return _of_its_turn(self.calls, index, self.reference.log)
-
     def put_between(self, index: int, mine: int) -> int | None:
         """The new call that reads what a call of the reference reads, and is read by the one that stands for it."""
         wanted = set(self.reference.log[index].inputs)
-        given = [number for number in self.calls[mine].producers if number is not None]
-        reads_it = [number for number in given if wanted & set(self.calls[number].inputs)]
+        given = [number for number in self.log[mine].producers if number is not None]
+        reads_it = [number for number in given if wanted & set(self.log[number].inputs)]
         return next((number for number in reads_it if self.is_new(number) or self.is_extra(number)), None)
 
     def put_before(self, index: int) -> Call | None:
@@ -320,26 +311,25 @@ class CandidateLog:
 
         Others read that value as it is, and this call should. What is put after a call changes it for all readers.
         """
-        if name_of(self.calls[index]).endswith("_"):  # what is written in place is so for all that read it later
+        if name_of(self.log[index]).endswith("_"):  # what is written in place is so for all that read it later
             return None
-        value, made = set(self.calls[index].inputs), {index}
-        as_it_is = (call for i, call in enumerate(self.calls) if i != index and value & set(call.inputs))
+        value, made = set(self.log[index].inputs), {index}
+        as_it_is = (call for i, call in enumerate(self.log) if i != index and value & set(call.inputs))
         if not any(not call.view and self.reference.knows(call) for call in as_it_is):
             return None
         readers: list[int] = []
-        for number in range(index + 1, len(self.calls)):
-            if made.isdisjoint(self.calls[number].producers):
+        for number in range(index + 1, len(self.log)):
+            if made.isdisjoint(self.log[number].producers):
                 continue
             if self.is_new(number) or self.is_extra(number):
                 made.add(number)
             else:
                 readers.append(number)
-        if len({self.calls[number].place.module for number in readers}) != 1:
+        if len({self.log[number].place.module for number in readers}) != 1:
             return None
-        call = self.calls[readers[0]]
-        due = _alike(self.reference.log, call)
-        turn = _alike(self.calls, call).index(readers[0])
-        return call if turn < len(due) and value & set(self.reference.log[due[turn]].inputs) else None
+        call = self.log[readers[0]]
+        due = self.reference.of_turn(call, self.turn(readers[0]))
+        return call if due is not None and value & set(self.reference.log[due].inputs) else None
 
     def _keeps_what_it_reads(self, call: Call) -> bool:
         """Whether a call copies a right value that the reference copies nowhere: no value in it can be wrong."""
@@ -348,11 +338,11 @@ class CandidateLog:
 
     def is_new(self, index: int) -> bool:
         """Whether the reference never calls such an operator there."""
-        return not self.reference.calls(self.calls[index])
+        return not self.reference.calls(self.log[index])
 
     def _changes_nothing(self, index: int) -> bool:
         """Whether a call that the reference does not make gives a right value that it reads, as a product with 1."""
-        call = self.calls[index]
+        call = self.log[index]
         is_same = bool(call.outputs) and not call.collective and set(call.outputs) <= set(call.inputs)
         return is_same and self.reference.values.issuperset(call.outputs) and self.is_extra(index)
 
@@ -361,41 +351,29 @@ class CandidateLog:
 
         What adds two chunks runs once here, and there as chunk 0's or chunk 1's. What is computed again does not count.
         """
-        if _is_again(self.calls[index]):
+        if _is_again(self.log[index]):
             return False
-        is_untold = self.calls[index].place.direction is None  # then nothing but its operator tells
-
-        def kind(call: Call) -> tuple[str | None, ...]:
-            return (call.operator,) if is_untold else (call.operator, call.place.module, call.place.direction)
-
-        mine = kind(self.calls[index])
-        once = [call for call in self.calls if not _is_again(call)]
-        made, due = ([kind(call) for call in log].count(mine) for log in (once, self.reference.log))
-        return made > due
+        everywhere, there = _kinds(self.log[index])
+        kind = everywhere if self.log[index].place.direction is None else there
+        return self._num_made[kind] > self._num_due[kind]
 
     def repeated_by(self, index: int) -> int | None:
         """The call that one repeats which backward computes again, by the names of their nodes."""
-        call = self.calls[index]
+        call = self.log[index]
         if not _is_again(call):
             return None
         first = str(call.node).replace(RECOMPUTED, "")
-        return next((number for number, known in enumerate(self.calls) if known.node == first), None)
+        return next((number for number, known in enumerate(self.log) if known.node == first), None)
 
     def is_turn(self, index: int, call: Call, turn: int) -> bool:
         """Whether a call is the turn-th of the same operator at the same place as another rank's `call`."""
-        mine = self.calls[index]
+        mine = self.log[index]
         return (mine.place, mine.operator) == (call.place, call.operator) and self.turn(index) == turn
 
 
-def _alike(calls: Sequence[Call], wanted: Call) -> list[int]:
-    """The calls of one operator at one place, by index."""
-    return [i for i, call in enumerate(calls) if (call.operator, call.place) == (wanted.operator, wanted.place)]
-
-
-def _of_its_turn(calls: Sequence[Call], index: int, others: Sequence[Call]) -> int | None:
-    """Another log's call of the same turn of an operator at its place; None where that has more or fewer of them."""
-    mine, theirs = _alike(calls, calls[index]), _alike(others, calls[index])
-    return theirs[mine.index(index)] if len(mine) == len(theirs) else None
+def _kinds(call: Call) -> tuple[tuple[str | None, ...], tuple[str | None, ...]]:
+    """What a call is one of: the calls of its operator, and those in its module and direction."""
+    return (call.operator,), (call.operator, call.place.module, call.place.direction)
 
 
 def _is_again(call: Call) -> bool:

@@ -1,7 +1,8 @@
-"""What the reference computed on one rank in a step, as blame asks for it: by operator, place and value."""
+"""One rank's calls in a step by operator and place, and what the reference computed, by value too."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Literal
@@ -13,11 +14,39 @@ COMMUTATIVE = names(lambda row: row.commutes)
 """Operators whose result does not depend on which of two tensors comes first."""
 
 
-class ReferenceLog:
-    """What the reference computed on one rank, by direction and operator."""
+class IndexedLog:
+    """One rank's calls, and which of them are of one operator at one place."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self.log = calls
+        self._there: dict[tuple[str, Place], list[int]] = defaultdict(list)
+        for index, call in enumerate(calls):
+            self._there[call.operator, call.place].append(index)
+
+    def there(self, call: Call) -> Sequence[int]:
+        """The calls of the same operator at the same place, by index."""
+        return self._there.get((call.operator, call.place), ())
+
+    def turn(self, index: int) -> int:
+        """How many calls of the same operator at the same place came before."""
+        return bisect_left(self.there(self.log[index]), index)
+
+    def of_turn(self, call: Call, turn: int) -> int | None:
+        """The call of the same operator at the same place that has a turn; None where there are fewer."""
+        there = self.there(call)
+        return there[turn] if turn < len(there) else None
+
+    def counterpart(self, index: int, other: IndexedLog) -> int | None:
+        """Another log's call of the same turn; None where that makes more or fewer of its operator at its place."""
+        call = self.log[index]
+        return other.of_turn(call, self.turn(index)) if len(self.there(call)) == len(other.there(call)) else None
+
+
+class ReferenceLog(IndexedLog):
+    """What the reference computed on one rank, by direction and operator."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        super().__init__(calls)
         self.values = {value for call in calls for value in (*call.inputs, *call.outputs)}
         self._places: dict[tuple[str, tuple[str, ...]], set[Place]] = defaultdict(set)
         self._views: dict[tuple[str, ...], set[Place]] = defaultdict(set)
@@ -62,10 +91,9 @@ class ReferenceLog:
         indices = self._indices.get(call.operator, ())
         return [i for i in indices if self.log[i].inputs == call.inputs and _fits(self.log[i].place, call.place)]
 
-    def there(self, call: Call) -> list[int]:
-        """The calls of the same operator at the same place, by index; of a call whose place is not known, all."""
-        indices, is_untold = self._indices.get(call.operator, ()), call.place == Place(None, None)
-        return [i for i in indices if is_untold or self.log[i].place == call.place]
+    def could_be(self, call: Call) -> Sequence[int]:
+        """The calls of the same operator at the same place, by index; where nothing tells the place, at all."""
+        return self._indices.get(call.operator, ()) if call.place == Place(None, None) else self.there(call)
 
     def makes(self, call: Call) -> bool:
         """Whether the reference makes this very call there, of the same inputs and numbers."""

@@ -26,15 +26,16 @@ def logged(*calls: Call) -> CandidateLog:
 
 def test_what_was_put_between_two_calls_is_found_where_the_second_is_made_of_another_value() -> None:
     between = logged(STEP[0], call("mul c -> Z", ROUTER, 0), call("add_ n Z -> M", FORWARD, None, 1), STEP[2])
-    assert between.made_as(1) == 2 and between.put_between(1, 2) == 1
-    assert logged(STEP[0], STEP[2]).made_as(1) is None, "the call is not made at all"
+    assert between.reference.counterpart(1, between) == 2 and between.put_between(1, 2) == 1
+    without = logged(STEP[0], STEP[2])
+    assert without.reference.counterpart(1, without) is None, "the call is not made at all"
     assert logged(*STEP).put_between(1, 1) is None
 
 
 def test_what_one_call_alone_reads_was_put_before_that_one_and_what_all_read_was_put_after_a_call() -> None:
     doubled = call("mul c -> C", ROUTER, 0)
     before = logged(STEP[0], doubled, call("add_ n C -> M", FORWARD, None, 1), STEP[2])
-    assert before.put_before(1) == before.calls[2]
+    assert before.put_before(1) == before.log[2]
     two_steps = [doubled, call("cast C -> E", ROUTER, 1), call("add_ n E -> M", FORWARD, None, 2)]
     assert logged(STEP[0], *two_steps, STEP[2]).put_before(1) == two_steps[2]
     after = logged(STEP[0], doubled, call("add_ n C -> M", FORWARD, None, 1), call("exchange C -> D", ROUTER, 1))
@@ -77,4 +78,4 @@ def test_more_calls_of_an_operator_than_the_reference_makes_in_a_module_are_extr
     reference = ReferenceLog([call("add a b -> c", first), call("add d e -> f", second)])
     joined = CandidateLog([call("add a b -> c"), call("add d e -> f", second)], reference)
     assert not joined.is_extra(0) and not joined.is_extra(1)
-    assert CandidateLog([*joined.calls, call("add c c -> C", second)], reference).is_extra(2)
+    assert CandidateLog([*joined.log, call("add c c -> C", second)], reference).is_extra(2)

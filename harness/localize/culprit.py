@@ -100,6 +100,7 @@ def call_of(
         rank=culprit.rank,
         ranks=", ".join(map(str, culprit.ranks)),
         micro_batch=call.micro_batch,
+        part=call.part,
         output=changed[0] if changed else None,
         chain=[_told(link, found) for link, found in zip_longest(culprit.chain, changed) if link] or None,
     )
@@ -113,6 +114,7 @@ def _told(link: Link, changed: TensorDifference | None) -> ChainLink:
         direction=call.place.direction,
         chunk=call.place.chunk,
         micro_batch=call.micro_batch,
+        part=call.part,
         rank=link.rank,
         source=call.source,
         left_out=link.left_out,

@@ -17,12 +17,15 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import grad_scaler
 from torch.fx import GraphModule, Node
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from bitproof.harness.graph.origin import innermost_user_line
@@ -37,6 +40,9 @@ from bitproof.harness.torch_compat import (
     running_autograd_node,
     sequence_number_of,
 )
+
+_PARTS = {clip_grad.__file__: "clipping", grad_scaler.__file__: "loss scaling"}
+"""The parts of an update that torch has functions for, by the file that these are in."""
 
 _SEEDS = names(lambda row: row.begins_gradient)
 """Names of operators that make a gradient to begin with: called outside of every module, after forward."""
@@ -57,7 +63,7 @@ class Places:
         self.computes_gradients = False
         self._has_gradients = False
         self._is_lost = False
-        self._num_steps = 0  # of optimizers that run
+        self._optimizers: list[str] = []  # that run
         self._micro_batches = Counter[nn.Module]()
         self._micro_batch: int | None = None
         self._micro_batch_at: list[int | None] = []
@@ -81,7 +87,7 @@ class Places:
             if (parameter := accumulated_by(autograd_node)) is not None:
                 return self._arriving(parameter, tensors), None, line
             return self._backward(sequence_number_of(autograd_node)), None, line
-        if self._num_steps:
+        if self._optimizers:
             return Place(None, "update"), None, line
         if self._is_untold():
             self._is_lost = True
@@ -138,6 +144,17 @@ class Places:
             return None
         return {"forward": self._micro_batch, "backward": self._backward_of}.get(str(place.direction))
 
+    def part_of(self, place: Place) -> str | None:
+        """Which part of an update runs: an optimizer's step, by its class, clipping, loss scaling; None for others."""
+        if self.node is not None or place.direction != "update":
+            return None
+        if self._optimizers:
+            return self._optimizers[-1]
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename not in _PARTS:
+            frame = frame.f_back
+        return None if frame is None else _PARTS[frame.f_code.co_filename]
+
     @contextmanager
     def following(self) -> Iterator[None]:
         """Keep the stack of running modules."""
@@ -160,11 +177,11 @@ class Places:
         unknown = None if isinstance(module, GraphModule) else ""
         self._running.append(self._names.get(module, self._running[-1] if self._running else unknown))
 
-    def _begin_update(self, *_: Any) -> None:
-        self._num_steps += 1
+    def _begin_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._optimizers.append(type(optimizer).__name__)
 
     def _end_update(self, *_: Any) -> None:
-        self._num_steps = max(0, self._num_steps - 1)  # a step may begin while hooks of the one before still run
+        del self._optimizers[-1:]  # a step may begin while hooks of the one before still run
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
         self._running.pop()

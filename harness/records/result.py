@@ -113,6 +113,7 @@ class ChainLink:
     chunk: int | None = None
     rank: int
     micro_batch: int | None = None
+    part: str | None = None
     source: str | None = None
     left_out: int = 0
     elements_differing: Count | None = None
@@ -142,8 +143,9 @@ class BlamedCall:
 
     `how` says what is wrong with it. It ran on `rank`, the lowest of the `ranks` on which it differs, and is written
     at the line `source`; `output` says how its output differs, where that is known. `neighbours` are the calls around
-    it, in execution order. `micro_batch` counts from 1, where a step has several. `chain` leads from it to the record
-    that is shown, each of its calls by what the one before gave. `modules` says where in the model calls differ.
+    it, in execution order. `micro_batch` counts from 1, where a step has several; `part` is what of an update runs: an
+    optimizer's class, "clipping", "loss scaling". `chain` leads from it to the record that is shown, each of its calls
+    by what the one before gave. `modules` says where in the model calls differ.
     """
 
     operator: str
@@ -156,6 +158,7 @@ class BlamedCall:
     rank: int | None = None
     ranks: str | None = None
     micro_batch: int | None = None
+    part: str | None = None
     output: TensorDifference | None = None
     neighbours: list[Neighbour] | None = None
     chain: list[ChainLink] | None = None

@@ -192,6 +192,7 @@ class FlatDivergence:
     holds: str | None = None
     neighbours: list[Neighbour] | None = None
     micro_batch: int | None = None
+    part: str | None = None
     chain: list[ChainLink] | None = None
     modules: list[ModuleCalls] | None = None
     histogram: Histogram | None = None

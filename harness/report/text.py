@@ -182,10 +182,12 @@ def blame_of(call: BlamedCall | None) -> str:
 
 
 def direction_of(call: BlamedCall | ChainLink | Neighbour) -> str:
-    """Which way a call computes, and for which chunk and micro-batch: `forward, chunk 1`."""
+    """Which way a call computes, for which chunk and micro-batch, and in which part: `forward, chunk 1`."""
     told = (call.direction or UNTOLD) + ("" if call.chunk is None else f", chunk {call.chunk}")
-    number = None if isinstance(call, Neighbour) else call.micro_batch
-    return told + ("" if number is None else f", micro-batch {number}")
+    if isinstance(call, Neighbour):
+        return told
+    told += "" if call.micro_batch is None else f", micro-batch {call.micro_batch}"
+    return told + ("" if call.part is None else f", {call.part}")
 
 
 def tell_ranks(ranks: Iterable[int]) -> str:

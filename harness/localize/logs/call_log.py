@@ -134,6 +134,7 @@ class CallRecorder(TorchDispatchMode):
                     _peers(function, args, kwargs) if collective else (),
                     self._place.micro_batch_of(place),
                     left != state,
+                    self._place.part_of(place),
                 )
             )
             self._producers |= dict.fromkeys(aliases, len(self.calls) - 1)

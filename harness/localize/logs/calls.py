@@ -37,6 +37,7 @@ class Call(NamedTuple):
     `peers` are the ranks that take part in a collective, in their group's order, and of what is sent the sender and the
     receiver; nothing where that is not known.
     `micro_batch` counts from 1 where a step calls its model more than once.
+    `part` is what of an update runs, where that is known: an optimizer, "clipping", "loss scaling".
     `draws`: its last input and its last output are states of the generator that it drew from.
     `node` and `source` name the graph's node and the user's line, where known.
     """
@@ -55,12 +56,15 @@ class Call(NamedTuple):
     peers: tuple[int, ...] = ()
     micro_batch: int | None = None
     draws: bool = False
+    part: str | None = None
 
     def __str__(self) -> str:
         module = self.place.module if self.place.module else "the step itself"
         chunk = "" if self.place.chunk is None else f", chunk {self.place.chunk}"
         micro_batch = "" if self.micro_batch is None else f", micro-batch {self.micro_batch}"
-        return f"{self.operator} of {module} ({self.place.direction or 'direction not known'}{chunk}{micro_batch})"
+        part = "" if self.part is None else f", {self.part}"
+        direction = self.place.direction or "direction not known"
+        return f"{self.operator} of {module} ({direction}{chunk}{micro_batch}{part})"
 
 
 def is_abandoned(call: Call) -> bool:

@@ -1,4 +1,4 @@
-"""Where a call belongs that runs while a parameter's gradient arrives."""
+"""Where a call belongs that runs while a parameter's gradient arrives, and to which part of an update."""
 
 from __future__ import annotations
 
@@ -58,3 +58,30 @@ def test_what_a_hook_calls_of_another_shape_as_a_buckets_exchange_has_no_module(
         return gradient
 
     assert [call.place[:2] for call in calls_of(hook, "neg")] == [(None, "backward")] * 2
+
+
+def test_the_parts_of_an_update_are_told_by_what_runs() -> None:
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+
+    class Step:
+        def __init__(self) -> None:
+            self.model = model
+
+        def step(self) -> None:
+            scaler.scale(model(torch.ones(5, 4)).sum()).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1, foreach=False)
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad.neg_()
+            optimizer.step()
+
+    system = Step()
+    with logged(system) as log:
+        system.step()
+    parts = [call.part for call in log.calls if call.place.direction == "update"]
+    assert [*dict.fromkeys(parts)] == ["loss scaling", "clipping", None, "SGD"]
+    assert {call.part for call in log.calls if call.place.direction != "update"} == {None}
+    assert str(log.calls[-1]) == "add_.Tensor of the step itself (update, SGD)"

@@ -92,6 +92,8 @@ class _Blame:
             picked = self._first_of(exchanged, exchanged)
         if picked is None:
             return self._first_missing({rank: [wanted for wanted, _ in pairs] for rank, pairs in record.items()})
+        if picked.reads and (crossed := self._crossed(picked)) is not None:
+            picked = crossed
         is_of_update = self.logs[picked.site[0]].log[picked.site[1]].place.direction == "update"
         if picked.same != "computes" and is_of_update and (misplaced := self._misplaced(record)):
             return misplaced
@@ -291,6 +293,29 @@ class _Blame:
                 if best is None or (len(other), moved, late) < least:
                     best, least = other, (len(other), moved, late)
         return best
+
+    def _crossed(self, picked: _Picked) -> _Picked | None:
+        """The collective that brought a root another right value, as a rank gave it that in another one's turn.
+
+        From there to the root all calls are wired as in the reference, turn by turn: only values are exchanged.
+        """
+        pending, seen = [(*picked.site, picked.partner)], set[Site]()
+        while pending:
+            rank, index, partner = pending.pop()
+            log = self.logs[rank]
+            assert partner is not None, "it reads something else than its partner"
+            for made, due in log.wired_alike(index, partner):
+                if (rank, made) in seen:
+                    continue
+                seen.add((rank, made))
+                pending.append((rank, made, due))
+                known = dict(self.known.together((rank, due)))
+                fed = [(r, i) for r, i in self.joined.together((rank, made)) if log.log[made].collective and r in known]
+                others = [(r, i) for r, i in fed if self.logs[r].log[i].inputs != self.known.logs[r][known[r]].inputs]
+                if others:
+                    at = min(others, key=self.joined.when)
+                    return _Picked(at, known[at[0]], None, picked.roots)
+        return None
 
     def _missing_for(self, picked: _Picked) -> Culprit | None:
         """Rule 3, for what the partner of a root reads."""

@@ -74,15 +74,18 @@ class Trainer:
     def __init__(self, case: Case, mesh: Mesh, kind: str, defect: str | None) -> None:
         self.kind, self.rank, self.world = kind, mesh.rank, case.parallelism.world_size
         self.model = Model()
-        self.names = {parameter: name for name, parameter in self.model.named_parameters()}
+        self.name_of = {parameter: name for name, parameter in self.model.named_parameters()}
         self.run: nn.Module = DistributedDataParallel(self.model) if kind == "unsynced" else self.model
-        self.owners = {name: number % self.world for number, name in enumerate(self.names.values())}
+        self.owners = {name: number % self.world for number, name in enumerate(self.name_of.values())}
         self.senders = dict(self.owners)
-        mine = [p for p, name in self.names.items() if kind != "owners" or self.owners[name] == self.rank]
-        self.optimizer = torch.optim.AdamW(mine, lr=1e-2, foreach=False)
+        self.shards = [self.shard_of(block) for block in self.model.blocks] if kind == "shards" else []
+        self.updated = {n: p for p, n in self.name_of.items() if kind != "owners" or self.owners[n] == self.rank}
+        if kind == "shards":
+            self.updated = {"embedding.weight": self.model.embedding.weight}
+            self.updated |= {f"shards.{number}": shard for number, shard in enumerate(self.shards)}
+        self.optimizer = torch.optim.AdamW(self.updated.values(), lr=1e-2, foreach=False)
         self.data = torch.Generator().manual_seed(0 if kind == "stages" else self.rank)
         self.text = random.Random(self.rank)
-        self.shards = [self.shard_of(block) for block in self.model.blocks] if kind == "shards" else []
         self.gathered = [torch.zeros(shard.numel() * self.world) for shard in self.shards]
         self.gathers: Callable[[int, int], bool] = lambda block, step: True
         self.operation_of: Callable[[str], Any] = lambda _: dist.ReduceOp.SUM
@@ -98,32 +101,31 @@ class Trainer:
         if defect is not None:
             DEFECTS[kind, defect].put_in(self)
 
-    def shard_of(self, block: nn.Module) -> Tensor:
+    def shard_of(self, block: nn.Module) -> nn.Parameter:
         """This rank's part of a block's parameters, laid one after the other."""
         flat = torch.cat([parameter.detach().flatten() for parameter in block.parameters()])
-        return flat.chunk(self.world)[self.rank].clone()
+        return nn.Parameter(flat.chunk(self.world)[self.rank].clone())
 
     def gather(self) -> None:
         """Each block's parameters from all ranks' shards."""
         for number, (block, shard) in enumerate(zip(self.model.blocks, self.shards, strict=True)):
             if self.gathers(number, self.number):
-                dist.all_gather_into_tensor(self.gathered[number], shard)
+                dist.all_gather_into_tensor(self.gathered[number], shard.detach())
             flat = self.gathered[number]
             for parameter in block.parameters():
                 part, flat = flat[: parameter.numel()], flat[parameter.numel() :]
                 parameter.data.copy_(part.view_as(parameter))
 
     def scatter(self) -> None:
-        """Each shard, less the mean of all ranks' gradients for it; what is in no block as usual."""
+        """The mean of all ranks' gradients, of each shard and of what is in no block."""
         for number, (block, shard) in enumerate(zip(self.model.blocks, self.shards, strict=True)):
             flat = torch.cat([parameter.grad.flatten() for parameter in block.parameters()])  # type: ignore[union-attr]
             part = torch.zeros_like(shard)
             dist.reduce_scatter_tensor(part, flat, op=self.operation_of(f"blocks.{number}"))
-            shard.sub_(part.div_(self.world), alpha=0.1)
+            shard.grad = part.div_(self.world)
         table = self.model.embedding.weight
         assert table.grad is not None
         dist.all_reduce(table.grad.div_(self.world))
-        table.data.sub_(table.grad, alpha=0.1)
 
     def loss_of(self, tokens: Tensor) -> Tensor:
         """Of one micro-batch, divided by how many there are."""
@@ -177,14 +179,14 @@ class Trainer:
 
     def reduce(self) -> None:
         """Each gradient, averaged over ranks."""
-        for parameter, name in self.names.items():
+        for parameter, name in self.name_of.items():
             assert parameter.grad is not None
             dist.all_reduce(parameter.grad, op=self.operation_of(name))
             parameter.grad.div_(self.world)
 
     def unscale(self) -> None:
         """Gradients as those of the loss itself."""
-        for parameter, name in self.names.items():
+        for parameter, name in self.name_of.items():
             assert parameter.grad is not None
             if self.unscales(name):
                 parameter.grad.mul_(1 / self.scale)
@@ -196,11 +198,13 @@ class Trainer:
     def update(self) -> None:
         """The optimizer's step, and what owners send of it."""
         self.optimizer.step()
-        for parameter, name in self.names.items() if self.kind == "owners" else ():
+        for parameter, name in self.name_of.items() if self.kind == "owners" else ():
             dist.broadcast(parameter.data, self.senders[name])
 
     def after_backward(self) -> None:
         """What a kind does to gradients before the update."""
+        if self.kind == "shards":
+            self.scatter()
         if self.kind == "owners":
             self.reduce()
         if self.kind == "scaled":
@@ -225,18 +229,18 @@ class Trainer:
         if loss is not None:
             yield "loss", "loss", loss
         self.after_backward()
-        for parameter, name in self.names.items():
+        shown = {name: parameter for parameter, name in self.name_of.items()} | self.updated
+        for name, parameter in shown.items():
             if parameter.grad is not None:
                 yield "grad", name, parameter.grad
-        if self.kind == "shards":
-            self.scatter()
-            for number, shard in enumerate(self.shards):
-                yield "param", f"shards.{number}", shard
-        else:
-            self.update()
-        for parameter, name in self.names.items():
+        self.update()
+        for name, parameter in shown.items():
             yield "param", name, parameter
-        self.model.zero_grad()
+        for name, parameter in self.updated.items():
+            for state, value in self.optimizer.state[parameter].items():
+                yield "optimizer", f"{name}.{state}", value
+        for parameter in shown.values():
+            parameter.grad = None
 
 
 def max_for_sum(wanted: str) -> Callable[[Trainer], None]:
@@ -305,7 +309,7 @@ DEFECTS: dict[tuple[str, str], Defect] = {
     ("stages", "exchanged_back"): Defect(
         lambda t: setattr(t, "order_back", [1, 0]), "", BACKWARD, ("send", "recv_"), None
     ),
-    ("stages", "detached"): Defect(detached, "blocks.1", BACKWARD, ("native_layer_norm_backward", "add", "add_"), 1),
+    ("stages", "detached"): Defect(detached, "blocks.1.norm", BACKWARD, ("native_layer_norm_backward",), 1),
     ("stages", "table_not_summed"): Defect(lambda t: setattr(t, "sums_table", False), None, UPDATE, REDUCE),
     ("scaled", "clipped_before_unscaling"): Defect(
         lambda t: setattr(t, "clips_first", True), None, UPDATE, ("mul", "linalg_vector_norm")
@@ -329,9 +333,7 @@ DEFECTS: dict[tuple[str, str], Defect] = {
     ),
     ("unsynced", "drawn_on_rank_1"): Defect(on_rank(1, one_more_number), "", FORWARD, ("rand",), 1),
     ("unsynced", "written_over"): Defect(written_over, "blocks.1", FORWARD, ("mul_",)),
-    ("unsynced", "detached"): Defect(
-        detached, "blocks.1", BACKWARD, ("native_layer_norm_backward", "add", "add_"), None
-    ),
+    ("unsynced", "detached"): Defect(detached, "blocks.1.norm", BACKWARD, ("native_layer_norm_backward",)),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from bitproof.harness.localize.logs.calls import READS_OUT, Call, is_abandoned
@@ -149,6 +149,16 @@ class CandidateLog(IndexedLog):
     def givers(self, index: int) -> list[int]:
         """The calls that gave a call's inputs, right or not."""
         return [giver for giver in self._given[index] if giver is not None]
+
+    def wired_alike(self, index: int, partner: int) -> Iterator[tuple[int, int]]:
+        """What gave a call's inputs that its partner does not read, and what that reads: calls of the same turn."""
+        sides = zip(self.log[index].inputs, self._given[index], strict=False)
+        theirs = zip(self.reference.log[partner].inputs, self.reference.given(partner), strict=False)
+        for (mine, made), (wanted, due) in zip(sides, theirs, strict=False):
+            if mine == wanted or made is None or due is None:
+                continue
+            if self.reference.counterpart(due, self) == made:
+                yield made, due
 
     def differs(self, index: int) -> bool:
         """Whether a call does not agree."""

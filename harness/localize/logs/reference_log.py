@@ -107,11 +107,15 @@ class ReferenceLog(IndexedLog):
         """The first call that gave a value."""
         return self._producers.get(value)
 
-    def givers(self, index: int) -> list[int]:
-        """The calls that gave a call's inputs."""
+    def given(self, index: int) -> list[int | None]:
+        """The call that gave each of a call's inputs; None for what was there before the step."""
         call = self.log[index]
         producers = call.producers or [self._producers.get(value) for value in call.inputs]
-        return [giver for giver in producers if giver is not None and giver < index]
+        return [giver if giver is not None and giver < index else None for giver in producers]
+
+    def givers(self, index: int) -> list[int]:
+        """The calls that gave a call's inputs."""
+        return [giver for giver in self.given(index) if giver is not None]
 
     def partner(self, call: Call, turn: int) -> tuple[int | None, Literal["computes", "exchanges"] | None]:
         """The call that `call`, the turn-th of its operator at its place, should equal.

@@ -630,6 +630,26 @@ def test_of_a_collective_the_rank_is_blamed_that_gave_it_another_right_value() -
     assert culprit is not None and (culprit.how, culprit.rank, culprit.ranks) == ("reads", 1, (1,))
 
 
+def test_what_came_in_another_ones_turn_is_blamed_on_the_rank_that_sent_it_so() -> None:
+    """All that the receiver computes is right by itself, and wired as in the reference."""
+
+    def logs(first: str, second: str, sums: str) -> list[list[Call]]:
+        sent = [call(f"send {x} -> {x}", collective=True)._replace(peers=(1, 0), outputs=()) for x in (first, second)]
+        got = [call(f"recv_ -> {x}", collective=True)._replace(peers=(1, 0)) for x in (first, second)]
+        scaled = [call(f"mul w {x} -> {x}w") for x in (first, second)]
+        summed = [call(f"mul {x}w k{i} -> {s}") for i, (x, s) in enumerate(zip((first, second), sums, strict=True))]
+        mine = [got[0], scaled[0], summed[0], got[1], scaled[1], summed[1]]
+        return [mine, [call("neg x -> a"), call("neg y -> b"), *sent]]
+
+    reference, candidate = logs("a", "b", "pq"), logs("b", "a", "PQ")
+    culprit = find_culprit(reference, candidate, {0: [("p", "P"), ("q", "Q")]})
+    assert culprit is not None and (culprit.call.operator, culprit.how, culprit.rank) == ("send", "reads", 1)
+    assert culprit.candidate == 2
+    reads_other = [[*reference[0][:2], call("mul bw k0 -> P"), *reference[0][3:]], reference[1]]
+    culprit = find_culprit(reference, reads_other, {0: [("p", "P")]})
+    assert culprit is not None and (culprit.rank, culprit.candidate) == (0, 2), "which is wired otherwise"
+
+
 def test_what_takes_no_tensor_is_not_told_to_read_others() -> None:
     reference = [call("rand -> r"), call("mul r x -> l")]
     culprit = blamed(reference, [call("rand -> R"), call("mul R x -> L")], "L")

@@ -1,41 +1,42 @@
 """Which call is to blame for a record that differs: the first wrong one on a path of values that leads to it.
 
-The calls of all ranks are one partial order: a rank's own order, and a collective's launches before what any rank
-computes of it. A path of values goes through memory, collectives, a generator's state, and numbers that are read out
-of tensors. A call agrees where the reference made that call in its direction and chunk, and got the same; one that the
-reference makes nowhere agrees where the reference has its values. A root is a call on a path to the record that does
-not agree, and of which all inputs do.
+A call is right where the reference makes such a call in its direction and chunk and gets the same; one of an operator
+that the reference calls nowhere there, where the reference has its values. Values go from call to call through memory,
+collectives, a generator's state, and numbers that are read out of tensors. That orders the calls of all ranks in part:
+a rank's own order, and a collective's launches before what any rank computes of it. A root is a wrong call on a path to
+the record that reads nothing wrong:
 
-1. Walk back from the record over calls that do not agree, at a collective to all its ranks. The first root in the
-   order is the answer; of roots that know nothing of each other, one that gives something else than the reference's
-   call of the same inputs, then one behind fewer collectives, then one on a lower rank.
-2. What only packs, as a bucket does, computes nothing: it has values that the reference has nowhere, and is right. So
-   parts of a bucket are judged each by itself, and a bucket's collective is blamed before what packs it. A bucket that
-   lost a value, or a record that holds another one's right value, was packed wrong: then parts are not trusted.
-3. A root that reads what its partner reads is wrong in itself. One that reads another right value may be wrong in that,
-   or a call may be missing whose output its partner reads: that one is the answer where nothing here stands for it.
+    reference    mm x w -> a    silu a -> b    sum b -> l
+    candidate    mm x w -> a    silu a -> B    sum B -> L    The record L differs; silu is the root.
+
+1. Find the roots: walk back from the record over wrong calls, at a collective to all of its ranks. Of several the first
+   in the order is the answer; of those that know nothing of each other, one that gives something else than the
+   reference's call of the same inputs, then one behind fewer collectives, then one on a lower rank.
+2. Packing, as into a bucket, computes nothing: its values the reference has nowhere, and they are right. So parts of a
+   bucket are judged each by itself, and a bucket's collective is blamed before what packs it. A bucket that lost a
+   value, or a record that holds another one's right value, was packed wrong: then parts are not trusted.
+3. A root that reads what its partner reads is wrong in itself. One that reads another right value is wrong in that,
+   unless the value was exchanged before: by a collective, whose rank gave it in another one's turn, or by a call that
+   is missing, whose output its partner reads. Then that is the answer.
 4. Where there is no root, a right value is missing, or lies in another one's place. The answer is the call of the
    reference whose output is nowhere here though its inputs are, or the call that put right values in another order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 from bitproof.harness.localize.argument_differences import argument_differences, input_differences, list_differences
-from bitproof.harness.localize.chain import links_of, place_on, way_between
+from bitproof.harness.localize.chain import Pair, with_chain
 from bitproof.harness.localize.culprit import Culprit, How
 from bitproof.harness.localize.logs.calls import Call, Place, is_abandoned
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
 from bitproof.harness.localize.partial_sums import regrouped
-
-Pair = tuple[str, str]
-"""The digests of a tensor that differs: the reference's and the candidate's."""
 
 Differing = Mapping[int, Iterable[Pair]]
 """By rank, each tensor that differs."""
@@ -61,10 +62,8 @@ def find_culprit(
         for log in logs:
             log.trusts_parts = True
         if (culprit := blame.explain({rank: [pair]})) is not None:
-            way, calls = blame.way(culprit, rank, pair)
-            call = culprit.call._replace(place=place_on(way, calls, culprit.call.place))
-            chain = tuple(links_of(way, calls, blame.sides_of(culprit)))
-            return replace(culprit, call=call, explains=(rank, *pair), also=blame.others(culprit), chain=chain)
+            also = blame.others(culprit)
+            return replace(with_chain(culprit, rank, pair, logs, blame.joined, blame.known), also=also)
     return None
 
 
@@ -167,34 +166,6 @@ class _Blame:
             elif culprit.how == "adds" and call.operator == blamed.operator and self.logs[site[0]].is_extra(site[1]):
                 found.setdefault(kind, ("adds", call))
         return tuple(found.values())
-
-    def way(self, culprit: Culprit, rank: int, pair: Pair) -> tuple[list[Site], Sequence[Sequence[Call]]]:
-        """The calls that lead from the culprit to a record, and the logs that these are in."""
-        index = culprit.candidate
-        givers, differs = [each.givers for each in self.logs], [each.differs for each in self.logs]
-        value, joined = pair[1], self.joined
-        if index is None:
-            givers, differs = [each.reference.givers for each in self.logs], [each.lacks for each in self.logs]
-            value, joined, index = pair[0], self.known, culprit.reference
-        assert index is not None, "a culprit is a call of some log"
-        site = culprit.rank, index
-        lasts = [(rank, i) for i, call in enumerate(joined.logs[rank]) if value in (*call.outputs, *call.aliases)]
-        way = way_between(site, lasts, joined, lambda x: givers[x[0]](x[1]), lambda x: differs[x[0]](x[1]))
-        return way, joined.logs
-
-    def sides_of(self, culprit: Culprit) -> Callable[[Site], tuple[int | None, int | None]]:
-        """By call of the culprit's side, its indices in both sides' logs: those of the same turn at one place."""
-
-        def sides(site: Site) -> tuple[int | None, int | None]:
-            rank, index = site
-            if site == (culprit.rank, culprit.index):
-                return culprit.reference, culprit.candidate
-            log = self.logs[rank]
-            if culprit.candidate is None:
-                return index, log.reference.counterpart(index, log)
-            return log.counterpart(index, log.reference), index
-
-        return sides
 
     def _pick(self, differing: Differing) -> _Picked | None:
         """Rule 1. What packs comes last, and what reads nothing, as `arange`: its length may follow from a pack."""

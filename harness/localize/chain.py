@@ -10,27 +10,44 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import NamedTuple
+from dataclasses import replace
 
+from bitproof.harness.localize.culprit import Culprit, Link
 from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
+from bitproof.harness.localize.logs.reference_log import IndexedLog
 
 MAX_LINKS = 10
 
 UNTIMELY = "update", "backward"
 
+Pair = tuple[str, str]
+"""The digests of a tensor that differs: the reference's and the candidate's."""
 
-class Link(NamedTuple):
-    """A call of a chain, on its rank, and how many were left out before it.
 
-    `reference` and `candidate` are its indices in the two sides' logs; None where a side has no call of its turn.
-    """
+def with_chain(
+    culprit: Culprit, rank: int, pair: Pair, logs: Sequence[CandidateLog], mine: JoinedLogs, known: JoinedLogs
+) -> Culprit:
+    """A culprit with the chain that leads to a rank's record, in the logs of its side, and with its place there."""
+    is_missing = culprit.candidate is None
+    joined, value = (known, pair[0]) if is_missing else (mine, pair[1])
+    indexed: list[IndexedLog] = [log.reference if is_missing else log for log in logs]
+    givers = [log.reference.givers if is_missing else log.givers for log in logs]
+    differs = [log.lacks if is_missing else log.differs for log in logs]
+    lasts = [(rank, i) for i, call in enumerate(joined.logs[rank]) if value in (*call.outputs, *call.aliases)]
+    first = culprit.rank, culprit.index
+    way = way_between(first, lasts, joined, lambda x: givers[x[0]](x[1]), lambda x: differs[x[0]](x[1]))
 
-    call: Call
-    rank: int
-    left_out: int
-    reference: int | None = None
-    candidate: int | None = None
+    def sides(site: Site) -> tuple[int | None, int | None]:
+        if site == first:
+            return culprit.reference, culprit.candidate
+        log, index = logs[site[0]], site[1]
+        other = indexed[site[0]].counterpart(index, log if is_missing else log.reference)
+        return (index, other) if is_missing else (other, index)
+
+    call = culprit.call._replace(place=place_on(way, joined.logs, culprit.call.place))
+    return replace(culprit, call=call, explains=(rank, *pair), chain=tuple(links_of(way, joined.logs, sides)))
 
 
 def way_between(

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from bitproof.harness.localize.chain import Link
 from bitproof.harness.localize.logs.calls import Call
 from bitproof.harness.records import BlamedCall, ChainLink, TensorDifference
 
@@ -35,6 +34,19 @@ HOW_ITSELF: dict[How, str] = HOW | {
     "lacks": "is a call that another run of the system does not make",
 }
 """The same, where reference and candidate are two runs of one system."""
+
+
+class Link(NamedTuple):
+    """A call of a chain, on its rank, and how many were left out before it.
+
+    `reference` and `candidate` are its indices in the two sides' logs; None where a side has no call of its turn.
+    """
+
+    call: Call
+    rank: int
+    left_out: int
+    reference: int | None = None
+    candidate: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

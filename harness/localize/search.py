@@ -19,8 +19,7 @@ from bitproof.harness.compare.bits import ComparedBits
 from bitproof.harness.compare.verdict import computation_order
 from bitproof.harness.errors import BitproofError
 from bitproof.harness.localize.blame import Differing, find_culprit
-from bitproof.harness.localize.chain import Link
-from bitproof.harness.localize.culprit import HOW, Culprit, call_of
+from bitproof.harness.localize.culprit import HOW, Culprit, Link, call_of
 from bitproof.harness.localize.logs.calls import Call
 from bitproof.harness.localize.logs.replay import (
     RECORD,

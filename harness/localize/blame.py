@@ -227,14 +227,7 @@ class _Blame:
 
     def _before(self, sites: set[Site]) -> set[Site]:
         """These calls, and every call from which a path of values leads to one of them."""
-        pending, seen = list(sites), set[Site]()
-        while pending:
-            if (site := pending.pop()) in seen:
-                continue
-            for rank, index in self.joined.together(site):
-                seen.add((rank, index))
-                pending += [(rank, giver) for giver in self.logs[rank].givers(index)]
-        return seen
+        return self.joined.before(sites, lambda site: self.logs[site[0]].givers(site[1]))
 
     def _is_proven(self, site: Site) -> bool:
         """Whether a call gives something else than the reference's with the same inputs, on all ranks that give any."""

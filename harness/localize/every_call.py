@@ -20,6 +20,7 @@ from bitproof.harness.compare.verdict import Judgement
 from bitproof.harness.errors import RankError, RecordingError
 from bitproof.harness.localize.culprit import HOW
 from bitproof.harness.localize.logs.calls import Call
+from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
 from bitproof.harness.localize.logs.replay import Replay, archive_of, read_log, read_records, read_steps
 from bitproof.harness.localize.unmatched_calls import listed, look_at, summed_up, told_packing
@@ -150,9 +151,23 @@ class EveryCall:
                 found.strange += [(step, rank, index, calls[index]) for index in look.strange]
                 found.packing.update(str(calls[index].node) for index in look.packing)
                 found.num_packing += len(look.packing)
-        found.strange.sort(key=lambda site: (site[0], site[2], site[1]))
+        found.strange.sort(key=lambda site: site[:3])
+        if found.strange:
+            step = found.strange[0][0]
+            first = self._first(step, [(rank, index) for at, rank, index, _ in found.strange if at == step])
+            found.strange.sort(key=lambda site: (site[0], (site[1], site[2]) != first))
         found.steps, found.calls, found.fewest = len(by_step), sum(by_step.values()), min(by_step.values())
         return found
+
+    def _first(self, step: int, strange: list[Site]) -> Site:
+        """The unmatched call of a step from which the others may follow: indices of ranks say nothing of each other."""
+        logs, begins = [], []  # whole ones: what a step reads an earlier one may have left
+        for rank in self._ranks:
+            archive = self._archive("candidate", 1, rank)
+            begins.append(sum(count for at, count in read_steps(archive) if at < step))
+            logs.append(read_log(archive))
+        rank, index = JoinedLogs(logs).first_of([(rank, begins[rank] + index) for rank, index in strange])
+        return rank, index - begins[rank]
 
     def _varying(self) -> str:
         """Which system's call gives other values when it runs once more, in words; empty where none does."""

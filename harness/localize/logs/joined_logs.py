@@ -6,7 +6,7 @@ Indices of different ranks' logs say nothing of each other; a path of values, or
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from bitproof.harness.localize.logs.calls import Call
 from bitproof.harness.localize.logs.packing import name_of
@@ -64,6 +64,30 @@ class JoinedLogs:
             self._rounds = self._count_rounds()
         rank, index = site
         return self._rounds[rank][index], rank, index
+
+    def before(self, sites: Iterable[Site], givers: Callable[[Site], Iterable[int]]) -> set[Site]:
+        """These calls, and every call from which a path of values leads to one of them, as `givers` has a call's."""
+        pending, seen = list(sites), set[Site]()
+        while pending:
+            if (site := pending.pop()) in seen:
+                continue
+            for rank, index in self.together(site):
+                seen.add((rank, index))
+                pending += [(rank, giver) for giver in givers((rank, index))]
+        return seen
+
+    def first_of(self, sites: Collection[Site]) -> Site:
+        """One of these calls to which no path of values leads from another one."""
+        first, passed = min(sites, key=self.when), set[Site]()
+        while True:
+            passed.update(self.together(first))
+            earlier = self.before([first], self._producers).intersection(sites) - passed
+            if not earlier:
+                return first
+            first = min(earlier, key=self.when)
+
+    def _producers(self, site: Site) -> list[int]:
+        return [index for index in self.logs[site[0]][site[1]].producers if index is not None]
 
     def _is_one(self, call: Call, other: Call) -> bool:
         if call.peers:

@@ -31,11 +31,12 @@ def record(digest: str = "d") -> Record:
     return Record(digest, "float32", ())
 
 
-def judged(tmp_path, candidate, again=None, *, digest="d", case=CASE):
+def judged(tmp_path, candidate, again=None, *, digest="d", case=CASE, reference=None):
     """What becomes of an EQUAL whose candidate makes these calls, by step and rank; `again` when it runs once more."""
 
     def run_replay(role, number, folder, replay):
-        calls = dict.fromkeys(LOSSES, STEP) if role == "reference" else candidate if number == 1 else again or candidate
+        known = reference or dict.fromkeys(LOSSES, STEP)
+        calls = known if role == "reference" else candidate if number == 1 else again or candidate
         for rank in range(2):
             remains = StepTrace(records={LOSSES[step, rank]: record(digest) for step in range(2)})
             for step in range(2):
@@ -69,6 +70,21 @@ def test_a_value_that_rounding_swallows_makes_it_different_and_the_first_call_is
     assert (first.step, first.rank, first.name) == (1, 1, "silu of layers.0 (forward), call 1")
     assert (first.call.operator, first.call.how) == ("silu", "gives another output from the same inputs")
     assert found.differing == {"activation": {"silu of layers.0 (forward), call 1": {"1": [1]}}}
+
+
+def test_of_two_ranks_the_call_is_to_blame_that_the_other_one_follows_from_whatever_their_indices(tmp_path):
+    """Rank 1 computes a wrong summand late in its log; rank 0 has the wrong sum early in its own."""
+
+    def summed(summand: str, total: str) -> dict[tuple[int, int], list[Call]]:
+        reduced = call(f"all_reduce b -> {total}")._replace(collective=True, peers=(0, 1))
+        last = reduced._replace(inputs=(summand,), producers=(2,))
+        return {0: [reduced], 1: [*STEP[:2], call(f"neg b -> {summand}"), last]}
+
+    right, wrong = summed("n", "s"), summed("N", "S")
+    logs = {(step, rank): (right, wrong)[step][rank] for step, rank in LOSSES}
+    found, _ = judged(tmp_path, logs, reference={(step, rank): right[rank] for step, rank in LOSSES})
+    first = found.first_divergence
+    assert (first.step, first.rank, first.call.operator) == (1, 1, "neg")
 
 
 def test_a_call_of_another_kind_is_one_that_the_reference_does_not_make(tmp_path):

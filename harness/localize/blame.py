@@ -239,12 +239,12 @@ class _Blame:
     def _fed_wrong(self, site: Site) -> set[Site] | None:
         """The ranks' calls that give a collective other inputs than they do in the reference.
 
-        Which of the reference's it stands for is told by the ranks that give the same, then by its place, then by its
-        turn in the group; None where none gives the same.
+        Which of the reference's it stands for is told by the ranks that give the same, then by its group, its place,
+        and its turn in the group; None where none gives the same.
         """
         calls = self.joined.together(site)
         best: set[Site] | None = None
-        least = (0, 0, 0)
+        least = (0, False, 0, 0)
         for rank, index in calls if len(calls) > 1 else ():
             for partner in self.logs[rank].reference.alike(self.logs[rank].log[index]):
                 known = {r: self.known.logs[r][i] for r, i in self.known.together((rank, partner))}
@@ -254,8 +254,9 @@ class _Blame:
                 }
                 moved = sum(site[0] in known and known[site[0]].place != call.place for site, call in mine.items())
                 late = abs(self.known.turn((rank, partner)) - self.joined.turn((rank, index)))
-                if best is None or (len(other), moved, late) < least:
-                    best, least = other, (len(other), moved, late)
+                unlike = len(other), known.keys() != {r for r, _ in calls}, moved, late
+                if best is None or unlike < least:
+                    best, least = other, unlike
         return best
 
     def _crossed(self, picked: _Picked) -> _Picked | None:

@@ -48,6 +48,9 @@ MENDED = (
     2031235,
     2039311,
     5000055,
+    7006117,
+    7012499,
+    7017421,
 )
 """Programs on which blame once named another call, or one that nothing leads from."""
 

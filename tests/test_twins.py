@@ -167,10 +167,6 @@ ELSEWHERE = {
     "harness/processes/watching.py": ("tests/harness/processes/test_forked.py", "forked processes are watched there"),
     "harness/processes/started.py": ("tests/harness/processes/test_apart.py", "modules of ours are started there"),
     "harness/records/faults.py": ("tests/harness/report/test_faults.py", "outcomes are summed where they are told"),
-    "harness/localize/places.py": (
-        "tests/harness/localize/logs/test_call_log.py",
-        "a log says where each call belongs",
-    ),
     "harness/cli/accept.py": ("tests/harness/commands/test_accept.py", "commands are tested as they are called"),
     "harness/execute/drifted.py": ("tests/harness/commands/test_accept.py", "what drifted is accepted there"),
     "harness/localize/moved.py": ("tests/harness/commands/test_accept.py", "an operator that moved is named there"),

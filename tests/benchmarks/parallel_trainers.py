@@ -301,8 +301,8 @@ DEFECTS: dict[tuple[str, str], Defect] = {
     ("owners", "max_for_sum"): Defect(max_for_sum(UP), None, UPDATE, REDUCE),
     ("shards", "stale_gather"): Defect(
         lambda t: setattr(t, "gathers", lambda block, step: not (block and step)),
-        None,
-        UPDATE,
+        "",
+        FORWARD,
         ("_allgather_base_", "copy_"),
     ),
     ("shards", "max_for_sum"): Defect(max_for_sum("blocks.1"), None, UPDATE, ("_reduce_scatter_base_",)),

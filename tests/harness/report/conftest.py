@@ -189,6 +189,7 @@ def localized(make_result) -> CaseResult:
                     for operator, agrees in calls
                 ],
                 micro_batch=2,
+                part="<b>",
                 modules=[
                     ModuleCalls(module="layers.1.moe", direction="forward", calls=7, differing=0),
                     ModuleCalls(module="<i>", direction="backward", calls=3, differing=1, turn=2),
@@ -199,7 +200,9 @@ def localized(make_result) -> CaseResult:
                     ChainLink(
                         operator="gate<b>", module="layers.1.moe", direction="backward", chunk=1, rank=3, micro_batch=2
                     ),
-                    ChainLink(operator="all_reduce", direction="backward", rank=3, source="moe.py:70", left_out=4),
+                    ChainLink(
+                        operator="all_reduce", direction="backward", rank=3, source="moe.py:70", left_out=4, part="|"
+                    ),
                     ChainLink(
                         operator="all_reduce",
                         direction="backward",

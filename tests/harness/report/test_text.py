@@ -49,7 +49,7 @@ def test_the_blamed_call_stands_among_its_neighbours(localized):
 def test_the_chain_from_the_blamed_call_to_the_tensor_says_what_changed_and_what_is_left_out(localized):
     assert text.chain_rows(localized.first_divergence.call) == [
         ("3", "gate<b>", "layers.1.moe", "backward, chunk 1, micro-batch 2", "", "", ""),
-        ("3", "all_reduce", "the step itself", "backward", "", "moe.py:70", "4 calls"),
+        ("3", "all_reduce", "the step itself", "backward, |", "", "moe.py:70", "4 calls"),
         (
             "0",
             "all_reduce",

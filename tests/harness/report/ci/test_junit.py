@@ -61,7 +61,7 @@ def test_a_failure_names_the_first_divergence_and_the_replay(report):
 def test_a_failure_names_the_call_to_blame_with_its_file_and_line(make_report, localized):
     failure = ElementTree.fromstring(junit.render(make_report(localized))).find(".//failure")
     message = failure.get("message")
-    assert "; to blame: gate<b> of layers.1.moe (backward, chunk 1, micro-batch 2) on rank 3 " in message
+    assert "; to blame: gate<b> of layers.1.moe (backward, chunk 1, micro-batch 2, <b>) on rank 3 " in message
     assert "moe.py:68)" in message
 
 

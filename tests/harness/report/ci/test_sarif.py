@@ -80,7 +80,7 @@ def test_a_result_is_what_is_not_as_expected_and_a_run_that_judged_was_successfu
 
 def test_a_result_has_the_file_and_line_of_the_call_to_blame(make_report, localized):
     [result] = run_of(make_report(localized))["results"]
-    assert "to blame: gate<b> of layers.1.moe (backward, chunk 1, micro-batch 2)" in result["message"]["text"]
+    assert "to blame: gate<b> of layers.1.moe (backward, chunk 1, micro-batch 2, <b>)" in result["message"]["text"]
     [place] = result["locations"]
     assert place["physicalLocation"] == {"artifactLocation": {"uri": "moe.py"}, "region": {"startLine": 68}}
     assert place["logicalLocations"] == [{"name": "bad", "kind": "case"}]

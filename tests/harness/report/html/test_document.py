@@ -154,7 +154,7 @@ def test_the_chain_of_calls_stands_in_a_lane_for_each_rank(page):
         ["rank 0", "rank 3", "module", "direction", "changed", "line"],
         ["", "gate<b>", "layers.1.moe", "backward, chunk 1, micro-batch 2", "", ""],
         ["4 calls left out"],
-        ["", "all_reduce", "the step itself", "backward", "", "moe.py:70"],
+        ["", "all_reduce", "the step itself", "backward, |", "", "moe.py:70"],
         ["all_reduce", "", "the step itself", "backward", "3 of 8 elements differ, by 2 ULPs at most", "moe.py:70"],
     ]
 

@@ -28,6 +28,7 @@ from bitproof.harness.graph import offload_operators
 from bitproof.harness.graph.operators import COLLECTIVE_NAMESPACES, UNINITIALIZED, is_view, name_of, written_names
 from bitproof.harness.localize.logs.calls import READS_OUT, Call
 from bitproof.harness.localize.logs.foreach_calls import lane, num_lanes
+from bitproof.harness.localize.logs.parts import Parts
 from bitproof.harness.localize.places import Places
 from bitproof.harness.operators import names
 from bitproof.harness.systems import watched_loop, watched_step
@@ -81,6 +82,7 @@ class CallRecorder(TorchDispatchMode):
         self._works = Works()
         self._seen: dict[int, dict[int, weakref.ref[Tensor]]] = {}
         self._producers: dict[tuple[int, str], int] = {}
+        self._parts = Parts(_digest)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a call and log it."""
@@ -166,10 +168,15 @@ class CallRecorder(TorchDispatchMode):
         """Of each tensor that a call reads its digest, and the logged call that left this value in its storage.
 
         Where nobody waited for what is to fill it, that is the launch: whatever is read there, it has to do with it.
+        Where calls left parts of it, these follow.
         """
-        found = [(_storage(tensor), _digest(tensor)) for tensor in _tensors(values)]
-        left = (self._producers.get(each, self._in_flight.get(each[0])) for each in found)
-        return tuple(value for _, value in found), tuple(left)
+        found: list[tuple[str, int | None]] = []
+        for tensor in _tensors(values):
+            storage, value = _storage(tensor), _digest(tensor)
+            left = self._producers.get((storage, value), self._in_flight.get(storage))
+            parts = self._parts.inside(storage, tensor) if left is None else []
+            found += [(value, max((index for _, index in parts), default=left)), *parts]
+        return tuple(value for value, _ in found), tuple(left for _, left in found)
 
     def _aliases(self, written: list[Tensor]) -> list[tuple[int, str]]:
         """Storage and digest of all other tensors over the storages that a call has just written."""
@@ -200,7 +207,10 @@ class CallRecorder(TorchDispatchMode):
         call = self.calls[index]
         if (site := (index, len(call.outputs))) in self._keep:
             self.kept[site] = plain(tensor).clone()
-        self._add_value(index, _storage(tensor), _digest(tensor))
+        storage, value = _storage(tensor), _digest(tensor)
+        self._add_value(index, storage, value)
+        if not call.view:
+            self._parts.leave(storage, tensor, value, index)
 
     def _add_value(self, index: int, storage: int, value: str) -> None:
         call = self.calls[index]

@@ -107,7 +107,9 @@ class CallRecorder(TorchDispatchMode):
         read_here = [producer for _, producers in inputs for producer in producers if producer is not None]
         if (left := _state(generator)) != state:  # it drew: what is drawn next is decided here
             [(digests, producers)] = inputs
-            inputs = [((*digests, str(state)), (*producers, self._producers.get((GENERATORS, str(state)))))]
+            drawn = self._producers.get((GENERATORS, str(state)))
+            own, more = producers[: len(digests)], producers[len(digests) :]
+            inputs = [((*digests, str(state)), (*own, drawn, *more))]
         follows = any(self.calls[producer].place.direction in ("backward", "update") for producer in read_here)
         place, node, source = self._place(name, _tensors((args, kwargs)), follows)
         if in_place := getattr(function, "namespace", None) == IN_PLACE_COLLECTIVES:
@@ -168,15 +170,18 @@ class CallRecorder(TorchDispatchMode):
         """Of each tensor that a call reads its digest, and the logged call that left this value in its storage.
 
         Where nobody waited for what is to fill it, that is the launch: whatever is read there, it has to do with it.
-        Where calls left parts of it, these follow.
+        Of what no call left as it is, those follow that left parts of it.
         """
         found: list[tuple[str, int | None]] = []
+        more: list[int] = []
         for tensor in _tensors(values):
             storage, value = _storage(tensor), _digest(tensor)
             left = self._producers.get((storage, value), self._in_flight.get(storage))
-            parts = self._parts.inside(storage, tensor) if left is None else []
-            found += [(value, max((index for _, index in parts), default=left)), *parts]
-        return tuple(value for value, _ in found), tuple(left for _, left in found)
+            is_whole = storage in self._in_flight or (left is not None and value in self.calls[left].outputs)
+            parts = [] if is_whole else self._parts.inside(storage, tensor)
+            found.append((value, max(parts, default=None) if left is None else left))
+            more += parts
+        return tuple(value for value, _ in found), (*(left for _, left in found), *more)
 
     def _aliases(self, written: list[Tensor]) -> list[tuple[int, str]]:
         """Storage and digest of all other tensors over the storages that a call has just written."""

@@ -32,7 +32,8 @@ class Call(NamedTuple):
     `aliases` are the other tensors over a storage that the call wrote, as they are after it, where it changed them. A
     `view` computes nothing.
     `producers` has, for each input, the index of the logged call that left it in its memory: two tensors of one value
-    have histories of their own. None, or nothing, where that is not known.
+    have histories of their own. None, or nothing, where that is not known. After these, the calls that left parts of an
+    input that none left whole.
     `scalars` are the arguments that are numbers, words, dtypes or lists of these, by name, left-out ones as defaults.
     `peers` are the ranks that take part in a collective, in their group's order, and of what is sent the sender and the
     receiver; nothing where that is not known.

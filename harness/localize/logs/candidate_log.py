@@ -62,10 +62,11 @@ class CandidateLog(IndexedLog):
         """
         producers = call.producers or (None,) * len(call.inputs)
         right = self.reference.values if call.producers else ()
-        return tuple(
+        own = (
             self._latest.get(value) if producer is None and value not in right else producer
-            for value, producer in zip(call.inputs, producers, strict=True)
+            for value, producer in zip(call.inputs, producers, strict=False)
         )
+        return (*own, *producers[len(call.inputs) :])
 
     def _numbers(self, call: Call) -> tuple[int, ...]:
         """The last call that read a number out of a wrong tensor, for one of the update that is given other numbers.

@@ -27,7 +27,7 @@ class _Geometry(NamedTuple):
 
 
 class Parts:
-    """By storage, what calls left in parts of it: a value's digest, and the call's index."""
+    """By storage, which calls left something in parts of it."""
 
     def __init__(self, digest: Callable[[Tensor], str]) -> None:
         self._digest = digest
@@ -39,11 +39,11 @@ class Parts:
             geometry = _Geometry(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
             self._left[storage][geometry] = value, index
 
-    def inside(self, storage: int, tensor: Tensor) -> list[tuple[str, int]]:
-        """What calls left in parts of a tensor, as far as it still is there: storages come again, and are written."""
+    def inside(self, storage: int, tensor: Tensor) -> list[int]:
+        """The calls that left something in a tensor that still is there: storages come again, and are written."""
         known = self._left.get(storage, {})
         if not known or not tensor.is_contiguous():
             return []
         begin = int(tensor.storage_offset())
         parts = [part for part in known if begin <= part.offset and part.end <= begin + tensor.numel()]
-        return [known[part] for part in parts if self._digest(tensor.as_strided(*part)) == known[part][0]]
+        return [known[part][1] for part in parts if self._digest(tensor.as_strided(*part)) == known[part][0]]

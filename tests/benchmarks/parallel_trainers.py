@@ -324,7 +324,7 @@ DEFECTS: dict[tuple[str, str], Defect] = {
         on_rank(1, lambda t: setattr(t, "text", random.Random(0))), "", FORWARD, ("split", "slice", "embedding"), 1
     ),
     ("unsynced", "synced_twice"): Defect(
-        lambda t: setattr(t, "syncs", lambda _: True), None, BACKWARD, ("allreduce_", "div_", "mul")
+        lambda t: setattr(t, "syncs", lambda _: True), "blocks.1.down", BACKWARD, ("mul.out",)
     ),
     ("unsynced", "scaled_in_the_second"): Defect(scaled_in_the_second, "blocks.0.up", BACKWARD, ("mul",)),
     ("unsynced", "hook_twice"): Defect(lessen, "blocks.1.down", BACKWARD, ("mul",)),

@@ -169,6 +169,7 @@ ELSEWHERE = {
     "harness/records/faults.py": ("tests/harness/report/test_faults.py", "outcomes are summed where they are told"),
     "harness/cli/accept.py": ("tests/harness/commands/test_accept.py", "commands are tested as they are called"),
     "harness/execute/drifted.py": ("tests/harness/commands/test_accept.py", "what drifted is accepted there"),
+    "harness/localize/collective_inputs.py": ("tests/harness/localize/test_blame.py", "collectives are blamed there"),
     "harness/localize/moved.py": ("tests/harness/commands/test_accept.py", "an operator that moved is named there"),
     "harness/records/throughput.py": ("tests/harness/execute/test_stopwatch.py", "a stopwatch fills it"),
     "harness/user_code/missing.py": ("tests/harness/execute/test_preloaded.py", "what is missing is met there"),

@@ -31,6 +31,7 @@ from typing import Literal, NamedTuple
 
 from bitproof.harness.localize.argument_differences import argument_differences, input_differences, list_differences
 from bitproof.harness.localize.chain import Pair, with_chain
+from bitproof.harness.localize.collective_inputs import fed_wrong, out_of_turn
 from bitproof.harness.localize.culprit import Culprit, How
 from bitproof.harness.localize.logs.calls import Call, Place, is_abandoned
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
@@ -91,8 +92,9 @@ class _Blame:
             picked = self._first_of(exchanged, exchanged)
         if picked is None:
             return self._first_missing({rank: [wanted for wanted, _ in pairs] for rank, pairs in record.items()})
-        if picked.reads and (crossed := self._crossed(picked)) is not None:
-            picked = crossed
+        if picked.reads and picked.partner is not None:
+            came = out_of_turn(picked.site, picked.partner, self.logs, self.joined, self.known)
+            picked = picked if came is None else _Picked(*came, None, picked.roots)
         is_of_update = self.logs[picked.site[0]].log[picked.site[1]].place.direction == "update"
         if picked.same != "computes" and is_of_update and (misplaced := self._misplaced(record)):
             return misplaced
@@ -234,53 +236,7 @@ class _Blame:
         rank, index = site
         if not self.logs[rank].is_proven(index):
             return False
-        return len(self.joined.together(site)) == 1 or self._fed_wrong(site) == set()
-
-    def _fed_wrong(self, site: Site) -> set[Site] | None:
-        """The ranks' calls that give a collective other inputs than they do in the reference.
-
-        Which of the reference's it stands for is told by the ranks that give the same, then by its group, its place,
-        and its turn in the group; None where none gives the same.
-        """
-        calls = self.joined.together(site)
-        best: set[Site] | None = None
-        least = (0, False, 0, 0)
-        for rank, index in calls if len(calls) > 1 else ():
-            for partner in self.logs[rank].reference.alike(self.logs[rank].log[index]):
-                known = {r: self.known.logs[r][i] for r, i in self.known.together((rank, partner))}
-                mine = {site: self.logs[site[0]].log[site[1]] for site in calls}
-                other = {
-                    site for site, call in mine.items() if site[0] not in known or known[site[0]].inputs != call.inputs
-                }
-                moved = sum(site[0] in known and known[site[0]].place != call.place for site, call in mine.items())
-                late = abs(self.known.turn((rank, partner)) - self.joined.turn((rank, index)))
-                unlike = len(other), known.keys() != {r for r, _ in calls}, moved, late
-                if best is None or unlike < least:
-                    best, least = other, unlike
-        return best
-
-    def _crossed(self, picked: _Picked) -> _Picked | None:
-        """The collective that brought a root another right value, as a rank gave it that in another one's turn.
-
-        From there to the root all calls are wired as in the reference, turn by turn: only values are exchanged.
-        """
-        pending, seen = [(*picked.site, picked.partner)], set[Site]()
-        while pending:
-            rank, index, partner = pending.pop()
-            log = self.logs[rank]
-            assert partner is not None, "it reads something else than its partner"
-            for made, due in log.wired_alike(index, partner):
-                if (rank, made) in seen:
-                    continue
-                seen.add((rank, made))
-                pending.append((rank, made, due))
-                known = dict(self.known.together((rank, due)))
-                fed = [(r, i) for r, i in self.joined.together((rank, made)) if log.log[made].collective and r in known]
-                others = [(r, i) for r, i in fed if self.logs[r].log[i].inputs != self.known.logs[r][known[r]].inputs]
-                if others:
-                    at = min(others, key=self.joined.when)
-                    return _Picked(at, known[at[0]], None, picked.roots)
-        return None
+        return len(self.joined.together(site)) == 1 or fed_wrong(site, self.logs, self.joined, self.known) == set()
 
     def _missing_for(self, picked: _Picked) -> Culprit | None:
         """Rule 3, for what the partner of a root reads."""
@@ -314,13 +270,29 @@ class _Blame:
                 return None  # it is made, of what the call that is wrong gives
             if mine.inputs and (mine.inputs, mine.outputs) == (call.inputs, call.outputs):
                 return None  # it is right, and what is missing another tensor over its storage
-            if not log.log[made].view and log.reference.values.issuperset(log.log[made].inputs):
-                if (packed := log.wrongly_packed(made)) is not None:
-                    made, index = packed, log.stands_for(packed)
-                how = log.how_it_reads(made)
-                return Culprit(how=how, call=log.log[made], ranks=ranks, candidate=made, reference=index, at=at)
+            if not mine.view and log.reads_right_values(made):
+                packed = log.wrongly_packed(made)
+                due = None if packed is None else log.stands_for(packed)
+                return self._made_otherwise(
+                    made if packed is None else packed, index if due is None else due, ranks, at
+                )
         lists = list_differences(log, call)
         return Culprit(how="lacks", call=call, ranks=ranks, candidate=None, reference=index, arguments=lists, at=at)
+
+    def _made_otherwise(self, made: int, due: int, ranks: tuple[int, ...], at: int | None) -> Culprit:
+        """What is wrong with a call that is made of another value than it should be, or with other numbers."""
+        log = self.logs[ranks[0] if at is None else at]
+        call, partner = log.log[made], log.reference.log[due]
+        is_same = bool(call.inputs) and call.inputs == partner.inputs
+        return Culprit(
+            how="computes" if is_same else log.how_it_reads(made),
+            call=call,
+            ranks=ranks,
+            candidate=made,
+            reference=due,
+            arguments=argument_differences(call, partner),
+            at=at,
+        )
 
     def _lacks(self, rank: int, call: Call) -> bool:
         """Whether what differs on a rank lacks a call like this one."""
@@ -367,7 +339,7 @@ class _Blame:
             ):
                 earlier = set()
             if not earlier:
-                roots |= self._fed_wrong((rank, index)) or {(rank, index)}
+                roots |= fed_wrong((rank, index), logs, self.joined, self.known) or {(rank, index)}
             read[rank, index] = earlier
             pending += sorted(earlier - seen)
             seen |= earlier

@@ -650,6 +650,15 @@ def test_what_came_in_another_ones_turn_is_blamed_on_the_rank_that_sent_it_so() 
     assert culprit is not None and (culprit.rank, culprit.candidate) == (0, 2), "which is wired otherwise"
 
 
+def test_a_call_that_gives_less_of_the_same_inputs_is_told_by_its_numbers_and_not_to_read_others() -> None:
+    masked = call("norm_backward g x -> q", BACKWARD)._replace(scalars=(("output_mask", "[False, True]"),))
+    whole = masked._replace(outputs=("p", "q"), scalars=(("output_mask", "[True, True]"),))
+    reference = [whole, call("add p r -> d", BACKWARD), call("cat d q -> l", BACKWARD)]
+    culprit = blamed(reference, [masked, call("add q r -> D", BACKWARD), call("cat D q -> L", BACKWARD)], "L")
+    assert culprit is not None and (culprit.how, culprit.candidate) == ("computes", 0)
+    assert culprit.arguments == "output_mask=[False, True] where the reference has [True, True]"
+
+
 def test_what_takes_no_tensor_is_not_told_to_read_others() -> None:
     reference = [call("rand -> r"), call("mul r x -> l")]
     culprit = blamed(reference, [call("rand -> R"), call("mul R x -> L")], "L")

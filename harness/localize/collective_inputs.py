@@ -1,0 +1,61 @@
+"""What ranks give collectives otherwise than in the reference: other values, or right ones in another one's turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bitproof.harness.localize.logs.candidate_log import CandidateLog
+from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
+
+
+def fed_wrong(
+    site: Site, logs: Sequence[CandidateLog], joined: JoinedLogs, known_joined: JoinedLogs
+) -> set[Site] | None:
+    """The ranks' calls that give a collective other inputs than they do in the reference.
+
+    Which of the reference's it stands for is told by the ranks that give the same, then by its group, its place,
+    and its turn in the group; None where none gives the same.
+    """
+    calls = joined.together(site)
+    best: set[Site] | None = None
+    least = (0, False, 0, 0)
+    for rank, index in calls if len(calls) > 1 else ():
+        for partner in logs[rank].reference.alike(logs[rank].log[index]):
+            known = {r: known_joined.logs[r][i] for r, i in known_joined.together((rank, partner))}
+            mine = {site: logs[site[0]].log[site[1]] for site in calls}
+            other = {
+                site for site, call in mine.items() if site[0] not in known or known[site[0]].inputs != call.inputs
+            }
+            moved = sum(site[0] in known and known[site[0]].place != call.place for site, call in mine.items())
+            late = abs(known_joined.turn((rank, partner)) - joined.turn((rank, index)))
+            unlike = len(other), known.keys() != {r for r, _ in calls}, moved, late
+            if best is None or unlike < least:
+                best, least = other, unlike
+    return best
+
+
+def out_of_turn(
+    site: Site, partner: int, logs: Sequence[CandidateLog], joined: JoinedLogs, known_joined: JoinedLogs
+) -> tuple[Site, int] | None:
+    """The collective that brought a call another right value, as a rank gave it that in another one's turn.
+
+    And the reference's call of that turn. From there on all calls are wired as in the reference, turn by turn: only
+    values are exchanged.
+    """
+    pending, seen = [(*site, partner)], set[Site]()
+    while pending:
+        rank, index, due = pending.pop()
+        for made, wanted in logs[rank].wired_alike(index, due):
+            if (rank, made) in seen:
+                continue
+            seen.add((rank, made))
+            pending.append((rank, made, wanted))
+            known = dict(known_joined.together((rank, wanted)))
+            fed = joined.together((rank, made)) if logs[rank].log[made].collective else []
+            others = [
+                (r, i) for r, i in fed if r in known and logs[r].log[i].inputs != known_joined.logs[r][known[r]].inputs
+            ]
+            if others:
+                first = min(others, key=joined.when)
+                return first, known[first[0]]
+    return None

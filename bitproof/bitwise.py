@@ -30,7 +30,7 @@ def assert_bitwise_equal(actual: Any, expected: Any, *, msg: str | None = None) 
     Where a tensor lies and its strides do not count. A DTensor counts as this rank's local shard, and must agree
     in placements and global shape; no tensor of a GPU is fetched whole.
 
-    Raises AssertionError, which begins with `msg` if given, and tells of each part that differs (the first ten):
+    Raises AssertionError, which begins with `msg` if given, and describes each part that differs (the first ten):
     where it stands, how many elements differ, the first one's index and bits on both sides, the largest distance
     in ULPs and how many elements are how far apart. Raises TypeError for what has no bits to compare: a sparse,
     nested, quantized, fake or freed tensor, or any other kind of object.

@@ -75,7 +75,7 @@ def bitproof_keeps_bits() -> Iterator[Any]:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Show what the cases of a failed test came to."""
+    """Show the results of a failed test's cases."""
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
     if report.when == "call" and report.failed:

@@ -40,7 +40,7 @@ class Run:
 
     @property
     def verdict(self) -> Verdict:
-        """What the comparison came to."""
+        """The outcome of the comparison."""
         return self.result.verdict
 
     @property

@@ -140,7 +140,7 @@ def sensitivity(
 def _written_down(call: Asked, report_dir: str | Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
     """The folder of run folders, and the options of a replay, for a command that prints, which is kept from view.
 
-    A case that has no file gets one there, by which a replay finds it.
+    A case that has no file gets one there, where a replay finds it.
     """
     folder = Path(report_dir)
     files, words = call.replay(folder)

@@ -1,4 +1,4 @@
-"""Regional compilation: chosen parts of the step compiled by Inductor, each for itself, the rest as it is.
+"""Regional compilation: Inductor compiles chosen parts of the step, each alone; the rest runs as it is.
 
 With SDPA the regions are its operators. Inductor calls the kernels that eager calls, so bits are equal: in the graph,
 whole or in halves, and in eager, where torch.compile is given attention alone. FlexAttention's own kernels are CUDA's:
@@ -54,7 +54,7 @@ experts_seq_flex_marked = replace(
     pipeline=Pipeline(backend="regional_inductor", regions=("layers.*.ffn_norm", "layers.*.moe.shared_experts")),
 )
 
-# The same of a step in two halves, each compiled for itself: the system joint.
+# The same of a step in two halves, each compiled alone: the system joint.
 halves_regional = replace(
     joint_llama3_fsdp4_tp2,
     name="halves_regional",

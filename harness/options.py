@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -82,7 +82,7 @@ def _tell_control(control: str) -> dict[str, object]:
 
 def _read_stress(stress: bool, stress_threads: int | None) -> Stress | None:
     if stress_threads is not None and not stress:
-        raise UsageError("--stress-threads is about runs under stress", fix="give --stress too")
+        raise UsageError("--stress-threads needs --stress", fix="give --stress too")
     return Stress(num_threads=stress_threads or 1) if stress else None
 
 
@@ -93,7 +93,7 @@ def _tell_stress(stress: Stress | None) -> dict[str, object]:
 
 def _read_baseline(baseline: bool, baseline_dir: str | Path | None) -> Path | None:
     if baseline_dir is not None and not baseline:
-        raise UsageError("--baseline-dir says nothing without --baseline", fix="add --baseline")
+        raise UsageError("--baseline-dir needs --baseline", fix="add --baseline")
     return Path(baseline_dir or "baselines") if baseline else None
 
 
@@ -304,6 +304,11 @@ class RunOptions:
     )
     files_baselines: bool = False
     verbose: bool = setting(False, "--verbose -v", MORE, "Write the passes' debug logs to the logs.")
+
+    def of_run(self, role: Role, *, is_stressed: bool) -> RunOptions:
+        """What one run of a case's system follows: a fault, passes and names are the candidate's alone."""
+        mine = replace(self, stress=self.stress if is_stressed else None)
+        return mine if role == "candidate" else replace(mine, inject=None, extra_passes=(), names={})
 
     def remarks(self) -> tuple[str, ...]:
         """What readers of a report must know of how every case was run, an untested torch included."""

@@ -17,7 +17,7 @@ _LINE_END = re.compile(r"\r\n?")
 
 
 def printable(text: str) -> str:
-    """A text of any number of lines in which each character stands for itself."""
+    """A text of any number of lines with nothing in it that a terminal would act on."""
     if text.isprintable():
         return text
     return _RUN.sub(lambda run: _spelled(run.group()), _LINE_END.sub(_spelled_end, text))

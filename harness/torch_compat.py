@@ -1,6 +1,7 @@
 """All that bitproof uses of torch that is private, or that is not the same in every release it runs on.
 
-No other module touches either, but `torch_inductor.py` for Inductor, so a new release of torch is met here. Private is
+No other module touches either, but those beside it: `torch_distributed.py`, `torch_operators.py`, `torch_compile.py`
+and `torch_inductor.py` for what their names say. So a new release of torch is met in these files. Private is
 a name with a leading underscore, and what stands in a module of such a name, in dynamo or in inductor. Operators under
 `torch.ops` are not: a graph is written in them, and torch keeps their schemas. `torch_versions.py` says which releases
 count.
@@ -18,26 +19,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from io import BytesIO
-from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, cast
 from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch._C._distributed_c10d import ProcessGroup
 from torch._dispatch.python import enable_python_dispatcher
-from torch._logging import trace_structured
 from torch._logging._internal import LazyTraceHandler, TorchLogsFormatter, trace_log
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_impls import register_op_impl
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import _unsafe_preserve_version_counter as unsafe_preserve_version_counter
-from torch.distributed import distributed_c10d
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
-from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_slot, make_fx
 from torch.fx.graph import CodeGen, _PyTreeCodeGen
@@ -89,13 +85,6 @@ def untested_release() -> str | None:
     return warning_of(str(torch.__version__))
 
 
-def functional_collectives() -> Any:
-    """torch's collectives that return their results; through those named `..._autograd` backward goes."""
-    import torch.distributed._functional_collectives as collectives
-
-    return collectives
-
-
 # Tracing.
 
 
@@ -121,7 +110,7 @@ def symbolic_graph(
 
 
 def _without_tensor_meta(module: GraphModule) -> GraphModule:
-    """Each node with its `val` alone, and not told a second time in older words, which takes a tenth of a trace.
+    """Each node with its `val` alone, without the older metadata that says it again and takes a tenth of a trace.
 
     None of our passes reads those, and they would be wrong after the first that changes a size. What Inductor compiles
     is traced again, decomposed, with them.
@@ -135,11 +124,6 @@ def _without_tensor_meta(module: GraphModule) -> GraphModule:
 def traced_node(tensor: Tensor, tracer: Any) -> Node | None:
     """The node of a running trace that computes a tensor; None for one that the trace does not know."""
     return get_proxy_slot(tensor, tracer, None, lambda found: found.proxy.node)
-
-
-def lazily_compiled() -> AbstractContextManager[Any]:
-    """Where graphs that are made have no code until it is asked for."""
-    return _use_lazy_graph_module(True)
 
 
 def open_dim(
@@ -172,7 +156,7 @@ def open_dim(
 
 
 def backward_told(before: Callable[[Tensor], None], after: Callable[[], None]) -> AbstractContextManager[Any]:
-    """Where each tensor that a backward begins from is told before it runs, and its end after."""
+    """Call `before` with each tensor that a backward begins from, and `after` when it has ended."""
     run = torch.autograd._engine_run_backward
 
     def running(outputs: Sequence[Tensor], *args: Any, **kwargs: Any) -> Any:
@@ -260,14 +244,14 @@ _PARTITION_SETTINGS = {"activation_memory_budget": 1.0, "unsafe_allow_optimizati
 
 
 def forget_memos(fake: FakeTensor) -> None:
-    """Let a fake tensor be asked anew for what depends on data: it remembers the first answer."""
+    """Have a fake tensor forget its first answer to what depends on data, so that it can be asked again."""
     for name in vars(FakeTensor):
         if name.endswith("_memo"):
             setattr(fake, name, None)
 
 
 def has_open_sizes(tensor: Tensor) -> bool:
-    """Whether any size or stride is a symbol, told without reading them."""
+    """Whether any size or stride is a symbol, found without reading them."""
     return tensor._has_symbolic_sizes_strides
 
 
@@ -316,126 +300,6 @@ def rename(node: Node, name: str) -> None:
 # Operators and autograd.
 
 
-class FlopCount(TorchDispatchMode):
-    """Counts operations while it is entered, by torch's formulas; each call runs as it would. `flops` is None where a
-    formula cannot read a call.
-    """
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Leave compiled code compiled: by default torch.compile steps aside for a mode, and computes other bits."""
-        return True
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        from torch.utils.flop_counter import flop_registry
-
-        self._formulas = flop_registry
-        self.flops: int | None = 0
-        self._known: dict[Any, int] = {}
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a call, and count it where torch has a formula for it."""
-        if types and any(is_wrapper_subclass(each) for each in types):
-            return NotImplemented  # a DTensor goes first, and calls operators of its local shards
-        kwargs = kwargs or {}
-        out = function(*args, **kwargs)
-        formula = self._formulas.get(getattr(function, "_overloadpacket", function))
-        if formula is not None and self.flops is not None:
-            try:
-                self.flops += self._count(formula, args, kwargs, out)
-            except Exception:  # a formula is of shapes that torch knew when it was written
-                self.flops = None
-        return out
-
-    def _count(self, formula: Callable[..., Any], args: Any, kwargs: Any, out: Any) -> int:
-        """One call's operations; a formula takes longer than a small product, and calls of one shape have as many."""
-        if kwargs or not all(isinstance(each, Tensor) for each in args):
-            return int(formula(*args, **kwargs, out_val=out))
-        key = (formula, *(each.shape for each in args))
-        if key not in self._known:
-            self._known[key] = int(formula(*args, out_val=out))
-        return self._known[key]
-
-
-def schema_of(operator: Any) -> Any:
-    """An operator's schema; None for what has none, such as a Python function."""
-    return getattr(operator, "_schema", None)
-
-
-def overload_of(operator: Any) -> str:
-    """The name of an operator's overload, "default" for what has none."""
-    name: str = getattr(operator, "_overloadname", "default")
-    return name
-
-
-def base_name_of(operator: Any) -> str:
-    """An operator's name without namespace and overload; empty for what is no operator."""
-    name: str = getattr(operator, "_opname", "")
-    return name
-
-
-def running_autograd_node() -> Any:
-    """The autograd node that backward runs on this thread; None outside of backward."""
-    return torch._C._current_autograd_node()
-
-
-def has_no_values(tensor: Tensor) -> bool:
-    """Whether a tensor has a shape alone, as those have by which torch asks an operator for shapes."""
-    return tensor.is_meta or isinstance(tensor, FakeTensor)
-
-
-def is_backward_running() -> bool:
-    """Whether autograd's engine runs on this thread, be it a node or what it calls at its end."""
-    return int(torch._C._current_graph_task_id()) != -1
-
-
-def backward_number() -> int:
-    """Which backward autograd's engine runs on this thread; they ascend. -1 where none runs."""
-    return int(torch._C._current_graph_task_id())
-
-
-def group_of(boxed: Any) -> Any:
-    """The process group that an operator is given as an object of its own."""
-    return ProcessGroup.unbox(boxed)
-
-
-def last_sequence_number() -> int:
-    """The sequence number of the autograd node that this thread made last."""
-    return torch.autograd._get_sequence_nr() - 1
-
-
-def accumulated_by(autograd_node: Any) -> Tensor | None:
-    """The parameter whose gradient a node accumulates, a DTensor's local shard; None of any other node."""
-    parameter = getattr(autograd_node, "variable", None)
-    return None if parameter is None else local_of(parameter)
-
-
-def local_of(parameter: Tensor) -> Tensor:
-    """What a rank has of a parameter: of a DTensor its local shard."""
-    return getattr(parameter, "_local_tensor", parameter)
-
-
-def sequence_number_of(autograd_node: Any) -> int:
-    """The sequence number of an autograd node: later forward calls have larger ones."""
-    number: int = autograd_node._sequence_nr()
-    return number
-
-
-def is_watched() -> bool:
-    """Whether something sees each operator that is called on this thread: a mode, a trace, Dynamo, or a profiler."""
-    if torch.compiler.is_compiling():  # Dynamo reads this line, and could not call what follows
-        return True
-    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._autograd._profiler_enabled()
-
-
-def below_autograd() -> AbstractContextManager[Any]:
-    """Where no gradient is asked for: operators go past autograd to the same kernels. Nothing where one watches."""
-    return nullcontext() if is_watched() else torch._C._AutoDispatchBelowAutograd()
-
-
 def rewrites_code(graph: Graph) -> bool:
     """Whether something rewrites the code that is made of a graph, as `on_generate_code` and `set_codegen` let it."""
     own = type(graph._codegen) in (CodeGen, _PyTreeCodeGen)
@@ -449,88 +313,9 @@ def wraps_its_call(module: GraphModule) -> bool:
     return "__call__" in own if wrapped is None else type(wrapped) is not _WrappedCall or wrapped.cls_call is not None
 
 
-def storage_key(tensor: Tensor) -> int:
-    """What two strided tensors have in common while they share memory."""
-    return tensor.untyped_storage()._cdata
-
-
 def registered_parameter(module: nn.Module, name: str) -> nn.Parameter | None:
     """A module's parameter, past a property of the same name."""
     return module._parameters[name]
-
-
-# Process groups.
-
-
-def register_group(name: str, group: Any) -> None:
-    """Let collectives find a process group by name. torch holds it by a weak reference alone."""
-    torch._C._distributed_c10d._register_process_group(cast(Any, name), group)
-
-
-def group_named(name: str) -> ProcessGroup:
-    """The process group of a name. Raises RuntimeError where none is registered."""
-    return torch._C._distributed_c10d._resolve_process_group(cast(Any, name))
-
-
-def parts_of(placement: Any, indices: Tensor, ranks: int) -> list[Tensor]:
-    """A dim's indices, one after the other, as a DTensor's sharding placement divides them among ranks."""
-    from torch.distributed.tensor import Shard
-
-    factor = getattr(placement, "split_factor", None)
-    along: Any = Shard(0) if factor is None else type(placement)(0, split_factor=factor)
-    parts: list[Tensor] = along._split_tensor(indices, ranks, with_padding=False, contiguous=False)[0]
-    return parts
-
-
-def flat_collectives(group: ProcessGroup) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """A group's own all-gather, of x (N) into an output (W * N), and reduce-scatter; both take the output first."""
-    return group._allgather_base, group._reduce_scatter_base
-
-
-def unregister_group(name: str) -> None:
-    """Undo `register_group`."""
-    torch._C._distributed_c10d._unregister_process_group(cast(Any, name))
-
-
-def group_of_size(size: int) -> Any:
-    """A process group that can be asked for its size and joins nobody."""
-    return cast(Any, ProcessGroup)(0, size)
-
-
-def set_timeout(options: Any, timeout: Any) -> None:
-    """Set how long collectives wait, in options for a NCCL group, which are read in place of `new_group`'s own."""
-    options._timeout = timeout
-
-
-def collectives_by_group() -> dict[str, int]:
-    """How many collectives this process has launched in each of torch's groups of several ranks, by the group's name.
-
-    gloo counts messages from rank to rank among them, NCCL does not. A group that counts nothing is left out.
-    """
-    found = {}
-    for group, name in distributed_c10d._world.pg_names.items():
-        if group.size() > 1:
-            with suppress(RuntimeError):  # a backend that keeps no number
-                found[str(name)] = cast(Any, group)._get_sequence_number_for_group()
-    return found
-
-
-@contextmanager
-def messages_told(tell: Callable[[], None]) -> Iterator[None]:
-    """Within this context `tell` is called for each message that this process sends to one rank or takes from one."""
-
-    def told(own: Callable[..., Any]) -> Callable[..., Any]:
-        def call(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
-            if group.size() > 1:
-                tell()
-            return own(group, *args, **kwargs)
-
-        return call
-
-    with ExitStack() as stack:
-        for name in ("send", "recv", "recv_anysource"):
-            stack.enter_context(mock.patch.object(ProcessGroup, name, told(getattr(ProcessGroup, name))))
-        yield
 
 
 @contextmanager
@@ -550,134 +335,7 @@ def backwards_told(tell: Callable[[Tensor], None]) -> Iterator[None]:
         yield
 
 
-# torch.compile.
-
-
-def compile_counters() -> dict[str, dict[str, int]]:
-    """Dynamo's counters, by category, as far as it has any."""
-    from torch._dynamo.utils import counters
-
-    return {name: dict(counters[name]) for name in ("frames", "stats", "graph_break", "unimplemented", "dynamo_cache")}
-
-
-@contextmanager
-def compiled_calls_told(
-    asked: Callable[[str], None], called: Callable[[], None], recompiled: Callable[[str], None]
-) -> Iterator[None]:
-    """Within this context `asked` takes the backend of each torch.compile that is not told to do nothing.
-
-    `called` is called when code that was given to it runs, whether or not anything was compiled of it: the environment,
-    a setting or a stance may turn compilation off without a word. `recompiled` takes the reason for which a frame that
-    was compiled before is compiled again.
-    """
-    from torch._dynamo import convert_frame, eval_frame
-
-    def optimize(*args: Any, **kwargs: Any) -> Any:
-        made = own_optimize(*args, **kwargs)
-        if kwargs.get("disable"):
-            return made
-        asked(_backend_name(args[0] if args else kwargs.get("backend", "inductor")))
-        return _Uncompiled(called) if isinstance(made, nullcontext) else made
-
-    def from_stance(callback: Any) -> Any:
-        if callable(callback):  # of code that is never to be compiled it is None
-            called()
-        return own_from_stance(callback)
-
-    def reasons(*args: Any, **kwargs: Any) -> Any:
-        found = own_reasons(*args, **kwargs)
-        if found:
-            recompiled(str(found[0]))
-        return found
-
-    own_reasons = convert_frame.get_and_maybe_log_recompilation_reasons
-    own_optimize, own_from_stance = torch._dynamo.optimize, eval_frame._callback_from_stance
-    with (
-        mock.patch.object(torch._dynamo, "optimize", optimize),
-        mock.patch.object(convert_frame, "get_and_maybe_log_recompilation_reasons", reasons),
-        mock.patch.object(eval_frame, "_callback_from_stance", from_stance),
-    ):
-        yield
-
-
-def compile_calls(model: nn.Module, backend: Callable[..., Any]) -> None:
-    """Have a module's calls compiled, as its own `compile` has, also where torch skips its class for being torch's own.
-
-    Sizes are numbers: another one is compiled again.
-    """
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        return call(*args, **kwargs)
-
-    call: Callable[..., Any] = model._call_impl
-    model._compiled_call_impl = torch.compile(called, backend=backend, dynamic=False)
-
-
-def ahead_of_time(
-    compile_graph: Callable[[GraphModule, str], Callable[..., Any]], decompositions: Mapping[Any, Any] | None
-) -> Callable[..., Any]:
-    """A backend of torch.compile that differentiates what Dynamo captured, as its backend "aot_eager" does.
-
-    `compile_graph` takes each graph of operators and its direction, and gives what runs it.
-    """
-    from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.aot_autograd import make_boxed_func
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-
-    def compiler(direction: str) -> Callable[..., Any]:
-        return lambda module, inputs: make_boxed_func(compile_graph(module, direction))
-
-    backend: Callable[..., Any] = aot_autograd(
-        fw_compiler=compiler("forward"),
-        bw_compiler=compiler("backward"),
-        inference_compiler=compiler("forward"),
-        partition_fn=min_cut_rematerialization_partition,
-        keep_inference_input_mutations=True,
-        decompositions=dict(decompositions) if decompositions else None,
-    )
-    return backend
-
-
-class _Uncompiled(nullcontext[None]):
-    """What stands for torch.compile where it is off: code is left as it is, and `called` is called when it runs."""
-
-    def __init__(self, called: Callable[[], None]) -> None:
-        super().__init__()
-        self._called = called
-
-    def __call__(self, code: Any) -> Any:
-        if isinstance(code, nn.Module):
-            code.register_forward_pre_hook(lambda module, args: self._called())
-            return code
-        if isinstance(code, type):
-            self._called()
-            return code
-
-        @functools.wraps(code)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self._called()
-            return code(*args, **kwargs)
-
-        return call
-
-
-def _backend_name(backend: Any) -> str:
-    """A backend's name: torch wraps most of them."""
-    backend = getattr(backend, "compiler_name", backend)
-    return backend if isinstance(backend, str) else getattr(backend, "__name__", type(backend).__name__)
-
-
-# torch's structured trace, which tlparse reads.
-
-
-def trace_artifact(name: str, text: str) -> None:
-    """Add a text to the structured trace."""
-    trace_structured(
-        "artifact",
-        metadata_fn=lambda: {"name": name, "encoding": "string"},
-        payload_fn=lambda: text,
-        expect_trace_id=False,
-    )
+# Devices and switches.
 
 
 def count_gpus_by_driver() -> int | None:
@@ -714,37 +372,6 @@ def set_sdp_priority(value: list[int]) -> None:
     torch._C._set_sdp_priority_order(value)
 
 
-def replaced_kernels() -> list[str]:
-    """Operators of torch for which Python code stands in the place of torch's kernel: `aten/silu/CPU`."""
-    of_process = torch.library._impls
-    return sorted(name for name in of_process if name.startswith("aten/") and not name.endswith("/Meta"))
-
-
-def active_modes() -> list[str]:
-    """What sees and may change each call of torch in this thread, outermost first; without torch's default device."""
-    from torch.overrides import _get_current_function_mode_stack
-    from torch.utils._device import DeviceContext
-    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-
-    modes = (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack())
-    return [type(mode).__name__ for mode in modes if not isinstance(mode, DeviceContext)]
-
-
 def set_mkldnn_enabled(value: bool) -> None:
     """Let oneDNN compute on the CPU, or not."""
     torch._C._set_mkldnn_enabled(value)
-
-
-# Placements.
-
-
-def sharding_rules() -> SimpleNamespace:
-    """DTensor's propagator of shardings, the types in which it is asked, its cost of a redistribution, and a line."""
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor, _collective_utils, _dtensor_spec, _op_schema
-
-    found = {name: getattr(_op_schema, name) for name in ("OpSchema", "OpSpec", "OpStrategy", "TupleStrategy")}
-    found |= {name: getattr(_dtensor_spec, name) for name in ("DTensorSpec", "TensorMeta")}
-    line = functools.cache(lambda n: DeviceMesh("cpu", torch.arange(n, device="cpu"), _init_backend=False, _rank=0))
-    propagator = DTensor._op_dispatcher.sharding_propagator
-    return SimpleNamespace(**found, line=line, propagator=propagator, cost=_collective_utils.redistribute_cost)

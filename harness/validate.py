@@ -157,7 +157,7 @@ def _tell(cls: type[Any], refusal: Any) -> tuple[str, str | None, str]:
         return f"is not {facts['noun']}", None, facts["text"]
     found = "nothing" if kind == "missing" else repr(_restored(refusal["input"]))[:_MAX_FOUND]
     if kind == "unexpected_keyword_argument":
-        return "is no field", ", ".join(_fields_at(cls, refusal["loc"][:-1])), found
+        return "is not a field", ", ".join(_fields_at(cls, refusal["loc"][:-1])), found
     expected = _EXPECTED.get(kind) or facts.get("expected") or refusal["msg"]
     told = (
         "is missing" if kind == "missing" else "has the wrong type" if kind.endswith("_type") else "has the wrong value"

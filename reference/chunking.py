@@ -229,7 +229,7 @@ class _ChunkedForward:
 
 
 def _role(argument: str) -> str | None:
-    """What an argument beyond the activation holds, told by its name."""
+    """What an argument beyond the activation holds, by its name."""
     if argument.startswith("positions"):
         return "positions"
     return "masks" if argument.startswith("attention_mask") else None

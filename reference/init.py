@@ -25,7 +25,7 @@ LARGEST = 511
 UNCHOSEN, TIED = 1, (3, 4)
 """Of spread experts the one without a token, and two whose router weights and biases are the same."""
 RARELY = -0.6
-"""The bias of the last spread expert, by which it gets a few tokens, or one."""
+"""The bias of the last spread expert: it gets a few tokens, or one."""
 
 
 def initial_values(name: str, shape: Sequence[int], seed: int, *, spread: bool = False) -> Tensor:
@@ -87,7 +87,7 @@ def _spread(name: str, shape: Sequence[int], seed: int) -> Tensor:
 
 
 def near_midpoints(whole_VD: Tensor, scales_V: Tensor) -> Tensor:
-    """Rows of whole numbers up to 511 times powers of two, of which the first two elements are chosen anew.
+    """Rows of whole numbers up to 511 times powers of two, whose first two elements are chosen again.
 
     The first norm of a model sees a row for each token and no more, and of a root that is not rounded correctly one in
     two hundred shows. So of each row the root of mean(x^2) + 1e-6 lies as near as can be to the middle between two

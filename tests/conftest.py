@@ -55,7 +55,7 @@ TRACES = (
     "tests/harness/localize/logs/test_call_log.py",
     "tests/harness/localize/test_foreign.py",
     "tests/harness/localize/test_shrink_case.py",
-    "tests/harness/localize/test_standalone.py",
+    "tests/harness/localize/standalone/",
     "tests/harness/prove/",
     "tests/harness/sensitivity/test_measure.py",
     "tests/harness/systems/test_graph.py",
@@ -65,6 +65,7 @@ TRACES = (
     "tests/reference/models/",
     "tests/reference/test_chunking.py",
 )
+assert all((ROOT / each).exists() for each in TRACES), "a file that moved would count as one that traces nothing"
 FOUND = "{what} without the marker: put `pytestmark = pytest.mark.ranks` or `@pytest.mark.ranks` on it"
 
 

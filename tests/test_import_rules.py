@@ -20,6 +20,7 @@ FLOOR = {
     "bitproof.harness.case.autoplace",
     "bitproof.harness.case.bounds",
     "bitproof.harness.case.case",
+    "bitproof.harness.case.case_parts",
     "bitproof.harness.case.observed",
     "bitproof.harness.case.patterns",
     "bitproof.harness.case.shard",
@@ -29,6 +30,7 @@ FLOOR = {
     "bitproof.harness.records.artifact",
     "bitproof.harness.records.bisection",
     "bitproof.harness.records.comparison",
+    "bitproof.harness.records.divergence",
     "bitproof.harness.records.faults",
     "bitproof.harness.records.layout",
     "bitproof.harness.records.layout_bounds",
@@ -52,6 +54,9 @@ FLOOR = {
     "bitproof.harness.shared_memory",
     "bitproof.harness.torch_versions",
     "bitproof.harness.torch_compat",
+    "bitproof.harness.torch_compile",
+    "bitproof.harness.torch_distributed",
+    "bitproof.harness.torch_operators",
 }
 
 # The house, from the ground up: a module imports from its own package and from lower floors, wherever in the file.
@@ -70,6 +75,9 @@ FLOORS = (
         "bitproof.harness.certificate",
         "bitproof.harness.runtime",
         "bitproof.harness.torch_compat",
+        "bitproof.harness.torch_compile",
+        "bitproof.harness.torch_distributed",
+        "bitproof.harness.torch_operators",
         "bitproof.harness.user_code",
     },
     {"bitproof.harness.torch_inductor", "bitproof.harness.ulps", "bitproof.reference"},
@@ -92,6 +100,7 @@ FLOORS = (
 )
 # Arrows up that are still there, as `importer -> imported`, with the reason for each.
 KNOWN: dict[str, str] = {}
+TORCH = {f"bitproof.harness.torch_{part}" for part in ("compat", "compile", "distributed", "operators")}
 
 
 LINKED = {"harness": "harness", "reference": "reference", "cases": "builtin_cases"}
@@ -227,9 +236,9 @@ def test_the_floor_imports_nothing_above_itself():
     assert offenders(lambda name: name in FLOOR, lambda _, imported: imported not in FLOOR) == []
 
 
-def test_of_the_floor_one_module_alone_loads_torch():
-    """`torch_compat` is torch, as all of us must see it; the rest answers at once, and where there is no torch."""
-    for name in FLOOR - {"bitproof.harness.torch_compat"}:
+def test_of_the_floor_only_what_stands_for_torch_loads_it():
+    """These are torch, as all of us must see it; the rest answers at once, and where there is no torch."""
+    for name in FLOOR - TORCH:
         imported = {
             alias.name if isinstance(node, ast.Import) else str(node.module)
             for node in ast.walk(ast.parse(MODULES[name].read_text()))
@@ -237,7 +246,7 @@ def test_of_the_floor_one_module_alone_loads_torch():
             for alias in node.names
         }
         assert not {path for path in imported if within(path, "torch")}
-        assert "bitproof.harness.torch_compat" not in imports_of(name)
+        assert not TORCH & set(imports_of(name))
 
 
 def test_the_reference_imports_only_itself_and_the_floor():
@@ -272,12 +281,15 @@ def test_only_the_pipeline_imports_passes():
 def test_only_the_worker_models_the_graph_step_its_placements_and_what_tries_or_counts_know_the_reference():
     allowed = {
         "bitproof.harness.execute.host.models",
+        "bitproof.harness.execute.host.rank_steps",
+        "bitproof.harness.execute.host.rank_system",
         "bitproof.harness.execute.host.worker",
         "bitproof.harness.gpu_checks.checks",
         "bitproof.harness.gpu_checks.run",
         "bitproof.harness.history.beside",
         "bitproof.harness.systems.autoplace",
         "bitproof.harness.systems.graph",
+        "bitproof.harness.systems.step_graphs",
     }
     assert (
         offenders(

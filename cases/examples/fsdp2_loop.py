@@ -8,7 +8,7 @@
     bf16_reduce     gradients are summed over ranks in bfloat16: other bits
 
 The loop is `Loop.step`, and all that bitproof asks of it are the lines with `yield`. Gradients and parameters are
-DTensors, of which each rank shows its own shard.
+DTensors, and each rank shows its own shard of them.
 """
 
 from __future__ import annotations

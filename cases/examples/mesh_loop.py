@@ -32,7 +32,7 @@ from torch.nn.functional import cross_entropy, gelu
 from torch.nn.parallel import DistributedDataParallel
 
 from bitproof import Case, Mesh
-from bitproof.harness.torch_compat import functional_collectives
+from bitproof.harness.torch_distributed import functional_collectives
 
 VOCABULARY, DIM, HIDDEN, EXPERTS, SEQUENCES, LENGTH = 61, 24, 64, 4, 8, 12
 """A vocabulary that no number of ranks divides: its rows are sharded unevenly."""

@@ -13,7 +13,7 @@ import torch
 
 from bitproof.harness.capture.digest import digest
 from bitproof.harness.records.layout import MAX_TEXT, Box, Cuts, Run
-from bitproof.harness.torch_compat import parts_of
+from bitproof.harness.torch_distributed import parts_of
 
 
 def box_of(tensor: torch.Tensor) -> Box | None:

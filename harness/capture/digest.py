@@ -10,7 +10,7 @@ xxh3 is no cryptographic hash: it guards against defects, not against somebody w
     digest   XXH3-128 of header and content
 
 So a GPU can hash all of a tensor's leaves at once where they lie (`leaves.py`), and hands 16 bytes of each to
-the host, and a host with no code but xxhash comes to the same.
+the host, and a host with no code but xxhash computes the same.
 """
 
 from __future__ import annotations

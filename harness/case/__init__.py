@@ -2,21 +2,8 @@
 
 from bitproof.harness.case.autoplace import Autoplace, Plan, with_plan
 from bitproof.harness.case.bounds import SIZES
-from bitproof.harness.case.case import (
-    DIM_MULTIPLE,
-    KINDS,
-    USUAL_KINDS,
-    AdamW,
-    Batch,
-    Case,
-    Chunking,
-    ExpectedVerdict,
-    Kind,
-    Memory,
-    Model,
-    Parallelism,
-    Precision,
-)
+from bitproof.harness.case.case import KINDS, USUAL_KINDS, Case, ExpectedVerdict, Kind
+from bitproof.harness.case.case_parts import DIM_MULTIPLE, AdamW, Batch, Chunking, Memory, Model, Parallelism, Precision
 from bitproof.harness.case.observed import Boundary, boundary_of, observed_modules
 from bitproof.harness.case.patterns import pattern_of, root_of
 from bitproof.harness.case.texts import ADVERSARIAL, PYDOC, PYDOC_LINES

@@ -1,7 +1,7 @@
 """The checker: replays a certificate, and believes nothing but what it assumes and that its graphs are the steps'.
 
 1. Every step of rewriting is checked by its rule, on terms that earlier steps left in their last form.
-2. Both graphs are walked call by call: the term that each computes is derived anew, and must have a step.
+2. Both graphs are walked call by call: the term that each call computes is derived again, and must have a step.
 3. Every output gets its answer: PROVED is one term on both sides, which reads a parameter and an input. No other answer
    may be claimed of it, and no output may be without one.
 4. All that a proof by these rules, of these graphs, rests on must be told.

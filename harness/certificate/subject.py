@@ -1,4 +1,4 @@
-"""Is a certificate about what it says, as far as can be told without torch? `--retrace` checks the rest.
+"""Is a certificate about what it says, as far as can be checked without torch? `--retrace` checks the rest.
 
 1. The case in it is the one that it names, by a version of torch that is supported, on a kind of machine.
 2. Both graphs take the same inputs, laid out alike, and return the outputs that a step of these has: the loss, and the

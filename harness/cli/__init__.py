@@ -41,7 +41,7 @@ WRITING = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status. A user's mistake is told in words, our own as a traceback.
+    """Run one command and return its exit status. A user's mistake is explained in words, our own shows as a traceback.
 
     Where nobody can read what is printed, a command that writes files goes on and keeps its status; one that only
     prints ends with 3. A reader that leaves early, such as `head`, has read enough: that changes no status.
@@ -76,7 +76,7 @@ def _run(words: list[str]) -> int:
 
 
 def _tell_lost(printed: SafeStream, words: list[str]) -> int:
-    """Say that standard output was lost; returns what that alone comes to."""
+    """Say that standard output was lost; returns the exit status for that alone."""
     assert printed.lost is not None
     print(f"bitproof: standard output cannot be written: {printed.lost.strerror}", file=sys.stderr)
     return SUCCESS if words[:1] and {words[0], " ".join(words[:2])} & set(WRITING) else UNJUDGED

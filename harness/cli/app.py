@@ -51,7 +51,7 @@ Expression = Annotated[
 
 
 def selected_cases(expression: str | None) -> list[Case]:
-    """The cases that an expression selects. Imported here: a case that contradicts itself is told as an error."""
+    """The cases that an expression selects. Imported here: a case that contradicts itself is reported as an error."""
     from bitproof.builtin_cases import all_cases
 
     return list(select(all_cases(), expression))

@@ -14,7 +14,7 @@ from bitproof.harness.options import RunOptions
 
 _OPTIONS = ("candidate", "world_size", "early_grad_accumulation", "device", "inject", "timeout")
 _SAYS = {
-    "inject": "Strike a fault into what both ranks trace, to see that the comparison finds it.",
+    "inject": "Put a fault into what both ranks trace, to see that the comparison finds it.",
     "timeout": "Longest time for it.",
 }
 

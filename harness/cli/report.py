@@ -1,4 +1,4 @@
-"""`bitproof report`: what a run came to, printed again."""
+"""`bitproof report`: a run's report, printed again."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def check_certificates(
     """Check the certificate in a folder, or each in the folders of it; tell what each says, what it assumes, and what
     was not checked.
 
-    With `retrace` both graphs are made anew, which needs torch; `extra_passes` and `precompiled` are then those that
+    With `retrace` both graphs are made again, which needs torch; `extra_passes` and `precompiled` are then those that
     certificates were made with. Returns 0 where all are accepted and every output is proved, 1 where an output is not
     claimed, 3 where a certificate is rejected. Raises UsageError where there is none, and where options are wrong.
     """

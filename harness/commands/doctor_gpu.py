@@ -93,7 +93,7 @@ def status_of(lines: list[CheckLine]) -> int:
 def run_checks(device: str, ranks: int) -> Iterator[CheckLine]:
     """The checks of `gpu_checks/`, in a process that ends with them; those of one device for one rank.
 
-    One that was not told has failed.
+    One without a result has failed.
     """
     left = dict.fromkeys(NAMES if ranks > 1 else ALONE)
     arguments = ["--device", device, "--ranks", str(ranks)]

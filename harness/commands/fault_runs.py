@@ -242,7 +242,7 @@ class FaultRuns:
 
 
 def _sites(entry: Entry, answer: RunAnswer) -> list[Site]:
-    """Where the fault struck: as its edit told with the graph, or as its row says."""
+    """Where the fault is: as its edit said with the graph, or as its row says."""
     passes = answer.graph.passes if answer.graph else []
     told = next((report.facts["sites"] for report in passes if report.name == f"fault {entry.name}"), None)
     return [Site(*site) for site in told] if told is not None else list(entry.sites)

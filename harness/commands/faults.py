@@ -37,7 +37,7 @@ FAULTS_TABLE = "faults.md"
 
 
 class Page(NamedTuple):
-    """A file with a place for the table, and the call that is told there."""
+    """A file with a place for the table, and the call that is shown there."""
 
     file: Path
     call: str

@@ -68,7 +68,7 @@ def _score_of(reports: Reports) -> tuple[Score | None, Reports]:
 
 
 def _merge(reports: Reports, score: Score | None, run_dir: Path) -> int:
-    """Print what the shards came to together, and fill the run folder, or leave none."""
+    """Print the shards' results together, and fill the run folder, or leave none."""
     try:
         merged = _join(run_dir.name, [report for _, report in reports], score)
         terminal.print_report(merged)
@@ -147,7 +147,7 @@ def _refuse_double_claims(reports: Reports) -> None:
 
 
 def _join(run_id: str, reports: list[Report], score: Score | None) -> Report:
-    """One report of all shards. What they say differently of machine and options is told and kept."""
+    """One report of all shards. What they say differently of machine and options is printed and kept."""
     shards = [report.shard for report in reports if report.shard is not None]
     selection, count = shards[0].selection, shards[0].count
     missing = sorted(set(range(1, count + 1)) - {shard.index for shard in shards})
@@ -185,7 +185,7 @@ def _join_environments(reports: list[Report]) -> dict[str, Any]:
 
 
 def _agreed(what: str, values: Mapping[str, Any]) -> Any:
-    """What all shards say; where they do not agree, all of it, told and by shard."""
+    """What all shards say; where they do not agree, all of it, by shard."""
     first = next(iter(values.values()))
     if all(value == first for value in values.values()):
         return first

@@ -1,4 +1,4 @@
-"""One `bitproof prove`: cases proved one after the other, told as they are, and the exit status."""
+"""One `bitproof prove`: cases proved one after the other, each printed when it is, and the exit status."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def prove(
 
     0 where each case's answer is the one that it expects: PROVED for EQUAL, NOT PROVED for DIFFERENT. 1 where one is
     not, 3 where one is REFUSED, or was asked for and cannot be tried. Without a selection (`asked`), cases that
-    cannot be tried are told and do not count. What is found is told in lines, as JSON, or as rows of a table.
+    cannot be tried are named and do not count. Results are printed in lines, as JSON, or as rows of a table.
     Certificates of cases that were tried go into folders of `folder`. With `precompiled`, candidates are the step that
     this folder holds, which is refused where a run would refuse it. Raises UsageError when the call is wrong, before
     anything is traced.
@@ -101,7 +101,7 @@ def _assumed(result: CaseProof) -> list[str]:
 
 
 def _lines(result: CaseProof) -> list[str]:
-    """What a reader is told of a case."""
+    """What is printed of a case."""
     name, proof = result.case.name, result.proof
     if proof is None:
         return [f"{name}: {result.verdict}: {result.reason}"]
@@ -123,7 +123,7 @@ def _lines(result: CaseProof) -> list[str]:
 
 
 def answer_lines(proof: Proof) -> list[str]:
-    """What a reader is told of the outputs that are not simply PROVED; several that part at the same calls as one."""
+    """What is printed of the outputs that are not simply PROVED; several that part at the same calls as one."""
     lines = []
     if otherwise := [answer for answer in proof.answers if answer.output in proof.laid_out_otherwise]:
         lines.append(f"  {LAID_OUT_OTHERWISE} ({len(otherwise)}):")

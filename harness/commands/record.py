@@ -1,7 +1,7 @@
 """One recording alone, and two recordings compared: for systems that do not run at one time in one place.
 
 A recording made on another machine, at another commit or with another torch is compared by what its
-manifest and its digests say. What the manifests say differently is told next to the verdict: it is
+manifest and its digests say. What the manifests say differently is printed next to the verdict: it is
 where an explanation of a difference starts.
 """
 
@@ -139,7 +139,7 @@ def _refuse_idle_patterns(folder: Path, patterns: Sequence[str]) -> None:
 
 
 def diff(first: Path, second: Path, show: Callable[[str], None] = print) -> int:
-    """Compare two recordings, show what they came to, and return the exit status.
+    """Compare two recordings, show the outcome, and return the exit status.
 
     Raises UsageError for a path that is no folder and RecordingError for a damaged recording.
     """
@@ -157,7 +157,7 @@ def diff(first: Path, second: Path, show: Callable[[str], None] = print) -> int:
 
 
 def compare_recordings(first: Path, second: Path) -> Comparison:
-    """What two recordings come to. Raises as `diff` does."""
+    """The outcome of comparing two recordings. Raises as `diff` does."""
     return _compare((_read(first), _read(second)), first)
 
 

@@ -17,7 +17,7 @@ def parse_shard(text: str, selection: Sequence[Case]) -> Shard:
     """A selection's part `2/4`: the second of four. Raises UsageError for any other text."""
     shard = Shard.parse(text, selection)
     if shard is None:
-        raise UsageError("--shard does not understand its value", expected="i/n with 1 <= i <= n", found=repr(text))
+        raise UsageError("--shard has a value of the wrong form", expected="i/n with 1 <= i <= n", found=repr(text))
     return shard
 
 

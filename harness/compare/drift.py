@@ -24,7 +24,7 @@ from bitproof.harness.records import BUCKETS, Drift, Key, Record, Recording
 def measure_drift(reference: Path, candidate: Path) -> list[Drift]:
     """An entry for each (kind, name) that differs anywhere, in the order of computation.
 
-    What no value tells is None. Raises RecordingError when values are damaged or others than were recorded.
+    What no value shows is None. Raises RecordingError when values are damaged or others than were recorded.
     """
     folders = (reference, candidate)
     recordings = (read_recording(reference), read_recording(candidate))

@@ -44,10 +44,10 @@ Parts = Mapping[int, Record]
 
 @dataclass(frozen=True)
 class Relaid:
-    """The reference's recording as it would be in the candidate's layout, and what came to light beside.
+    """The reference's recording as it would be in the candidate's layout, and what that revealed.
 
     `across` are the tensors that had to be compared by cells. `unusable` says why the evidence is incomplete, and
-    `apart` names tensors of which the reference's or the candidate's own replicas differ.
+    `apart` names tensors whose replicas differ within the reference or within the candidate.
     """
 
     recording: Recording
@@ -92,7 +92,7 @@ def relaid(reference: Recording, candidate: Recording, cuts: Mapping[str, Cuts])
 
 
 def replicas(recording: Recording) -> Iterator[str]:
-    """A sentence for each tensor of which a DTensor says that ranks hold the same part, and they do not."""
+    """A sentence for each tensor whose DTensor says that ranks hold the same part, and they do not."""
     for tensor, parts in by_rank(recording).items():
         found: dict[str, set[str]] = {}
         for record in parts.values():

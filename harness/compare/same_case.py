@@ -38,9 +38,9 @@ def contradictions(side: str, recording: Recording, case: Case) -> Iterator[str]
 
 
 def in_todays_form(case: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A recorded case with the settings that cases have got since, at their defaults, by which nothing has changed.
+    """A recorded case with the settings that cases have got since, at their defaults, which changed nothing.
 
-    What is no case today stays as it is: whoever compares it is told of each difference.
+    What is no case today stays as it is: whoever compares it sees each difference.
     """
     try:
         return Case.from_dict(dict(case)).to_dict()

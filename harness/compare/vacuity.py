@@ -10,7 +10,7 @@ A system whose ranks ran no collective in their steps trained one model a rank: 
 not shown. One may say that its ranks are independent. Code that torch.compile was to compile, and of which nothing was
 captured, ran as it is: then eager was compared with eager.
 
-What differs is never vacuous: zeros against NaN are a difference, and are told as one.
+What differs is never vacuous: zeros against NaN are a difference, and reported as one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def vacuous_steps(pairs: Pairs, case: Case) -> Iterator[str]:
 
 
 def vacuous_tensors(pairs: Pairs) -> Iterator[str]:
-    """A sentence for each kind and reason of which there are tensors that show nothing at any step on any rank."""
+    """A sentence for each kind and reason with tensors that show nothing at any step on any rank."""
     found: dict[tuple[Kind, str], set[str | None]] = {}
     for key, pair in pairs.items():
         found.setdefault((key.kind, key.name), set()).add(_vacuity(key, pair))

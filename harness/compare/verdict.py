@@ -162,7 +162,7 @@ def judge(
     field is None. A case with a bound whose systems differ is UNVERIFIED without `closeness`, unless dtypes or
     shapes differ: then there is nothing to measure. Agreement is withdrawn where graphs that ran have `races`: they
     read what a collective or a copy brings, or write what it reads, before anything waits for it. Where a system
-    differs from itself, its races are told beside that. A bound says nothing about two layouts: a case with one is
+    differs from itself, its races stand beside that. A bound says nothing about two layouts: a case with one is
     UNVERIFIED where tensors that differ are sharded otherwise. With `layouts` the bounds follow from those, and a
     difference within all of them is CLOSE.
     """
@@ -177,29 +177,16 @@ def judge(
     texts = [comparison.reason] if comparison.reason else []
     texts += [_tell_repeat(repeat, getattr(case, repeat.side)) for repeat in unverified + unstable]
     if comparison.layout_mismatches:
-        texts.append(
-            _tell(
-                "dtypes, shapes or placements differ" if comparison.is_sharded_otherwise else "dtypes or shapes differ",
-                comparison.layout_mismatches,
-            )
-        )
+        what = "dtypes, shapes or placements" if comparison.is_sharded_otherwise else "dtypes or shapes"
+        texts.append(_tell(f"{what} differ", comparison.layout_mismatches))
 
+    verdict = Verdict.NONDETERMINISTIC if unstable else comparison.verdict
     if comparison.verdict == Verdict.UNVERIFIED or unverified:
         verdict = Verdict.UNVERIFIED
-    elif unstable:
-        verdict = Verdict.NONDETERMINISTIC
-    else:
-        verdict = comparison.verdict
     first = unstable[0].divergence() if verdict == Verdict.NONDETERMINISTIC else comparison.first_divergence
-    if verdict == Verdict.DIFFERENT and case.bound is not None and not comparison.layout_mismatches:
-        verdict, text = _decide(case.bound, case.close_within is not None, closeness)
-        texts += [text] if text else []
-    if verdict == Verdict.DIFFERENT and case.bound is not None and comparison.is_sharded_otherwise:
-        verdict, texts = Verdict.UNVERIFIED, [*texts, SHARDED_OTHERWISE.format(case.bound)]
-    if verdict == Verdict.DIFFERENT and layouts is not None and not comparison.layout_mismatches:
-        verdict, text = decide_by_layout(layouts)
-        texts += [text] if text else []
-        first = first_beyond(layouts, comparison) or first
+    if verdict == Verdict.DIFFERENT:
+        verdict, measured, beyond = _measured(case, comparison, closeness, layouts)
+        texts, first = texts + measured, beyond or first
     if verdict == Verdict.CLOSE and comparison.vacuous:
         verdict, texts = Verdict.UNVERIFIED, [*texts, _tell(VACUOUS, comparison.vacuous)]
     if verdict in (Verdict.EQUAL, Verdict.CLOSE) and races:
@@ -223,8 +210,25 @@ def judge(
     )
 
 
+def _measured(
+    case: Case, comparison: Comparison, closeness: Closeness | None, layouts: LayoutBounds | None
+) -> tuple[Verdict, list[str], Divergence | None]:
+    """The verdict on systems that differ, by bounds on their values, the reasons, and the first that is beyond one."""
+    verdict, texts, beyond = Verdict.DIFFERENT, list[str | None](), None
+    if case.bound is not None and not comparison.layout_mismatches:
+        verdict, text = _decide(case.bound, case.close_within is not None, closeness)
+        texts.append(text)
+    if case.bound is not None and comparison.is_sharded_otherwise:
+        return Verdict.UNVERIFIED, [SHARDED_OTHERWISE.format(case.bound)], None
+    if verdict == Verdict.DIFFERENT and layouts is not None and not comparison.layout_mismatches:
+        verdict, text = decide_by_layout(layouts)
+        texts.append(text)
+        beyond = first_beyond(layouts, comparison)
+    return verdict, [text for text in texts if text], beyond
+
+
 Comparisons = Mapping[Any, Comparison | None]
-"""By side, what its runs came to, where there was more than one."""
+"""By side, how its runs compare, where there was more than one."""
 
 
 def repeats(controls: Comparisons, stresses: Comparisons) -> list[Repeat]:

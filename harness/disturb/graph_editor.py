@@ -24,13 +24,13 @@ from bitproof.harness.graph.origin import META_KEY, RECOMPUTED_KEY, UNKNOWN, ori
 from bitproof.harness.graph.writer import CHUNK_KEY
 
 Call = Any
-"""A node. Edits take its arguments apart, of which no type tells what an operator takes."""
+"""A node. Edits take its arguments apart, and no type says what an operator takes."""
 
 Where = Callable[[Call], bool]
 
 
 class NoPlaceError(UsageError):
-    """The graph has nothing of the kind that a fault strikes."""
+    """The graph has nothing of the kind that a fault changes."""
 
 
 class GraphEditor:

@@ -35,7 +35,7 @@ class Injector:
         NOW.memory.clear()
 
     def _is_silent_here(self, rank: int, world_size: int) -> bool:
-        """Whether nothing is to be told of this rank: the fault struck the graph, or strikes another rank alone."""
+        """Whether this rank has nothing to report: the fault is in the graph, or on another rank alone."""
         assert self.entry is not None
         return self.entry.edit is not None or self.entry.rank_of(world_size) not in (None, rank)
 
@@ -76,7 +76,7 @@ class Injector:
             self.fault.strike()
 
     def fire(self) -> None:
-        """Know that the fault fired, of one that strikes elsewhere than here."""
+        """Note that the fault fired, for one that is injected elsewhere."""
         self.fired = True
 
     def wrap(self, function: GradientFunction) -> GradientFunction:

@@ -85,7 +85,7 @@ def _is_product(args: Sequence[Any], kwargs: Any, at: int) -> bool:
 
 
 def _product(function: Any, args: Sequence[Any], kwargs: Any, at: int, parts: int, generator: Any) -> Tensor:
-    """left (.., M, K) @ right (.., K, N), of which K is taken in another order and in parts."""
+    """left (.., M, K) @ right (.., K, N), with K taken in another order and in parts."""
     left, right = args[at], args[at + 1]
     total = None
     for terms in _terms(left.shape[-1], parts, generator, left.device):
@@ -98,7 +98,7 @@ def _product(function: Any, args: Sequence[Any], kwargs: Any, at: int, parts: in
 
 
 def _sum(function: Any, args: Sequence[Any], kwargs: Any, parts: int, generator: Any) -> Any:
-    """A sum or a mean over dims, of which the longest is taken in another order and in parts."""
+    """A sum or a mean over dims, the longest taken in another order and in parts."""
     import torch
 
     x, dims = args[0], args[1] if len(args) > 1 else kwargs.get("dim")

@@ -15,7 +15,8 @@ from typing import Any
 from bitproof.harness.disturb.entry import Entry
 from bitproof.harness.disturb.faults.clock import Clock
 from bitproof.harness.graph.operators import name_of
-from bitproof.harness.torch_compat import TorchDispatchMode, disable_current_modes, schema_of
+from bitproof.harness.torch_compat import TorchDispatchMode, disable_current_modes
+from bitproof.harness.torch_operators import schema_of
 
 
 @dataclass

@@ -3,7 +3,7 @@
 1. No dispatch mode sees a caller wait; a work of ours knows that it was asked for.
 2. A log waits for each collective as it is launched, since gloo does part of its own work where it is waited for, with
    operators that are none of the system's calls. What is sent to one rank, or received from one, is waited for where
-   the caller does: the peer may come to its part later.
+   the caller does: the peer may do its part later.
 3. Under stress what a collective gives arrives when it is asked for, and not before: who reads it unasked reads what
    was there before.
 """
@@ -22,11 +22,11 @@ from torch.distributed.distributed_c10d import Work
 from bitproof.harness.graph.operators import name_of
 from bitproof.harness.torch_compat import (
     disable_current_modes,
-    schema_of,
     tree_leaves,
     tree_map_only,
     unsafe_preserve_version_counter,
 )
+from bitproof.harness.torch_operators import schema_of
 
 IN_PLACE_COLLECTIVES = "c10d"
 """The namespace of collectives that write the caller's tensors, as FSDP2 calls them; functional ones return others."""

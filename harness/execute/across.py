@@ -69,7 +69,7 @@ def compare_layouts(
 
 
 def _with_layouts(comparison: Comparison, other: Relaid, cells: Mapping[Role, Recording]) -> Comparison:
-    """The comparison, with what came to light of layouts: gaps in the evidence, and replicas that differ."""
+    """The comparison, with what layouts revealed: gaps in the evidence, and replicas that differ."""
     apart = [
         f"replicas of one tensor differ within the {role}: {first_few(found)}"
         for role in ROLES

@@ -35,10 +35,9 @@ from bitproof.harness.execute.requests import (
 from bitproof.harness.execute.session import Client, Session
 from bitproof.harness.execute.status_messages import PreparedGraph
 from bitproof.harness.execute.two_halves import Resume
-from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.localize.logs.replay import LoggedStep, Replay, archive_of, archives_of
 from bitproof.harness.machine.devices import Placement
-from bitproof.harness.options import ROLES, OnEvent, Role, RunOptions, Stress
+from bitproof.harness.options import ROLES, OnEvent, Role, RunOptions
 from bitproof.harness.records import (
     CaseResult,
     CaseSeconds,
@@ -79,7 +78,7 @@ class CaseRun:
         """Its runs go side by side at `sessions`, where there are several; `client` is the first of them.
 
         With `logs_calls` first runs, of one step, log its calls: what differs is led back to one of them without a
-        replay, and is told without bits.
+        replay, and shown without bits.
         """
         self.case = case
         self.placement = placement
@@ -156,8 +155,9 @@ class CaseRun:
         return [archive_of(folder, rank) for rank in range(self.case.parallelism.world_size)]
 
     def _request(self, role: Role, arm: str, out: Path | None = None, replay: Replay | None = None) -> RunRequest:
-        system, case = getattr(self.case, role), self.case.of(role)
-        suffix = "" if arm == "first" else f".{arm}"
+        system, case, suffix = getattr(self.case, role), self.case.of(role), "" if arm == "first" else f".{arm}"
+        chosen = self.options.of_run(role, is_stressed=arm == "stress" or bool(replay and replay.stressed))
+        of_baseline = values_to_keep(self.options.baseline_dir, self.case, system)
         at, work = case.resume_at, self.client.work / f"{self.case.name}-{role}{suffix}"
         return RunRequest(
             case=replace(case, steps=self._control_steps) if arm == "control" else case,
@@ -169,21 +169,14 @@ class CaseRun:
             work=work,
             timeout=self._remaining(),
             case_timeout=self._limit,
-            inject=self.options.inject if role == "candidate" else None,
+            options=replace(chosen, values=self.options.values + of_baseline),
             replay=replay,
             resume=Resume(at=at, folder=str(work / "saved")) if role == "candidate" and at is not None else None,
             watch=LoggedStep(replay=self._watches[arm], folder=archives_of(self._archives.resolve(), role))
             if arm in self._watches
             else None,
-            values=self.options.values + values_to_keep(self.options.baseline_dir, self.case, system),
-            graph_options=GraphOptions(
-                extra_passes=self.options.extra_passes if role == "candidate" else (),
-                dump_dir=self.folders.graphs(role) if self.options.dump_graphs and arm == "first" else None,
-            ),
-            stress=self._stress if arm == "stress" or (replay and replay.stressed) else None,
-            names=dict(self.options.names) if role == "candidate" else {},
+            dump_dir=self.folders.graphs(role) if self.options.dump_graphs and arm == "first" else None,
             profile=self.folders.profile(role) if self.options.profile and arm == "first" else None,
-            kept_graphs=self.options.kept_graphs,
             precompiled=self._step.folder_for(role, self._remaining(), self._on_event),
         )
 
@@ -241,11 +234,10 @@ class CaseRun:
         self._note("candidate", self.record("candidate", "first"))
         if self.options.profile:
             join_profiles(self.folders.profiles(), self.folders.joined_profile())
-        began = time.monotonic()
         self._on_event(Event(event="compare", case=self.case.name))
+        began = time.monotonic()
         recordings = {role: self._read_first(role) for role in ROLES}
-        across = self._across(recordings)
-        here, there = recordings["reference"], recordings["candidate"]
+        across, here, there = self._across(recordings), recordings["reference"], recordings["candidate"]
         comparison = across.comparison if across else compare(here, there, self.case)
         self.seconds.compare = time.monotonic() - began
         closeness = self._measure(comparison) if self._is_measurable(comparison) else None
@@ -283,12 +275,8 @@ class CaseRun:
         )
         if across is None:  # calls of two layouts have no partners
             judgement = explainer.explained(judgement, repeats(controls, stresses), self.options)
-        if (
-            judgement.verdict == Verdict.EQUAL
-            and self.options.extra_passes
-            and self.graph
-            and not self.options.every_call
-        ):
+        leaves_calls = self.options.extra_passes and not self.options.every_call
+        if judgement.verdict == Verdict.EQUAL and leaves_calls and self.graph:
             from bitproof.harness.localize.every_call import told_uncompared
 
             self.remarks.append(told_uncompared(self.case, self.graph.calls_uncompared, self.graph.calls))
@@ -309,13 +297,12 @@ class CaseRun:
 
     def _is_measurable(self, comparison: Comparison) -> bool:
         """Whether the case states a bound, and the two systems differ in nothing but values."""
-        is_apart = comparison.verdict == Verdict.DIFFERENT and not comparison.layout_mismatches
-        return is_apart and self.case.bound is not None
+        differs = comparison.verdict == Verdict.DIFFERENT and not comparison.layout_mismatches
+        return differs and self.case.bound is not None
 
     def _measure(self, comparison: Comparison) -> Closeness:
         """How close the two recordings are in value; where they should differ, at the first step that does."""
-        began = time.monotonic()
-        first = comparison.first_divergence
+        began, first = time.monotonic(), comparison.first_divergence
         step = first.step if first and self.case.differs_within is not None else None
         reference, candidate = (self.folders.recording(role, "first").resolve() for role in ROLES)
         assert self.case.bound is not None, "only what has a bound is measured"
@@ -360,11 +347,6 @@ class CaseRun:
     def _archives(self) -> Path:
         """Where replays leave what they are asked for."""
         return self.client.work / self.case.name
-
-    @property
-    def _stress(self) -> Stress:
-        assert self.options.stress is not None, "only a call that asks for stress has stressed runs"
-        return self.options.stress
 
     def _begin_explaining(self) -> None:
         """Give the search for a cause a time of its own: the verdict is there, and took what it took."""

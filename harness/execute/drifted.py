@@ -1,4 +1,4 @@
-"""What a baseline is filed with, and what is told of a recording that drifted from one: the calls of its first step."""
+"""What a baseline is filed with, and what explains a recording that drifted from one: the calls of its first step."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Failure:
 
 
 def failure_of_exception(rank: int, error: BaseException) -> Failure:
-    """A rank that raised, seen from inside it. What is wrong with the case is told without the way there."""
+    """A rank that raised, seen from inside it. What is wrong with the case is reported without a traceback."""
     name, text = type(error).__name__, _message_of(error)
     found = bounded(text.partition("\n")[0], MAX_FOUND)
     return Failure(
@@ -82,7 +82,7 @@ def failure_of_exit(rank: int, status: int, log: Path) -> Failure:
 
 
 def failure_of_garbage(rank: int, error: ValueError) -> Failure:
-    """A rank through whose pipe something came that it never tells: its system writes into what is not its own."""
+    """A rank whose pipe brought what no rank of ours sends: its system writes into descriptors that are not its own."""
     return Failure(rank=rank, time=time.monotonic(), what="wrote into bitproof's own pipe", found=str(error))
 
 
@@ -146,7 +146,7 @@ class Problem:
         return Problem(error_class=type(error).__name__, facts=facts)
 
     def error(self) -> BitproofError:
-        """The error that another process told; a class that is not of this project's tree becomes a RankError."""
+        """The error that another process sent; a class that is not of this project's tree becomes a RankError."""
         kind = getattr(errors, self.error_class, None)
         if not (isinstance(kind, type) and issubclass(kind, BitproofError)):
             kind = RankError

@@ -41,11 +41,11 @@ def run_cases(
     that does not fit the machine, before any rank has started. Where cases go side by side, results come in the order
     in which they are judged; events and results come one at a time.
 
-    Under torchrun rank 0 runs the cases on all ranks, and the others yield the results that it tells.
+    Under torchrun rank 0 runs the cases on all ranks, and the others yield the results that it sends.
     """
     cases = list(cases)
     if options.require_baseline and options.baseline_dir is None:
-        raise UsageError("--require-baseline says nothing without --baseline", fix="add --baseline")
+        raise UsageError("--require-baseline needs --baseline", fix="add --baseline")
     if options.inject is not None:
         fault = parse_fault(options.inject)
         for case in cases:

@@ -16,7 +16,9 @@ import torch.distributed as dist
 from bitproof.harness.graph.operators import row_of
 from bitproof.harness.operators import Operator
 from bitproof.harness.records import Meeting
-from bitproof.harness.torch_compat import TorchDispatchMode, backward_number, group_named, group_of
+from bitproof.harness.torch_compat import TorchDispatchMode
+from bitproof.harness.torch_distributed import group_named, group_of
+from bitproof.harness.torch_operators import backward_number
 
 _Met = tuple[str, str, str, str]
 

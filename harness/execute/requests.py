@@ -14,13 +14,14 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args
 from bitproof.harness.capture.selection import ALL
 from bitproof.harness.case import Case, Plan
 from bitproof.harness.compare.bits import ComparedBits
+from bitproof.harness.disturb.faults import Fault, parse_fault
 from bitproof.harness.disturb.regroup import Across
 from bitproof.harness.execute.status_messages import End, PreparedGraph, RunSeconds
 from bitproof.harness.execute.two_halves import Resume
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.localize.logs.replay import LoggedStep, Replay
 from bitproof.harness.machine.devices import Placement
-from bitproof.harness.options import Stress
+from bitproof.harness.options import RunOptions
 from bitproof.harness.records import Artifact, Closeness, Drift, LayoutBounds, Placed, Throughput
 from bitproof.harness.systems.graph_key import traced_part
 
@@ -99,11 +100,10 @@ class StepFolder:
 class RunRequest(Request[RunAnswer]):
     """One run of one system. Paths are of this machine; `out` is the recording, or the folder of a replay's archives.
 
-    `timeout` is what is left of `case_timeout`, in seconds. `later` is the run that will be asked for next: its program
-    may be made while this one's ranks run. `profile` is the folder for what each rank's time went into, None for none.
-    `kept_graphs` is the folder of graphs that are kept from run to run, None where none shall be. `precompiled` is the
-    step that is read in place of tracing one. `watch` is what a run that is no replay leaves of a step's calls, and
-    where. `across` is what it is asked for where layouts differ, `resume` where it ends half-way and goes on.
+    `options` are the call's, as far as this run follows them. `timeout` is what is left of `case_timeout`, in seconds.
+    `later` is requested next: its program may be made while this run's ranks run. `profile` and `dump_dir` are folders
+    for what ranks' time went into and for graphs. `precompiled` is read in place of tracing a step. `watch` is what a
+    run that is no replay leaves of a step's calls. `across`: layouts differ; `resume`: a run ends half-way and goes on.
     """
 
     answer = RunAnswer
@@ -117,18 +117,14 @@ class RunRequest(Request[RunAnswer]):
     work: Path
     timeout: float
     case_timeout: float
-    inject: str | None = None
+    options: RunOptions = field(default_factory=RunOptions)
     replay: Replay | None = None
     watch: LoggedStep | None = None
     across: Across | None = None
     resume: Resume | None = None
-    graph_options: GraphOptions = field(default_factory=GraphOptions)
-    stress: Stress | None = None
-    names: dict[str, str] = field(default_factory=dict)
-    values: tuple[str, ...] = ()
     later: RunRequest | None = None
     profile: Path | None = None
-    kept_graphs: Path | None = None
+    dump_dir: Path | None = None
     precompiled: StepFolder | None = None
 
     @property
@@ -143,7 +139,7 @@ class RunRequest(Request[RunAnswer]):
             return ALL if self.across.keeps_values else ()
         if not self.is_first:
             return ()
-        return ALL if self.case.bound is not None else self.values
+        return ALL if self.case.bound is not None else self.options.values
 
     @property
     def is_first(self) -> bool:
@@ -151,20 +147,25 @@ class RunRequest(Request[RunAnswer]):
         return self.arm == "first" and self.replay is None
 
     @property
+    def fault(self) -> Fault | None:
+        """The deliberate defect of this run. Raises UsageError for one that does not exist."""
+        return parse_fault(self.options.inject) if self.options.inject else None
+
+    @property
+    def graph_options(self) -> GraphOptions:
+        """What the graph pipeline follows beyond the case."""
+        return GraphOptions(extra_passes=self.options.extra_passes, dump_dir=self.dump_dir)
+
+    @property
     def program(self) -> str:
-        """What the program is made of that the ranks run: requests of which it is equal may share one."""
-        return json.dumps(
-            [
-                *(traced_part(self.case).to_dict(), self.system, self.graph_options.extra_passes),
-                str(self.precompiled or ""),
-            ],
-            sort_keys=True,
-        )
+        """What the program that ranks run depends on: requests may share one where this is equal."""
+        of_step = traced_part(self.case).to_dict(), self.system, self.options.extra_passes
+        return json.dumps([*of_step, str(self.precompiled or "")], sort_keys=True)
 
     @property
     def runs_user_code(self) -> bool:
         """Whether somebody else's code takes part in making the program."""
-        return bool(self.graph_options.extra_passes)
+        return bool(self.options.extra_passes)
 
     @property
     def trace_log(self) -> Path:
@@ -199,7 +200,7 @@ class RankSlots:
 class LocalRunRequest(Request[End]):
     """A run whose ranks start here only as far as `rank_slots` names them: others have ranks too, and join all records.
 
-    `is_prefetch` asks a stage for the run's program alone, and not to answer: what goes wrong with it, the run tells.
+    `is_prefetch` asks a stage for the run's program alone, without an answer: the run itself reports its errors.
     `asked_at` is when a stage was asked, by this machine's monotonic clock: it may be busy ahead of the run for longer,
     while the run's time passes.
     """
@@ -250,7 +251,7 @@ class BoundsRequest(Request[LayoutBounds]):
 
 @dataclass(frozen=True, kw_only=True)
 class DriftAnswer:
-    """The tensors that differ, as `harness.compare.drift` tells them."""
+    """The tensors that differ, as `harness.compare.drift` describes them."""
 
     drift: list[Drift]
 
@@ -357,7 +358,7 @@ class StepRequest(Request[StepAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceAnswer:
-    """The plan of a case's placements, and what is told of it."""
+    """The plan of a case's placements, and what a report says of it."""
 
     plan: Plan
     placed: Placed

@@ -54,7 +54,7 @@ class PreparedGraph:
 
     @staticmethod
     def of(program: GraphProgram | None, case: Case) -> PreparedGraph | None:
-        """What is told of a program; None when there is none."""
+        """What is reported of a program; None when there is none."""
         if program is None:
             return None
         from bitproof.harness.graph.analysis.uncompared import count_uncompared
@@ -168,7 +168,7 @@ class RunSeconds:
 
 
 Account = Prepared | Ready | StepBegan | StepsEnded | Done | Failure
-"""What a rank tells those who watch it."""
+"""What a rank sends to those who watch it."""
 
 STATUS_MESSAGES: tuple[type[Account], ...] = (Prepared, Ready, StepBegan, StepsEnded, Done, Failure)
 

@@ -55,7 +55,7 @@ class Stopwatch:
             return
         import torch
 
-        from bitproof.harness.torch_compat import FlopCount
+        from bitproof.harness.torch_operators import FlopCount
 
         counter = FlopCount() if self._counts and not self.seconds else None
         recorded, began = self._recorder.seconds, time.perf_counter()

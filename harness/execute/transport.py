@@ -50,7 +50,7 @@ def open_client(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Ab
 
 
 def follow(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Iterator[CaseResult]:
-    """Do what rank 0 asks until it is done; yields the results that it tells.
+    """Do what rank 0 asks until it is done; yields the results that it sends.
 
     Raises CaseError when a case has another world size than torchrun, at once, and what ended rank 0.
     """

@@ -29,7 +29,8 @@ from torch.fx import GraphModule, Node
 from bitproof.harness.graph import symbols
 from bitproof.harness.graph.origin import origin_of
 from bitproof.harness.graph.writer import CHUNK_KEY
-from bitproof.harness.torch_compat import LazyTraceHandler, OpOverload, TorchLogsFormatter, trace_artifact, trace_log
+from bitproof.harness.torch_compat import LazyTraceHandler, OpOverload, TorchLogsFormatter, trace_log
+from bitproof.harness.torch_compile import trace_artifact
 
 
 class GraphDump:

@@ -7,7 +7,7 @@ Refuses:  a function that returns something else; a call that does not run on th
 
 The function need not know of metadata: after it, `val` is computed for every call that is new, that
 reads something else than before, or that reads a value whose layout changed. A new node's origin is
-unknown. Whether the result is a graph at all, verification tells, as after any pass.
+unknown. Verification then checks that the result is a valid graph, as after any pass.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a run asks of the graph pipeline beyond its case: users' own passes, and a folder to write graphs into.
 
-Loads no torch: a wrong call is told before anything starts.
+Loads no torch: a wrong call is refused before anything starts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class GraphOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PassSpec:
-    """Which function, of which module or file, and its place in the pass list.
+    """A function, its module or file, and its place in the pass list.
 
     By default that is after `concretize_symbols`: after all that rewrites the graph, when every size is a
     number, and before a backend that compiles it.
@@ -49,7 +49,7 @@ def parse_pass(text: str) -> PassSpec:
     """Read one `--extra-pass`. Raises UsageError for a wrong form, and for a file that has no such function."""
     match = _SYNTAX.fullmatch(text)
     if match is None:
-        raise UsageError("--extra-pass does not understand its value", expected=SYNTAX, found=repr(text))
+        raise UsageError("--extra-pass has a value of the wrong form", expected=SYNTAX, found=repr(text))
     spec = PassSpec(
         source=match["source"],
         function=match["function"],

@@ -1,6 +1,6 @@
 """Activations at module boundaries of a graph: marked as they are traced, shown as the finished graph computes them.
 
-Needs:    a trace of which every marked tensor is a node; passes that copy a node's metadata to what they write.
+Needs:    a trace with a node for every marked tensor; passes that copy a node's metadata to what they write.
 Promises: the calls of the graph as passes left them, in their order; beside them, calls that only look.
 Refuses:  a boundary that has no such form: one whose chunks would have to be joined or cut along a dim that is none.
 

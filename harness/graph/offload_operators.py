@@ -7,7 +7,7 @@
 
 Bits, sizes and strides survive. On CUDA copies run on a stream of their own, through pinned memory. A copy's
 event hangs on the tensor that is being filled and dies with it, so a step that fails midway leaves nothing
-behind; and the allocator is told of the stream, so memory freed early is not reused while a copy runs. On
+behind; and the allocator knows of the stream, so memory freed early is not reused while a copy runs. On
 the CPU there is nothing to overlap, but the copies are real: backward reads a second buffer.
 """
 

@@ -20,7 +20,8 @@ from bitproof.harness.operators import (
     names_of_uninitialized,
     overloads,
 )
-from bitproof.harness.torch_compat import FakeTensor, OpOverload, OpOverloadPacket, schema_of
+from bitproof.harness.torch_compat import FakeTensor, OpOverload, OpOverloadPacket
+from bitproof.harness.torch_operators import schema_of
 
 
 def _targets(names: Iterable[str]) -> frozenset[OpOverload]:
@@ -91,11 +92,6 @@ def is_collective(node: Node) -> bool:
     return getattr(node.target, "namespace", None) in COLLECTIVE_NAMESPACES and not is_wait(node)
 
 
-def is_functional_collective(node: Node) -> bool:
-    """Whether the node launches a collective whose result is there once a wait for it has returned."""
-    return getattr(node.target, "namespace", None) == _FUNCTIONAL and not is_wait(node)
-
-
 def is_wait(node: Node) -> bool:
     """Whether the node waits for a functional collective."""
     return getattr(node.target, "namespace", None) == _FUNCTIONAL and operator_name(node) == "wait_tensor"
@@ -153,7 +149,7 @@ def makes_symbols(node: Node) -> bool:
 
 
 def written_arguments(node: Node) -> list[Node]:
-    """The arguments that a call writes in place, told from its schema."""
+    """The arguments that a call writes in place, by its schema."""
     return _arguments(node, _aliased_names(node.target, True))
 
 
@@ -191,7 +187,7 @@ def storage_owners(nodes: Any) -> dict[Node, Node]:
 
 
 def sharing_arguments(node: Node) -> list[Node]:
-    """The arguments whose storage a call's result shares: told from its schema, but for some that do not say so."""
+    """The arguments whose storage a call's result shares, by its schema, but for operators whose schema is silent."""
     if node.target is operator.getitem:
         return node.all_input_nodes[:1]
     if (returned := row_of(node.target).returns) is not None:

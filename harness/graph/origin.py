@@ -27,7 +27,7 @@ from torch.fx import Node
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from bitproof import harness
-from bitproof.harness.torch_compat import last_sequence_number, sequence_number_of
+from bitproof.harness.torch_operators import last_sequence_number, sequence_number_of
 
 Direction = Literal["forward", "backward"]
 

@@ -66,7 +66,7 @@ class PassRow:
 
     @property
     def __name__(self) -> str:
-        """The pass's own name, by which reports and errors call it."""
+        """The pass's own name, as reports and errors show it."""
         return self.run.__name__
 
     @property
@@ -80,7 +80,7 @@ class PassRow:
 
 
 def build_pipeline(context: PassContext) -> list[PassRow]:
-    """The passes of a case, in order. What a pass is told beyond the case's own settings is bound here."""
+    """The passes of a case, in order. What a pass needs beyond the case's own settings is bound here."""
     chunking, memory, options = context.chunking, context.memory, context.pipeline
     by_blocks = {"blocks": BLOCKS}
     pass_list = [

@@ -46,7 +46,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 _NAMES = {function: name for name, function in _FUNCTIONS.items()}
 _CONSTANTS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
-"""Kinds of torch's own constants, by which `torch.bfloat16` is {"dtype": "bfloat16"}."""
+"""Kinds of torch's own constants: `torch.bfloat16` is written as {"dtype": "bfloat16"}."""
 
 
 class UnkeptError(BitproofError):

@@ -95,7 +95,7 @@ def _substituted(expr: sympy.Basic, symbol: sympy.Symbol, extent: int) -> sympy.
 
 
 def remainder(size: Any, known: Mapping[Any, Any], total: Any) -> dict[sympy.Symbol, Any]:
-    """What the only unknown symbol of a sum must be for it to come to `total`; empty unless there is just one."""
+    """What the only unknown symbol of a sum must be for the sum to be `total`; empty unless there is just one."""
     unknown = [symbol for symbol in getattr(size, "free_symbols", ()) if symbol not in known]
     if len(unknown) != 1:
         return {}

@@ -50,7 +50,7 @@ _TABLES: dict[int, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a case came to in one night; systems and throughput are not known of an older bitproof's nights."""
+    """A case's result of one night; systems and throughput are not known of an older bitproof's nights."""
 
     name: str
     family: str
@@ -68,7 +68,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Night:
-    """One run: when it was, in UTC, where it ran, and what each case came to, in the report's order.
+    """One run: when it was, in UTC, where it ran, and each case's result, in the report's order.
 
     `score` is what came of the faults that were put into it, where any were.
     """

@@ -1,4 +1,4 @@
-"""What nights come to, case by case."""
+"""Results of nights, case by case."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Trend:
 
     @property
     def flaky(self) -> tuple[Night, Night] | None:
-        """The newest two runs of one commit in one environment that came to two results, the older one first.
+        """The newest two runs of one commit in one environment with different results, the older one first.
 
         A run that names no commit, or one whose files were changed since, is like no other. What came later, good or
         bad, never takes this back.

@@ -128,7 +128,7 @@ class NoiseSearch(Search):
 
 
 def _tell(recorded: Key, replayed: Key, blamed_step: int | None) -> str | None:
-    """What is to be told where replays parted elsewhere than recordings, or long after the call to blame."""
+    """What a report says where replays parted elsewhere than recordings, or long after the call to blame."""
     if recorded == replayed and blamed_step in (None, recorded.step):
         return None
     place = f"step {replayed.step}, rank {replayed.rank}, {replayed.kind} {replayed.name}"

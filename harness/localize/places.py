@@ -32,7 +32,7 @@ from bitproof.harness.graph.origin import innermost_user_line
 from bitproof.harness.localize.logs.calls import Place
 from bitproof.harness.localize.logs.node_places import place_of
 from bitproof.harness.operators import names
-from bitproof.harness.torch_compat import (
+from bitproof.harness.torch_operators import (
     accumulated_by,
     is_backward_running,
     last_sequence_number,

@@ -72,7 +72,7 @@ def read_determinism() -> dict[str, Switch]:
 
 
 def _matmul_precision() -> str:
-    """What torch takes float32 products for; it refuses to say where it was told through two interfaces."""
+    """How precise torch computes float32 products; it refuses to say where two interfaces set that."""
     import torch
 
     try:
@@ -181,7 +181,7 @@ class Switches:
         import numpy
         import torch
 
-        from bitproof.harness import torch_compat
+        from bitproof.harness import torch_operators
 
         generators = {
             "torch": torch.get_rng_state().numpy().tobytes(),
@@ -189,8 +189,8 @@ class Switches:
             "numpy": [x.tobytes() if isinstance(x, numpy.ndarray) else x for x in numpy.random.get_state()],
         }
         replaced: dict[str, Switch] = {
-            "kernels_in_python": ", ".join(torch_compat.replaced_kernels()),
-            "modes": ", ".join(torch_compat.active_modes()),
+            "kernels_in_python": ", ".join(torch_operators.replaced_kernels()),
+            "modes": ", ".join(torch_operators.active_modes()),
         }
         return cls(read_switches() | replaced, generators)
 

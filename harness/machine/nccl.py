@@ -1,4 +1,4 @@
-"""What NCCL is told before it starts, so that a rank's sums and launches have an order. Loads no torch.
+"""Settings of NCCL before it starts, so that a rank's sums and launches have an order. Loads no torch.
 
 Variables that somebody has set already stay; a manifest has them as the rank's process had them.
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html

@@ -16,7 +16,7 @@ _COMPUTES = """
     sigmoid_backward silu silu_backward sin slice_backward slice_scatter sqrt tanh threshold_backward unfold
     view_as_complex
 """
-"""Operators of which nothing else is known than that a graph from elsewhere may call them."""
+"""Operators that a graph from elsewhere may call; nothing else is known of them."""
 
 ATEN = (
     Operator(name="aten._assert_async", checks=("default", "msg"), allowed=("default", "msg")),

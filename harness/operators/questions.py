@@ -1,4 +1,4 @@
-"""How the table of operators is asked: for one row, or for all operators of which something holds."""
+"""How the table of operators is asked: for one row, or for all operators with a property."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def named(name: str) -> Operator:
 
 
 def names(holds: Callable[[Operator], object]) -> frozenset[str]:
-    """The names, without namespace and overload, of operators of which something holds."""
+    """The names, without namespace and overload, of operators with a property."""
     return frozenset(row.name.partition(".")[2] for row in ROWS.values() if holds(row))
 
 

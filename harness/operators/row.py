@@ -212,5 +212,5 @@ class Operator:
     """A proof knows what this collective or higher-order operator does; it refuses any other."""
 
     def overload(self, name: str) -> str:
-        """The full name of an overload: `aten.add.Tensor`. A higher-order operator has none, told as ""."""
+        """The full name of an overload: `aten.add.Tensor`. A higher-order operator has none: ""."""
         return f"{self.name}.{name}" if name else self.name

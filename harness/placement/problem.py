@@ -10,8 +10,7 @@ placement follows its layer's is an edge of zeros and infinities. Costs are micr
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -57,7 +56,7 @@ class PlacementProblem:
         self.edges[first, second] = costs if known is None else known + costs
 
     def take(self, choices: Mapping[str, int]) -> Taken:
-        """What a choice for every node comes to. Sums run in the order of nodes, then of edges."""
+        """The cost and bytes of a choice for every node. Sums run in the order of nodes, then of edges."""
         taken = [self.nodes[name][choices[name]] for name in self.nodes]
         cost = sum(choice.cost for choice in taken)
         cost += sum(float(costs[choices[a], choices[b]]) for (a, b), costs in self.edges.items())
@@ -70,30 +69,3 @@ class PlacementProblem:
         return PlacementProblem(
             nodes, {(a, b): costs[np.ix_(kept[a], kept[b])] for (a, b), costs in self.edges.items()}
         )
-
-
-def every_choice(program: PlacementProblem) -> Iterator[Taken]:
-    """All that can be taken, one after another: brute force, for programs of a dozen nodes."""
-    names = list(program.nodes)
-    before = {
-        name: [(a, b, costs) for (a, b), costs in program.edges.items() if names[max(map(names.index, (a, b)))] == name]
-        for name in names
-    }
-
-    def extend(chosen: dict[str, int], left: list[str]) -> Iterator[Taken]:
-        if not left:
-            yield program.take(chosen)
-            return
-        name = left[0]
-        for index in range(len(program.nodes[name])):
-            now = {**chosen, name: index}
-            if all(math.isfinite(costs[now[a], now[b]]) for a, b, costs in before[name]):
-                yield from extend(now, left[1:])
-
-    return extend({}, names)
-
-
-def brute_force(program: PlacementProblem, bound: float = math.inf) -> Taken | None:
-    """The cheapest that keeps the bound, found by trying everything; None where nothing does."""
-    fitting = (taken for taken in every_choice(program) if taken.bytes <= bound)
-    return min(fitting, key=lambda taken: taken.cost, default=None)

@@ -1,6 +1,6 @@
 """The optimum of a program, by HiGHS, through `scipy.optimize.milp`.
 
-Needs:    a program of which something can be taken; scipy, the extra `placement`.
+Needs:    a program with at least one possible choice; scipy, the extra `placement`.
 Promises: what is taken is optimal: the solver proved a gap of zero, within its tolerance of 1e-6 of the cost. Of
           choices that cost the same, those listed first are preferred, so that an optimum does not hang on the solver's
           ways.
@@ -24,7 +24,7 @@ from bitproof.harness.errors import MachineError, PlacementError
 from bitproof.harness.placement.problem import PlacementProblem, Taken
 
 TIE = 1e-6
-"""Microseconds by which a choice is dearer than the one listed before it."""
+"""Microseconds that a choice costs more than the one listed before it."""
 
 GAP = 1e-6
 """The largest relative gap that an optimum may have, between what was found and what was proved."""

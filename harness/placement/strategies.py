@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from bitproof.harness.torch_compat import sharding_rules, tree_leaves, tree_map_only
+from bitproof.harness.torch_compat import tree_leaves, tree_map_only
+from bitproof.harness.torch_distributed import sharding_rules
 
 REPLICATED, PARTIAL = "R", "P"
 BY_HEADS = "S1"

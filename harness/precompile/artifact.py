@@ -96,7 +96,7 @@ def _precompile(
             f"fault {fault} is the same on every rank, so no comparison of ranks can find it",
             expected="a fault that depends on the rank, such as baked-coordinate",
             found=fault,
-            fix="strike it into a run: bitproof run --inject",
+            fix="inject it into a run: bitproof run --inject",
         )
     began = time.perf_counter()
     program = finish(first, case, device, enter=enter)

@@ -56,7 +56,7 @@ _CALLED = {"batch": "shapes", "precision": "dtypes"}
 _PREFIXES = ("TORCH", "PYTORCH", "ATEN_")
 """Variables that may choose operators. Threads and transports of one launch may be others where a step is made."""
 _OF_STRESS = ("fill_uninitialized_memory", "num_threads")
-"""Switches by which stress disturbs a run: no operator is chosen by them."""
+"""Switches that stress uses to disturb a run: torch chooses no operator by them."""
 
 
 def fingerprint_of(case: Case, system: str, device: torch.device) -> Fields:
@@ -86,7 +86,7 @@ def fingerprint_of(case: Case, system: str, device: torch.device) -> Fields:
 
 
 def digest_of(fields: Fields) -> str:
-    """The sha256 by which a fingerprint is shown."""
+    """The sha256 that stands for a fingerprint in messages."""
     return hashlib.sha256(_text(fields).encode()).hexdigest()
 
 

@@ -99,7 +99,7 @@ def prove_graphs(
 
 
 def _reads_of(table: Table, kinds: Sequence[str]) -> list[int]:
-    """For each term of a table, inputs of which kinds it is made of, a bit each. Nobody reads what was rewritten."""
+    """For each term of a table, the kinds of inputs that it depends on, a bit each. Nobody reads what was rewritten."""
     found: list[int] = []
     for step in table.steps:
         bits = 0

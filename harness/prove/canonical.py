@@ -383,7 +383,7 @@ def _is_closed(sizes: tuple[Any, ...]) -> bool:
 
 
 def _told(shape: tuple[Size, ...]) -> tuple[int | None, ...]:
-    """A shape; sizes in it that depend on data are told by operator and arguments, and None here."""
+    """A shape; sizes in it that depend on data follow from operator and arguments, and are None here."""
     return tuple(size if isinstance(size, int) else None for size in shape)
 
 

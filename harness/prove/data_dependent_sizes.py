@@ -45,7 +45,7 @@ class Symbols:
             self._terms[symbol] = term
 
     def name_extents(self, call: Call, term: int, shape: tuple[Size, ...]) -> None:
-        """Name the new symbols of a result's sizes, each of which must be a size by itself, by its place."""
+        """Name the new symbols of a result's sizes by place; each must be a size by itself."""
         for name in self.unknown(call.value):
             if ("size", (1, name)) not in shape:
                 raise refuse(call, f"a size that depends on data in a way that is not understood: {name}")

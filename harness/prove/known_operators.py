@@ -32,7 +32,7 @@ def _name(row: Operator) -> str:
 
 
 def _by_default(holds: Callable[[Operator], object]) -> frozenset[str]:
-    """The full names, with the overload `default`, of operators of which something holds."""
+    """The full names, with the overload `default`, of operators with a property."""
     return frozenset(row.overload("default") for row in ROWS.values() if holds(row))
 
 

@@ -23,7 +23,7 @@ def alignment_of(dtype: str, offset: int) -> int:
 
 
 def overlaps(x: Tensor) -> bool:
-    """Whether two indices may mean one element: told by strides, which must grow past all that smaller ones reach."""
+    """Whether two indices may mean one element, by strides, which must grow past all that smaller ones reach."""
     if any(not isinstance(n, int) for n in (*x.shape, *x.strides)):
         return not _is_dense(x)
     reach = 0

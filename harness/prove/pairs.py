@@ -1,6 +1,6 @@
 """Two programs proved against each other: every output's answer, and the check that the answers mean something.
 
-1. Write both down as data, from fake values computed anew, and require that their inputs lie alike.
+1. Write both down as data, from fake values computed again, and require that their inputs lie alike.
 2. Compare them, output by output.
 3. Compute every PROVED output's term on random inputs, and both graphs: an output with other bits is no proof, and is
    REFUSED in the loudest words. So is what the graphs did there and do not say: a call that fails, results that lie

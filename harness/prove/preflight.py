@@ -1,4 +1,4 @@
-"""Proofs ahead of a run: before any rank starts, a process of its own proves every case, and tells what came of it.
+"""Proofs ahead of a run: before any rank starts, a process of its own proves every case, and sends the results.
 
 The command line's process loads no torch, and the host never traces; so this one does, once for all cases. It is handed
 them all, and answers case by case (`processes/apart`). A proof that fails, or a process that dies, makes a case NOT

@@ -29,7 +29,7 @@ from bitproof.harness.prove.pairs import MOST_ELEMENTS, MOST_RANKS, PairProof, P
 from bitproof.harness.prove.precompiled import precompiled_step
 from bitproof.harness.prove.terms import Rule
 from bitproof.harness.systems.autoplace import placed_case
-from bitproof.harness.systems.graph import read_inputs, step_graph
+from bitproof.harness.systems.step_graphs import read_inputs, step_graph
 
 KNOWN_SYSTEMS = ("eager", "eager_chunked", *PREPARED)
 

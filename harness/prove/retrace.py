@@ -1,4 +1,4 @@
-"""A certificate's graphs made anew from its case, and compared call by call with those that it holds."""
+"""A certificate's graphs, made again from its case and compared call by call with those that it holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules by which terms are rewritten. Each keeps every bit, and says why; none is about real numbers.
+"""The rules that rewrite terms. Each keeps every bit, and says why; none is about real numbers.
 
 Together they have one aim: whatever moves elements without computing anything ends up in one form, namely a
 concatenation of element-by-element operators of windows of what is left. They go strictly inwards, so they end.

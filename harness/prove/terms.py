@@ -1,4 +1,4 @@
-"""A table of terms, each of which stands there once, with what it was rewritten to.
+"""A table of terms, each once, with what it was rewritten to.
 
 Equal values are to become one term; that two values are one term is the proof. A term is made of terms that are in
 their last form already. `Table.make` puts it down, or finds it, and returns the place of its last form.

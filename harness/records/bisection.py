@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bitproof.harness.records.result import CaseResult, Divergence, Verdict
+from bitproof.harness.records.divergence import Divergence
+from bitproof.harness.records.result import CaseResult, Verdict
 
 TRACE = "trace"
 """What the empty prefix is called."""

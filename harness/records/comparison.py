@@ -1,16 +1,17 @@
-"""What two recordings came to."""
+"""The outcome of comparing two recordings."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from bitproof.harness.case import Kind
-from bitproof.harness.records.result import Differing, Divergence, Verdict, zero_counts
+from bitproof.harness.records.divergence import Divergence
+from bitproof.harness.records.result import Differing, Verdict, zero_counts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What two recordings came to. `reason` says why the verdict is UNVERIFIED, else None.
+    """The outcome of comparing two recordings. `reason` says why the verdict is UNVERIFIED, else None.
 
     `differing_kinds` are those of the first differing step, on any rank. `layout_mismatches` has a
     sentence for each pair whose dtype, shape or placements differ; `is_sharded_otherwise`: some placements do.

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from bitproof.harness.errors import UsageError
-from bitproof.harness.records.result import BlamedCall, Verdict
+from bitproof.harness.records.divergence import BlamedCall
+from bitproof.harness.records.result import Verdict
 from bitproof.harness.ulps import Count
 from bitproof.harness.validate import GROWING
 

@@ -33,7 +33,7 @@ class Partition:
 
     @staticmethod
     def of(facts: Sequence[Mapping[str, Any]]) -> Partition | None:
-        """What a pass told of it, among what all passes told; None where none divided a graph."""
+        """The facts of the pass that divided a graph, among those of all passes; None where none did."""
         names = {field.name for field in fields(Partition)}
         return next((Partition(**told) for told in facts if told.keys() == names), None)
 

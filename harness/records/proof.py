@@ -10,7 +10,7 @@ from bitproof.harness.validate import GROWING
 
 
 class ProofVerdict(enum.StrEnum):
-    """What a proof came to: see `harness.prove.answers`. NOT TRIED where it was not asked for, or could not be."""
+    """The outcome of a proof: see `harness.prove.answers`. NOT TRIED where it was not asked for, or could not be."""
 
     PROVED = "PROVED"
     NOT_PROVED = "NOT PROVED"

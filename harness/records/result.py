@@ -6,10 +6,11 @@ import enum
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from bitproof.harness.case import KINDS, USUAL_KINDS, Case, Kind
 from bitproof.harness.records.artifact import Artifact
+from bitproof.harness.records.divergence import BlamedCall, Divergence
 from bitproof.harness.records.layout_bounds import LayoutBounds
 from bitproof.harness.records.partition import Partition
 from bitproof.harness.records.placed import Placed
@@ -27,7 +28,7 @@ Pair = Annotated[list[int], That("two integers", lambda found: len(found) == 2, 
 
 
 class Verdict(enum.StrEnum):
-    """What a comparison came to. Only EQUAL says that every bit was seen and agreed.
+    """The outcome of a comparison. Only EQUAL says that every bit was seen and agreed.
 
     CLOSE says that some bits differ, each tensor within the bound that the case states.
     """
@@ -54,136 +55,6 @@ class BaselineStatus(enum.StrEnum):
     NO_BASELINE = "NO BASELINE"
     MISSING = "MISSING"
     UNVERIFIED = "UNVERIFIED"
-
-
-class Sample(NamedTuple):
-    """An element that differs: where it is, and the bits of both sides, such as `0x3f800000`."""
-
-    at: list[Count]
-    reference: str
-    candidate: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class TensorDifference:
-    """How one tensor differs between two systems; None marks what is not known.
-
-    A type is dtype and shape, `bfloat16[10, 100]`. The bits are those of the first differing element, and `samples`
-    are the first of them all; `histogram` counts the tensor's elements, and dtypes without ULPs have none.
-    """
-
-    elements_differing: int | None = None
-    elements: int | None = None
-    max_ulp: int | None = None
-    reference_bits: str | None = None
-    candidate_bits: str | None = None
-    reference_type: str | None = None
-    candidate_type: str | None = None
-    histogram: Histogram | None = None
-    samples: list[Sample] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Neighbour:
-    """A call near the blamed one, or that one itself, and whether both sides agree in its outputs."""
-
-    __pydantic_config__ = GROWING
-
-    operator: str | None = None
-    module: str | None = None
-    direction: str | None = None
-    chunk: int | None = None
-    source: str | None = None
-    agrees: bool | None = None
-    is_culprit: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChainLink:
-    """One call on the way from the call to blame to the record that is shown, and how many are left out before it.
-
-    `elements_differing`, `elements` and `max_ulp` are of its output, where the other side has a call of its turn there.
-    """
-
-    __pydantic_config__ = GROWING
-
-    operator: str
-    module: str | None = None
-    direction: str | None = None
-    chunk: int | None = None
-    rank: int
-    micro_batch: int | None = None
-    part: str | None = None
-    source: str | None = None
-    left_out: int = 0
-    elements_differing: Count | None = None
-    elements: Count | None = None
-    max_ulp: Count | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModuleCalls:
-    """A module's calls of one direction on the blamed call's rank, in the step that is shown, and how many differ.
-
-    `turn` counts from 1, in the order in which modules and directions first differ; None where all calls agree.
-    """
-
-    __pydantic_config__ = GROWING
-
-    module: str | None = None
-    direction: str | None = None
-    calls: Count
-    differing: Count
-    turn: Count | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlamedCall:
-    """The operator call to blame for a difference: the first whose inputs agree and whose output does not.
-
-    `how` says what is wrong with it. It ran on `rank`, the lowest of the `ranks` on which it differs, and is written
-    at the line `source`; `output` says how its output differs, where that is known. `neighbours` are the calls around
-    it, in execution order. `micro_batch` counts from 1, where a step has several; `part` is what of an update runs: an
-    optimizer's class, "clipping", "loss scaling". `chain` leads from it to the record that is shown, each of its calls
-    by what the one before gave. `modules` says where in the model calls differ.
-    """
-
-    operator: str
-    how: str | None = None
-    module: str | None = None
-    direction: str | None = None
-    chunk: int | None = None
-    node: str | None = None
-    source: str | None = None
-    rank: int | None = None
-    ranks: str | None = None
-    micro_batch: int | None = None
-    part: str | None = None
-    output: TensorDifference | None = None
-    neighbours: list[Neighbour] | None = None
-    chain: list[ChainLink] | None = None
-    modules: list[ModuleCalls] | None = None
-
-
-@dataclass(kw_only=True)
-class Divergence:
-    """Where two systems first part: the first differing record, how its tensor differs, and the call to blame.
-
-    `pass_` is the pass that first changes bits, where somebody looked for it. `between` is None for a reference and a
-    candidate. Where one system parts from itself it says which, such as "reference against itself"; what is told of
-    the two sides is then about its first and its second run. `holds` is the one other record of the reference, such as
-    "grad b", that the candidate's tensor is, bit for bit: two were exchanged, or one stored twice.
-    """
-
-    step: int
-    rank: int
-    kind: Kind
-    name: str
-    tensor: TensorDifference = field(default_factory=TensorDifference)
-    call: BlamedCall | None = None
-    pass_: str | None = None
-    between: str | None = None
-    holds: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,23 +209,46 @@ _OBJECTIONS = (BaselineStatus.DRIFTED, BaselineStatus.MISSING, BaselineStatus.UN
 
 
 @dataclass(kw_only=True)
-class CaseResult:
-    """One case's line in the report. `error` holds a failure's whole text, rank traceback included.
+class CaseFindings:
+    """What a case's result and its entry in report.json hold alike.
 
-    `memory` holds each side's peak of allocated device memory during the steps, in MiB, None on a CPU. `control` says
-    what each side's two runs came to, None where it ran once; `stress` the same of a plain run and one under stress.
-    `differing` has the first MAX_DIFFERING keys that differ, in the order of computation, and `differing_left_out` says
-    how many more there are. `logs` are paths within the run folder. `options`, where not the report's, are of the run
-    that the case was merged from. `baseline` has each side that was held against its baseline. `remarks` are what
-    readers must know of how much the agreement shows. `kept_graph`: an earlier run had traced the graph; None where no
-    graph was made. `collectives`: where ranks met, "shared" for memory that they share; `backend` is torch's default
-    group's. `proof` is what a proof said before, `sensitivity` how much is seen, None where not asked. `partition` of
-    a divided graph, `artifact` of the precompiled step, `placed` of placements solved for, `throughput` how fast each
-    side's first run was, `layouts` what two layouts had to agree in.
+    `error` is a failure's whole text, rank traceback included. `memory` has each side's peak of allocated device memory
+    during the steps, in MiB, None on a CPU. `differing` has the first MAX_DIFFERING keys that differ, in the order of
+    computation, and `differing_left_out` says how many more there are. `baseline` has each side that was held against
+    its baseline. `kept_graph`: an earlier run had traced the graph; None where no graph was made. `proof` is what a
+    proof said before, `sensitivity` how much is seen, None where not asked. `partition` of a divided graph, `artifact`
+    of the precompiled step, `placed` of placements solved for, `throughput` how fast each side's first run was,
+    `layouts` what two layouts had to agree in.
+    """
+
+    verdict: Verdict
+    error: str | None = None
+    passes: list[PassReport] = field(default_factory=list)
+    memory: dict[str, float | None] = field(default_factory=dict)
+    differing: Differing = field(default_factory=dict)
+    differing_left_out: Count = 0
+    baseline: dict[Role, BaselineResult] = field(default_factory=dict)
+    proof: ProofOutcome | None = None
+    kept_graph: bool | None = None
+    sensitivity: Sensitivity | None = None
+    partition: Partition | None = None
+    artifact: Artifact | None = None
+    placed: Placed | None = None
+    throughput: dict[Role, Throughput] = field(default_factory=dict)
+    layouts: LayoutBounds | None = None
+
+
+@dataclass(kw_only=True)
+class CaseResult(CaseFindings):
+    """One case's line in the report.
+
+    `control` says how each side's two runs compare, None where it ran once; `stress` the same of a plain run and one
+    under stress. `logs` are paths within the run folder. `options`, where not the report's, are of the run that the
+    case was merged from. `remarks` are what readers must know of how much the agreement shows. `collectives`: where
+    ranks met, "shared" for memory that they share; `backend` is torch's default group's.
     """
 
     case: Case
-    verdict: Verdict
     steps: int
     world_size: int
     device: str
@@ -365,27 +259,13 @@ class CaseResult:
     control: dict[Role, str | None] = field(default_factory=lambda: dict.fromkeys(ROLES))
     losses: dict[Role, list[str]] = field(default_factory=lambda: {role: [] for role in ROLES})
     first_divergence: Divergence | None = None
-    error: str | None = None
     seconds: CaseSeconds = field(default_factory=CaseSeconds)
-    passes: list[PassReport] = field(default_factory=list)
     closeness: Closeness | None = None
-    memory: dict[str, float | None] = field(default_factory=dict)
     stress: dict[Role, str | None] | None = None
-    differing: Differing = field(default_factory=dict)
-    differing_left_out: int = 0
     logs: list[str] = field(default_factory=list)
     options: tuple[str, ...] | None = None
-    baseline: dict[Role, BaselineResult] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     collectives: str | None = None
-    proof: ProofOutcome | None = None
-    kept_graph: bool | None = None
-    sensitivity: Sensitivity | None = None
-    partition: Partition | None = None
-    artifact: Artifact | None = None
-    placed: Placed | None = None
-    throughput: dict[Role, Throughput] = field(default_factory=dict)
-    layouts: LayoutBounds | None = None
 
     @property
     def where(self) -> str:

@@ -28,7 +28,7 @@ def tell_probes(found: Bisection) -> Iterator[str]:
 def tell_answer(
     found: Bisection, inject: str | None, dumped: Path | None, replay: Sequence[str], name: str
 ) -> Iterator[str]:
-    """What the search came to, in sentences. `dumped` is the diff of the blamed pass, where there is one."""
+    """The search's outcome, in sentences. `dumped` is the diff of the blamed pass, where there is one."""
     if found.blamed is None:
         yield "nothing to bisect: EQUAL" if found.problem is None else f"not found: {found.problem}"
         if found.suspects:

@@ -27,7 +27,7 @@ class SafeConsole(Console):
         super().__init__(file=styled(stream), width=width, highlight=False, markup=False, emoji=False)
 
     def print(self, *objects: Any, **facts: Any) -> None:
-        """As rich does, with one line a line of text unless told otherwise."""
+        """As rich does, but by default a line of text stays one line."""
         super().print(*objects, **{"soft_wrap": all(isinstance(each, str) for each in objects)} | facts)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:

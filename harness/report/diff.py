@@ -1,4 +1,4 @@
-"""What two recordings came to, in words: what `bitproof diff` prints."""
+"""The outcome of comparing two recordings, in words: what `bitproof diff` prints."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def status_text(report: Report) -> str:
 
 
 def render(report: Report) -> str:
-    """The whole summary. Cases that are not as expected are told first."""
+    """The whole summary. Cases that are not as expected come first."""
     head = [
         f"# bitproof {inline(report.run_id)}",
         *(f"## {inline(_brief(line))}" for line in proofs.loudest(report)),

@@ -29,7 +29,7 @@ def has_proofs(report: Report) -> bool:
 
 
 def column(result: CaseResult) -> str:
-    """What a proof came to: `PROVED (28 laid out otherwise)`, `NOT PROVED (38 of 44)`, `REFUSED`, `not tried`."""
+    """A proof's outcome: `PROVED (28 laid out otherwise)`, `NOT PROVED (38 of 44)`, `REFUSED`, `not tried`."""
     found = result.proof
     if found is None or found.verdict == ProofVerdict.NOT_TRIED:
         return NOT_TRIED

@@ -17,33 +17,24 @@ from typing import Annotated, Any, Literal
 from bitproof.harness.case import KINDS, USUAL_KINDS, Case, Kind
 from bitproof.harness.errors import CaseError
 from bitproof.harness.records import (
-    Artifact,
-    BaselineResult,
     BlamedCall,
+    CaseFindings,
     CaseResult,
     CaseSeconds,
     ChainLink,
     Closeness,
     Count,
-    Differing,
     Divergence,
     Histogram,
     Key,
     KindName,
-    LayoutBounds,
     ModuleCalls,
     Neighbour,
-    Partition,
-    PassReport,
-    Placed,
-    ProofOutcome,
     Report,
     Role,
     Sample,
     Score,
-    Sensitivity,
     TensorDifference,
-    Throughput,
     Verdict,
 )
 from bitproof.harness.validate import GROWING, That, Whole, json_schema
@@ -86,7 +77,7 @@ Counts = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Verdicts:
-    """What each side's repeated run came to; None where it had none."""
+    """The verdict of each side's repeated run; None where it had none."""
 
     __pydantic_config__ = GROWING
 
@@ -157,7 +148,7 @@ class FlatCloseness:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlatDivergence:
+class FlatDivergence(TensorDifference):
     """As Divergence, its tensor and the call to blame in one."""
 
     __pydantic_config__ = GROWING | {"alias_generator": lambda name: name.rstrip("_")}  # `pass` is a word of Python
@@ -172,13 +163,6 @@ class FlatDivergence:
     operator: str | None = None
     node: str | None = None
     pass_: str | None = None
-    elements_differing: int | None = None
-    elements: int | None = None
-    max_ulp: int | None = None
-    reference_bits: str | None = None
-    candidate_bits: str | None = None
-    reference_type: str | None = None
-    candidate_type: str | None = None
     how: str | None = None
     source: str | None = None
     operator_rank: int | None = None
@@ -195,8 +179,7 @@ class FlatDivergence:
     part: str | None = None
     chain: list[ChainLink] | None = None
     modules: list[ModuleCalls] | None = None
-    histogram: Histogram | None = None
-    samples: list[FlatSample] | None = None
+    samples: list[FlatSample] | None = None  # type: ignore[assignment]  # a NamedTuple would be read with less care
     output_histogram: Histogram | None = None
     output_samples: list[FlatSample] | None = None
 
@@ -239,14 +222,13 @@ def _known(difference: TensorDifference) -> TensorDifference | None:
     return None if difference == _UNKNOWN else difference
 
 
-@dataclass(frozen=True, kw_only=True)
-class CaseEntry:
+@dataclass(kw_only=True)
+class CaseEntry(CaseFindings):
     """One case's line, as CaseResult, with what its case says for those who read no further."""
 
     __pydantic_config__ = GROWING
 
     name: str
-    verdict: Verdict
     expected: str
     as_expected: bool = None  # type: ignore[assignment]  # the first reports did not tell
     reference: str
@@ -261,27 +243,13 @@ class CaseEntry:
     control: Verdicts
     losses: Losses
     first_divergence: FlatDivergence | None = None
-    error: str | None = None
     seconds: CaseSeconds
-    passes: list[PassReport] = field(default_factory=list)
     closeness: FlatCloseness | None = None
-    memory: dict[str, float | None] = field(default_factory=dict)
     stress: Verdicts | None = None
-    differing: Differing = field(default_factory=dict)
-    differing_left_out: Count = 0
     logs: list[LogPath] = field(default_factory=list)
     options: list[str] | None = None
-    baseline: dict[Role, BaselineResult] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     collectives: Collectives | None = None
-    proof: ProofOutcome | None = None
-    kept_graph: bool | None = None
-    sensitivity: Sensitivity | None = None
-    partition: Partition | None = None
-    artifact: Artifact | None = None
-    placed: Placed | None = None
-    throughput: dict[Role, Throughput] = field(default_factory=dict)
-    layouts: LayoutBounds | None = None
     case: WholeCase
 
     @staticmethod

@@ -45,7 +45,7 @@ def headline(result: CaseResult) -> str:
 
 
 def rows(found: Sensitivity) -> list[tuple[str, ...]]:
-    """A row for each module and direction of which calls were tried, after those for all modules together."""
+    """A row for each module and direction with calls that were tried, after those for all modules together."""
     return [_row(row) for row in [*by_direction(found.rows), *found.rows] if row.tried]
 
 

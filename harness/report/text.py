@@ -68,7 +68,7 @@ def outcome(result: CaseResult) -> str:
 
 
 def tally(report: Report) -> str:
-    """How many cases came to each verdict, and how many were not run: `2 EQUAL, 1 CLOSE, 1 not run`."""
+    """How many cases got each verdict, and how many were not run: `2 EQUAL, 1 CLOSE, 1 not run`."""
     counts = [(sum(result.verdict == verdict for result in report.cases), verdict.value) for verdict in Verdict]
     counts.append((len(report.not_run), "not run"))
     return ", ".join(f"{count} {name}" for count, name in counts if count)

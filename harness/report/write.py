@@ -32,7 +32,7 @@ FORMATS: dict[str, tuple[str, Callable[[Report], str]]] = {
     "md": ("report.md", markdown.render),
     "sarif": ("report.sarif", sarif.render),
 }
-"""The forms of which a run's folder has a file each."""
+"""The forms that a run's folder holds, a file each."""
 SAID: dict[str, Callable[[Report], str]] = {"annotations": ci_lines.render, "comment": comment.render}
 """The forms that are printed alone."""
 

@@ -5,7 +5,7 @@ All four are one thing here, an interrupt, and its exit status is 3, whenever it
 - while the program is still being imported, nothing has to be cleaned up: the process ends at once (`end_at_once`);
 - while a command runs (`raising`), it raises Interrupt, which unwinds what was started;
 - where something must not be left half done (`held`), it waits until the block's end;
-- once a command writes down what it came to (`too_late`), it is passed over.
+- once a command writes its result (`too_late`), it is ignored.
 
 A signal that the caller has the process ignore, as `nohup` does, stays ignored. This module loads next to nothing.
 """

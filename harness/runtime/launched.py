@@ -66,13 +66,13 @@ def copies(environment: Mapping[str, str] | None = None) -> tuple[str, str, str,
 
 
 def do_not_wait_for_rank_0() -> None:
-    """Have a rank that follows end at once: rank 0 is not there, or cannot be reached, and tells nothing."""
+    """End a following rank at once: rank 0 is gone, or cannot be reached, and says nothing."""
     global _rank_0_is_gone
     _rank_0_is_gone = True
 
 
 def let_rank_0_tell() -> None:
-    """On a rank that follows and fails: wait for the end that comes with rank 0's, which tells why.
+    """On a following rank that fails: wait until rank 0 ends this one, for rank 0 says why.
 
     That is for those of rank 0's torchrun: another one ends only what is its own.
     """

@@ -162,7 +162,7 @@ def own_digest() -> str:
 
 
 def stat_of(file: str) -> Stat:
-    """What tells that a file is the one that it was."""
+    """What identifies a file's content: two that are equal are of one file that nobody changed."""
     told = os.stat(file)
     return file, told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns
 

@@ -16,7 +16,7 @@ from bitproof.harness.errors import PassError
 from bitproof.harness.prove.evaluate import NotEvaluatedError, collective
 from bitproof.harness.sensitivity.perturb import copied, tensors_of
 from bitproof.harness.sensitivity.program import Program, ReplayedCall, Source, filled
-from bitproof.harness.torch_compat import storage_key
+from bitproof.harness.torch_operators import storage_key
 
 Get = Callable[[int], Any]
 """A slot's value on one rank."""

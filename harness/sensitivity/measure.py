@@ -17,7 +17,7 @@ from bitproof.harness.records import Key, Recording
 from bitproof.harness.sensitivity.lockstep import after, run_step
 from bitproof.harness.sensitivity.program import BUFFER, INPUT, PARAM, STATE, Program, add_graph
 from bitproof.harness.sensitivity.update import TrainerLike, add_update, begin_state, held
-from bitproof.harness.systems.graph import all_trainers, step_graph
+from bitproof.harness.systems.step_graphs import all_trainers, step_graph
 
 KNOWN_SYSTEMS = ("eager", "eager_chunked", "graph")
 

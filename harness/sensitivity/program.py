@@ -22,7 +22,8 @@ from bitproof.harness.graph.groups import Partition
 from bitproof.harness.graph.observation import activation, observed
 from bitproof.harness.localize.logs.calls import Place
 from bitproof.harness.localize.logs.node_places import place_of
-from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload, schema_of
+from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload
+from bitproof.harness.torch_operators import schema_of
 
 PARAM, BUFFER, STATE, INPUT = "param", "buffer", "optimizer", "input"
 """What a step starts from: parameters, buffers, optimizer state and what it reads, each by name."""

@@ -28,7 +28,8 @@ from bitproof.harness.sensitivity.program import (
     Variables,
     slots_in,
 )
-from bitproof.harness.torch_compat import TorchDispatchMode, schema_of
+from bitproof.harness.torch_compat import TorchDispatchMode
+from bitproof.harness.torch_operators import schema_of
 
 AT = Place(None, "update")
 

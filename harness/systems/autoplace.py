@@ -111,7 +111,7 @@ def plan_hash(plan: Plan) -> str:
 
 
 def by_hand(traced: Traced) -> dict[str, Taken]:
-    """What plans written by hand come to, whatever the bound: FSDP alone, and with every layer split that can be."""
+    """What plans written by hand cost, whatever the bound: FSDP alone, and with every layer split that can be."""
     program, scene = traced.program, traced.scene
     found = {}
     for name, kinds in (("fsdp", (WHOLE, SPLIT)), ("fsdp and tp", (SPLIT, WHOLE))):

@@ -43,7 +43,8 @@ from bitproof.harness.graph.pipeline import PassRow, apply_until, run_pipeline
 from bitproof.harness.graph.tracing.export_joint import NO_CHUNKS
 from bitproof.harness.graph.tracing.trace import ChunkSymbol
 from bitproof.harness.records import PassReport
-from bitproof.harness.torch_compat import ahead_of_time, compile_calls, disable_current_modes
+from bitproof.harness.torch_compat import disable_current_modes
+from bitproof.harness.torch_compile import ahead_of_time, compile_calls
 from bitproof.harness.torch_inductor import inductor_backend, lowering_decompositions
 
 Run = Callable[..., Any]

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -25,10 +24,10 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from bitproof.harness.case import GRAPH, JOINT, TRACED, Case, Chunking
+from bitproof.harness.case import GRAPH, JOINT, Case, Chunking
 from bitproof.harness.disturb.entry import Entry
 from bitproof.harness.disturb.mutate import mutate
-from bitproof.harness.errors import ArtifactError, UsageError
+from bitproof.harness.errors import ArtifactError
 from bitproof.harness.graph.analysis.halves import is_partitioned
 from bitproof.harness.graph.backend.backends import compile_for, compile_halves
 from bitproof.harness.graph.backend.device_constants import forget_device_index
@@ -42,17 +41,15 @@ from bitproof.harness.graph.hazards import hazard_lines
 from bitproof.harness.graph.observation import show_activations, shown_to
 from bitproof.harness.graph.pipeline import PassRow, apply_until, build_pipeline, run_pipeline
 from bitproof.harness.graph.tracing.export_joint import export_joint_step
-from bitproof.harness.graph.tracing.trace import JointGraph, StepGraph, trace_fixed_step, trace_joint_step
+from bitproof.harness.graph.tracing.trace import JointGraph, StepGraph, trace_joint_step
 from bitproof.harness.machine.determinism import keeping_switches
 from bitproof.harness.records import Artifact, PassReport
 from bitproof.harness.systems.autoplace import placed_case
 from bitproof.harness.systems.graph_key import step_part
-from bitproof.harness.torch_compat import below_autograd
-from bitproof.reference.chunking import DIM_INDEX, chunk_modules
+from bitproof.harness.torch_operators import below_autograd
+from bitproof.reference.chunking import DIM_INDEX
 from bitproof.reference.data import Step as StepInputs
-from bitproof.reference.data import TextStream, text_source
-from bitproof.reference.parallel import rank_order_group
-from bitproof.reference.parallel.mesh import EXPERT, FSDP, GROUP_NAMES, Mesh, ensure_group
+from bitproof.reference.parallel.mesh import EXPERT, GROUP_NAMES, Mesh, ensure_group
 from bitproof.reference.step import Trainer, WrapGradients, build_sharded_model, mean_loss
 
 log = logging.getLogger(__name__)
@@ -133,7 +130,7 @@ def prepare(
 ) -> GraphProgram:
     """Trace the case's step for tensors on `device` and run the pipeline, with the options' passes in it.
 
-    `enter` is told where it is whenever it comes elsewhere, as in "in pass chunk": who watches can say so of a hang.
+    `enter` is called with each place on the way, such as "in pass chunk", so that an error about a hang can name it.
 
     Raises TraceError, ChunkError and PassError, and UsageError for an extra pass that has no place.
     """
@@ -283,77 +280,6 @@ def mutate_program(program: GraphProgram, entry: Entry, case: Case) -> GraphProg
     return replace(program, module=module, run=module, code_hash=code_hash(module), passes=passes)
 
 
-def step_graph(
-    case: Case, system: str, device: torch.device, options: GraphOptions, *, observed: bool = False
-) -> tuple[StepGraph, GroupTable]:
-    """A system's step as the graph of what it calls, and the groups that it names.
-
-    Activations that the case observes are shown where `observed` asks for that, in a graph that passes rewrote.
-
-    Of those above that is the finished graph; `eager` and `eager_chunked` are traced with every size fixed.
-    Raises what `prepare` raises, and UsageError for a system that is not known as a graph.
-    """
-    case = placed_case(case)
-    case = case if observed else replace(case, observe=())
-    if system in TRACED:
-        return graph_of_program(case, prepare(case, device, options, system=system))
-    if system not in ("eager", "eager_chunked"):
-        raise UsageError(
-            f"system {system} is not known as a graph",
-            expected=f"{', '.join(TRACED)}, eager or eager_chunked",
-            found=system,
-        )
-    mesh = Mesh(0, case.parallelism)
-    model = build_sharded_model(case, mesh, torch.device("meta"))
-    if system == "eager_chunked":
-        assert case.chunking is not None, "Case refuses eager_chunked without chunking"
-        chunk_modules(model, case.chunking)
-    shape = (case.batch.sequences, case.batch.seq_len)
-    graph = trace_fixed_step(
-        model,
-        lambda *tensors: mean_loss(model, case.model.attention, StepInputs(*tensors)),
-        StepInputs(*(torch.empty(shape, dtype=torch.int64, device="meta") for _ in StepInputs._fields)),
-        gradient_seed=1 / case.parallelism.data_ranks,
-        device=device,
-    )
-    forget_device_index(graph.module, device)
-    return graph, group_table(mesh)
-
-
-def graph_of_program(case: Case, program: GraphProgram) -> tuple[StepGraph, GroupTable]:
-    """A program's finished graph, and the groups that it names: the mesh's, and those that ranks make for it."""
-    graph = StepGraph(program.module, program.parameter_names, program.buffer_names, len(StepInputs._fields))
-    return graph, GroupTable({**group_table(Mesh(0, case.parallelism)).groups, **program.groups})
-
-
-def read_inputs(case: Case, step: int) -> list[dict[str, Tensor]]:
-    """What each rank reads at a step, by the names of the graph's last inputs."""
-    documents, _ = text_source(case.batch.data)
-    ranks = [Mesh(rank, case.parallelism).coordinate(FSDP) for rank in range(case.parallelism.world_size)]
-    size = case.parallelism.data_ranks
-    return [TextStream(documents, case.batch, rank=r, world_size=size).step(step)._asdict() for r in ranks]
-
-
-def all_trainers(case: Case) -> list[Trainer]:
-    """Every rank's trainer, in this one process: state and data, for who carries what ranks send each other himself."""
-    case = placed_case(case)
-    ranks = range(case.parallelism.world_size)
-    return [Trainer(case, Mesh(rank, case.parallelism), torch.device("cpu")) for rank in ranks]
-
-
-def rank_order_group_source() -> str:
-    """The source of gloo's group whose sums are taken in rank order, for a file that stands alone."""
-    text = inspect.getsource(rank_order_group)
-    return text[text.index("class _FinishOnWait") :]
-
-
-def group_table(mesh: Mesh) -> GroupTable:
-    """What passes are told of the mesh's groups; it is the same on every rank."""
-    return GroupTable(
-        {name: Group(mesh.object_of(name), tuple(map(tuple, mesh.partition(name)))) for name in GROUP_NAMES}
-    )
-
-
 def code_hash(module: GraphModule) -> str:
     """The hash of the generated code, that of graph modules nested in it included."""
     codes = [f"{name}\0{m.code}" for name, m in module.named_modules() if isinstance(m, GraphModule)]
@@ -410,3 +336,16 @@ def _check_layout(program: GraphProgram, own: Mapping[str, Tensor]) -> None:
                 found=f"{found.dtype} {list(found.shape)}" if found else "no tensor of that name",
                 fix="precompile the case again",
             )
+
+
+def graph_of_program(case: Case, program: GraphProgram) -> tuple[StepGraph, GroupTable]:
+    """A program's finished graph, and the groups that it names: the mesh's, and those that ranks make for it."""
+    graph = StepGraph(program.module, program.parameter_names, program.buffer_names, len(StepInputs._fields))
+    return graph, GroupTable({**group_table(Mesh(0, case.parallelism)).groups, **program.groups})
+
+
+def group_table(mesh: Mesh) -> GroupTable:
+    """What passes know of the mesh's groups; it is the same on every rank."""
+    return GroupTable(
+        {name: Group(mesh.object_of(name), tuple(map(tuple, mesh.partition(name)))) for name in GROUP_NAMES}
+    )

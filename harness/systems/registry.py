@@ -34,7 +34,7 @@ A tensor is read when it is yielded, before the step goes on: yield a gradient b
 Of the object, these are optional:
 
     names             a mapping of its own names to the reference's; see bitproof.harness.user_code.names
-    model             the module: when systems differ, the call to blame is told by module
+    model             the module: when systems differ, reports name the blamed call's module
     gradients         the function, called by step, that computes loss and gradients: what else runs is the update
     graph             a torch.fx.GraphModule that computes loss and gradients, which step runs as `self.graph(...)`:
                       the call to blame is told by its node, and what it reads before a wait is a race, which
@@ -47,7 +47,7 @@ Of the object, these are optional:
     manifest          a method: what beyond the case decides this rank's numbers, as plain JSON values
 
 A graph that a system traced itself and does not show, or shows without directions, may compute gradients where
-autograd does not run: of its calls the direction is then told as not known, and they are paired by their values.
+autograd does not run: the direction of its calls is then unknown, and they are paired by their values.
 
 RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set as torchrun sets them, and torch's
 default process group is there, so that a trainer which looks for either trains together with the other ranks.
@@ -83,7 +83,7 @@ OWN = "package.module:factory or FILE.py:factory"
 
 
 class Factory(NamedTuple):
-    """A factory, and what tells its code from another of the same name."""
+    """A factory, and what distinguishes its code from another of the same name."""
 
     make: Callable[..., Any]
     origin: dict[str, str]

@@ -41,7 +41,7 @@ class KeptState:
         for told, tensor in _states(_held(self._made)):
             try:
                 found[told] = digest(plain(tensor.detach()))
-            except (RecordingError, RuntimeError):  # a tensor without values, which nothing tells apart
+            except (RecordingError, RuntimeError):  # a tensor without values, so nothing to compare
                 continue
         return found
 

@@ -25,7 +25,7 @@ Taking = Callable[[int], AbstractContextManager[Observe]]
 
 
 class UserSystem:
-    """A system in the form of `harness.execute.host.worker.System`; `made` is what the factory returned. See
+    """A system in the form of `harness.execute.host.rank_system.System`; `made` is what the factory returned. See
     `harness.systems.registry`.
 
     `names` stands for the names that the system declares itself, unless it is empty. `tamper` is called with each

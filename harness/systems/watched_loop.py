@@ -48,7 +48,7 @@ class WatchedLoop(WatchedStep):
     def take_steps(self, num_steps: int, taking: Callable[[int], AbstractContextManager[Observe]]) -> None:
         """Run the loop for so many steps, each within `taking(index)`.
 
-        Raises RecordingError where it ends earlier, or where it cannot be told which optimizers make a step.
+        Raises RecordingError where it ends earlier, or where it is unclear which optimizers make a step.
         """
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 

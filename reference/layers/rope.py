@@ -1,7 +1,7 @@
 """Rotary position embedding from tables, with two ways to stretch the frequencies for longer texts.
 
 Sources: RoPE, Su et al. 2021, arXiv:2104.09864; YaRN, Peng et al. 2023, arXiv:2309.00071; Llama 3.1's
-scaling, published as code with the models (arXiv:2407.21783 tells of it in section 3.4.2).
+scaling, published as code with the models (arXiv:2407.21783 describes it in section 3.4.2).
 
 B batch, S sequence, H heads, R rotated head dim, P pairs (R / 2), L table length
 """

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bitproof.harness.torch_compat import flat_collectives, group_named, is_watched
+from bitproof.harness.torch_distributed import flat_collectives, group_named
+from bitproof.harness.torch_operators import is_watched
 from bitproof.reference.parallel.rank_order_group import RankOrderGroup
 from bitproof.reference.parallel.reporting_group import ReportingGroup
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Work
 
-from bitproof.harness.torch_compat import flat_collectives
+from bitproof.harness.torch_distributed import flat_collectives
 from bitproof.reference.parallel.rank_order_group import RankOrderGroup, sum_in_rank_order
 
 # W ranks of the group; N elements of one rank's part

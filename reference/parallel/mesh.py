@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from bitproof.harness.case import Parallelism
 from bitproof.harness.shared_memory import Board, SharedMemory
-from bitproof.harness.torch_compat import group_named, register_group, set_timeout, unregister_group
+from bitproof.harness.torch_distributed import group_named, register_group, set_timeout, unregister_group
 from bitproof.reference.parallel.device_order_group import DeviceOrderGroup
 from bitproof.reference.parallel.rank_order_group import LoneGroup, RankOrderGroup
 from bitproof.reference.parallel.reporting_group import ReportingGroup
@@ -54,7 +54,7 @@ _memory: list[SharedMemory] = []
 _in_memory: list[SharedMemoryGroup] = []
 """Those of this process's groups that do."""
 _boards: list[Board] = []
-"""Where this process tells its collectives, when somebody watches."""
+"""Where this process reports its collectives, when somebody watches."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def join_groups(
     `DeviceOrderGroup`) unless `native` asks for NCCL's own sums. With `memory`, made before
     the ranks were forked, the named groups meet there, with the same bits; torch's default group stays gloo's.
     `disturb` makes of every named group another one, for a fault. What this rank launches and waits for in named groups
-    it tells on the `board`, where there is one.
+    it reports on the `board`, where there is one.
     """
     limit = timedelta(seconds=timeout)
     world_size = mesh.parallelism.world_size

@@ -1,4 +1,4 @@
-"""A process group whose collectives are told on a board before they are launched and waited for.
+"""A process group that reports its collectives on a board before they are launched and waited for.
 
 A rank that hangs in one is stopped in C++ or in the kernel, where its Python stack says which line waits, and not for
 what. Another process reads the board (`harness.shared_memory.Board`), so nothing has to run in the rank any more.
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Work
 
-from bitproof.harness.torch_compat import flat_collectives
+from bitproof.harness.torch_distributed import flat_collectives
 
 Tell = Callable[[str], None]
 
@@ -90,7 +90,7 @@ def _name_of(dtype: torch.dtype) -> str:
 
 
 class _Told(Work):
-    """Work that tells when it is waited for."""
+    """Work that reports when it is waited for."""
 
     def __init__(self, work: Work, what: str, tell: Tell) -> None:
         super().__init__()

@@ -38,7 +38,7 @@ from bitproof.harness.capture.recorder import Recorder
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.processes.process import keep_to_one_core
-from bitproof.harness.torch_compat import register_group, unregister_group
+from bitproof.harness.torch_distributed import register_group, unregister_group
 from bitproof.reference.parallel import mesh as meshes
 from bitproof.reference.parallel.collectives import all_gather, all_to_all, reduce_scatter
 from bitproof.reference.parallel.mesh import FSDP, Mesh

@@ -35,7 +35,7 @@ from bitproof.harness.prove.answers import PROVED, REFUSED, prove_graphs
 from bitproof.harness.prove.explain import Shown
 from bitproof.harness.prove.graphs.export import RefusedError, export_graph
 from bitproof.harness.prove.prove import of_the_reference, traced_reference
-from bitproof.harness.systems.graph import step_graph
+from bitproof.harness.systems.step_graphs import step_graph
 from tests.small import small
 
 

@@ -95,8 +95,8 @@ def test_a_call_without_settings_is_a_command_without_options() -> None:
         ({"steps": 0}, "steps has no value that --steps takes\n  found: 0, less than 1"),
         ({"stress": "yes"}, "found: 'yes', neither True nor False"),
         ({"observe": "layers.*"}, "found: 'layers.*', no list of texts"),
-        ({"stress_threads": 2}, "--stress-threads is about runs under stress"),
-        ({"baseline_dir": "b"}, "--baseline-dir says nothing without --baseline"),
+        ({"stress_threads": 2}, "--stress-threads needs --stress"),
+        ({"baseline_dir": "b"}, "--baseline-dir needs --baseline"),
     ],
 )
 def test_what_the_command_line_refuses_python_refuses(given: dict, text: str, tmp_path: Path) -> None:

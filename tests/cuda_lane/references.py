@@ -47,5 +47,6 @@ def taken_once(run_ranks: Callable[..., End], note: Callable[[str], None]) -> Ca
 
 def _is_plain(request: RunRequest) -> bool:
     """Whether a run leaves nothing but what its ranks recorded, and nothing disturbs it."""
-    asked = (request.inject, request.replay, request.stress, request.profile, request.precompiled)
-    return not any(asked) and not request.values_to_keep and not request.names
+    options = request.options
+    asked = (options.inject, request.replay, options.stress, request.profile, request.precompiled)
+    return not any(asked) and not request.values_to_keep and not options.names

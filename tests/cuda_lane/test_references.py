@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from bitproof.harness.execute.failures import Failure
 from bitproof.harness.execute.requests import RankSlots, RunRequest
 from bitproof.harness.execute.status_messages import End
 from bitproof.harness.machine.devices import Placement
+from bitproof.harness.options import RunOptions
 from tests.cuda_lane.references import taken_once
 from tests.cuda_lane.selection import SHARED, TAKEN
 
@@ -38,7 +40,7 @@ class Lane:
         self._count += 1
         return End(failure=self._failure)
 
-    def record(self, case: Case, system: str = "eager_chunked", arm: str = "first", **facts: str) -> str:
+    def record(self, case: Case, system: str = "eager_chunked", arm: str = "first", **facts: Any) -> str:
         """What the run of a system left."""
         work = self._folder / f"{case.name}-{system}-{arm}-{len(list(self._folder.iterdir()))}"
         about = {"placement": Placement(), "out": work, "logs": work, "work": work, "timeout": 1.0, "case_timeout": 1.0}
@@ -73,7 +75,7 @@ def test_a_case_whose_reference_computes_something_else_has_its_own(tmp_path: Pa
 def test_what_runs_a_graph_is_run_for_every_case_and_so_is_what_a_fault_disturbs(tmp_path: Path) -> None:
     lane = Lane(tmp_path)
     assert [lane.record(PLAIN, "graph") for _ in range(2)] == ["0", "1"]
-    assert [lane.record(PLAIN, inject="sum-order:order=descending") for _ in range(2)] == ["2", "3"]
+    assert [lane.record(PLAIN, options=RunOptions(inject="sum-order:order=descending")) for _ in range(2)] == ["2", "3"]
     assert lane.words == []
 
 

@@ -1,4 +1,4 @@
-"""Private torch, and which release of torch this is, stand in two files: a new release is met there."""
+"""Private torch, and which release of torch this is, stand in a few files: a new release is met there."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from bitproof.harness import torch_compat
+from bitproof.harness import torch_compat, torch_operators
 from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
-from bitproof.harness.torch_compat import open_dim, symbolic_graph, untested_release
+from bitproof.harness.torch_compat import TorchDispatchMode, open_dim, symbolic_graph, untested_release
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCES = [path for top in ("harness", "reference", "cases") for path in sorted((ROOT / top).rglob("*.py"))]
-COMPAT = tuple(ROOT / "harness" / f"{name}.py" for name in ("torch_compat", "torch_inductor"))
+TORCH = ("torch_compat", "torch_compile", "torch_distributed", "torch_inductor", "torch_operators")
+COMPAT = tuple(ROOT / "harness" / f"{name}.py" for name in TORCH)
 NAMES_IN_GRAPHS = ROOT / "harness" / "operators" / "rows.py"
 """It names what graphs of others call, and calls none of it."""
 STANDALONE = ROOT / "harness" / "localize" / "standalone" / "template.py"
@@ -181,30 +182,30 @@ def test_a_trace_tells_of_each_value_once_but_one_for_inductor_as_torch_does():
 
 
 def test_nobody_watches_calls_until_a_mode_or_a_profiler_does():
-    class Mode(torch_compat.TorchDispatchMode):
+    class Mode(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             return function(*args, **kwargs or {})
 
-    assert not torch_compat.is_watched()
+    assert not torch_operators.is_watched()
     with Mode():
-        assert torch_compat.is_watched()
+        assert torch_operators.is_watched()
     with torch.profiler.profile():
-        assert torch_compat.is_watched()
-    compiled = torch.compile(lambda x: x + torch_compat.is_watched(), backend="eager", fullgraph=True)
+        assert torch_operators.is_watched()
+    compiled = torch.compile(lambda x: x + torch_operators.is_watched(), backend="eager", fullgraph=True)
     assert compiled(torch.ones(())).item() == 2
-    assert not torch_compat.is_watched()
+    assert not torch_operators.is_watched()
 
 
 def test_calls_below_autograd_leave_nothing_for_backward_and_a_mode_sees_them_as_ever():
-    class Mode(torch_compat.TorchDispatchMode):
+    class Mode(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             seen.append(function)
             return function(*args, **kwargs or {})
 
     seen, x = [], torch.ones(2, 2, requires_grad=True)
-    with torch_compat.below_autograd():
+    with torch_operators.below_autograd():
         assert not (x * 2).requires_grad
     assert (x * 2).requires_grad
-    with torch.no_grad(), Mode(), torch_compat.below_autograd():
+    with torch.no_grad(), Mode(), torch_operators.below_autograd():
         torch.nn.functional.linear(x, x)
     assert [str(function) for function in seen] == ["aten.t.default", "aten.mm.default"]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 REDUCED_APART = Need(
     lambda case: case.chunking is not None and not case.chunking.early_grad_accumulation and not case.pipeline.bucket,
-    "chunks whose gradients are reduced each for itself, without buckets",
+    "chunks whose gradients are reduced one by one, without buckets",
 )
 ODD_RANKS = Need(
     lambda case: case.parallelism.data_ranks & (case.parallelism.data_ranks - 1) != 0,

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from bitproof.harness.records import TorchCompile
-from bitproof.harness.torch_compat import collectives_by_group, compile_counters, compiled_calls_told, messages_told
+from bitproof.harness.torch_compile import compile_counters, compiled_calls_told
+from bitproof.harness.torch_distributed import collectives_by_group, messages_told
 
 _SHOWN = 160  # characters of a reason of torch's
 
@@ -22,7 +23,7 @@ Counts = Mapping[str, int]
 class ActivityMonitor:
     """`collectives` counts those that this rank ran with others during steps, messages to one rank among them.
 
-    `in_memory` tells how many it has launched so far in each group that torch does not know.
+    `in_memory` returns how many it has launched so far in each group that torch does not know.
     """
 
     def __init__(self, in_memory: Callable[[], Counts] = dict) -> None:
@@ -59,7 +60,7 @@ class ActivityMonitor:
         self._read_dynamo()
 
     def end_step(self) -> None:
-        """Read what the step has added to every count. One that began anew, as of a new group, is counted from 0."""
+        """Read what the step has added to every count. One that was reset, as of a new group, is counted from 0."""
         groups = self._collectives()
         self.collectives += sum(_added(self._groups, groups).values())
         self._groups = groups
@@ -96,7 +97,7 @@ class ActivityMonitor:
 
 
 def _added(before: Counts, after: Counts) -> dict[str, int]:
-    """What was added to each count. Users clear some, and groups end: such a count began anew."""
+    """What was added to each count. Users clear some, and groups end: such a count was reset."""
     added = {name: count - before.get(name, 0) for name, count in after.items()}
     return {name: count if count >= 0 else after[name] for name, count in added.items() if count}
 

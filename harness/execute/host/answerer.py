@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar, assert_never, cast
 
@@ -37,7 +37,6 @@ from bitproof.harness.execute.requests import (
     MadeOfRequest,
     PlaceAnswer,
     PlaceRequest,
-    PrecompileAnswer,
     PrecompileRequest,
     RankSlots,
     Request,
@@ -108,13 +107,22 @@ class Answerer:
             case SizesRequest():
                 return SizesAnswer(sizes=model_sizes(request.case))
             case StandaloneRequest():
-                return self._write_standalone(request)
+                return self._in_stage(request, "the file", lambda send: _standalone(request))
             case PrecompileRequest():
-                return self._precompile(request)
+                what = f"the precompiled step of {request.case.name}"
+                return self._in_stage(
+                    request,
+                    what,
+                    lambda send: precompile_step(request, lambda at: send(StagePlace(at))),
+                    request.timeout,
+                )
             case StepRequest():
-                return self._read_step(request)
+                return self._in_stage(
+                    request, "the precompiled step", lambda send: _read_step(request), request.timeout
+                )
             case PlaceRequest():
-                return self._place(request)
+                log = request.logs / "placements.log"
+                return self._in_stage(request, "the plan", lambda send: _place(request), request.timeout, log)
         assert_never(request)
 
     def _run(self, request: RunRequest) -> RunAnswer:
@@ -152,73 +160,42 @@ class Answerer:
             join_halves(Path(before.part.format(rank=rank)), Path(rank_slots.part.format(rank=rank)))
         return end
 
-    def _write_standalone(self, request: StandaloneRequest) -> StandaloneAnswer:
-        """Both graphs are traced for it, with the candidate's extra passes: that takes a stage."""
-
-        def answer(asked: AnyRequest, send: Send, hangup: int) -> StandaloneAnswer:
-            options = GraphOptions(extra_passes=request.extra_passes)
-            written = write_standalone(request.case, options, request.step, request.head)
-            return StandaloneAnswer(text=written.text, num_calls=written.num_calls, printed=written.printed)
-
-        stage = Stage(answer)
+    def _in_stage(
+        self,
+        request: Request[A],
+        what: str,
+        work: Callable[[Send], A],
+        limit: float = float("inf"),
+        log: Path | None = None,
+    ) -> A:
+        """Have work done by a process of its own, which ends then: hosts trace nothing, and run no code of others."""
+        stage = Stage(lambda asked, send, hangup: work(send), log=log)
         try:
-            return stage.ask(request, self._send, what="the file", hangup=self._hangup)
-        finally:
-            stage.close()
-
-    def _precompile(self, request: PrecompileRequest) -> PrecompileAnswer:
-        """Tracing and passes are no work for a host: that takes a stage."""
-
-        def answer(asked: AnyRequest, send: Send, hangup: int) -> PrecompileAnswer:
-            return precompile_step(request, lambda place: send(StagePlace(place)))
-
-        stage = Stage(answer)
-        try:
-            what = f"the precompiled step of {request.case.name}"
-            limit = request.timeout
             return stage.ask(request, self._send, what=what, timeout=limit, case_timeout=limit, hangup=self._hangup)
         finally:
             stage.close()
 
-    def _read_step(self, request: StepRequest) -> StepAnswer:
-        """A graph is made of what is read, and code that was compiled may run: that takes a stage."""
 
-        def answer(asked: AnyRequest, send: Send, hangup: int) -> StepAnswer:
-            import torch
+def _standalone(request: StandaloneRequest) -> StandaloneAnswer:
+    options = GraphOptions(extra_passes=request.extra_passes)
+    written = write_standalone(request.case, options, request.step, request.head)
+    return StandaloneAnswer(text=written.text, num_calls=written.num_calls, printed=written.printed)
 
-            set_determinism(request.case.seed)
-            found = read_precompiled(request.case, torch.device(request.device), request.step, request.system)
-            return StepAnswer(artifact=found.artifact)
 
-        stage = Stage(answer)
-        try:
-            what, limit = "the precompiled step", request.timeout
-            return stage.ask(request, self._send, what=what, timeout=limit, case_timeout=limit, hangup=self._hangup)
-        finally:
-            stage.close()
+def _read_step(request: StepRequest) -> StepAnswer:
+    import torch
 
-    def _place(self, request: PlaceRequest) -> PlaceAnswer:
-        """The model is traced for it: that takes a stage."""
+    set_determinism(request.case.seed)
+    found = read_precompiled(request.case, torch.device(request.device), request.step, request.system)
+    return StepAnswer(artifact=found.artifact)
 
-        def answer(asked: AnyRequest, send: Send, hangup: int) -> PlaceAnswer:
-            from bitproof.harness.systems.autoplace import place
 
-            set_determinism(request.case.seed)
-            plan, placed = place(request.case)
-            return PlaceAnswer(plan=plan, placed=placed)
+def _place(request: PlaceRequest) -> PlaceAnswer:
+    from bitproof.harness.systems.autoplace import place
 
-        stage = Stage(answer, log=request.logs / "placements.log")
-        try:
-            return stage.ask(
-                request,
-                self._send,
-                what="the plan",
-                timeout=request.timeout,
-                case_timeout=request.timeout,
-                hangup=self._hangup,
-            )
-        finally:
-            stage.close()
+    set_determinism(request.case.seed)
+    plan, placed = place(request.case)
+    return PlaceAnswer(plan=plan, placed=placed)
 
 
 def finish_run(request: RunRequest, ends: list[End], parts: list[Path]) -> RunAnswer:
@@ -303,9 +280,9 @@ def join_recording(
         determinism=done[0].determinism,
         switches=first_changed([rank.switches for rank in done]),
         graph=_decisive(graph) if graph else None,
-        fault=request.inject,
+        fault=request.options.inject,
         systems=[rank.system for rank in done],
-        stress=dataclasses.asdict(request.stress) if request.stress else None,
+        stress=dataclasses.asdict(request.options.stress) if request.options.stress else None,
         values=request.values_to_keep,
         gpus=[rank.gpu for rank in done],
         gpu_environments=[rank.gpu_environment for rank in done],
@@ -351,7 +328,7 @@ def find_layouts(request: BoundsRequest) -> LayoutBounds:
 
 
 def find_drift(request: DriftRequest) -> DriftAnswer:
-    """The tensors in which two recordings differ, as `harness.compare.drift` tells them."""
+    """The tensors in which two recordings differ, as `harness.compare.drift` describes them."""
     from bitproof.harness.compare.drift import measure_drift
 
     return DriftAnswer(drift=measure_drift(request.reference, request.candidate))

@@ -35,7 +35,7 @@ def prepare_program(
     *,
     system: str = GRAPH,
 ) -> Any:
-    """Trace the case's training step and run the graph passes over it. `enter` is told each place that is come to.
+    """Trace the case's training step and run the graph passes over it. `enter` is called with each place on the way.
 
     Switches are set before: by them torch chooses kernels, and so operators, of attention above all.
     """
@@ -99,7 +99,7 @@ def write_standalone(case: Case, options: GraphOptions, step: int, head: str) ->
     import torch
 
     from bitproof.harness.localize.standalone import Scene, Side, write_standalone
-    from bitproof.harness.systems.graph import rank_order_group_source, read_inputs, step_graph
+    from bitproof.harness.systems.step_graphs import rank_order_group_source, read_inputs, step_graph
 
     tokens = read_inputs(case, step)
     sides: dict[str, Side] = {}

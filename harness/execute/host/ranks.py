@@ -1,6 +1,6 @@
 """Fork a run's ranks, or those of them that run here, watch them, and end them all when one fails or time is up.
 
-A rank tells its steps and its end through a pipe of its own. The watcher never waits on a rank that
+A rank reports its steps and its end through a pipe of its own. The watcher never waits on a rank that
 may hang: it reads pipes, reaps exits, and keeps the clock.
 """
 
@@ -25,7 +25,8 @@ from bitproof.harness.execute.failures import (
     log_name,
     stack_of,
 )
-from bitproof.harness.execute.host.worker import Job, run_rank
+from bitproof.harness.execute.host.job import Job
+from bitproof.harness.execute.host.worker import run_rank
 from bitproof.harness.execute.profile import profiled
 from bitproof.harness.execute.requests import RankSlots
 from bitproof.harness.execute.status_messages import (
@@ -78,7 +79,6 @@ class Ranks:
     """The ranks of one run that have their slots here."""
 
     job: Job
-    rank_slots: RankSlots
     log_of: Callable[[int], Path]
     on_event: OnEvent
     ranks: list[Rank] = field(default_factory=list)
@@ -94,15 +94,15 @@ class Ranks:
         Raises SystemExit when the file descriptor `hangup` hangs up: then nobody waits for the result.
         """
         began, others = time.monotonic(), children()
-        if self.rank_slots.server is None:  # a FileStore waits forever for a folder that is not there
-            Path(self.rank_slots.store).parent.mkdir(parents=True, exist_ok=True)
+        if self.job.rank_slots.server is None:  # a FileStore waits forever for a folder that is not there
+            Path(self.job.rank_slots.store).parent.mkdir(parents=True, exist_ok=True)
             self.port = _free_port()
         self.log_of(0).parent.mkdir(parents=True, exist_ok=True)
-        if self.job.placement.in_memory:
-            self.memory = SharedMemory(self.job.case.parallelism.world_size)
-        self.board = Board(self.job.case.parallelism.world_size)
+        if self.job.run.placement.in_memory:
+            self.memory = SharedMemory(self.job.run.case.parallelism.world_size)
+        self.board = Board(self.job.run.case.parallelism.world_size)
         try:
-            for rank in self.rank_slots.ranks:
+            for rank in self.job.rank_slots.ranks:
                 self.ranks.append(self._fork(rank))
             return self._watch(began, hangup)
         finally:
@@ -118,18 +118,20 @@ class Ranks:
 
     def _fork(self, rank: int) -> Rank:
         def live(tell: Send) -> int:
-            os.environ.update(_environment_of(rank, self.job.case.parallelism.world_size, self.rank_slots, self.port))
+            os.environ.update(
+                _environment_of(rank, self.job.run.case.parallelism.world_size, self.job.rank_slots, self.port)
+            )
             if (
-                self.rank_slots.server is None
+                self.job.rank_slots.server is None
             ):  # where others serve the store, they also say which cores a rank may have
-                keep_to_one_core(rank, self.job.case.parallelism.world_size)
-            return _run_reporting(self.job, rank, self.rank_slots, tell, self.memory, self.board)
+                keep_to_one_core(rank, self.job.run.case.parallelism.world_size)
+            return _run_reporting(self.job, rank, tell, self.memory, self.board)
 
         log = self.log_of(rank)
         return Rank(rank, fork(live, log=log), log)
 
     def _watch(self, began: float, hangup: int | None) -> End:
-        deadline = began + self.job.timeout
+        deadline = began + self.job.run.timeout
         rank_of = {rank.process: rank for rank in self.ranks}
         with Watch([*rank_of], hangup) as watch:
             while not all(rank.exited for rank in self.ranks):
@@ -189,7 +191,7 @@ class Ranks:
 
     def _note_exits(self) -> None:
         for rank in self.ranks:
-            status = rank.process.status  # of one that was reaped, and so has told all
+            status = rank.process.status  # of one that was reaped, and so has sent all
             if rank.exited or status is None:
                 continue
             rank.exited = True
@@ -225,7 +227,7 @@ class Ranks:
         return End(unfinished={rank.rank: rank.place for rank in unfinished}, stacks="\n\n".join(stacks))
 
     def _collective_of(self, rank: Rank) -> str:
-        """A line that says how far a rank is with collectives of the named groups; "" where it came to none."""
+        """A line that says how far a rank is with collectives of the named groups; "" before the first."""
         assert self.board is not None, "it was made before ranks were forked"
         last = self.board.read(rank.rank)
         return f"  {last}\n" if last else ""
@@ -260,14 +262,13 @@ def _free_port() -> int:
 def _run_reporting(
     job: Job,
     rank: int,
-    rank_slots: RankSlots,
     tell: Callable[[Account | Failure], None],
     memory: SharedMemory | None,
     board: Board | None,
 ) -> int:
     try:
         with profiled(job.profile_of(rank)):
-            run_rank(job, rank, _open_store(rank_slots, job), tell, memory, board)
+            run_rank(job, rank, _open_store(job), tell, memory, board)
     except BaseException as error:
         failure = failure_of_exception(rank, error)
         print(failure.details, file=sys.stderr, flush=True)
@@ -276,12 +277,13 @@ def _run_reporting(
     return 0
 
 
-def _open_store(rank_slots: RankSlots, job: Job) -> Store:
-    """Where a run's ranks find each other, opened by a rank for itself."""
+def _open_store(job: Job) -> Store:
+    """Where a run's ranks find each other, opened in a rank."""
     from torch.distributed import FileStore, PrefixStore, TCPStore
 
-    if rank_slots.server is None:
-        return FileStore(rank_slots.store, job.case.parallelism.world_size)
-    host, port = rank_slots.server
+    slots = job.rank_slots
+    if slots.server is None:
+        return FileStore(slots.store, job.run.case.parallelism.world_size)
+    host, port = slots.server
     patience = timedelta(seconds=job.collective_timeout)
-    return PrefixStore(rank_slots.store, TCPStore(host, port, is_master=False, timeout=patience))
+    return PrefixStore(slots.store, TCPStore(host, port, is_master=False, timeout=patience))

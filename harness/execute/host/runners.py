@@ -15,14 +15,14 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bitproof.harness.disturb.faults import CATALOGUE, Named, parse_fault
+from bitproof.harness.disturb.faults import CATALOGUE, Fault, Named
 from bitproof.harness.errors import RankError, UsageError
+from bitproof.harness.execute.host.job import Job
 from bitproof.harness.execute.host.kernels import make_kernels
 from bitproof.harness.execute.host.models import check_model
 from bitproof.harness.execute.host.programs import needs_program, options_of_rank, read_precompiled, with_fault
 from bitproof.harness.execute.host.ranks import Ranks
 from bitproof.harness.execute.host.stage import Send, Stage, StagePlace
-from bitproof.harness.execute.host.worker import Job
 from bitproof.harness.execute.preloaded import preload
 from bitproof.harness.execute.requests import AnyRequest, LocalRunRequest, RankSlots, RunRequest, StepFolder
 from bitproof.harness.execute.status_messages import End
@@ -233,7 +233,7 @@ class Finisher:
             raise self._refusal
         began = time.monotonic()
         self._program = self._made(run, rank_slots, send)
-        program = with_fault(self._program, parse_fault(run.inject) if run.inject else None, run.case)
+        program = with_fault(self._program, run.fault, run.case)
         _find_races(program, run.case)
         send(StagePlace(""))
         return run_ranks(run, rank_slots, send, hangup, program, time.monotonic() - began)
@@ -287,7 +287,7 @@ def _read(graph_cache: GraphCache | None) -> GraphProgram | None:
 
 
 def _read_precompiled(run: RunRequest, step: StepFolder) -> GraphProgram:
-    """The program that the run is told to read: one that cannot be read ends the run, for nothing is traced instead."""
+    """The program that the run is to read: one that cannot be read ends the run, for nothing is traced instead."""
     import torch
 
     set_determinism(run.case.seed)
@@ -300,13 +300,12 @@ def graph_cache_of_run(run: RunRequest, made_of: Installation | None) -> GraphCa
     is_ours = run.placement.device == "cpu" and not run.runs_user_code and run.system in BUILT_IN
     if run.precompiled is not None:
         return None
-    is_read = is_ours and run.graph_options.dump_dir is None and not _edits_the_graph(run.inject)
-    return graph_cache_of(run.case, run.kept_graphs, made_of, run.system) if is_read else None
+    is_read = is_ours and run.dump_dir is None and not _edits_the_graph(run.fault)
+    return graph_cache_of(run.case, run.options.kept_graphs, made_of, run.system) if is_read else None
 
 
-def _edits_the_graph(inject: str | None) -> bool:
-    """Whether a fault is struck into the graph: its place is found by shapes and dtypes, which no kept graph has."""
-    fault = parse_fault(inject) if inject else None
+def _edits_the_graph(fault: Fault | None) -> bool:
+    """Whether a fault is put into the graph: its place is found by shapes and dtypes, which no kept graph has."""
     return isinstance(fault, Named) and CATALOGUE[fault.name].edit is not None
 
 
@@ -324,33 +323,10 @@ def run_ranks(
     Raises CaseError for a model that ranks cannot share.
     """
     check_model(request.case, request.system)
-    job = Job(
-        case=request.case,
-        system=request.system,
-        placement=request.placement,
-        part=rank_slots.part,
-        timeout=max(0.0, request.timeout - prepare_seconds),
-        case_timeout=request.case_timeout,
-        collective_timeout=request.timeout + 60,
-        fault=parse_fault(request.inject) if request.inject else None,
-        replay=request.replay,
-        watch=request.watch.replay if request.watch else None,
-        program=program,
-        graph_options=request.graph_options,
-        local_rank=rank_slots.local_rank,
-        stress=request.stress,
-        names=request.names,
-        across=request.across,
-        resume=request.resume,
-        values=request.values_to_keep,
-        is_first=request.is_first,
-        profile=request.profile,
-        graph_cache=graph_cache,
-        precompiled=request.precompiled,
-        is_alone=rank_slots.server is None,
-    )
+    run = replace(request, timeout=max(0.0, request.timeout - prepare_seconds))
+    job = Job(run=run, rank_slots=rank_slots, program=program, graph_cache=graph_cache)
     send(Event(event="start"))
-    end = Ranks(job, rank_slots, request.log_of, send).run(hangup)
+    end = Ranks(job, request.log_of, send).run(hangup)
     return replace(end, prepare_seconds=prepare_seconds)
 
 

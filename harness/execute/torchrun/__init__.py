@@ -6,7 +6,7 @@ which forks its one rank of a run and watches it. They talk over connections of 
 torchrun's store serves to find rank 0, and the forked ranks to find each other. Recordings travel to rank 0 as the
 bytes of their files; what arrives is checked like any file.
 
-1. Rank 0 says in the store where it listens, and the others come to it. Who has not come in time is named.
+1. Rank 0 says in the store where it listens, and the others connect. Who does not connect in time is named.
 2. Every rank has its host say what it is made of. Ranks that are made of other things than rank 0 are refused.
-3. Rank 0 tells what to run, each rank tells how that ended. Who vanishes meanwhile is named within seconds.
+3. Rank 0 says what to run, each rank says how that ended. Who vanishes meanwhile is named within seconds.
 """

@@ -210,11 +210,11 @@ class Coordinator:
         return self._ask_host(request, timeout, on_event)
 
     def announce(self, result: CaseResult) -> None:
-        """Rank 0: tell all ranks what a case came to."""
+        """Rank 0: send a case's result to all ranks."""
         self.peers.tell_all(result)
 
     def hear(self) -> Message:
-        """Any other rank: what rank 0 tells next. Raises RankError when there is no rank 0 any more."""
+        """Any other rank: what rank 0 sends next. Raises RankError when there is no rank 0 any more."""
         while True:
             self.peers.listen()
             if self.peers.heard:
@@ -300,7 +300,9 @@ class Coordinator:
             logs=logs,
             work=self.work / "run",
             profile=None,
-            kept_graphs=self.options.kept_graphs if request.kept_graphs else None,
+            options=replace(
+                request.options, kept_graphs=self.options.kept_graphs if request.options.kept_graphs else None
+            ),
             later=self._localized(request.later) if request.later else None,
         )
 

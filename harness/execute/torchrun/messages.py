@@ -48,13 +48,13 @@ class Failed:
 
 @dataclass(frozen=True, kw_only=True)
 class Farewell:
-    """A rank takes part no longer; `problem` is what ended it, None where it came to its end."""
+    """A rank takes part no longer; `problem` is what ended it, None where it finished."""
 
     problem: Problem | None = None
 
 
 Message = RunRequest | CaseResult | Failed | Farewell
-"""What rank 0 tells all others."""
+"""What rank 0 sends to all others."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ class Peers:
         self.rank = rank
         self.world_size = world_size
         self.is_told = False
-        """Whether rank 0 has said how all ended, and so tells it to the user, too."""
+        """Whether rank 0 has said how all ended, and so shows it to the user, too."""
         self.token = ""
         """What a rank of this run says first."""
         self.run_number = 0
@@ -43,7 +43,7 @@ class Peers:
         self.launcher = Launcher()
 
     def begin_run(self) -> int:
-        """Count a run, of which nobody has failed yet; its number."""
+        """Count a run that nobody has failed in yet; its number."""
         self.run_number += 1
         self.failed_at = float("inf")
         return self.run_number
@@ -54,7 +54,7 @@ class Peers:
             self.links.tell(line, message)
 
     def listen(self) -> None:
-        """Take all that others have told by now."""
+        """Take all that others have sent by now."""
         for rank, line in self.lines.items():
             while (said := self.links.take(line)) is not None:
                 self.take(rank, *said)

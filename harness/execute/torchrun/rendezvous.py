@@ -130,7 +130,7 @@ class Rendezvous:
                     self._peers.is_told = True
                     raise (answer.problem or Problem.of(RuntimeError("it ended"), "rank 0")).error()
                 return answer
-            del self._peers.lines[0]  # another run's, or one whose ranks are all started anew
+            del self._peers.lines[0]  # another run's, or one whose ranks were all restarted
             self._wait_for(f"rank 0 left: {line.gone}", self._deadline, None)
 
     def reach_in_the_end(self, hello: Hello) -> None:

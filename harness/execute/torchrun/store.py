@@ -114,7 +114,7 @@ class Store:
 
         found = self._use(look)
         if found is None and not self.where:
-            self.where = "rank 0 has not come to the store"
+            self.where = "rank 0 has not reached the store"
         return cast("str | None", found)
 
     def _use(self, act: Callable[[Any], object]) -> object:

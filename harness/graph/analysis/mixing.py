@@ -1,4 +1,4 @@
-"""Whether a module mixes what chunks hold apart: told from dataflow, operator by operator.
+"""Whether a module mixes what chunks hold apart: decided from dataflow, operator by operator.
 
 A module may run in chunks when each of its elements along the chunked dim is computed from itself alone. So for
 each value of its forward it is followed which dim holds the chunked elements (see mixing_rules.py), through
@@ -36,7 +36,7 @@ from bitproof.harness.torch_compat import disable_current_modes
 
 @dataclass(frozen=True)
 class Mixed:
-    """A value of which some element is computed from several rows, first by the call `cause`."""
+    """A value with an element that is computed from several rows, first by the call `cause`."""
 
     cause: Node
 
@@ -205,7 +205,7 @@ class _Follower:
 
 
 def _elements(node: Node, name: str) -> list[Node]:
-    """The arguments of which a call's elements are computed; the indices of a permutation are none of them."""
+    """The arguments that a call computes its elements from, without the indices of a permutation."""
     row = named(name)
     if row.reads_layout and row.rows is None:
         return []

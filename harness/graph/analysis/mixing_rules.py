@@ -19,7 +19,7 @@ from torch.fx import Node
 
 from bitproof.harness.graph import operators, symbols
 from bitproof.harness.operators import RowFlow, named
-from bitproof.harness.torch_compat import schema_of
+from bitproof.harness.torch_operators import schema_of
 
 
 @dataclass(frozen=True)

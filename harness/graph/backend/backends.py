@@ -1,7 +1,7 @@
 """What runs the finished graph, where it does not run as it is: Inductor, on the whole graph or on regions.
 
     inductor           the whole graph compiled, operators fused
-    regional_inductor  regions compiled, each for itself; the rest runs as it is. A region is an attention operator,
+    regional_inductor  regions compiled, each alone; the rest runs as it is. A region is an attention operator,
                        SDPA's or FlexAttention's, or what a module of the case's choice computes
 
 Needs:    a graph without the chunk symbol; the size of every process group that it names.
@@ -46,13 +46,8 @@ from bitproof.harness.graph.backend.generated_code import hash_generated
 from bitproof.harness.graph.operators import attends, attends_backward
 from bitproof.harness.graph.symbols import SYMBOLIC_SCALARS
 from bitproof.harness.machine.compiler import compiler_problem
-from bitproof.harness.torch_compat import (
-    HigherOrderOperator,
-    group_of_size,
-    register_group,
-    symbolic_graph,
-    unregister_group,
-)
+from bitproof.harness.torch_compat import HigherOrderOperator, symbolic_graph
+from bitproof.harness.torch_distributed import group_of_size, register_group, unregister_group
 from bitproof.harness.torch_inductor import (
     compile_whole_graph,
     compiling,
@@ -155,7 +150,7 @@ def load_compiled(files: Mapping[str, bytes], main: str, facts: Mapping[str, Any
 
 @dataclass(frozen=True)
 class CompiledHalves:
-    """A partitioned step, each half compiled for itself; called as the graph is. `read_again` as in `Halves`."""
+    """A partitioned step, each half compiled alone; called as the graph is. `read_again` as in `Halves`."""
 
     forward: Compiled
     backward: Compiled

@@ -17,7 +17,8 @@ from torch.fx.node import map_arg
 
 from bitproof.harness.graph import operators
 from bitproof.harness.operators import Operator
-from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload, OpOverloadPacket, schema_of, storage_key
+from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload, OpOverloadPacket
+from bitproof.harness.torch_operators import schema_of, storage_key
 
 Places = tuple[tuple[int | None, str], ...]
 """Arguments of an overload: the index of each, None of one that goes by keyword alone, and its name."""

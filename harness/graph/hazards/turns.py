@@ -1,12 +1,12 @@
 """The order in which ranks launch collectives, and what may have them wait for each other for ever.
 
-Where all ranks run one graph they take the same turns. So the first collective that some rank has not come to is the
-next turn of all its members that are behind, and all come to it: no order of one graph's turns ends in a deadlock,
+Where all ranks run one graph they take the same turns. So the first collective that some rank has not reached is the
+next turn of all its members that are behind, and all reach it: no order of one graph's turns ends in a deadlock,
 whichever groups they are of, and whichever of them share ranks, a stream or a process group. That holds if
 
 1. every collective names a group that there is, and each rank belongs to one instance of it,
 2. the call counts as many ranks as the group has,
-3. all ranks come to it: it does not stand in a graph that data chooses to run.
+3. all ranks reach it: it does not stand in a graph that data chooses to run.
 
 Where ranks show graphs of their own their turns are compared (`harness.operators.crossings`).
 
@@ -23,7 +23,8 @@ from bitproof.harness.graph.groups import Partition
 from bitproof.harness.graph.hazards.walk import At, Turn
 from bitproof.harness.graph.origin import origin_of
 from bitproof.harness.operators.crossings import Deadlock, RankTurn
-from bitproof.harness.torch_compat import OpOverloadPacket, overload_of, schema_of
+from bitproof.harness.torch_compat import OpOverloadPacket
+from bitproof.harness.torch_operators import overload_of, schema_of
 
 _SIZES = ("group_size",)
 

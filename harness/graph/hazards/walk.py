@@ -22,7 +22,8 @@ from bitproof.harness.graph import operators
 from bitproof.harness.graph.hazards.effects import Effects, effects_of, submodule_of
 from bitproof.harness.operators import Sync
 from bitproof.harness.operators.happens_before import COMPUTE, HOST, NEVER_FREED, Key, Order, Race, Stream
-from bitproof.harness.torch_compat import OpOverload, schema_of
+from bitproof.harness.torch_compat import OpOverload
+from bitproof.harness.torch_operators import schema_of
 
 Memory = tuple[Key, ...]
 """The pieces of memory in which a value may lie."""

@@ -1,4 +1,4 @@
-"""Export one training step as torch's ahead-of-time autograd sees it: one joint graph, its ends told by descriptors.
+"""Export one training step with torch's ahead-of-time autograd: one joint graph with descriptors of its ends.
 
     trace.py       records what a step calls, in-place writes included, with a dim left open for chunks
     here           `aot_export_joint_with_descriptors`: no in-place writes, every size fixed, backward from a tangent
@@ -38,7 +38,9 @@ from bitproof.harness.graph.tracing.trace import (
     keeping_state,
     refuse_opaque_nested_graphs,
 )
-from bitproof.harness.torch_compat import Role, joint_graph, lazily_compiled, role_of, storage_key, swapped_state
+from bitproof.harness.torch_compat import Role, joint_graph, role_of, swapped_state
+from bitproof.harness.torch_compile import lazily_compiled
+from bitproof.harness.torch_operators import storage_key
 
 SEED_KEY = "seed"
 """Where a call's metadata says that it makes what backward starts from."""

@@ -69,7 +69,7 @@ def written_checks(shape_env: ShapeEnv, chunk_symbol: sympy.Symbol) -> Iterator[
 
 
 def _asking_line(frame: FrameType | None) -> str | None:
-    """The user's line that called torch's wrappers, of which `frame` is the innermost; None when torch itself did."""
+    """The user's line that called torch's wrappers, from their innermost `frame`; None when torch itself did."""
     while frame is not None and frame.f_code.co_filename in _WRAPPERS:
         frame = frame.f_back
     return user_line(frame.f_code.co_filename, frame.f_lineno) if frame is not None else None

@@ -39,12 +39,12 @@ from bitproof.harness.graph.tracing.runtime_checks import written_checks
 from bitproof.harness.torch_compat import (
     FakeTensor,
     FakeTensorMode,
-    lazily_compiled,
     open_dim,
     swapped_state,
     symbolic_graph,
     untested_release,
 )
+from bitproof.harness.torch_compile import lazily_compiled
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class StepGraph:
 
 @dataclass
 class JointGraph(StepGraph):
-    """A traced step of which a dim is left open.
+    """A traced step with one dim left open.
 
     `module_calls` has every module of the model by name, and how often the step called it: 0 for one that did not run.
     """
@@ -167,13 +167,7 @@ def trace_joint_step(
     except Exception as error:
         what = f"cannot trace the training step with dim {chunk_dim} of its inputs left open"
         raise _refusal(what, "that dim", error) from error
-    # make_fx has the graph called with its two lists; passes write graphs that are called with each tensor.
-    module.graph.set_codegen(CodeGen())
-    module.recompile()
-    for reference in module.graph.find_nodes(op="get_attr"):
-        reference.meta["val"] = getattr(module, reference.target)
-    for check in filter(operators.is_check, module.graph.nodes):
-        check.meta.setdefault("val", None)
+    _complete(module)
     guards = _deferred_guards(fake_mode.shape_env, symbol)
     _refuse_fixed_symbol(fake_mode.shape_env, symbol, chunk_dim, guards)
     refuse_opaque_nested_graphs(module)
@@ -187,6 +181,16 @@ def trace_joint_step(
         guards=guards,
         module_calls={name: recorder.num_calls[name] for name, _ in model.named_modules() if name},
     )
+
+
+def _complete(module: GraphModule) -> None:
+    """Give a traced graph the form that passes read and write: called with each tensor, a value on every node."""
+    module.graph.set_codegen(CodeGen())  # make_fx has the graph called with two lists
+    module.recompile()
+    for reference in module.graph.find_nodes(op="get_attr"):
+        reference.meta["val"] = getattr(module, reference.target)
+    for check in filter(operators.is_check, module.graph.nodes):
+        check.meta.setdefault("val", None)
 
 
 def trace_fixed_step(

@@ -32,17 +32,9 @@ from bitproof.harness.localize.logs.parts import Parts
 from bitproof.harness.localize.places import Places
 from bitproof.harness.operators import names
 from bitproof.harness.systems import watched_loop, watched_step
-from bitproof.harness.torch_compat import (
-    TorchDispatchMode,
-    group_named,
-    group_of,
-    has_no_values,
-    is_wrapper_subclass,
-    overload_of,
-    schema_of,
-    storage_key,
-    tree_leaves,
-)
+from bitproof.harness.torch_compat import TorchDispatchMode, is_wrapper_subclass, tree_leaves
+from bitproof.harness.torch_distributed import group_named, group_of
+from bitproof.harness.torch_operators import has_no_values, overload_of, schema_of, storage_key
 
 if TYPE_CHECKING:
     from bitproof.harness.systems.compiled import Capture

@@ -15,7 +15,7 @@ READS_OUT = "_local_scalar_dense"
 class Place(NamedTuple):
     """Where in a step a call belongs. Passes may move a call, but not to another place.
 
-    `direction` is "forward", "backward", or "update" for what follows the gradients, None where nothing tells;
+    `direction` is "forward", "backward", or "update" for what follows the gradients, None where it is unknown;
     `module` is a fully qualified name, "" for the root, None for what no module owns; `chunk` is 0, 1, or None for
     what runs once.
     """

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bitproof.harness.graph.operators import name_of, written_names
 from bitproof.harness.localize.logs.packing import OVER_LISTS
-from bitproof.harness.torch_compat import schema_of
+from bitproof.harness.torch_operators import schema_of
 
 
 def num_lanes(function: Any, args: Any, kwargs: Any) -> int:

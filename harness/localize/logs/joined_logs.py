@@ -97,7 +97,7 @@ class JoinedLogs:
     def _count_rounds(self) -> list[list[int]]:
         """Of each call, how many collectives lie one after the other before it, by what it reads and its rank's order.
 
-        Each rank's log is followed until it reads of a collective that another rank has not come to; a ring of those,
+        Each rank's log is followed up to a collective that another rank has not reached; a ring of those,
         which no run can have, is cut.
         """
         rounds: list[list[int]] = [[] for _ in self.logs]
@@ -124,6 +124,6 @@ class JoinedLogs:
 
 
 def _group(call: Call) -> tuple[tuple[int, ...], bool]:
-    """What tells the group of a collective: who takes part, and whether it goes one way."""
+    """What identifies a collective's group: who takes part, and whether it goes one way."""
     is_one_way = name_of(call) in _ONE_WAY
     return call.peers if is_one_way else tuple(sorted(call.peers)), is_one_way

@@ -30,7 +30,7 @@ _TYPES: Mapping[str, Any] = {"module": str, "direction": str, "chunk": int, "sou
 
 
 def place_of(node: Node) -> tuple[Place, str | None]:
-    """A node's place and the user's line, None for each thing that nothing tells.
+    """A node's place and the user's line, None for each thing that is unknown.
 
     Raises UsageError for metadata that is not as `harness.systems.registry` says.
     """

@@ -1,4 +1,4 @@
-"""What a self-contained file has instead of a comparison while it is being made: it tells every value's bits.
+"""What a self-contained file has instead of a comparison while it is being made: it prints every value's bits.
 
 `rendering` adds these functions to a file whose two functions call `see` after each line. Each rank leaves
 JSON in the folder that the command line names: every value's digest, and its content where that is small.

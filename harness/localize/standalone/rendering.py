@@ -13,7 +13,7 @@ from bitproof.harness.localize.standalone import probe, template
 from bitproof.harness.localize.standalone.reading import Input, Scene, input_of
 from bitproof.harness.localize.standalone.statements import function_text
 from bitproof.harness.operators import names
-from bitproof.harness.torch_compat import base_name_of
+from bitproof.harness.torch_operators import base_name_of
 
 _SUMS = names(lambda row: row.sums_ranks)
 

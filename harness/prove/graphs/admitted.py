@@ -18,20 +18,21 @@ from torch import Tensor
 from bitproof.harness.graph.operators import written_names
 from bitproof.harness.prove import known_operators as known
 from bitproof.harness.prove.windows import row_major
-from bitproof.harness.torch_compat import OpOverload, schema_of, storage_key
+from bitproof.harness.torch_compat import OpOverload
+from bitproof.harness.torch_operators import schema_of, storage_key
 
 ROWS, INNER, ANY = LAYOUTS = ("rows", "inner-rows", "any-layout")
 """Layouts of all tensors that an operator reads: row-major; with a last dim whose elements follow one another; any."""
 
 SCANNED = ("aten", "prims")
-"""The namespaces of which an operator must be on the list."""
+"""The namespaces whose operators must be on the list."""
 
 UNKNOWN = {
     *("quantized", "_quantized", "quantization", "quantized_decomposed", "onednn", "mkldnn", "mkldnn_prepacked", "mkl"),
     *("sparse", "static_runtime", "inductor", "inductor_prims", "rngprims", "debugprims", "streams", "profiler"),
     *("_native", "fsdp", "_dtensor", "export", "onnx", "flex_lib", "prim", "debug_mode_ops", "_test"),
 }
-"""Torch's other namespaces, of which nobody has tried anything. Of a user's operators schemas are believed."""
+"""Torch's other namespaces, whose operators nobody has tried. A user's operators are taken at their schemas' word."""
 
 FILE = Path(__file__).with_name("admitted.txt")
 

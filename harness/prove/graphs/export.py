@@ -2,7 +2,7 @@
 
 What a graph's metadata say is not believed: passes write it, a user's passes too. Every call is run again on fake
 values, from the inputs on, and what comes out is its layout. Of operators that `admitted` knows, fake values share
-memory exactly where real ones do, so aliases are told from them and not from operators' names; any other is refused.
+memory exactly where real ones do, so aliases follow from them and not from operators' names; any other is refused.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ from bitproof.harness.torch_compat import (
     HigherOrderOperator,
     OpOverload,
     disable_current_modes,
-    schema_of,
-    storage_key,
 )
+from bitproof.harness.torch_operators import schema_of, storage_key
 
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 

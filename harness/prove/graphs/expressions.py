@@ -1,4 +1,4 @@
-"""Sizes as torch's tracer tells them, which are sympy's expressions, as data."""
+"""Sizes as torch's tracer gives them, which are sympy's expressions, as data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bitproof.harness.certificate.data import Size
 def size_of(expression: Any) -> Size:
     """A size as a sum of products of symbols, in an order that equal sizes share. Raises ValueError.
 
-    Whole steps ask this of few expressions, and torch makes each anew: sums are taken apart once.
+    Whole steps ask this of few expressions, and torch makes each again: sums are taken apart once.
     """
     expanded = sympy.expand(expression)
     if expanded.is_Integer:

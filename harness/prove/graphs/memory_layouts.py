@@ -45,7 +45,7 @@ class Layouts:
                     )
 
     def _otherwise(self, rank: int, told: data.Tensor, real: Tensor) -> str | None:
-        """How a tensor lies otherwise than is told; None where it does not, as far as sizes are numbers."""
+        """How a tensor lies otherwise than declared; None where it does not, as far as sizes are numbers."""
         dtype = str(real.dtype).removeprefix("torch.")
         if dtype != told.dtype:
             return f"dtype {dtype}, not {told.dtype}"

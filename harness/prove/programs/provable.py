@@ -41,10 +41,10 @@ from bitproof.harness.torch_compat import (
     flattened,
     has_open_sizes,
     is_wrapper_subclass,
-    lazily_compiled,
     swapped_state,
     symbolic_graph,
 )
+from bitproof.harness.torch_compile import lazily_compiled
 
 OUTPUT, WRITTEN, LOSS, GRADIENT = "output ", "written ", "loss", "gradient of "
 

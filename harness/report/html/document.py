@@ -99,7 +99,7 @@ class ClosenessBlock:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PassBlock:
-    """A pass: time with a bar in percent, nodes before and after, what it was told and tells by heading."""
+    """A pass: time with a bar in percent, nodes before and after, its settings and facts by heading."""
 
     name: str
     seconds: float
@@ -113,7 +113,7 @@ class PassBlock:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CaseBlock(CaseRow):
-    """Everything that the page tells of a case."""
+    """Everything that the page shows of a case."""
 
     replay: str
     about: list[tuple[str, str]]

@@ -74,7 +74,7 @@ def test_a_case_may_be_a_file_which_a_replay_names(
         (["bisect", "moe_seq", "--data", "no/such/file"], "UsageError: there is no such data file"),
         (["bisect", "chunked_vs_unchunked"], "CaseError: case chunked_vs_unchunked has no passes to tell apart"),
         (["bisect", "moe_seq", "--inject", "flip"], "UsageError: "),
-        (["bisect", "moe_seq", "--extra-pass", "mine"], "UsageError: --extra-pass does not understand its value"),
+        (["bisect", "moe_seq", "--extra-pass", "mine"], "UsageError: --extra-pass has a value of the wrong form"),
     ],
 )
 def test_a_wrong_call_ends_with_2_and_its_text_on_stderr(

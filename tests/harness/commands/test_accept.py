@@ -157,7 +157,7 @@ def test_a_baseline_is_accepted_for_a_reason(folder, capsys):
     assert accept(" ") == 2
     assert "a baseline is accepted for a reason" in capsys.readouterr().err
     assert main(["run", "--case", "case.json", "--require-baseline"]) == 2
-    assert "--require-baseline says nothing without --baseline" in capsys.readouterr().err
+    assert "--require-baseline needs --baseline" in capsys.readouterr().err
 
 
 def test_a_baseline_of_another_environment_is_no_baseline_where_one_is_demanded():

@@ -42,5 +42,5 @@ def test_what_is_no_part_of_a_whole_is_refused(text):
     with pytest.raises(UsageError) as error:
         parse_shard(text, [case()])
     assert str(error.value) == (
-        f"UsageError: --shard does not understand its value\n  expected: i/n with 1 <= i <= n\n  found: {text!r}"
+        f"UsageError: --shard has a value of the wrong form\n  expected: i/n with 1 <= i <= n\n  found: {text!r}"
     )

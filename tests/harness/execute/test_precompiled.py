@@ -128,7 +128,9 @@ def test_a_stage_reads_the_step_and_never_traces(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(runners, "read_precompiled", lambda case, device, step, system: f"{system} in {step.path.name}")
     step = StepFolder(tmp_path / "step")
-    asked = request(tmp_path, timeout=60.0, system="precompiled", precompiled=step, kept_graphs=tmp_path)
+    asked = request(
+        tmp_path, timeout=60.0, system="precompiled", precompiled=step, options=RunOptions(kept_graphs=tmp_path)
+    )
     with runner(monkeypatch, trace=trace, prepare=trace) as run:
         assert run(asked)["program"] == "precompiled in step"
         assert run(replace(asked, system="graph"))["program"] == "graph in step"

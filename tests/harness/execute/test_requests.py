@@ -17,9 +17,9 @@ from bitproof.harness.execute.requests import (
     SizesRequest,
 )
 from bitproof.harness.execute.status_messages import End
-from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.localize.logs.replay import Replay
 from bitproof.harness.machine.devices import Placement
+from bitproof.harness.options import RunOptions, Stress
 
 
 def request(tmp_path: Path, **values: Any) -> RunRequest:
@@ -40,20 +40,28 @@ def request(tmp_path: Path, **values: Any) -> RunRequest:
 
 
 def test_values_are_kept_once_as_chosen_or_all_where_the_case_states_a_bound(tmp_path: Path) -> None:
-    chosen = request(tmp_path, values=("0/*",))
+    chosen = request(tmp_path, options=RunOptions(values=("0/*",)))
     assert chosen.values_to_keep == ("0/*",)
     assert request(tmp_path).values_to_keep == ()
     close = replace(transformer_batch, expected="CLOSE", close_within=0.1)
-    assert request(tmp_path, case=close, values=("0/*",)).values_to_keep == ("*",)
+    assert request(tmp_path, case=close, options=RunOptions(values=("0/*",))).values_to_keep == ("*",)
     assert replace(chosen, arm="control").values_to_keep == ()
     assert replace(chosen, replay=Replay(step=0)).values_to_keep == ()
 
 
 def test_a_program_is_another_for_other_passes_or_another_case_and_not_for_another_folder(tmp_path: Path) -> None:
     first = request(tmp_path)
-    assert replace(first, arm="control", graph_options=GraphOptions(dump_dir=tmp_path)).program == first.program
-    assert replace(first, graph_options=GraphOptions(extra_passes=("a:b",))).program != first.program
+    assert replace(first, arm="control", dump_dir=tmp_path).program == first.program
+    assert replace(first, options=RunOptions(extra_passes=("a:b",))).program != first.program
     assert replace(first, case=moe_batch).program != first.program
+
+
+def test_a_run_follows_of_the_options_what_is_about_its_system() -> None:
+    options = RunOptions(inject="rank:1", extra_passes=("a:b",), names={"a": "b"}, values=("0/*",), stress=Stress())
+    of_candidate = options.of_run("candidate", is_stressed=True)
+    assert of_candidate == options
+    of_reference = options.of_run("reference", is_stressed=False)
+    assert of_reference == RunOptions(values=("0/*",))
 
 
 def test_logs_of_the_first_run_have_plain_names(tmp_path: Path) -> None:

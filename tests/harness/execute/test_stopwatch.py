@@ -19,7 +19,7 @@ from bitproof.harness.execute.stopwatch import (
     tokens_of,
 )
 from bitproof.harness.records.throughput import NOT_KNOWN, Throughput, throughput_rows
-from bitproof.harness.torch_compat import FlopCount
+from bitproof.harness.torch_operators import FlopCount
 
 CASE = Case(name="toy", family="x", reference="eager", steps=4, parallelism=Parallelism(world_size=2, ep=1))
 CPU = torch.device("cpu")

@@ -43,7 +43,7 @@ def test_another_form_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as error:
         parse_pass(text)
     assert str(error.value) == (
-        "UsageError: --extra-pass does not understand its value\n"
+        "UsageError: --extra-pass has a value of the wrong form\n"
         "  expected: MODULE_OR_FILE:FUNCTION[@before=PASS|@after=PASS]\n"
         f"  found: {text!r}"
     )

@@ -17,7 +17,7 @@ import torch
 
 import bitproof.harness.graph.offload_operators  # noqa: F401 (it registers bitproof's own)
 from bitproof.harness.operators import ROWS, RowFlow, Uninitialized
-from bitproof.harness.torch_compat import schema_of
+from bitproof.harness.torch_operators import schema_of
 
 WRITTEN_IN_FULL = {
     "aten._copy_from_and_resize": "copies into all of what it resizes",

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from bitproof.harness.graph.tracing.trace import trace_fixed_step
 from bitproof.harness.placement.build import STATE_BYTES, PlacedLayer, PlacedParameter, PlacementInputs, build
-from bitproof.harness.placement.problem import PlacementProblem, brute_force
+from bitproof.harness.placement.problem import PlacementProblem
 from bitproof.harness.placement.solve import least_bytes, solve
+from tests.harness.placement.brute_force import brute_force
 
 D, H, ROWS = 8, 16, 4
 """Model dim, hidden dim, rows of a batch."""

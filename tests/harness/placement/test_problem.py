@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from bitproof.harness.placement.problem import Choice, PlacementProblem, brute_force, every_choice
+from bitproof.harness.placement.problem import Choice, PlacementProblem
+from tests.harness.placement.brute_force import brute_force, every_choice
 
 NEVER = math.inf
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from bitproof.harness.errors import MachineError, PlacementError
-from bitproof.harness.placement.problem import Choice, PlacementProblem, brute_force
+from bitproof.harness.placement.problem import Choice, PlacementProblem
 from bitproof.harness.placement.solve import MIB, least_bytes, solve
+from tests.harness.placement.brute_force import brute_force
 
 
 def random_program(seed: int) -> PlacementProblem:

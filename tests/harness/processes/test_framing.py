@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from bitproof.builtin_cases import all_cases
-from bitproof.harness.disturb.stress import Stress
 from bitproof.harness.errors import RankError
 from bitproof.harness.execute.failures import Failure, Problem
 from bitproof.harness.execute.requests import (
@@ -30,9 +29,9 @@ from bitproof.harness.execute.status_messages import (
     StepBegan,
     StepsEnded,
 )
-from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.localize.logs.replay import OutputSite, Replay
 from bitproof.harness.machine.devices import Placement
+from bitproof.harness.options import RunOptions, Stress
 from bitproof.harness.processes import framing
 from bitproof.harness.records import CaseResult, Closeness, Divergence, Event, Key, PassReport, Verdict
 from tests.harness.execute.test_requests import request
@@ -45,15 +44,20 @@ def test_a_run_of_every_case_arrives_as_it_was_requested(case, tmp_path: Path) -
     asked = request(
         tmp_path,
         case=case,
-        inject="bf16@layer=1",
         placement=Placement("cuda", "gloo", 1, shared=True),
         replay=Replay(
             step=1, log=True, record=Key(1, "grad", "weight", 0), outputs=(OutputSite(0, 3, 1), OutputSite(1, 4, 0))
         ),
-        graph_options=GraphOptions(extra_passes=("a:b",), dump_dir=tmp_path),
-        stress=Stress(seed=3),
-        names={"mine": "weight"},
-        values=("0/*",),
+        options=RunOptions(
+            inject="bf16@layer=1",
+            extra_passes=("a:b",),
+            stress=Stress(seed=3),
+            names={"mine": "weight"},
+            values=("0/*",),
+            kept_graphs=tmp_path,
+            jobs="auto",
+        ),
+        dump_dir=tmp_path,
         later=request(tmp_path, case=case),
     )
     assert framing.read(framing.write(asked), *REQUESTS) == asked

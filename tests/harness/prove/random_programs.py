@@ -18,7 +18,8 @@ from torch.fx import GraphModule
 
 from bitproof.harness.operators import ROWS
 from bitproof.harness.prove.graphs import admitted
-from bitproof.harness.torch_compat import OpOverload, schema_of
+from bitproof.harness.torch_compat import OpOverload
+from bitproof.harness.torch_operators import schema_of
 from tests.harness.prove.toy_graphs import trace
 
 NAMES = ("parameter w", "parameter v", "input x", "input y", "input indices", "input mask")

@@ -24,7 +24,8 @@ from bitproof.harness.sensitivity.examine import Examiner
 from bitproof.harness.sensitivity.measure import Steps, refuse_hidden_state, why_not
 from bitproof.harness.sensitivity.perturb import is_safe
 from bitproof.harness.sensitivity.program import BUFFER
-from bitproof.harness.systems.graph import group_table, make_graph_system, prepare
+from bitproof.harness.systems.graph import make_graph_system, prepare
+from bitproof.harness.systems.step_graphs import group_table
 from bitproof.reference.parallel.mesh import Mesh
 from tests.harness.sensitivity.toy import COUNTED, THREE, counted, program_of
 from tests.ranks import on_ranks

@@ -60,7 +60,7 @@ def test_a_gradient_comes_back_through_the_operator_and_a_group_that_is_torchs_o
     def body(mesh):
         import torch.distributed as dist
 
-        from bitproof.harness.torch_compat import register_group
+        from bitproof.harness.torch_distributed import register_group
 
         x = torch.ones(2, requires_grad=True)
         gathered = all_gather(x, 2, "fsdp")

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from bitproof.harness.case import Parallelism
-from bitproof.harness.torch_compat import register_group
+from bitproof.harness.torch_distributed import register_group
 from bitproof.reference.parallel import mesh as meshes
 from bitproof.reference.parallel.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from bitproof.reference.parallel.device_order_group import DeviceOrderGroup

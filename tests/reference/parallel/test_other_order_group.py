@@ -4,7 +4,7 @@ import torch.distributed as dist
 
 from bitproof.harness.case import Parallelism
 from bitproof.harness.disturb.faults import SUM_ORDERS
-from bitproof.harness.torch_compat import register_group
+from bitproof.harness.torch_distributed import register_group
 from bitproof.reference.parallel.collectives import all_gather, all_reduce, reduce_scatter
 from bitproof.reference.parallel.mesh import FSDP
 from bitproof.reference.parallel.other_order_group import FEWEST_RANKS, ORDERS, OtherOrderGroup, sum_in_order

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from bitproof.harness.case import Parallelism
-from bitproof.harness.torch_compat import register_group, unregister_group
+from bitproof.harness.torch_distributed import register_group, unregister_group
 from bitproof.reference.parallel import collectives
 from bitproof.reference.parallel.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from bitproof.reference.parallel.mesh import EXPERT, FSDP

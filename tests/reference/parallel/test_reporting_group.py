@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from bitproof.harness.case import Parallelism
 from bitproof.harness.shared_memory import Board
-from bitproof.harness.torch_compat import register_group
+from bitproof.harness.torch_distributed import register_group
 from bitproof.reference.parallel.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from bitproof.reference.parallel.device_order_group import DeviceOrderGroup
 from bitproof.reference.parallel.reporting_group import ReportingGroup

@@ -7,7 +7,7 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 
 from bitproof.harness import shared_memory
 from bitproof.harness.case import Parallelism
-from bitproof.harness.torch_compat import register_group
+from bitproof.harness.torch_distributed import register_group
 from bitproof.reference.parallel import mesh as meshes
 from bitproof.reference.parallel.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from bitproof.reference.parallel.mesh import EXPERT, EXPERT_FSDP, FSDP, GROUP_NAMES, ensure_group

@@ -79,7 +79,7 @@ def refuse_attention_over_sequence(node: Node, dim: str) -> None:
 
 
 def refuse_baked_view(node: Node, symbol: object) -> None:
-    """Refuse a view that was told a number where its input has the symbol: halves would not fit it."""
+    """Refuse a view to a number where its input has the symbol: halves would not fit it."""
     if node.target not in operators.SIZED_VIEWS:
         return
     source, value = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]

@@ -19,6 +19,7 @@ from bitproof.harness.execute.requests import (
     SizesRequest,
 )
 from bitproof.harness.execute.status_messages import Done, End, PreparedGraph
+from bitproof.harness.options import RunOptions
 from bitproof.harness.records import GraphIdentity, PassReport, PassSettings
 from tests.harness.execute.test_requests import request
 
@@ -75,7 +76,7 @@ def test_a_manifest_has_the_ordered_passes_with_their_settings_and_no_times(
 def test_a_manifest_says_which_values_were_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifests = []
     monkeypatch.setattr(answerer, "join_parts", lambda out, manifest, parts, values: manifests.append(manifest))
-    join_recording(request(tmp_path, values=("0/*",)), None, [Done()], [], [])
+    join_recording(request(tmp_path, options=RunOptions(values=("0/*",))), None, [Done()], [], [])
     assert manifests[0].values == ["0/*"]
 
 

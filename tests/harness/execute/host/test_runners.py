@@ -22,7 +22,7 @@ from bitproof.harness.execute.host import runners, stage
 from bitproof.harness.execute.host.runners import Runner, graph_cache_of_run
 from bitproof.harness.execute.requests import Machine, MachineRequest, RankSlots, RunRequest
 from bitproof.harness.execute.status_messages import End, PreparedGraph
-from bitproof.harness.graph.graph_options import GraphOptions
+from bitproof.harness.options import RunOptions
 from bitproof.harness.processes.watching import Watch
 from bitproof.harness.records import PassReport
 from bitproof.harness.runtime.sources import Installation, Sources
@@ -130,11 +130,11 @@ def test_no_run_descends_from_a_process_in_which_a_users_pass_ran(
     """The pass counts how often it ran in this process: always once."""
     ran: list[int] = []
 
-    def prepare(case: Any, options: GraphOptions, enter: Any) -> int:
+    def prepare(case: Any, options: Any, enter: Any) -> int:
         ran.append(0)
         return len(ran)
 
-    extra = request(tmp_path, timeout=60.0, graph_options=GraphOptions(extra_passes=("a:b",)))
+    extra = request(tmp_path, timeout=60.0, options=RunOptions(extra_passes=("a:b",)))
     with runner(monkeypatch, prepare) as run:
         asked = [replace(extra, arm=arm) for arm in ("first", "control", "stress", "replay1")]
         found = [run(each) for each in asked]
@@ -161,7 +161,7 @@ def test_a_kept_graph_is_read_in_place_of_being_traced_and_one_that_was_traced_i
     monkeypatch.setattr(cached_graph, "keep_program", keep)
     for found in (None, 8):
         monkeypatch.setattr(cached_graph, "read_program", lambda graph_cache, found=found: found)
-        asked = request(tmp_path, timeout=60.0, kept_graphs=tmp_path)
+        asked = request(tmp_path, timeout=60.0, options=RunOptions(kept_graphs=tmp_path))
         with runner(monkeypatch, lambda *arguments: 7, made_of, trace) as run:
             assert run(asked)["program"] == (found or 7)
             told = {name: (tmp_path / name).exists() for name in ("traced", "kept")}
@@ -173,21 +173,18 @@ def test_a_kept_graph_is_read_in_place_of_being_traced_and_one_that_was_traced_i
 
 
 @pytest.mark.parametrize(
-    "values",
-    [
-        {"kept_graphs": None},
-        {"graph_options": GraphOptions(extra_passes=("a:b",))},
-        {"graph_options": GraphOptions(dump_dir=Path("graphs"))},
-    ],
+    ("options", "dump_dir"),
+    [({"kept_graphs": None}, None), ({"extra_passes": ("a:b",)}, None), ({}, Path("graphs"))],
     ids=["not asked for", "a user's pass", "graphs are written down"],
 )
 def test_every_graph_is_traced_anew_where_others_code_makes_it_or_passes_are_to_be_seen(
-    values: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], dump_dir: Path | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cached_graph, "read_program", lambda graph_cache: 8)
     monkeypatch.setattr(cached_graph, "keep_program", lambda graph_cache, program: (tmp_path / "kept").touch())
     made_of = Installation(Sources("files", ()), "others")
-    asked = request(tmp_path, **{"timeout": 60.0, "kept_graphs": tmp_path} | values)
+    followed = RunOptions(**{"kept_graphs": tmp_path} | options)
+    asked = request(tmp_path, timeout=60.0, options=followed, dump_dir=dump_dir)
     with runner(monkeypatch, lambda *arguments: 7, made_of) as run:
         assert run(asked)["program"] == 7
     assert not (tmp_path / "kept").exists()
@@ -200,7 +197,7 @@ def test_a_fault_that_is_struck_into_the_graph_needs_one_that_was_traced_anew(tm
         ("flip-bit:rank=0,step=0,grad=norm.weight", True),
         ("gradients-exchanged", False),
     ):
-        asked = request(tmp_path, timeout=60.0, kept_graphs=tmp_path, inject=fault)
+        asked = request(tmp_path, timeout=60.0, options=RunOptions(kept_graphs=tmp_path, inject=fault))
         assert (graph_cache_of_run(asked, made_of) is not None) == is_kept
 
 
@@ -360,7 +357,7 @@ def test_ahead_of_a_users_pass_the_step_is_traced_and_the_pass_waits_for_its_tur
         return 7
 
     plain = request(tmp_path, timeout=60.0)
-    mine = replace(plain, graph_options=GraphOptions(extra_passes=("a:b",)))
+    mine = replace(plain, options=RunOptions(extra_passes=("a:b",)))
     monkeypatch.setattr(runners, "num_cores", lambda: 2)
     with runner(monkeypatch, prepare, trace=trace) as run:
         run(replace(plain, system="eager", later=mine))
@@ -386,7 +383,7 @@ def test_a_pass_that_loops_behind_a_step_that_was_traced_ahead_is_named_in_time(
         time.sleep(60)
 
     plain = request(tmp_path, timeout=60.0)
-    mine = replace(plain, graph_options=GraphOptions(extra_passes=("a:b",)), timeout=4.0, case_timeout=4.0)
+    mine = replace(plain, options=RunOptions(extra_passes=("a:b",)), timeout=4.0, case_timeout=4.0)
     monkeypatch.setattr(runners, "num_cores", lambda: 2)
     monkeypatch.setattr("bitproof.harness.execute.host.stage._MARGIN", 1.5)
     with runner(monkeypatch, loops, trace=trace) as run:
@@ -406,7 +403,7 @@ def test_a_step_is_traced_once_for_all_programs_of_it_and_anew_for_another_step(
 
     graph = request(tmp_path, timeout=60.0)
     until = replace(graph, case=replace(graph.case, name="another", pipeline=Pipeline(until="clean_up"), steps=1))
-    mine = replace(graph, graph_options=GraphOptions(extra_passes=("a:b",)))
+    mine = replace(graph, options=RunOptions(extra_passes=("a:b",)))
     wide = replace(graph, case=replace(graph.case, batch=Batch(sequences=8)))
     with runner(monkeypatch, trace=trace) as run:
         found = [run(asked)["program"] for asked in (graph, until, mine, mine, graph)]

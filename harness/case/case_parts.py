@@ -1,0 +1,215 @@
+"""The parts of a case: model, chunks, ranks, batch, precision, memory and optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bitproof.harness.case.bounds import (
+    BETA,
+    GIB,
+    RANKS,
+    RATE,
+    SEQUENCES,
+    SIZES,
+    TOKENS,
+)
+from bitproof.harness.case.patterns import check_patterns, root_of
+from bitproof.harness.errors import CaseError
+from bitproof.harness.validate import STRICT
+
+DIM_MULTIPLE = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """Which model, in which size, and how it attends: "flex" masks documents apart with FlexAttention.
+
+    The other fields make a flavor smaller or larger; None leaves what the flavor has. `dim` is the model dim, and
+    hidden dims follow it in proportion, as key/value heads follow `heads`. The first `dense_layers` of `layers` have
+    no experts: by default as many as the flavor has, as far as there are layers. A family refuses what it lacks.
+    """
+
+    __pydantic_config__ = STRICT
+
+    family: str = "deepseek_v3"
+    flavor: str = "tiny"
+    attention: Literal["sdpa", "flex"] = "sdpa"
+    layers: int | None = None
+    dense_layers: int | None = None
+    experts: int | None = None
+    top_k: int | None = None
+    dim: int | None = None
+    heads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, size in self.sizes.items():
+            SIZES[name].check(f"model.{name}", size)
+        if self.dim is not None and self.dim % DIM_MULTIPLE:
+            raise CaseError(
+                "the model dim does not suit the kernels of grouped matrix products, whose rows are multiples of 16 "
+                "bytes",
+                expected=f"a multiple of {DIM_MULTIPLE}",
+                found=f"dim={self.dim}",
+            )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What the case says of the model's size, by name; what is left to the flavor is left out."""
+        return {name: size for name in SIZES if (size := getattr(self, name)) is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunking:
+    """How a block's input is split in two.
+
+    `modules` is a pattern over fully qualified module names in which `*` stands for one component, or several such
+    patterns, joined by commas, of which none lies in another.
+    `early_grad_accumulation` on adds both chunks' gradient of a parameter before its cast and
+    reduce-scatter; off, each goes through its own, and the results are added. `only`, where it is not empty,
+    names the matching modules that are chunked: the others run whole.
+    """
+
+    __pydantic_config__ = STRICT
+
+    dim: Literal["batch", "seq"]
+    modules: str
+    early_grad_accumulation: bool = False
+    only: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.dim not in ("batch", "seq"):
+            raise CaseError("unknown chunking dim", expected="'batch' or 'seq'", found=repr(self.dim))
+        check_patterns(self.modules, "a chunking pattern")
+        if strangers := [name for name in self.only if root_of(self.modules, name) != name]:
+            raise CaseError(
+                "only modules that the chunking pattern matches can be chunked",
+                expected=f"names that {self.modules} matches",
+                found=", ".join(strangers),
+            )
+
+    def root_of(self, module: str) -> str | None:
+        """The chunked module that `module` is, or lies in: layers.1.moe of layers.1.moe.router; else None."""
+        root = root_of(self.modules, module)
+        return root if not self.only or root in self.only else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallelism:
+    """The ranks and how parameters lie on them.
+
+    Rank r has expert-parallel coordinate r % ep and expert-FSDP coordinate r // ep. Parameters are
+    sharded over all `world_size` ranks, expert parameters over (world_size / ep, ep). With tensor
+    parallelism, rank r has tensor coordinate r % tp and data coordinate r // tp, and parameters but for the
+    experts' are split over tp before they are sharded over the ranks of one tensor coordinate. Experts are never
+    split over tp: ranks that share a text share its tokens among them, and send each to its experts.
+
+    `shared_groups`: groups over the same ranks are one process-group object, as where meshes cache them.
+    """
+
+    __pydantic_config__ = STRICT
+
+    world_size: int = 8
+    ep: int = 2
+    tp: int = 1
+    shared_groups: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("world_size", "ep", "tp"):
+            RANKS.check(f"parallelism.{name}", getattr(self, name))
+        if self.world_size % self.ep:
+            raise CaseError(
+                "expert parallelism must divide the world size",
+                expected="world_size a multiple of ep",
+                found=f"world_size={self.world_size}, ep={self.ep}",
+            )
+        if self.world_size % self.tp:
+            raise CaseError(
+                "tensor parallelism must divide the world size",
+                expected="world_size a multiple of tp",
+                found=f"world_size={self.world_size}, tp={self.tp}",
+            )
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that read different data: all but those that share one model between them."""
+        return self.world_size // self.tp
+
+    @property
+    def expert_fsdp(self) -> int:
+        """Ranks that share one expert shard's parameters."""
+        return self.world_size // self.ep
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What one rank reads in one step: `sequences` rows of `seq_len` tokens of its own documents."""
+
+    __pydantic_config__ = STRICT
+
+    sequences: int = 4
+    seq_len: int = 32
+    data: str = "pydoc"
+
+    def __post_init__(self) -> None:
+        SEQUENCES.check("batch.sequences", self.sequences)
+        TOKENS.check("batch.seq_len", self.seq_len)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """dtypes: parameters are stored in float32, computed with in `compute`, gradients reduced in `reduce`."""
+
+    __pydantic_config__ = STRICT
+
+    compute: Literal["bfloat16", "float32"] = "bfloat16"
+    reduce: Literal["bfloat16", "float32"] = "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What the graph does with each activation that backward reads; eager saves all.
+
+    | policy      | saved                                                      | else                               |
+    |-------------|------------------------------------------------------------|------------------------------------|
+    | `none`      | everything                                                 |                                    |
+    | `selective` | what enters a block, compute-heavy operators, collectives  | recomputed                         |
+    | `full`      | what enters a block                                        | recomputed                         |
+    | `offload`   | as `selective`, but up to `offload_gib` GiB in host memory | recomputed                         |
+
+    Whatever the policy, what would not be the same a second time (random draws, readers of a buffer that the
+    step writes) and what lies outside every block is saved. harness/graph/passes/tag_memory.py has the rules.
+    """
+
+    __pydantic_config__ = STRICT
+
+    policy: Literal["none", "selective", "full", "offload"] = "none"
+    offload_gib: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.policy not in ("none", "selective", "full", "offload"):
+            raise CaseError(
+                "unknown memory policy", expected="none, selective, full or offload", found=f"policy={self.policy!r}"
+            )
+        GIB.check("memory.offload_gib", self.offload_gib)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW:
+    """AdamW's settings, and the step by which expert biases move toward balance."""
+
+    __pydantic_config__ = STRICT
+
+    lr: float = 3e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    expert_bias_lr: float = 1e-3
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "eps", "weight_decay", "expert_bias_lr"):
+            RATE.check(f"optimizer.{name}", getattr(self, name))
+        if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
+            raise CaseError("AdamW has two betas", expected="two numbers", found=f"optimizer.betas={self.betas!r}")
+        for place, beta in enumerate(self.betas):
+            BETA.check(f"optimizer.betas[{place}]", beta)

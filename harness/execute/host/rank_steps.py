@@ -1,0 +1,144 @@
+"""A rank's steps: taken in order, each recorded, or logged where that was requested, under all that watches them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from bitproof.harness.capture.generators import Generators
+from bitproof.harness.capture.recorder import Recorder
+from bitproof.harness.capture.recording_files import write_part
+from bitproof.harness.capture.values import write_values
+from bitproof.harness.case import Kind
+from bitproof.harness.disturb.faults import Injector
+from bitproof.harness.disturb.stress import stressed
+from bitproof.harness.execute.host.job import Job
+from bitproof.harness.execute.profile import phase, showing_digests
+from bitproof.harness.execute.status_messages import Account, StepBegan
+from bitproof.harness.execute.stopwatch import Stopwatch, counts_flops
+from bitproof.harness.localize.logs.replay import RECORD, Replay, StepTrace, write_archive
+from bitproof.harness.records import Key
+
+if TYPE_CHECKING:
+    import torch
+
+    from bitproof.harness.execute.host.rank_system import Observe, System
+
+Tell = Callable[[Account], None]
+logger = logging.getLogger("bitproof")
+
+
+class RankSteps:
+    """Takes a rank's steps. `seconds` is how long all took."""
+
+    def __init__(self, job: Job, rank: int, device: torch.device, injector: Injector, tell: Tell) -> None:
+        from bitproof.harness.execute.host.activity_monitor import ActivityMonitor
+        from bitproof.harness.execute.meetings import Sums
+        from bitproof.reference.parallel.mesh import collectives_in_memory
+
+        run = job.run
+        cuts = run.across.cuts if run.across else {}
+        record = job.watched.record if job.watched else None
+        self.device = device
+        self.recorder = Recorder(rank, record, run.values_to_keep, cuts=cuts)
+        self.monitor = ActivityMonitor(collectives_in_memory)
+        self.sums = Sums(is_asked=run.across is not None)
+        is_counted = counts_flops(run.system, rank)
+        self.stopwatch = Stopwatch(self.recorder, device, is_on=job.is_timed, counts=is_counted)
+        self.seconds = 0.0
+        self._job = job
+        self._injector = injector
+        self._tell = tell
+        self._trace = StepTrace()
+        observe = self.recorder.observe
+        self._observe = self.sums.noticing(injector.unseen(showing_digests(observe) if run.profile else observe))
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Disturb and watch what runs, from before the system is made until its last step has ended."""
+        from bitproof.harness.disturb.regroup import regrouped
+
+        run, rank = self._job.run, self.recorder.rank
+        disturbed = stressed(run.options.stress, rank, self.device)
+        regroup = regrouped(run.across.regroup if run.across else None, rank)
+        with disturbed, regroup, self.sums.at_work(), self._injector.at_work(), self.monitor.at_work():
+            yield
+
+    def take(self, system: System) -> None:
+        """Take all steps; a system of a user's may go through them by itself."""
+        job, resume = self._job, self._job.run.resume
+        generators = Generators()
+
+        @contextmanager
+        def taking(step: int) -> Iterator[Observe]:
+            with self._surrounding(step, system, generators) as shown:
+                yield shown
+
+        self.monitor.begin_steps()
+        began = time.perf_counter()
+        if resume is not None:
+            resume.begin(system)
+        if hasattr(system, "take_steps") and resume is None:
+            system.take_steps(job.steps, taking)
+        else:
+            for step in range(job.first_step, job.steps):
+                with taking(step) as shown:
+                    system.step(step, shown)
+        if resume is not None:
+            resume.end(system)
+        self.seconds = time.perf_counter() - began
+        logger.debug("%d steps in %.3f s, %.3f s of it recording", job.steps, self.seconds, self.recorder.seconds)
+
+    def write(self) -> None:
+        """Leave what a run recorded, or what a replay was asked for."""
+        job, recorder = self._job, self.recorder
+        if job.run.replay is None:
+            write_part(job.part_of(recorder.rank), recorder.rows.items())
+        if job.watched:
+            self._trace.records = recorder.rows
+            if recorder.kept is not None:
+                self._trace.values[RECORD] = recorder.kept
+            write_archive(job.archive_of(recorder.rank), self._trace)
+        if job.run.values_to_keep:
+            write_values(job.values_of(recorder.rank), recorder.values)
+
+    @contextmanager
+    def _surrounding(self, step: int, system: System, generators: Generators) -> Iterator[Observe]:
+        recorder = self.recorder
+        self._tell(StepBegan(step=step))
+        recorder.step = step
+        self._injector.begin_step(step)
+        self.sums.begin_step()
+        log = self._job.watched
+        with self._logging(log, step, system) if log and log.watches(step) else self._timing(step) as shown:
+            yield shown
+        for name, state in generators.drawn().items():
+            if Key(step, "rng", name, recorder.rank) not in recorder.rows:  # a system may show them itself
+                recorder.observe("rng", name, state)
+        self.monitor.end_step()
+
+    @contextmanager
+    def _timing(self, step: int) -> Iterator[Observe]:
+        with phase(f"step {step}"), self.stopwatch.running():
+            yield self._observe
+
+    @contextmanager
+    def _logging(self, replay: Replay, step: int, system: System) -> Iterator[Observe]:
+        """Within this context a step is taken whose calls are logged; keep what the replay asks for."""
+        from bitproof.harness.localize.logs.call_log import logged
+        from bitproof.harness.torch_compat import disable_current_modes
+
+        def observe(kind: Kind, name: str, tensor: torch.Tensor) -> None:
+            with disable_current_modes():  # what recording calls is none of the system's calls
+                self.recorder.observe(kind, name, tensor)
+
+        names, captured = replay.outputs_of(self.recorder.rank), getattr(system, "captured", None)
+        keep = names if step == replay.step else {}
+        with logged(getattr(system, "made", system), keep=keep, captured=captured) as log:
+            yield observe
+        if replay.log:
+            self._trace.add_calls(step, log.calls)
+        self._trace.values |= {names[site]: value for site, value in log.kept.items()}

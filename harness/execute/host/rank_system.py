@@ -1,0 +1,119 @@
+"""What a rank runs: its device, its program, its system, and what disturbs and checks that."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from bitproof.harness.case import COMPILED, PREPARED, Case, Kind
+from bitproof.harness.disturb.faults import Injector
+from bitproof.harness.execute.host.job import Job
+from bitproof.harness.execute.host.programs import (
+    needs_program,
+    options_of_rank,
+    prepare_program,
+    read_precompiled,
+    with_fault,
+)
+from bitproof.harness.systems.registry import BUILT_IN, load_factory
+
+if TYPE_CHECKING:
+    import torch
+
+    from bitproof.reference.parallel.mesh import Mesh
+
+    Observe = Callable[[Kind, str, torch.Tensor], None]
+
+
+class System(Protocol):
+    """Something that can take training steps and show what each computed."""
+
+    def step(self, index: int, observe: Observe) -> None:
+        """Take one step; call `observe` for each loss, gradient, buffer, parameter and optimizer state as computed."""
+
+
+def device_of(job: Job, rank: int) -> torch.device:
+    """A rank's device, which is the current one from now on."""
+    import torch
+
+    placement = job.run.placement
+    device = torch.device(placement.device_of(job.device_index_of(rank)))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if placement.shared and placement.backend == "nccl":
+        os.environ["NCCL_HOSTID"] = f"bitproof-rank{rank}"  # NCCL refuses two ranks of one host on one GPU
+    return device
+
+
+def program_of(job: Job, rank: int, device: torch.device) -> Any:
+    """The job's program, or the one that this rank makes or reads; None for a system without."""
+    run = job.run
+    if job.program is not None or not needs_program(run.system):
+        return job.program
+    if run.precompiled is None:
+        program = prepare_program(run.case, device, options_of_rank(run.graph_options, rank), system=run.system)
+    else:
+        program = read_precompiled(run.case, device, run.precompiled, run.system)
+    return with_fault(program, run.fault, run.case)
+
+
+def disturbance(injector: Injector) -> Any:
+    """What makes of each process group one that adds in a fault's order; None where no fault asks for that."""
+    order, fault = injector.sum_order, injector.fault
+    if order is None or fault is None:
+        return None
+    from bitproof.reference.parallel.other_order_group import OtherOrderGroup
+
+    return lambda group: OtherOrderGroup(group, order, lambda: injector.step >= fault.step, injector.fire)
+
+
+def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_for_mixing: bool = False) -> System:
+    """Build the job's system, whose gradients the injector may tamper with.
+
+    Raises UsageError for one that cannot be loaded or takes no steps.
+    """
+    name, case = job.run.system, job.run.case
+    if name in PREPARED:
+        from bitproof.harness.systems.graph import make_graph_system
+
+        return make_graph_system(case, mesh, mesh.device, program, injector.wrap)
+    if name in BUILT_IN:
+        from bitproof.reference.step import make_eager
+
+        check = _mixing_check(case) if looks_for_mixing else None
+        return make_eager(case, mesh, mesh.device, name == "eager_chunked", injector.wrap, check)
+    from bitproof.harness.systems.user_system import UserSystem, make
+    from bitproof.harness.user_code.missing import missing_package
+
+    captured, is_compiled = None, name == COMPILED
+    factory = load_factory(case.reference if is_compiled else name)
+    try:
+        made = make(factory.make, case, mesh)
+    except ModuleNotFoundError as error:
+        raise (missing_package(error, f"system {name}") or error) from error
+    if is_compiled:
+        from bitproof.harness.systems.compiled import compile_models
+
+        work = job.part_of(mesh.rank).with_suffix(".generated")
+        captured = compile_models(made, case, options_of_rank(job.run.graph_options, mesh.rank), work)
+    can_wrap = hasattr(made, "wrap_gradients")
+    if can_wrap:
+        made.wrap_gradients(injector.wrap)
+    tamper = injector.ignore if can_wrap else injector.tamper
+    return UserSystem(name, made, names=job.run.options.names, tamper=tamper, origin=factory.origin, captured=captured)
+
+
+def checks_mixing(job: Job, rank: int) -> bool:
+    """Whether this rank looks for mixing: one does, in a first run, unless an earlier one found none."""
+    is_asked_for = job.run.system == "eager_chunked" and rank == 0 and job.run.is_first
+    return is_asked_for and not (job.graph_cache and job.graph_cache.has_no_mixing())
+
+
+def _mixing_check(case: Case) -> Any:
+    """What refuses chunked modules that mix rows; one rank's verdict is every rank's, as all run the same modules."""
+    from bitproof.harness.graph.analysis.mixing import MixingCheck
+    from bitproof.reference.chunking import DIM_INDEX
+
+    assert case.chunking is not None, "Case refuses eager_chunked without chunking"
+    return MixingCheck(case.chunking.dim, DIM_INDEX[case.chunking.dim])

@@ -1,0 +1,82 @@
+"""The graphs of a case for those who only look: as proofs, sensing and files that run alone read them."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from bitproof.harness.case import TRACED, Case
+from bitproof.harness.errors import UsageError
+from bitproof.harness.graph.backend.device_constants import forget_device_index
+from bitproof.harness.graph.graph_options import GraphOptions
+from bitproof.harness.graph.groups import GroupTable
+from bitproof.harness.graph.tracing.trace import StepGraph, trace_fixed_step
+from bitproof.harness.systems.autoplace import placed_case
+from bitproof.harness.systems.graph import graph_of_program, group_table, prepare
+from bitproof.reference.chunking import chunk_modules
+from bitproof.reference.data import Step as StepInputs
+from bitproof.reference.data import TextStream, text_source
+from bitproof.reference.parallel import rank_order_group
+from bitproof.reference.parallel.mesh import FSDP, Mesh
+from bitproof.reference.step import Trainer, build_sharded_model, mean_loss
+
+
+def step_graph(
+    case: Case, system: str, device: torch.device, options: GraphOptions, *, observed: bool = False
+) -> tuple[StepGraph, GroupTable]:
+    """A system's step as the graph of what it calls, and the groups that it names.
+
+    Activations that the case observes are shown where `observed` asks for that, in a graph that passes rewrote.
+
+    Of those above that is the finished graph; `eager` and `eager_chunked` are traced with every size fixed.
+    Raises what `prepare` raises, and UsageError for a system that is not known as a graph.
+    """
+    case = placed_case(case)
+    case = case if observed else replace(case, observe=())
+    if system in TRACED:
+        return graph_of_program(case, prepare(case, device, options, system=system))
+    if system not in ("eager", "eager_chunked"):
+        raise UsageError(
+            f"system {system} is not known as a graph",
+            expected=f"{', '.join(TRACED)}, eager or eager_chunked",
+            found=system,
+        )
+    mesh = Mesh(0, case.parallelism)
+    model = build_sharded_model(case, mesh, torch.device("meta"))
+    if system == "eager_chunked":
+        assert case.chunking is not None, "Case refuses eager_chunked without chunking"
+        chunk_modules(model, case.chunking)
+    shape = (case.batch.sequences, case.batch.seq_len)
+    graph = trace_fixed_step(
+        model,
+        lambda *tensors: mean_loss(model, case.model.attention, StepInputs(*tensors)),
+        StepInputs(*(torch.empty(shape, dtype=torch.int64, device="meta") for _ in StepInputs._fields)),
+        gradient_seed=1 / case.parallelism.data_ranks,
+        device=device,
+    )
+    forget_device_index(graph.module, device)
+    return graph, group_table(mesh)
+
+
+def read_inputs(case: Case, step: int) -> list[dict[str, Tensor]]:
+    """What each rank reads at a step, by the names of the graph's last inputs."""
+    documents, _ = text_source(case.batch.data)
+    ranks = [Mesh(rank, case.parallelism).coordinate(FSDP) for rank in range(case.parallelism.world_size)]
+    size = case.parallelism.data_ranks
+    return [TextStream(documents, case.batch, rank=r, world_size=size).step(step)._asdict() for r in ranks]
+
+
+def all_trainers(case: Case) -> list[Trainer]:
+    """Every rank's trainer, in this one process: state and data, for who carries what ranks send each other himself."""
+    case = placed_case(case)
+    ranks = range(case.parallelism.world_size)
+    return [Trainer(case, Mesh(rank, case.parallelism), torch.device("cpu")) for rank in ranks]
+
+
+def rank_order_group_source() -> str:
+    """The source of gloo's group whose sums are taken in rank order, for a file that stands alone."""
+    text = inspect.getsource(rank_order_group)
+    return text[text.index("class _FinishOnWait") :]

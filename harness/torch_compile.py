@@ -1,0 +1,144 @@
+"""All that bitproof uses of torch.compile, of its counters and of its structured trace that is private."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch._logging import trace_structured
+from torch.fx import GraphModule
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
+
+
+def lazily_compiled() -> AbstractContextManager[Any]:
+    """Where graphs that are made have no code until it is asked for."""
+    return _use_lazy_graph_module(True)
+
+
+def compile_counters() -> dict[str, dict[str, int]]:
+    """Dynamo's counters, by category, as far as it has any."""
+    from torch._dynamo.utils import counters
+
+    return {name: dict(counters[name]) for name in ("frames", "stats", "graph_break", "unimplemented", "dynamo_cache")}
+
+
+@contextmanager
+def compiled_calls_told(
+    asked: Callable[[str], None], called: Callable[[], None], recompiled: Callable[[str], None]
+) -> Iterator[None]:
+    """Within this context `asked` takes the backend of each torch.compile that is not told to do nothing.
+
+    `called` is called when code that was given to it runs, whether or not anything was compiled of it: the environment,
+    a setting or a stance may turn compilation off without a word. `recompiled` takes the reason for which a frame that
+    was compiled before is compiled again.
+    """
+    from torch._dynamo import convert_frame, eval_frame
+
+    def optimize(*args: Any, **kwargs: Any) -> Any:
+        made = own_optimize(*args, **kwargs)
+        if kwargs.get("disable"):
+            return made
+        asked(_backend_name(args[0] if args else kwargs.get("backend", "inductor")))
+        return _Uncompiled(called) if isinstance(made, nullcontext) else made
+
+    def from_stance(callback: Any) -> Any:
+        if callable(callback):  # of code that is never to be compiled it is None
+            called()
+        return own_from_stance(callback)
+
+    def reasons(*args: Any, **kwargs: Any) -> Any:
+        found = own_reasons(*args, **kwargs)
+        if found:
+            recompiled(str(found[0]))
+        return found
+
+    own_reasons = convert_frame.get_and_maybe_log_recompilation_reasons
+    own_optimize, own_from_stance = torch._dynamo.optimize, eval_frame._callback_from_stance
+    with (
+        mock.patch.object(torch._dynamo, "optimize", optimize),
+        mock.patch.object(convert_frame, "get_and_maybe_log_recompilation_reasons", reasons),
+        mock.patch.object(eval_frame, "_callback_from_stance", from_stance),
+    ):
+        yield
+
+
+def compile_calls(model: nn.Module, backend: Callable[..., Any]) -> None:
+    """Have a module's calls compiled, as its own `compile` has, also where torch skips its class for being torch's own.
+
+    Sizes are numbers: another one is compiled again.
+    """
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    call: Callable[..., Any] = model._call_impl
+    model._compiled_call_impl = torch.compile(called, backend=backend, dynamic=False)
+
+
+def ahead_of_time(
+    compile_graph: Callable[[GraphModule, str], Callable[..., Any]], decompositions: Mapping[Any, Any] | None
+) -> Callable[..., Any]:
+    """A backend of torch.compile that differentiates what Dynamo captured, as its backend "aot_eager" does.
+
+    `compile_graph` takes each graph of operators and its direction, and gives what runs it.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import make_boxed_func
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    def compiler(direction: str) -> Callable[..., Any]:
+        return lambda module, inputs: make_boxed_func(compile_graph(module, direction))
+
+    backend: Callable[..., Any] = aot_autograd(
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler("forward"),
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+        decompositions=dict(decompositions) if decompositions else None,
+    )
+    return backend
+
+
+class _Uncompiled(nullcontext[None]):
+    """What stands for torch.compile where it is off: code is left as it is, and `called` is called when it runs."""
+
+    def __init__(self, called: Callable[[], None]) -> None:
+        super().__init__()
+        self._called = called
+
+    def __call__(self, code: Any) -> Any:
+        if isinstance(code, nn.Module):
+            code.register_forward_pre_hook(lambda module, args: self._called())
+            return code
+        if isinstance(code, type):
+            self._called()
+            return code
+
+        @functools.wraps(code)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._called()
+            return code(*args, **kwargs)
+
+        return call
+
+
+def _backend_name(backend: Any) -> str:
+    """A backend's name: torch wraps most of them."""
+    backend = getattr(backend, "compiler_name", backend)
+    return backend if isinstance(backend, str) else getattr(backend, "__name__", type(backend).__name__)
+
+
+def trace_artifact(name: str, text: str) -> None:
+    """Add a text to the structured trace."""
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": name, "encoding": "string"},
+        payload_fn=lambda: text,
+        expect_trace_id=False,
+    )

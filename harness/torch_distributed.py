@@ -1,0 +1,110 @@
+"""All that bitproof uses of torch.distributed that is private, or that is not the same in every release it runs on."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import ProcessGroup
+from torch.distributed import distributed_c10d
+
+
+def functional_collectives() -> Any:
+    """torch's collectives that return their results; through those named `..._autograd` backward goes."""
+    import torch.distributed._functional_collectives as collectives
+
+    return collectives
+
+
+def group_of(boxed: Any) -> Any:
+    """The process group that an operator is given as an object of its own."""
+    return ProcessGroup.unbox(boxed)
+
+
+def register_group(name: str, group: Any) -> None:
+    """Let collectives find a process group by name. torch holds it by a weak reference alone."""
+    torch._C._distributed_c10d._register_process_group(cast(Any, name), group)
+
+
+def group_named(name: str) -> ProcessGroup:
+    """The process group of a name. Raises RuntimeError where none is registered."""
+    return torch._C._distributed_c10d._resolve_process_group(cast(Any, name))
+
+
+def parts_of(placement: Any, indices: Tensor, ranks: int) -> list[Tensor]:
+    """A dim's indices, one after the other, as a DTensor's sharding placement divides them among ranks."""
+    from torch.distributed.tensor import Shard
+
+    factor = getattr(placement, "split_factor", None)
+    along: Any = Shard(0) if factor is None else type(placement)(0, split_factor=factor)
+    parts: list[Tensor] = along._split_tensor(indices, ranks, with_padding=False, contiguous=False)[0]
+    return parts
+
+
+def flat_collectives(group: ProcessGroup) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """A group's own all-gather, of x (N) into an output (W * N), and reduce-scatter; both take the output first."""
+    return group._allgather_base, group._reduce_scatter_base
+
+
+def unregister_group(name: str) -> None:
+    """Undo `register_group`."""
+    torch._C._distributed_c10d._unregister_process_group(cast(Any, name))
+
+
+def group_of_size(size: int) -> Any:
+    """A process group that can be asked for its size and joins nobody."""
+    return cast(Any, ProcessGroup)(0, size)
+
+
+def set_timeout(options: Any, timeout: Any) -> None:
+    """Set how long collectives wait, in options for a NCCL group, which are read in place of `new_group`'s own."""
+    options._timeout = timeout
+
+
+def collectives_by_group() -> dict[str, int]:
+    """How many collectives this process has launched in each of torch's groups of several ranks, by the group's name.
+
+    gloo counts messages from rank to rank among them, NCCL does not. A group that counts nothing is left out.
+    """
+    found = {}
+    for group, name in distributed_c10d._world.pg_names.items():
+        if group.size() > 1:
+            with suppress(RuntimeError):  # a backend that keeps no number
+                found[str(name)] = cast(Any, group)._get_sequence_number_for_group()
+    return found
+
+
+@contextmanager
+def messages_told(tell: Callable[[], None]) -> Iterator[None]:
+    """Within this context `tell` is called for each message that this process sends to one rank or takes from one."""
+
+    def told(own: Callable[..., Any]) -> Callable[..., Any]:
+        def call(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+            if group.size() > 1:
+                tell()
+            return own(group, *args, **kwargs)
+
+        return call
+
+    with ExitStack() as stack:
+        for name in ("send", "recv", "recv_anysource"):
+            stack.enter_context(mock.patch.object(ProcessGroup, name, told(getattr(ProcessGroup, name))))
+        yield
+
+
+def sharding_rules() -> SimpleNamespace:
+    """DTensor's propagator of shardings, the types in which it is asked, its cost of a redistribution, and a line."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, _collective_utils, _dtensor_spec, _op_schema
+
+    found = {name: getattr(_op_schema, name) for name in ("OpSchema", "OpSpec", "OpStrategy", "TupleStrategy")}
+    found |= {name: getattr(_dtensor_spec, name) for name in ("DTensorSpec", "TensorMeta")}
+    line = functools.cache(lambda n: DeviceMesh("cpu", torch.arange(n, device="cpu"), _init_backend=False, _rank=0))
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    return SimpleNamespace(**found, line=line, propagator=propagator, cost=_collective_utils.redistribute_cost)

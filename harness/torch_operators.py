@@ -1,0 +1,149 @@
+"""All that bitproof uses of operators, of autograd as it runs, and of the names of storage that is private in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type as is_wrapper_subclass
+
+
+class FlopCount(TorchDispatchMode):
+    """Counts operations while it is entered, by torch's formulas; each call runs as it would. `flops` is None where a
+    formula cannot read a call.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Leave compiled code compiled: by default torch.compile steps aside for a mode, and computes other bits."""
+        return True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        from torch.utils.flop_counter import flop_registry
+
+        self._formulas = flop_registry
+        self.flops: int | None = 0
+        self._known: dict[Any, int] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a call, and count it where torch has a formula for it."""
+        if types and any(is_wrapper_subclass(each) for each in types):
+            return NotImplemented  # a DTensor goes first, and calls operators of its local shards
+        kwargs = kwargs or {}
+        out = function(*args, **kwargs)
+        formula = self._formulas.get(getattr(function, "_overloadpacket", function))
+        if formula is not None and self.flops is not None:
+            try:
+                self.flops += self._count(formula, args, kwargs, out)
+            except Exception:  # a formula is of shapes that torch knew when it was written
+                self.flops = None
+        return out
+
+    def _count(self, formula: Callable[..., Any], args: Any, kwargs: Any, out: Any) -> int:
+        """One call's operations; a formula takes longer than a small product, and calls of one shape have as many."""
+        if kwargs or not all(isinstance(each, Tensor) for each in args):
+            return int(formula(*args, **kwargs, out_val=out))
+        key = (formula, *(each.shape for each in args))
+        if key not in self._known:
+            self._known[key] = int(formula(*args, out_val=out))
+        return self._known[key]
+
+
+def schema_of(operator: Any) -> Any:
+    """An operator's schema; None for what has none, such as a Python function."""
+    return getattr(operator, "_schema", None)
+
+
+def overload_of(operator: Any) -> str:
+    """The name of an operator's overload, "default" for what has none."""
+    name: str = getattr(operator, "_overloadname", "default")
+    return name
+
+
+def base_name_of(operator: Any) -> str:
+    """An operator's name without namespace and overload; empty for what is no operator."""
+    name: str = getattr(operator, "_opname", "")
+    return name
+
+
+def running_autograd_node() -> Any:
+    """The autograd node that backward runs on this thread; None outside of backward."""
+    return torch._C._current_autograd_node()
+
+
+def has_no_values(tensor: Tensor) -> bool:
+    """Whether a tensor has a shape alone, as those have by which torch asks an operator for shapes."""
+    return tensor.is_meta or isinstance(tensor, FakeTensor)
+
+
+def is_backward_running() -> bool:
+    """Whether autograd's engine runs on this thread, be it a node or what it calls at its end."""
+    return int(torch._C._current_graph_task_id()) != -1
+
+
+def backward_number() -> int:
+    """Which backward autograd's engine runs on this thread; they ascend. -1 where none runs."""
+    return int(torch._C._current_graph_task_id())
+
+
+def last_sequence_number() -> int:
+    """The sequence number of the autograd node that this thread made last."""
+    return torch.autograd._get_sequence_nr() - 1
+
+
+def accumulated_by(autograd_node: Any) -> Tensor | None:
+    """The parameter whose gradient a node accumulates, a DTensor's local shard; None of any other node."""
+    parameter = getattr(autograd_node, "variable", None)
+    return None if parameter is None else local_of(parameter)
+
+
+def local_of(parameter: Tensor) -> Tensor:
+    """What a rank has of a parameter: of a DTensor its local shard."""
+    return getattr(parameter, "_local_tensor", parameter)
+
+
+def sequence_number_of(autograd_node: Any) -> int:
+    """The sequence number of an autograd node: later forward calls have larger ones."""
+    number: int = autograd_node._sequence_nr()
+    return number
+
+
+def is_watched() -> bool:
+    """Whether something sees each operator that is called on this thread: a mode, a trace, Dynamo, or a profiler."""
+    if torch.compiler.is_compiling():  # Dynamo reads this line, and could not call what follows
+        return True
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._autograd._profiler_enabled()
+
+
+def below_autograd() -> AbstractContextManager[Any]:
+    """Where no gradient is asked for: operators go past autograd to the same kernels. Nothing where one watches."""
+    return nullcontext() if is_watched() else torch._C._AutoDispatchBelowAutograd()
+
+
+def storage_key(tensor: Tensor) -> int:
+    """What two strided tensors have in common while they share memory."""
+    return tensor.untyped_storage()._cdata
+
+
+def replaced_kernels() -> list[str]:
+    """Operators of torch for which Python code stands in the place of torch's kernel: `aten/silu/CPU`."""
+    of_process = torch.library._impls
+    return sorted(name for name in of_process if name.startswith("aten/") and not name.endswith("/Meta"))
+
+
+def active_modes() -> list[str]:
+    """What sees and may change each call of torch in this thread, outermost first; without torch's default device."""
+    from torch.overrides import _get_current_function_mode_stack
+    from torch.utils._device import DeviceContext
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    modes = (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack())
+    return [type(mode).__name__ for mode in modes if not isinstance(mode, DeviceContext)]

@@ -214,7 +214,20 @@ if __name__ == "__main__":
     import bitproof
     bitproof.assert_as_expected(bitproof.run(reference=Loop, candidate=Loop, world_size=2, steps=2))
 """
+TO_PROVE = """
+import torch
+
+def f(x: torch.Tensor) -> torch.Tensor:
+    return x + x
+
+def g(x: torch.Tensor) -> torch.Tensor:
+    return x.add(x)
+
+x = torch.ones(2, 3)
+"""
 AROUND = {
+    ("proving.md", 0): Around(before=TO_PROVE),
+    ("own-trainer.md", 1): Around(file="trainer.py", status=1),  # ranks alone have the process group that it asks
     ("systems.md", 0): Around(file="my_trainer.py"),
     ("systems.md", 2): Around(before=OWN_LOOP, after=RUN_IT),
     ("python.md", 1): Around(before="import bitproof\nimport torch\n", status=1),

@@ -47,16 +47,17 @@ def of_model(factory: Callable[..., Any], name: str) -> Callable[..., Any]:
     return lambda case, mesh: factory(replace(case, options={"model": name, "sizes": SIZES[name]}), mesh)
 
 
+# None has the name of a module that this file imports: that would be found in its place.
 KINDS: dict[str, Callable[..., Any]] = {
     "llama": of_model(hf.plain, "Llama"),
     "mixtral": of_model(hf.plain, "Mixtral"),
     "qwen3": of_model(hf.plain, "Qwen3Moe"),
     "trainer": of_model(hf_trainer.plain, "Llama"),
-    "accelerate": accelerated.plain,
+    "accelerator": accelerated.plain,
     "lightning": lit.plain,
     "accumulating": lit.accumulating,
     "pipelining": pipelined.gpipe,
-    "titan": titan.eager,
+    "deepseek": titan.eager,
     "titan_llama": titan.llama,
 }
 
@@ -180,13 +181,13 @@ DEFECTS: dict[tuple[str, str], Defect] = {
         UPDATE,
         CLIPPING,
     ),
-    ("accelerate", "not_divided"): Defect(
+    ("accelerator", "not_divided"): Defect(
         in_class(accelerate.Accelerator, "backward", lambda own, self, loss, **kwargs: loss.backward(**kwargs)),
         "",
         FORWARD,
         ("div",),
     ),
-    ("accelerate", "not_summed"): Defect(
+    ("accelerator", "not_summed"): Defect(
         in_class(accelerate.Accelerator, "backward", not_synchronized), None, BACKWARD, ("allreduce_", "div")
     ),
     ("lightning", "clipping"): Defect(
@@ -218,10 +219,10 @@ DEFECTS: dict[tuple[str, str], Defect] = {
         BACKWARD,
         ("div_",),
     ),
-    ("titan", "route_scale"): Defect(
+    ("deepseek", "route_scale"): Defect(
         setting("layers.1.moe.router", "route_scale", 1.01), "layers.1.moe.router", FORWARD, ("mul",)
     ),
-    ("titan", "eps"): Defect(
+    ("deepseek", "eps"): Defect(
         setting("layers.0.attention_norm", "eps", 1e-3),
         "layers.0.attention_norm",
         FORWARD,

@@ -154,7 +154,7 @@ DEFECTS: dict[tuple[str, str], Defect] = {
     ),
     ("mixtral", "on_rank_1"): Defect(
         output("model.layers.0.post_attention_layernorm", lambda x: x * 1.001, rank=1),
-        "model.layers.0.post_attention_layernorm",
+        "model.layers.0",  # a module's own hooks run when it has returned
         FORWARD,
         ("mul",),
         1,

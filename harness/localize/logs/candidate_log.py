@@ -324,8 +324,8 @@ class CandidateLog(IndexedLog):
         """
         if name_of(self.log[index]).endswith("_"):  # what is written in place is so for all that read it later
             return None
-        value, made = set(self.log[index].inputs), {index}
-        as_it_is = (call for i, call in enumerate(self.log) if i != index and value & set(call.inputs))
+        value, made, read = set(self.log[index].inputs), {index}, _read_by(self.log[index])
+        as_it_is = (call for i, call in enumerate(self.log) if i != index and read & _read_by(call))
         if not any(not call.view and self.reference.knows(call) for call in as_it_is):
             return None
         readers: list[int] = []
@@ -390,3 +390,8 @@ def _kinds(call: Call) -> tuple[tuple[str | None, ...], tuple[str | None, ...]]:
 def _is_again(call: Call) -> bool:
     """Whether a call is one that backward computes again."""
     return call.node is not None and RECOMPUTED in call.node
+
+
+def _read_by(call: Call) -> set[tuple[str, int | None]]:
+    """Each value that a call reads, with the call that made it: a product with ones has the digest of what it reads."""
+    return set(zip(call.inputs, (*call.producers, *[None] * len(call.inputs)), strict=False))

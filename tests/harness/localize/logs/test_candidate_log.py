@@ -42,6 +42,12 @@ def test_what_one_call_alone_reads_was_put_before_that_one_and_what_all_read_was
     assert after.put_before(1) is None
 
 
+def test_a_product_with_ones_is_another_value_than_what_it_reads_though_their_bits_agree() -> None:
+    step = [call("norm x -> c", ROUTER), call("mul w c -> c", ROUTER, None, 0), call("add_ n c -> m", FORWARD, None, 1)]
+    changed = [*step[:2], call("mul c -> C", FORWARD, 1), call("add_ n C -> M", ROUTER, None, 2)]
+    assert CandidateLog(changed, ReferenceLog([*step[:2], step[2]._replace(place=ROUTER)])).put_before(2) is None
+
+
 def test_what_calls_of_two_modules_read_was_put_before_none_of_them() -> None:
     """A residual that is rounded for the next block is read by its norm and by its sum."""
     norm, layer = Place("layers.1.norm", "forward"), Place("layers.1", "forward")

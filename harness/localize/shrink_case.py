@@ -203,8 +203,9 @@ class _Search:
 
     def ask_of_sizes(self) -> None:
         """Find out, by one run with every size at its least, whether systems that are not built in ignore them all."""
-        if {self.smallest.case.reference, self.smallest.case.candidate} & set(BUILT_IN) or self.budget.is_spent:
-            return
+        is_ours = {self.smallest.case.reference, self.smallest.case.candidate} & set(BUILT_IN)
+        if is_ours or self.budget.is_spent or not any(self.result.losses.values()):
+            return  # without losses no run shows what is ignored
         for changes, trial in self._untried(_all_sizes):
             self.begin(iter((trial,)))
             self.budget.spent += 1

@@ -42,8 +42,17 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return nn.functional.gelu(self.up(x))
+
+
 def plain():
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.GELU())))
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), Block()))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = torch.Generator().manual_seed(dist.get_rank())
 
@@ -206,6 +215,6 @@ def test_a_pass_that_changes_bits_is_found_with_its_call_and_by_bisection(tmp_pa
     found = bitproof.bisect(case, extra_passes=[name], report_dir=tmp_path / "bisected")
     assert found.blamed == "other_gelu", found
     call = found.result.first_divergence.call
-    assert (call.operator, call.module, call.direction) == ("gelu", "1.1", "forward")
+    assert (call.operator, call.module, call.direction) == ("gelu", "1", "forward")
     manifest = next(json.loads(path.read_text()) for path in run.folder.rglob("compiled/manifest.json"))
     assert manifest["graph"]["passes"][0]["name"] == "differentiate"

@@ -56,7 +56,9 @@ class Subject:
         device = torch.device("cpu")
         reference = traced_reference(of_the_reference(case), device)
         candidate, groups = step_graph(case, case.candidate, device, GraphOptions())
-        self.reference: Graph = reference.graph
+        self.reference: Graph = export_graph(
+            reference.step.module, reference.names, reference.inputs, reference.outputs, reference.groups
+        )
         self.module = candidate.module
         self.write = functools.partial(
             export_graph, names=reference.names, inputs=reference.inputs, outputs=reference.outputs, groups=groups

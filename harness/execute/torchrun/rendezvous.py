@@ -26,7 +26,9 @@ from bitproof.harness.execute.torchrun.store import Store
 from bitproof.harness.processes import framing
 
 WORD_SECONDS = 4.0
-"""How long rank 0 waits in silence, before it says, and again after each change, for whom it waits."""
+"""How long rank 0 waits in silence, before it says for whom it waits."""
+_CHANGED_SECONDS = 1.0
+"""How long after that it says so again, once others have come: the first word may have named many who were only slow."""
 _LAST_SECONDS = 8.0
 """How long a rank that has to end tries to reach rank 0; torchrun kills it after 30 s."""
 _HOST_MARGIN = 15.0
@@ -185,7 +187,8 @@ class Rendezvous:
             nodes.setdefault(arrived[rank].node, []).append(rank)
         came = "; ".join(f"{tell_ranks(ranks)} came from {node}" for node, ranks in nodes.items())
         word = f"bitproof: waiting for {tell_ranks(missing)} of {self._peers.world_size}: {came}"
-        if word != self._told and time.monotonic() - self._told_at > WORD_SECONDS:
+        silence = _CHANGED_SECONDS if self._told else WORD_SECONDS
+        if word != self._told and time.monotonic() - self._told_at > silence:
             self._told_at, self._told = time.monotonic(), word
             print(word, file=sys.stderr, flush=True)
 

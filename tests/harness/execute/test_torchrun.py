@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -268,6 +269,29 @@ def test_rank_0_says_for_whom_it_waits_and_who_came_from_where(teams, monkeypatc
     words = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bitproof: waiting")]
     assert words[-1] == "bitproof: waiting for rank 2 of 3: rank 0 came from a/0; rank 1 came from b/1"
     assert len(words) == len(set(words)), "once each"
+
+
+def test_rank_0_says_so_again_soon_after_others_have_come(teams, monkeypatch, capsys):
+    monkeypatch.setattr(rendezvous_module, "WORD_SECONDS", 0.5)
+    monkeypatch.setattr(coordinator_module, "_node", iter(["a/0", "b/1", "c/2"]).__next__)
+    made = [teams(rank) for rank in range(3)]
+    said = []
+
+    def wait_until_said(word):
+        until = time.monotonic() + 20
+        while not any(line.startswith(word) for line in said):
+            assert time.monotonic() < until, said
+            said.extend(capsys.readouterr().err.splitlines())
+            time.sleep(0.05)
+
+    with ThreadPoolExecutor(3) as pool:
+        running = [pool.submit(made[0].join)]
+        wait_until_said("bitproof: waiting for ranks 1, 2 of 3: rank 0 came from a/0")
+        monkeypatch.setattr(rendezvous_module, "WORD_SECONDS", math.inf)
+        running.append(pool.submit(made[1].join))
+        wait_until_said("bitproof: waiting for rank 2 of 3: rank 0 came from a/0; rank 1 came from b/1")
+        running.append(pool.submit(made[2].join))
+    assert [run.result() for run in running] == [None] * 3
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -65,3 +65,10 @@ def test_only_a_marked_test_may_fork_or_start_python(tmp_path):
         "test_may": "PASSED",
     }, done.stdout
     assert "forks without the marker: put `pytestmark = pytest.mark.ranks`" in done.stdout
+
+
+def test_a_file_of_tests_that_trace_lies_where_the_watch_looks_for_it():
+    tests = Path(__file__).parent
+    named = re.findall(r'^    "tests/(.+)",$', (tests / "conftest.py").read_text(), re.MULTILINE)
+    assert len(named) > 20
+    assert [each for each in named if not (tests / each).exists()] == []

@@ -225,11 +225,24 @@ def g(x: torch.Tensor) -> torch.Tensor:
 
 x = torch.ones(2, 3)
 """
+SAVES = """from typing import Any
+
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict
+
+
+class Loop:
+    model: Any
+    optimizer: Any
+    data: Any
+
+"""
 AROUND = {
     ("proving.md", 0): Around(before=TO_PROVE),
     ("own-trainer.md", 1): Around(file="trainer.py", status=1),  # ranks alone have the process group that it asks
     ("systems.md", 0): Around(file="my_trainer.py"),
     ("systems.md", 2): Around(before=OWN_LOOP, after=RUN_IT),
+    ("systems.md", 3): Around(before=SAVES),
     ("python.md", 1): Around(before="import bitproof\nimport torch\n", status=1),
     ("python.md", 2): Around(status=1),
 }

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy, gelu
 from torch.utils.checkpoint import checkpoint
 
 from bitproof import Case, Mesh
-from bitproof.harness.torch_compat import is_backward_running
+from bitproof.harness.torch_operators import is_backward_running
 from tests.benchmarks.defective_trainers import Defect, on_rank, void
 
 STEPS = 2

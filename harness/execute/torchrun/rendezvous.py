@@ -28,7 +28,7 @@ from bitproof.harness.processes import framing
 WORD_SECONDS = 4.0
 """How long rank 0 waits in silence, before it says for whom it waits."""
 _CHANGED_SECONDS = 1.0
-"""How long after that it says so again, once others have come: the first word may have named many who were only slow."""
+"""How long after that it says so again, once others have come: it may have named many who were only slow."""
 _LAST_SECONDS = 8.0
 """How long a rank that has to end tries to reach rank 0; torchrun kills it after 30 s."""
 _HOST_MARGIN = 15.0

@@ -11,7 +11,6 @@ import pytest
 from bitproof.harness.case import Case
 from bitproof.harness.compare.verdict import Comparison, Judgement, Repeat
 from bitproof.harness.errors import RankError
-from bitproof.harness.execute import find_cause
 from bitproof.harness.execute.find_cause import Explainer
 from bitproof.harness.localize.search import NO_CALL, UnrepeatableError
 from bitproof.harness.options import RunOptions
@@ -71,8 +70,8 @@ def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
                 log.append(("every call", judgement.verdict))
                 return replace(judgement, verdict=Verdict.DIFFERENT)
 
-        for stand_in in (Search, NoiseSearch, EveryCall):
-            monkeypatch.setattr(find_cause, stand_in.__name__, stand_in)
+        for module, stand_in in (("search", Search), ("noise", NoiseSearch), ("every_call", EveryCall)):
+            monkeypatch.setattr(f"bitproof.harness.localize.{module}.{stand_in.__name__}", stand_in)
         explainer = Explainer(CASE, {}, archives, lambda *_: None, lambda *_: None)  # type: ignore[arg-type,return-value]
         found = explainer.explained(judgement, [PLAIN, STRESSED], RunOptions(**options))
         assert archives.exists() == (explainer.seconds is None), "what replays left is gone, and nothing else"

@@ -50,6 +50,7 @@ bench: $(VENV)/ready        ## figures against the budgets; takes a few minutes
 	$(BIN)/python tests/benchmarks/bench_digest.py
 	$(BIN)/python -m tests.benchmarks.bench_watch
 	$(BIN)/python tests/benchmarks/bench_comparison.py
+	$(BIN)/python tests/benchmarks/bench_ranks.py
 	$(BIN)/python tests/benchmarks/bench_collectives.py
 	$(BIN)/python tests/benchmarks/bench_prove.py --layers 4,8 --ranks 64 --cases moe_seq
 

@@ -15,6 +15,8 @@ import numpy
 import pyarrow as pa
 import pyarrow.compute as pc
 
+_IS_HEX = numpy.isin(numpy.arange(256), list(b"0123456789abcdef"))
+
 
 def column(values: Sequence[Any], field: pa.Field) -> pa.Array:
     """Values as an array of a field's type: int32, string, which may have None, or lists of int64."""
@@ -38,6 +40,22 @@ def values_of(column: pa.ChunkedArray) -> list[Any]:
     Of numbers, and of lists and what they hold, none may be null.
     """
     return [value for chunk in column.chunks for value in _values_of(chunk)]
+
+
+def digests_of(column: pa.ChunkedArray) -> Any:
+    """A column of digests as an array of 32 bytes each. Raises ValueError where one is not 32 hexadecimal digits."""
+    return numpy.concatenate([*map(_digests_of, column.chunks), numpy.empty(0, "S32")])
+
+
+def _digests_of(chunk: pa.Array) -> Any:
+    if not len(chunk):
+        return numpy.empty(0, "S32")
+    _, offsets, content = chunk.buffers()
+    starts = numpy.frombuffer(offsets, numpy.int32)[chunk.offset :][: len(chunk) + 1]
+    digits = numpy.frombuffer(content, numpy.uint8, count=starts[-1] - starts[0], offset=starts[0])
+    if chunk.null_count or (numpy.diff(starts) != 32).any() or not _IS_HEX[digits].all():
+        raise ValueError("digests that are not 32 hexadecimal digits each")
+    return digits.view("S32")
 
 
 def _values_of(chunk: pa.Array) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bitproof.harness.capture.columns import column, values_of
+from bitproof.harness.capture.columns import column, digests_of, values_of
 from bitproof.harness.case import KINDS
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.records import Manifest
@@ -49,21 +49,26 @@ def check_values(path: Path, table: pa.Table, manifest: Manifest) -> None:
         f"step in 0..{manifest.steps - 1}": _within(table["step"], manifest.steps),
         f"rank in 0..{manifest.world_size - 1}": _within(table["rank"], manifest.world_size),
         f"kind among {', '.join(KINDS)}": _are_among(table["kind"], KINDS),
-        f"name of 1 to {_MAX_NAME} printable characters": _are_printable(table["name"]),
-        "name that leads nowhere else": pc.invert(_matches(table["name"], r"(^|/)\.\.(/|$)")),
-        "digest of 32 hexadecimal digits": _matches(table["digest"], r"^[0-9a-f]{32}$"),
-        "dtype by its name": _matches(table["dtype"], r"^[a-z][a-z0-9_]{0,40}$"),
+        f"name of 1 to {_MAX_NAME} printable characters": _are_printable(table["name"].unique()),
+        "name that leads nowhere else": pc.invert(_matches(table["name"].unique(), r"(^|/)\.\.(/|$)")),
+        "dtype by its name": _matches(table["dtype"].unique(), r"^[a-z][a-z0-9_]{0,40}$"),
         "sizes that are not negative": pc.greater_equal(pc.list_flatten(table["shape"]), _scalar(0, pa.int64())),
         "a value for each loss and for nothing else": pc.equal(is_loss, pc.is_valid(table["value"])),
         "content absent, nan, inf or zero": _are_among(table["content"].drop_null(), ("nan", "inf", "zero")),
         f"placements absent, or of 1 to {_MAX_NAME} printable characters": _are_printable(
-            table["placements"].drop_null()
+            table["placements"].drop_null().unique()
         ),
         "cells absent, or digests of 32 hexadecimal digits each": _matches(
             table["cells"].drop_null(), r"^([0-9a-f]{32})*$"
         ),
         "losses as hexadecimal floats": _matches(table["value"].drop_null(), _HEX_FLOAT),
     }
+    try:
+        digests_of(table["digest"])
+    except ValueError as error:
+        raise RecordingError(
+            f"{path} holds a value out of range", expected="digest of 32 hexadecimal digits"
+        ) from error
     for expected, passed in checks.items():
         if passed.null_count > 0 or (len(passed) and not pc.all(passed).as_py()):
             raise RecordingError(f"{path} holds a value out of range", expected=expected)

@@ -13,18 +13,19 @@ import hashlib
 import json
 import os
 import shutil
-import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bitproof.harness.capture.columns import column, values_of
-from bitproof.harness.capture.digest_table import COLUMNS, OPTIONAL, check_values
+from bitproof.harness.capture.columns import column
+from bitproof.harness.capture.digest_table import COLUMNS
 from bitproof.harness.capture.selection import are_patterns
+from bitproof.harness.capture.stored import OF_LAYOUTS, DigestFile, check_file, damaged, read_rows, refuse_link
 from bitproof.harness.case.bounds import MOST_STEPS_OF_RANKS
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.records import SCHEMA, KeptCalls, Key, Manifest, Record, Recording
@@ -33,14 +34,6 @@ MANIFEST = "manifest.json"
 DIGESTS = "digests.parquet"
 VALUES = "values"
 CALLS = "calls"
-
-_OF_LAYOUTS = ("cells", "box", "placements")
-"""The last columns, from the last on: a recording is without those that have nothing to say."""
-_WITHOUT = tuple(pa.schema(list(COLUMNS)[: len(COLUMNS) - count]) for count in range(len(_OF_LAYOUTS) + 1))
-_FIRST_COLUMNS = pa.schema(
-    [*list(COLUMNS)[:6], pa.field("shape", pa.list_(pa.int32()), nullable=False), COLUMNS.field("value")]
-)
-"""What recordings had before they marked NaN and zeros."""
 
 _REQUIRED: dict[str, type] = {
     "schema": int,
@@ -52,22 +45,35 @@ _REQUIRED: dict[str, type] = {
     "manifest_sha256": str,
 }
 _MAX_MANIFEST_BYTES = 64 << 20
-MAX_DIGESTS_BYTES = 4 << 30
 _MAX_VALUES_BYTES = 1 << 40
 MAX_CALLS_BYTES = 1 << 30
-MAX_ROWS = 100_000_000
 _MAX_DEPTH = 50
-_BATCH_ROWS = 10_000
+_REPEATED = ["kind", "name", "dtype", "shape.list.element", "content", "placements", "box"]
+"""Columns that are written as a dictionary of their values. Hardly any digest comes twice."""
 
 
 def write_recording(folder: Path, manifest: Manifest, rows: Iterable[tuple[Key, Record]]) -> None:
-    """Write a whole recording at `folder`, replacing one that is there. Rows keep their order."""
-    _write_folder(folder, manifest, _table(rows))
+    """Write a whole recording at `folder`, replacing one that is there. Rows keep their order.
+
+    Where that is rank by rank, each rank can be read without the others.
+    """
+    by_rank = [(rank, list(group)) for rank, group in groupby(rows, lambda row: row[0].rank)]
+    ranks = [rank for rank, _ in by_rank]
+    if ranks != sorted(set(ranks)):
+        by_rank = [(0, [row for _, group in by_rank for row in group])]
+    tables = [_table(group) for _, group in by_rank] or [_table([])]
+    silent = {name for name in OF_LAYOUTS if all(table[name].null_count == len(table) for table in tables)}
+    _write_folder(folder, manifest, tables, silent)
 
 
 def join_parts(folder: Path, manifest: Manifest, parts: Iterable[Path], values: Sequence[Path] = ()) -> None:
-    """Write the ranks' parts, in the order given, as one recording; their files of `values` move into it."""
-    _write_folder(folder, manifest, pa.concat_tables([_read_table(part) for part in parts]), values)
+    """Write the ranks' parts, in the order given, as one recording; their files of `values` move into it.
+
+    One part at a time is in memory.
+    """
+    parts = list(parts)
+    silent = set(OF_LAYOUTS).intersection(*(DigestFile(part).silent for part in parts))
+    _write_folder(folder, manifest, (DigestFile(part).table() for part in parts), silent, values)
 
 
 def checked_values_path(folder: Path, manifest: Manifest, rank: int) -> Path:
@@ -80,8 +86,8 @@ def checked_values_path(folder: Path, manifest: Manifest, rank: int) -> Path:
             expected=f"values of {manifest.world_size} ranks, which a case with a bound records",
             fix="record the system again, with --values or a bound in the case",
         )
-    _refuse_link(path.parent)
-    _check_file(path, _MAX_VALUES_BYTES)
+    refuse_link(path.parent)
+    check_file(path, _MAX_VALUES_BYTES)
     if (found := _sha256(path)) != known[rank]:
         raise RecordingError(
             f"{path} is damaged, or not the one that {MANIFEST} was written with",
@@ -115,8 +121,8 @@ def checked_calls_path(folder: Path, manifest: Manifest, rank: int) -> Path:
     path = _calls_path(folder, rank)
     if manifest.calls is None or len(manifest.calls.sha256) != manifest.world_size:
         raise RecordingError(f"{folder} holds no log of calls of each rank")
-    _refuse_link(path.parent)
-    _check_file(path, MAX_CALLS_BYTES)
+    refuse_link(path.parent)
+    check_file(path, MAX_CALLS_BYTES)
     if (found := _sha256(path)) != manifest.calls.sha256[rank]:
         raise RecordingError(
             f"{path} is damaged, or not the one that {MANIFEST} was written with",
@@ -134,7 +140,7 @@ def write_part(path: Path, rows: Iterable[tuple[Key, Record]]) -> None:
     """Write one rank's rows as a file that appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + f".{os.getpid()}.partial")
-    pq.write_table(_table(rows), partial, compression="zstd")
+    pq.write_table(_table(rows), partial, compression="zstd", use_dictionary=_REPEATED)
     partial.replace(path)
 
 
@@ -145,24 +151,7 @@ def read_recording(folder: Path) -> Recording:
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
-    path = folder / DIGESTS
-    _check_file(path, MAX_DIGESTS_BYTES)
-    if (found := _sha256(path)) != manifest.digests_sha256:
-        raise RecordingError(
-            f"{path} is damaged, or not the one that {MANIFEST} beside it was written with",
-            expected=f"sha256 {manifest.digests_sha256}",
-            found=f"sha256 {found}",
-            fix="record the system again",
-        )
-    table = _read_table(path)
-    check_values(path, table, manifest)
-    columns = {name: values_of(table[name]) for name in table.column_names}
-    keys = map(Key, columns["step"], columns["kind"], columns["name"], columns["rank"])
-    rows = map(Record, *(columns[name] for name in Record._fields))
-    records = dict(zip(keys, rows, strict=True))
-    if len(records) != table.num_rows:
-        raise RecordingError(f"{path} names a tensor twice", expected="each (step, kind, name, rank) once")
-    return Recording(manifest, records)
+    return read_rows(DigestFile(folder / DIGESTS, manifest.digests_sha256), manifest)
 
 
 def put_in_place(new: Path, folder: Path) -> None:
@@ -207,18 +196,21 @@ def _values_path(folder: Path, rank: int) -> Path:
     return folder / VALUES / f"rank{rank}.safetensors"
 
 
-def _write_folder(folder: Path, manifest: Manifest, table: pa.Table, values: Sequence[Path] = ()) -> None:
+def _write_folder(
+    folder: Path, manifest: Manifest, tables: Iterable[pa.Table], silent: Set[str], values: Sequence[Path] = ()
+) -> None:
+    """A row group a table; without the last columns where they are `silent`."""
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    for name in _OF_LAYOUTS:
-        if table[name].null_count < len(table):
-            break
-        table = table.drop_columns(name)
+    left_out = list(takewhile(silent.__contains__, OF_LAYOUTS))
+    schema = pa.schema([field for field in COLUMNS if field.name not in left_out])
     try:
-        pq.write_table(table, partial / DIGESTS, compression="zstd")
+        with pq.ParquetWriter(partial / DIGESTS, schema, compression="zstd", use_dictionary=_REPEATED) as writer:
+            for table in tables:
+                writer.write_table(table.drop_columns(left_out), row_group_size=max(len(table), 1))
         about = {"schema": SCHEMA} | manifest.to_dict() | {"digests_sha256": _sha256(partial / DIGESTS)}
         del about["values_sha256"]  # of another folder, if the manifest was read from one
         for rank, source in enumerate(values):
@@ -248,11 +240,11 @@ def sha256_of_manifest(manifest: Mapping[str, Any]) -> str:
 def read_manifest(folder: Path) -> Manifest:
     """Read and check a recording's manifest alone. Raises RecordingError when it is missing, damaged or hostile."""
     path = folder / MANIFEST
-    _check_file(path, _MAX_MANIFEST_BYTES)
+    check_file(path, _MAX_MANIFEST_BYTES)
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
     if not isinstance(manifest, dict):
         raise RecordingError(f"{path} is no manifest", expected="a JSON object", found=type(manifest).__name__)
     for name, kind in _REQUIRED.items():
@@ -294,63 +286,3 @@ def _manifest_checks(manifest: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
 def _is_shallow(value: Any, depth: int) -> bool:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return not inner or (depth > 0 and all(_is_shallow(item, depth - 1) for item in inner))
-
-
-def _check_file(path: Path, limit: int) -> None:
-    """A regular file of bearable size: a pipe would block, and a huge file would exhaust memory."""
-    _refuse_link(path)
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise RecordingError(
-            f"{path} cannot be read", found=error.strerror, fix="record the system again, or name another folder"
-        ) from error
-    if not stat.S_ISREG(status.st_mode):
-        raise RecordingError(f"{path} is not a regular file")
-    if status.st_size > limit:
-        raise RecordingError(f"{path} is too large", expected=f"{limit} bytes at most", found=f"{status.st_size} bytes")
-
-
-def _refuse_link(path: Path) -> None:
-    """A recording lies in its own folder: a link could make it another file's content, or change under the reader."""
-    if path.is_symlink():
-        raise RecordingError(f"{path} is a symbolic link", expected="a recording whole in its own folder")
-
-
-def _read_table(path: Path) -> pa.Table:
-    """The table, once its schema and its sizes have been seen to be what they should be.
-
-    Batch by batch: what a file says of its size is not to be trusted, and a dictionary of one long name makes a
-    small file a huge table.
-    """
-    _check_file(path, MAX_DIGESTS_BYTES)
-    try:
-        with pq.ParquetFile(path) as file:
-            if not any(map(file.schema_arrow.equals, (*_WITHOUT, _FIRST_COLUMNS))):
-                found = ", ".join(f"{field.name}: {field.type}" for field in file.schema_arrow)
-                expected = ", ".join(f"{field.name}: {field.type}" for field in COLUMNS)
-                raise RecordingError(f"{path} has the wrong columns", expected=expected, found=found)
-            if file.metadata.num_rows > MAX_ROWS:
-                raise RecordingError(f"{path} is too large", found=f"{file.metadata.num_rows} rows")
-            batches, num_bytes = [], 0
-            for batch in file.iter_batches(_BATCH_ROWS, use_threads=False):  # the host forks
-                batches.append(batch)
-                num_bytes += batch.nbytes
-                if num_bytes > MAX_DIGESTS_BYTES:
-                    raise RecordingError(f"{path} is too large", expected=f"{MAX_DIGESTS_BYTES} bytes at most")
-            table = pa.Table.from_batches(batches, schema=file.schema_arrow)
-        for name in OPTIONAL[1:]:
-            if name not in table.column_names:
-                table = table.append_column(COLUMNS.field(name), pa.nulls(len(table), pa.string()))
-        table = table.cast(COLUMNS)
-        table.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise _damaged(path, error) from error
-    return table
-
-
-def _damaged(path: Path, error: BaseException) -> RecordingError:
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return RecordingError(
-        f"{path} is damaged", found=f"{type(error).__name__}: {reason}", fix="record the system again"
-    )

@@ -75,7 +75,7 @@ def open_values_of(folder: Path, recording: Recording, rank: int) -> Iterator[Va
     Raises RecordingError when the recording keeps no values, or the file is not the one it was written with.
     """
     with open_values(checked_values_path(folder, recording.manifest, rank)) as values:
-        if extra := sorted(values.names - {name_value(key) for key in recording.records if key.rank == rank}):
+        if extra := sorted(values.names - set(map(name_value, recording.records_of(rank)))):
             raise RecordingError(
                 f"{values.path} holds a tensor that was not recorded",
                 found=extra[0],

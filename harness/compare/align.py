@@ -27,6 +27,27 @@ class Alignment:
     duplicates: dict[str, tuple[Key, ...]] = field(default_factory=dict)
     empty: tuple[str, ...] = ()
 
+
+@dataclass(kw_only=True)
+class Unpaired:
+    """What has no partner in the alignments so far; `names` are those of the kinds that paired."""
+
+    missing: list[Key] = field(default_factory=list)
+    extra: list[Key] = field(default_factory=list)
+    duplicates: dict[str, list[Key]] = field(default_factory=dict)
+    empty: tuple[str, ...] = ("reference", "candidate")
+    names: dict[str, set[str]] = field(default_factory=dict)
+
+    def add(self, alignment: Alignment) -> None:
+        """Take one more alignment, of records that the others have nothing of."""
+        self.missing += alignment.missing
+        self.extra += alignment.extra
+        for side, keys in alignment.duplicates.items():
+            self.duplicates.setdefault(side, []).extend(keys)
+        self.empty = tuple(side for side in self.empty if side in alignment.empty)
+        for key in alignment.pairs:
+            self.names.setdefault(key.kind, set()).add(key.name)
+
     @property
     def gaps(self) -> list[str]:
         """One sentence for everything that keeps the evidence from being whole; none when it is."""
@@ -43,7 +64,7 @@ class Alignment:
         """A sentence for each kind in which each side has names that the other never uses, and how to pair them."""
         missing, extra = (_names_by_kind(keys) for keys in (self.missing, self.extra))
         for kind in missing:
-            known = {key.name for key in self.pairs if key.kind == kind}
+            known = self.names.get(kind, set())
             theirs = [name for name in extra.get(kind, ()) if name not in {*missing[kind], *known}]
             ours = [name for name in missing[kind] if name not in {*extra.get(kind, ()), *known}]
             if ours and theirs:

@@ -25,7 +25,7 @@ from bitproof.harness.capture.recording_files import checked_values_path, read_r
 from bitproof.harness.capture.selection import name_value
 from bitproof.harness.capture.values import Values, open_values
 from bitproof.harness.compare.bits import bits_equal, is_unlike, name_counts, tensor_type, ulp_counts
-from bitproof.harness.compare.verdict import computation_order
+from bitproof.harness.compare.order import computation_order
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.records import Closeness, Key, Recording
 

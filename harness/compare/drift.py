@@ -6,7 +6,7 @@ tensors only, so an entry says of how many of its records it knows more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,9 +14,10 @@ from torch import Tensor
 
 from bitproof.harness.capture.recording_files import read_recording
 from bitproof.harness.capture.selection import name_value
+from bitproof.harness.capture.stored import have_same_rows
 from bitproof.harness.capture.values import open_values_of
 from bitproof.harness.compare.bits import bit_difference, tensor_type, ulp_counts
-from bitproof.harness.compare.verdict import computation_order
+from bitproof.harness.compare.order import ComputationOrder, ComputedAt
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.records import BUCKETS, Drift, Key, Record, Recording
 
@@ -24,23 +25,29 @@ from bitproof.harness.records import BUCKETS, Drift, Key, Record, Recording
 def measure_drift(reference: Path, candidate: Path) -> list[Drift]:
     """An entry for each (kind, name) that differs anywhere, in the order of computation.
 
-    What no value shows is None. Raises RecordingError when values are damaged or others than were recorded.
+    One rank's records are held at a time. What no value shows is None. Raises RecordingError when values are damaged or
+    others than were recorded.
     """
     folders = (reference, candidate)
     recordings = (read_recording(reference), read_recording(candidate))
-    records = recordings[1].records
-    differing = {
-        key: (record, records[key])
-        for key, record in recordings[0].records.items()
-        if key in records and _identity(record) != _identity(records[key])
-    }
-    order = computation_order(recordings[0].records)
-    entries: dict[tuple[str, str], Drift] = {}
-    for key in sorted(differing, key=order):
-        entries.setdefault((key.kind, key.name), _new_entry(key, *differing[key])).records += 1
-    for key, left, right in _kept_pairs(sorted(differing, key=lambda key: (key.rank, order(key))), folders, recordings):
-        _add_values(entries[key.kind, key.name], left, right)
-    return list(entries.values())
+    order, entries = ComputationOrder(), dict[tuple[str, str], tuple[ComputedAt, Drift]]()
+    for rank in sorted({rank for recording in recordings for rank in recording.ranks}):
+        if have_same_rows(*recordings, rank):
+            continue
+        left, right = (recording.records_of(rank) for recording in recordings)
+        order.add(left)
+        differing = [key for key in left if key in right and _identity(left[key]) != _identity(right[key])]
+        for key in sorted(differing, key=order):
+            place, new = order(key), _new_entry(key, left[key], right[key])
+            first, entry = entries.setdefault((key.kind, key.name), (place, new))
+            if place < first:  # on a rank before, a later step was the first
+                for name in ("step", "rank", "reference_type", "candidate_type"):
+                    setattr(entry, name, getattr(new, name))
+                entries[key.kind, key.name] = place, entry
+            entry.records += 1
+        for key, ours, theirs in _kept_pairs(sorted(differing, key=order), folders, recordings):
+            _add_values(entries[key.kind, key.name][1], ours, theirs)
+    return [entry for _, entry in sorted(entries.values(), key=lambda found: found[0])]
 
 
 def _identity(record: Record) -> tuple[str, str, tuple[int, ...]]:
@@ -62,25 +69,23 @@ def _new_entry(key: Key, reference: Record, candidate: Record) -> Drift:
 
 
 def _kept_pairs(
-    keys: list[Key], folders: tuple[Path, Path], recordings: tuple[Recording, Recording]
+    keys: Sequence[Key], folders: tuple[Path, Path], recordings: tuple[Recording, Recording]
 ) -> Iterator[tuple[Key, Tensor, Tensor]]:
-    """The values of `keys`, sorted by rank, that both recordings keep."""
-    if not all(recording.manifest.values_sha256 for recording in recordings):
+    """The values of `keys`, all of one rank, that both recordings keep."""
+    if not keys or not all(recording.manifest.values_sha256 for recording in recordings):
         return
-    for rank in dict.fromkeys(key.rank for key in keys):
-        with ExitStack() as files:
-            opened = [
-                files.enter_context(open_values_of(folder, recording, rank))
-                for folder, recording in zip(folders, recordings, strict=True)
-            ]
-            kept = opened[0].names & opened[1].names
-            for key in keys:
-                if key.rank == rank and name_value(key) in kept:
-                    left, right = (
-                        values.read_recorded(key, recording.records[key])
-                        for values, recording in zip(opened, recordings, strict=True)
-                    )
-                    yield key, left, right
+    rank = keys[0].rank
+    with ExitStack() as files:
+        opened = [
+            files.enter_context(open_values_of(folder, recording, rank))
+            for folder, recording in zip(folders, recordings, strict=True)
+        ]
+        records = [recording.records_of(rank) for recording in recordings]
+        kept = opened[0].names & opened[1].names
+        for key in keys:
+            if name_value(key) in kept:
+                left, right = (values.read_recorded(key, of[key]) for values, of in zip(opened, records, strict=True))
+                yield key, left, right
 
 
 def _add_values(entry: Drift, reference: Tensor, candidate: Tensor) -> None:

@@ -26,9 +26,9 @@ from torch import Tensor as Values
 from bitproof.harness.capture.recording_files import read_recording
 from bitproof.harness.capture.values import open_values_of
 from bitproof.harness.compare.bits import bits_equal, is_unlike
+from bitproof.harness.compare.order import computation_order
 from bitproof.harness.compare.phases import PHASES, is_exact, regrouped_from
 from bitproof.harness.compare.relaid import LogicalTensor, box_of, by_rank, lies_otherwise
-from bitproof.harness.compare.verdict import computation_order
 from bitproof.harness.records import Key, LayoutBounds, LayoutRow, Recording
 from bitproof.harness.records.layout import Box, joint_cuts
 from bitproof.harness.records.layout_bounds import MAX_ROWS

@@ -15,7 +15,7 @@ What differs is never vacuous: zeros against NaN are a difference, and reported 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from bitproof.harness.case import Case, Kind
 from bitproof.harness.records import REQUIRED_KINDS, Key, Manifest, Record, TorchCompile, required_kinds
@@ -25,37 +25,47 @@ _CONTENTS = {"nan": "all NaN", "inf": "all infinite or NaN", "zero": "all zeros"
 _NOT_FINITE = {"nan": "nan", "inf": "inf", "-inf": "inf"}
 _ZERO_IS_VACUOUS: tuple[Kind, ...] = ("grad", "param")
 
-Pairs = Mapping[Key, tuple[Record, Record]]
 
+class Agreement:
+    """Whether what has been compared shows anything by its agreement, by kind and step, and by tensor."""
 
-def vacuous_steps(pairs: Pairs, case: Case) -> Iterator[str]:
-    """A sentence for each required kind whose agreement shows nothing at some step, on any rank."""
-    found: dict[tuple[str, int], set[str | None]] = {}
-    for key, pair in pairs.items():
-        found.setdefault((key.kind, key.step), set()).add(_vacuity(key, pair))
-    for kind in required_kinds(case):
-        steps = [step for step in range(case.steps) if None not in found.get((kind, step), {None})]
-        if steps:
-            reasons = sorted({reason for step in steps for reason in found[kind, step] if reason})
-            yield f"on every rank each {kind} is {' or '.join(reasons)} at {_tell_steps(steps, case)}"
+    def __init__(self) -> None:
+        self._steps: dict[tuple[str, int], set[str | None]] = {}
+        self._tensors: dict[tuple[str, str], set[str | None]] = {}
 
+    def add(self, key: Key, pair: tuple[Record, Record]) -> None:
+        """Take a pair of records."""
+        self._add(key, _vacuity(key, pair))
 
-def vacuous_tensors(pairs: Pairs) -> Iterator[str]:
-    """A sentence for each kind and reason with tensors that show nothing at any step on any rank."""
-    found: dict[tuple[Kind, str], set[str | None]] = {}
-    for key, pair in pairs.items():
-        found.setdefault((key.kind, key.name), set()).add(_vacuity(key, pair))
-    for kind in REQUIRED_KINDS:
-        tensors = {name: reasons for (of, name), reasons in found.items() if of == kind}
-        vacuous = {name: reasons for name, reasons in tensors.items() if None not in reasons}
-        if vacuous:
-            reasons = sorted({reason for found in vacuous.values() for reason in found if reason})
-            names = ", ".join(list(vacuous)[:_NUM_NAMED])
-            more = f" and {len(vacuous) - _NUM_NAMED} more" if len(vacuous) > _NUM_NAMED else ""
-            yield (
-                f"{len(vacuous)} of {len(tensors)} {kind} tensors show nothing by their agreement, being "
-                f"{' or '.join(reasons)} at every step on every rank: {names}{more}"
-            )
+    def add_differing(self, key: Key) -> None:
+        """Take a pair that differs, which always shows something."""
+        self._add(key, None)
+
+    def _add(self, key: Key, reason: str | None) -> None:
+        self._steps.setdefault((key.kind, key.step), set()).add(reason)
+        self._tensors.setdefault((key.kind, key.name), set()).add(reason)
+
+    def vacuous_steps(self, case: Case) -> Iterator[str]:
+        """A sentence for each required kind whose agreement shows nothing at some step, on any rank."""
+        for kind in required_kinds(case):
+            steps = [step for step in range(case.steps) if None not in self._steps.get((kind, step), {None})]
+            if steps:
+                reasons = sorted({reason for step in steps for reason in self._steps[kind, step] if reason})
+                yield f"on every rank each {kind} is {' or '.join(reasons)} at {_tell_steps(steps, case)}"
+
+    def vacuous_tensors(self) -> Iterator[str]:
+        """A sentence for each kind and reason with tensors that show nothing at any step on any rank."""
+        for kind in REQUIRED_KINDS:
+            tensors = {name: reasons for (of, name), reasons in self._tensors.items() if of == kind}
+            vacuous = {name: reasons for name, reasons in tensors.items() if None not in reasons}
+            if vacuous:
+                reasons = sorted({reason for found in vacuous.values() for reason in found if reason})
+                names = ", ".join(list(vacuous)[:_NUM_NAMED])
+                more = f" and {len(vacuous) - _NUM_NAMED} more" if len(vacuous) > _NUM_NAMED else ""
+                yield (
+                    f"{len(vacuous)} of {len(tensors)} {kind} tensors show nothing by their agreement, being "
+                    f"{' or '.join(reasons)} at every step on every rank: {names}{more}"
+                )
 
 
 def vacuous_runs(side: str, manifest: Manifest) -> Iterator[str]:

@@ -16,40 +16,28 @@ that states a bound, and the values of every tensor, measured to be within it.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from bitproof.harness.case import KINDS, Case, Kind, boundary_of
-from bitproof.harness.compare.align import NUM_NAMED, Alignment, align
+from bitproof.harness.case import KINDS, Case, Kind
 from bitproof.harness.compare.chunked import unlike_chunks
 from bitproof.harness.compare.layout_verdict import decide_by_layout, first_beyond
 from bitproof.harness.compare.same_case import contradictions, unlike_digests
-from bitproof.harness.compare.vacuity import compiled_runs, unshown_state, vacuous_runs, vacuous_steps, vacuous_tensors
+from bitproof.harness.compare.vacuity import compiled_runs, unshown_state, vacuous_runs
 from bitproof.harness.records import (
-    MAX_DIFFERING,
     Closeness,
     Comparison,
     Differing,
     Divergence,
-    Key,
     LayoutBounds,
-    Record,
     Recording,
     Role,
-    TensorDifference,
     Verdict,
     group_keys,
-    needs_one_rank,
-    required_kinds,
-    zero_counts,
 )
 
-BEFORE_OPTIMIZER = "@before_optimizer"
-BACKWARD = "@backward"
 VACUOUS = "what agrees shows nothing, so it is no evidence"
-_is_digest = re.compile("[0-9a-f]{32}").fullmatch
 SHARDED_OTHERWISE = (
     "nothing can be held against the case's bound of {:g}: elements of tensors that are sharded otherwise have no "
     "partners; have both systems show whole tensors, as by DTensor.full_tensor()"
@@ -103,33 +91,27 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
     reasons = [*contradictions("reference", reference, case), *contradictions("candidate", candidate, case)]
     if reasons := [*reasons, *unlike_digests(reference, candidate), *unlike_chunks(reference, candidate)]:
         return Comparison(verdict=Verdict.UNVERIFIED, reason=_tell("the recordings are not comparable", reasons))
-    sides = {"reference": reference, "candidate": candidate}
-    alignment = align(reference.records.items(), candidate.records.items())
-    gaps = [*alignment.gaps, *_uncovered(alignment, case), *_unusable(alignment, case)]
-    unlike = {key: pair for key, pair in alignment.pairs.items() if _type(pair[0]) != _type(pair[1])}
-    differing = unlike | {key: pair for key, pair in alignment.pairs.items() if pair[0].digest != pair[1].digest}
-    sharded = {key: pair for key, pair in differing.items() if pair[0].placements != pair[1].placements}
-    layouts = tuple(_tell_layout(key, *pair) for key, pair in (unlike | sharded).items())
-    ordered = sorted((key for key in differing if key.kind in KINDS), key=computation_order(alignment.pairs))
-    first = ordered[0] if ordered else None
-    shown = [key for key in ordered if _is_inside(key, case)][:MAX_DIFFERING]
+    from bitproof.harness.compare.evidence import evidence_of  # loads pyarrow
+
+    sides, evidence = {"reference": reference, "candidate": candidate}, evidence_of(reference, candidate, case)
+    gaps, first, differing = evidence.gaps, evidence.first, evidence.differing
     return Comparison(
-        verdict=Verdict.UNVERIFIED if gaps else Verdict.DIFFERENT if differing else Verdict.EQUAL,
-        compared=(compared := _count(alignment.pairs)),
-        mismatched=dict.fromkeys(compared, 0) | _count(differing),
-        differing_kinds=_kinds(key for key in differing if first and key.step == first.step),
-        first_divergence=_diverge(first, *differing[first]) if first else None,
-        layout_mismatches=layouts,
-        is_sharded_otherwise=bool(sharded),
+        verdict=Verdict.UNVERIFIED if gaps else Verdict.DIFFERENT if evidence.num_differing else Verdict.EQUAL,
+        compared=evidence.compared,
+        mismatched=dict.fromkeys(evidence.compared, 0) | dict(evidence.mismatched),
+        differing_kinds=_kinds(evidence.kinds[first.key.step]) if first else (),
+        first_divergence=first.divergence if first else None,
+        layout_mismatches=evidence.layouts,
+        is_sharded_otherwise=evidence.is_sharded_otherwise,
         reason=_tell("the evidence is incomplete", gaps) if gaps else None,
-        differing=group_keys(shown),
-        differing_left_out=len(ordered) - len(shown),
+        differing=group_keys(differing),
+        differing_left_out=evidence.num_differing - len(differing),
         vacuous=(
-            *vacuous_steps(alignment.pairs, case),
+            *evidence.shown.vacuous_steps(case),
             *(told for side in sides for told in vacuous_runs(side, sides[side].manifest)),
         ),
         remarks=(
-            *vacuous_tensors(alignment.pairs),
+            *evidence.shown.vacuous_tensors(),
             *(told for side in sides for told in compiled_runs(side, sides[side].manifest)),
             *(told for side in sides for told in unshown_state(side, sides[side].manifest)),
         ),
@@ -245,117 +227,8 @@ def _verdicts(comparisons: Comparisons) -> dict[Role, str | None]:
     return {side: comparison.verdict.value if comparison else None for side, comparison in comparisons.items()}
 
 
-# 2. Name the gaps.
-
-
-def _uncovered(alignment: Alignment, case: Case) -> Iterator[str]:
-    """What the case promises and no pair shows: required kinds, and names that come and go between steps."""
-    if alignment.empty:
-        return
-    ranks = range(case.parallelism.world_size)
-    places = [(step, rank) for step in range(case.steps) for rank in ranks]
-    seen = {(key.step, key.rank, key.kind) for key in alignment.pairs}
-    for kind in required_kinds(case):
-        absent = [place for place in places if (*place, kind) not in seen]
-        if needs_one_rank(kind, case):
-            absent = [place for place in absent if all((place[0], rank, kind) not in seen for rank in ranks)]
-        if absent:
-            yield f"no {kind} was compared at {_tell_places(absent)}"
-    unpaired = {*alignment.missing, *alignment.extra}
-    names = dict.fromkeys((key.kind, key.name, key.rank) for key in alignment.pairs)
-    for kind, name, rank in names:
-        if kind == "rng":  # shown at the steps that draw
-            continue
-        keys = (Key(step, kind, name, rank) for step in range(case.steps))
-        if skipped := [key.step for key in keys if key not in alignment.pairs and key not in unpaired]:
-            steps = ", ".join(str(step) for step in skipped[:NUM_NAMED])
-            yield f"neither side recorded {kind} {name} on rank {rank} at step {steps}, though both did at others"
-
-
-def _unusable(alignment: Alignment, case: Case) -> Iterator[str]:
-    """Pairs that cannot be evidence: outside the case, or without a real digest."""
-    for key, records in alignment.pairs.items():
-        if key.kind not in KINDS or not _is_inside(key, case):
-            yield f"{_tell_place(key)} is outside the case ({case.steps} steps, {case.parallelism.world_size} ranks)"
-        if not (_is_digest(records[0].digest) and _is_digest(records[1].digest)):
-            yield f"{_tell_place(key)} has no digest of 32 hexadecimal digits"
-
-
-def _tell_place(key: Key) -> str:
-    return f"step {key.step}, rank {key.rank}, {key.kind} {key.name}"
-
-
-def _is_inside(key: Key, case: Case) -> bool:
-    return 0 <= key.step < case.steps and 0 <= key.rank < case.parallelism.world_size
-
-
-def _tell_places(places: list[tuple[int, int]]) -> str:
-    named = "; ".join(f"step {step}, rank {rank}" for step, rank in places[:NUM_NAMED])
-    return named + (f"; and {len(places) - NUM_NAMED} more" if len(places) > NUM_NAMED else "")
-
-
-# 3. Compare dtype and shape, then digests.
-
-
-def _type(record: Record) -> tuple[str, tuple[int, ...]]:
-    return record.dtype, record.shape
-
-
-def _tell_type(record: Record) -> str:
-    return f"{record.dtype}{list(record.shape)}" + (f", {record.placements}" if record.placements else "")
-
-
-def _tell_layout(key: Key, reference: Record, candidate: Record) -> str:
-    here, there = _tell_type(reference), _tell_type(candidate)
-    sharded = "sharded otherwise: " if reference.placements != candidate.placements else ""
-    return f"{_tell_place(key)}: {sharded}{here} in the reference, {there} in the candidate"
-
-
-def _count(keys: Iterable[Key]) -> dict[str, int]:
-    counts = zero_counts()
-    for key in keys:
-        if key.kind in KINDS:
-            counts[key.kind] = counts.get(key.kind, 0) + 1
-    return counts
-
-
-def _kinds(keys: Iterable[Key]) -> tuple[Kind, ...]:
-    found = {key.kind for key in keys}
+def _kinds(found: set[str]) -> tuple[Kind, ...]:
     return tuple(kind for kind in KINDS if kind in found)
-
-
-# 4. Find the first divergence in the order in which a step computes.
-
-
-def computation_order(recorded: Iterable[Key]) -> Any:
-    """A sort key: step, phase of the step, name as the reference first recorded it, rank."""
-    position: dict[tuple[str, str], int] = {}
-    for key in recorded:
-        position.setdefault((key.kind, key.name), len(position))
-
-    def order(key: Key) -> tuple[int, int, int, int]:
-        return key.step, _phase(key), position[key.kind, key.name], key.rank
-
-    return order
-
-
-def _phase(key: Key) -> int:
-    """Activations, loss, their gradients, grad, their norm, buffers before the optimizer, param, optimizer, others."""
-    phases = ("activation", "loss", BACKWARD, "grad", "grad_norm", BEFORE_OPTIMIZER, "param", "optimizer")
-    kind = BEFORE_OPTIMIZER if key.name.endswith(BEFORE_OPTIMIZER) and key.kind == "buffer" else key.kind
-    if kind == "activation" and (boundary := boundary_of(key.name)) and boundary.direction == "backward":
-        kind = BACKWARD
-    return phases.index(kind) if kind in phases else len(phases)
-
-
-def _diverge(key: Key, reference: Record, candidate: Record) -> Divergence:
-    return Divergence(
-        step=key.step,
-        rank=key.rank,
-        kind=key.kind,
-        name=key.name,
-        tensor=TensorDifference(reference_type=_tell_type(reference), candidate_type=_tell_type(candidate)),
-    )
 
 
 # 5. Let the controls speak.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bitproof.harness.compare.verdict import computation_order
+from bitproof.harness.compare.order import computation_order
 from bitproof.harness.localize.blame import find_culprit
 from bitproof.harness.localize.culprit import HOW_ITSELF, Culprit, call_of
 from bitproof.harness.localize.logs.calls import Call, is_abandoned

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bitproof.harness.compare.bits import ComparedBits
-from bitproof.harness.compare.verdict import computation_order
+from bitproof.harness.compare.order import computation_order
 from bitproof.harness.errors import BitproofError
 from bitproof.harness.localize.blame import Differing, find_culprit
 from bitproof.harness.localize.culprit import HOW, Culprit, Link, call_of

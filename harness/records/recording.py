@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -233,7 +234,16 @@ class Recording:
         manifest = replace(self.manifest, steps=steps, case=self.manifest.case | {"steps": steps})
         return Recording(manifest, {key: record for key, record in self.records.items() if key.step < steps})
 
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The ranks that recorded anything, in ascending order."""
+        return sorted({key.rank for key in self.records})
+
+    def records_of(self, rank: int) -> dict[Key, Record]:
+        """One rank's records."""
+        return {key: record for key, record in self.records.items() if key.rank == rank}
+
     def losses(self, rank: int = 0) -> list[str]:
         """One rank's losses as hexadecimal floats, in step order."""
-        keys = sorted(key for key in self.records if key.kind == "loss" and key.rank == rank)
-        return [self.records[key].value or "" for key in keys]
+        records = self.records_of(rank)
+        return [records[key].value or "" for key in sorted(key for key in records if key.kind == "loss")]

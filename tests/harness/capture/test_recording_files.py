@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bitproof.harness.capture import recording_files
+from bitproof.harness.capture import recording_files, stored
 from bitproof.harness.capture.recording_files import (
     checked_values_path,
     join_parts,
@@ -108,7 +108,7 @@ def test_a_missing_file_is_refused(folder, name):
 def test_truncated_digests_are_refused(folder, keep):
     path = folder / "digests.parquet"
     path.write_bytes(path.read_bytes()[:keep])
-    assert refusal(folder).startswith(f"RecordingError: {path} is damaged, or not the one that manifest.json")
+    assert refusal(folder).startswith(f"RecordingError: {path} is damaged, or not the one that the manifest")
     vouch(folder)
     assert refusal(folder).startswith(f"RecordingError: {path} is damaged\n  found: ")
 
@@ -291,11 +291,11 @@ def test_a_small_file_that_unpacks_to_a_huge_table_is_refused(folder, monkeypatc
     pq.write_table(table, folder / "digests.parquet", compression="zstd")
     assert (folder / "digests.parquet").stat().st_size < 100_000
     vouch(folder)
-    monkeypatch.setattr(recording_files, "MAX_DIGESTS_BYTES", 20_000_000)
+    monkeypatch.setattr(stored, "MAX_DIGESTS_BYTES", 20_000_000)
     assert refusal(folder) == (
         f"RecordingError: {folder / 'digests.parquet'} is too large\n  expected: 20000000 bytes at most"
     )
-    monkeypatch.setattr(recording_files, "MAX_ROWS", 10)
+    monkeypatch.setattr(stored, "MAX_ROWS", 10)
     assert refusal(folder).endswith("digests.parquet is too large\n  found: 100000 rows")
 
 
@@ -368,7 +368,7 @@ def test_damage_done_with_intent_ends_in_a_refusal_at_worst(tmp_path, name):
 
 
 def test_a_file_too_large_is_refused_unread(folder, monkeypatch):
-    monkeypatch.setattr(recording_files, "MAX_DIGESTS_BYTES", 10)
+    monkeypatch.setattr(stored, "MAX_DIGESTS_BYTES", 10)
     assert refusal(folder).startswith(f"RecordingError: {folder / 'digests.parquet'} is too large")
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bitproof.harness.compare.align import align, name_keys
+from bitproof.harness.compare.align import Unpaired, align, name_keys
 from bitproof.harness.records import Key, Record
 
 W = Key(0, "grad", "w", 1)
@@ -11,11 +11,17 @@ LEFT = Record("0" * 32, "float32", (2,))
 RIGHT = Record("1" * 32, "float32", (2,))
 
 
+def gaps_of(reference, candidate):
+    unpaired = Unpaired()
+    unpaired.add(align(reference, candidate))
+    return unpaired.gaps
+
+
 def test_records_of_one_key_pair_whatever_their_order():
     alignment = align([(W, LEFT), (B, LEFT)], [(B, RIGHT), (W, RIGHT)])
     assert alignment.pairs == {W: (LEFT, RIGHT), B: (LEFT, RIGHT)}
     assert list(alignment.pairs) == [W, B]
-    assert alignment.gaps == []
+    assert gaps_of([(W, LEFT), (B, LEFT)], [(B, RIGHT), (W, RIGHT)]) == []
 
 
 @pytest.mark.parametrize("other", [W._replace(step=1), W._replace(rank=0), W._replace(kind="param"), B])
@@ -26,32 +32,39 @@ def test_every_part_of_the_key_counts(other):
 
 
 def test_a_missing_and_an_extra_record_are_named():
-    assert align([(W, LEFT), (B, LEFT)], [(W, LEFT)]).gaps == ["the candidate lacks 1 record: step 0, rank 1, grad b"]
-    assert align([(W, LEFT)], [(W, LEFT), (B, LEFT)]).gaps == ["the reference lacks 1 record: step 0, rank 1, grad b"]
+    assert gaps_of([(W, LEFT), (B, LEFT)], [(W, LEFT)]) == ["the candidate lacks 1 record: step 0, rank 1, grad b"]
+    assert gaps_of([(W, LEFT)], [(W, LEFT), (B, LEFT)]) == ["the reference lacks 1 record: step 0, rank 1, grad b"]
 
 
 def test_names_that_only_one_side_has_are_told_with_how_to_declare_them():
     theirs = [Key(0, "grad", f"model.{name}", 1) for name in "abcdef"]
     candidate = [(key, LEFT) for key in (W, *theirs)]
-    gaps = align([(W, LEFT), (B, LEFT)], candidate).gaps
+    gaps = gaps_of([(W, LEFT), (B, LEFT)], candidate)
     assert len(gaps) == 3
     assert gaps[-1] == (
         "only the reference has grad b; only the candidate has grad model.a, model.b, model.c, model.d, model.e, ...; "
         "names are never guessed: if these are the same, say so as `names` of the system, or with --names FILE"
     )
     for other in (B._replace(kind="param"), W._replace(step=1), W._replace(rank=0)):
-        assert len(align([(W, LEFT), (B, LEFT)], [(W, LEFT), (other, LEFT)]).gaps) == 2, "no names to pair"
+        assert len(gaps_of([(W, LEFT), (B, LEFT)], [(W, LEFT), (other, LEFT)])) == 2, "no names to pair"
 
 
 def test_a_key_recorded_twice_is_named_even_when_both_records_agree():
-    assert align([(W, LEFT), (W, LEFT)], [(W, LEFT)]).gaps == [
+    assert gaps_of([(W, LEFT), (W, LEFT)], [(W, LEFT)]) == [
         "the reference recorded twice 1 record: step 0, rank 1, grad w"
     ]
 
 
 def test_an_empty_side_is_named_once():
-    assert align([], [(W, LEFT)]).gaps == ["the reference recording is empty"]
-    assert align([], []).gaps == ["the reference recording is empty", "the candidate recording is empty"]
+    assert gaps_of([], [(W, LEFT)]) == ["the reference recording is empty"]
+    assert gaps_of([], []) == ["the reference recording is empty", "the candidate recording is empty"]
+
+
+def test_what_several_ranks_lack_is_told_in_one_sentence_for_all():
+    unpaired, other = Unpaired(), (B._replace(rank=0), LEFT)
+    unpaired.add(align([(W, LEFT), (B, LEFT)], [(W, LEFT)]))
+    unpaired.add(align([other], []))
+    assert unpaired.gaps == ["the candidate lacks 2 records: step 0, rank 1, grad b; step 0, rank 0, grad b"]
 
 
 def test_long_lists_of_keys_are_cut():

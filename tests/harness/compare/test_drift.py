@@ -122,3 +122,11 @@ def test_a_value_that_was_not_recorded_is_refused(tmp_path):
         "  found: ../../outside\n"
         "  fix: record the system again"
     )
+
+
+def test_the_first_of_a_tensor_s_records_is_the_one_computed_first_though_a_lower_rank_differs_later(tmp_path):
+    def change(key, tensor):
+        return flip_lowest_bit(tensor) if key.kind == "param" and (key.step, key.rank) in ((1, 0), (0, 1)) else tensor
+
+    (entry,) = drift(tmp_path, change)
+    assert (entry.step, entry.rank, entry.records) == (0, 1, 2)

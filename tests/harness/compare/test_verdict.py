@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from bitproof.harness.compare import verdict
-from bitproof.harness.compare.verdict import compare, judge
+from bitproof.harness.compare import evidence
+from bitproof.harness.compare.verdict import RACES, compare, judge
 from bitproof.harness.records import Closeness, Key, Manifest, Record, Recording, Verdict, zero_counts
 
 WHOLE = {"loss": 4, "grad": 8, "param": 4, "buffer": 8, "optimizer": 4}
@@ -239,7 +239,7 @@ def test_every_key_that_differs_is_listed_in_the_order_of_computation(case, reco
 
 
 def test_of_very_many_keys_that_differ_the_first_are_listed_and_the_others_counted(case, record, flip, monkeypatch):
-    monkeypatch.setattr(verdict, "MAX_DIFFERING", 3)
+    monkeypatch.setattr(evidence, "MAX_DIFFERING", 3)
     candidate = record()
     for key in candidate.records:
         flip(candidate, *key)
@@ -362,7 +362,7 @@ def test_agreement_of_a_graph_that_races_with_its_collectives_is_withdrawn_and_a
     candidate = record()
     found = judge(case, compare(record(), candidate, case), races=[race])
     assert found.verdict == Verdict.UNVERIFIED
-    assert found.error == f"{verdict.RACES}\n  {race}"
+    assert found.error == f"{RACES}\n  {race}"
     flip(candidate, 0, "grad", "layers.0.b", 1)
     found = judge(case, compare(record(), candidate, case), races=[race])
     assert (found.verdict, found.error) == (Verdict.DIFFERENT, None)

@@ -1,0 +1,249 @@
+"""A recording's table of digests as it lies on disk, read rank by rank.
+
+A thousand ranks leave tens of millions of rows, more than a process should hold. Each rank's rows are row groups of
+their own, so that one rank can be read without the others. A recording whose rows lie otherwise is read as a whole.
+
+Nothing read is trusted: schema, sizes and every value are checked before anything is made of them. The file stays open,
+so that what is read later is what was checked, whatever has its name by then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bitproof.harness.capture.columns import digests_of, values_of
+from bitproof.harness.capture.digest_table import COLUMNS, OPTIONAL, check_values
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.records import Key, Manifest, Record, Recording
+
+OF_LAYOUTS = ("cells", "box", "placements")
+"""The last columns, from the last on: a recording is without those that have nothing to say."""
+_WITHOUT = tuple(pa.schema(list(COLUMNS)[: len(COLUMNS) - count]) for count in range(len(OF_LAYOUTS) + 1))
+_FIRST_COLUMNS = pa.schema(
+    [*list(COLUMNS)[:6], pa.field("shape", pa.list_(pa.int32()), nullable=False), COLUMNS.field("value")]
+)
+"""What recordings had before they marked NaN and zeros."""
+
+MAX_DIGESTS_BYTES = 4 << 30
+MAX_ROWS = 100_000_000
+KEPT_ROWS = 1_000_000
+"""Tables of so many rows at most stay in memory; of longer ones a rank is read again when it is asked for."""
+_BATCH_ROWS = 10_000
+_LIKENESS = ("step", "kind", "name", "dtype", "shape", "content", "placements")
+
+
+class RankRows:
+    """One rank's rows: columns, and records by key once they are asked for."""
+
+    def __init__(self, rank: int, table: pa.Table) -> None:
+        self.rank = rank
+        self._table = table
+
+    @cached_property
+    def records(self) -> dict[Key, Record]:
+        """As records by key, in the order in which they were recorded."""
+        return read_records(self._table)
+
+    @cached_property
+    def digests(self) -> Any:
+        """Every row's digest, as a numpy array of 32 bytes each."""
+        return digests_of(self._table["digest"])
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every loss is finite. One that is not shows nothing by its agreement."""
+        return not any("n" in text for text in values_of(self._table["value"].drop_null()))
+
+    def recorded_like(self, other: RankRows) -> bool:
+        """Whether both have the same rows but for digests and finite losses."""
+        return all(self._table[name].equals(other._table[name]) for name in _LIKENESS) and self.is_finite
+
+
+class StoredRecording(Recording):
+    """A recording in its folder. Its records are made when they are asked for, and count from then on."""
+
+    def __init__(self, manifest: Manifest, tables: dict[int, Callable[[], pa.Table]]) -> None:
+        self.manifest = manifest
+        self._tables = tables
+
+    @cached_property
+    def records(self) -> dict[Key, Record]:  # type: ignore[override]
+        """Every rank's records, in the order in which they were recorded."""
+        return {key: record for table in self._tables.values() for key, record in read_records(table()).items()}
+
+    @property
+    def holds_records(self) -> bool:
+        """Whether somebody has asked for `records`, and may have changed them."""
+        return "records" in self.__dict__
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The ranks that recorded anything, in ascending order."""
+        return super().ranks if self.holds_records else tuple(self._tables)
+
+    def records_of(self, rank: int) -> dict[Key, Record]:
+        """One rank's records, made of its own rows."""
+        return super().records_of(rank) if self.holds_records else self.of_rank(rank).records
+
+    def of_rank(self, rank: int) -> RankRows:
+        """One rank's rows as they were stored; none of a rank that recorded nothing."""
+        return RankRows(rank, self._tables[rank]() if rank in self._tables else COLUMNS.empty_table())
+
+
+class DigestFile:
+    """An open file of digests whose schema and sizes have been seen to be what they should be, and its sum, if known.
+
+    Parquet checks no content of its own: a flipped bit in it could pass for another digest.
+    """
+
+    def __init__(self, path: Path, sha256: str | None = None) -> None:
+        check_file(path, MAX_DIGESTS_BYTES)
+        self.path = path
+        try:
+            self._source = pa.OSFile(str(path))
+            if sha256 is not None and (found := hashlib.file_digest(self._source, "sha256").hexdigest()) != sha256:
+                raise RecordingError(
+                    f"{path} is damaged, or not the one that the manifest beside it was written with",
+                    expected=f"sha256 {sha256}",
+                    found=f"sha256 {found}",
+                    fix="record the system again",
+                )
+            self._file = pq.ParquetFile(self._source)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise damaged(path, error) from error
+        if not any(map(self._file.schema_arrow.equals, (*_WITHOUT, _FIRST_COLUMNS))):
+            found = ", ".join(f"{field.name}: {field.type}" for field in self._file.schema_arrow)
+            expected = ", ".join(f"{field.name}: {field.type}" for field in COLUMNS)
+            raise RecordingError(f"{path} has the wrong columns", expected=expected, found=found)
+        self.num_rows: int = self._file.metadata.num_rows
+        self.num_groups: int = self._file.metadata.num_row_groups
+        if self.num_rows > MAX_ROWS:
+            raise RecordingError(f"{path} is too large", found=f"{self.num_rows} rows")
+
+    @property
+    def silent(self) -> set[str]:
+        """Those of the last columns that have nothing to say."""
+        table = self.table()
+        return {name for name in OF_LAYOUTS if table[name].null_count == len(table)}
+
+    def table(self, group: int | None = None) -> pa.Table:
+        """A row group, or all.
+
+        Batch by batch: what a file says of its size is not to be trusted, and a dictionary of one long name makes a
+        small file a huge table.
+        """
+        groups = None if group is None else [group]
+        try:
+            batches, num_bytes = [], 0
+            for batch in self._file.iter_batches(_BATCH_ROWS, groups, use_threads=False):  # the host forks
+                batches.append(batch)
+                num_bytes += batch.nbytes
+                if num_bytes > MAX_DIGESTS_BYTES:
+                    raise RecordingError(f"{self.path} is too large", expected=f"{MAX_DIGESTS_BYTES} bytes at most")
+            table = pa.Table.from_batches(batches, schema=self._file.schema_arrow)
+            for name in OPTIONAL[1:]:
+                if name not in table.column_names:
+                    table = table.append_column(COLUMNS.field(name), pa.nulls(len(table), pa.string()))
+            table = table.cast(COLUMNS)
+            table.validate(full=True)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise damaged(self.path, error) from error
+        return table
+
+
+def read_rows(file: DigestFile, manifest: Manifest) -> Recording:
+    """The recording whose digests are in `file`, once every value is seen to be in its range, and each key once.
+
+    What a file says of its row groups is not asked: Arrow ends the process where that is damaged.
+    """
+    if not 0 < file.num_groups <= manifest.world_size:
+        return _read_whole(file, manifest)
+    tables: dict[int, Callable[[], pa.Table]] = {}
+    before: RankRows | None = None
+    for group in range(file.num_groups):
+        table = file.table(group)
+        check_values(file.path, table, manifest)
+        ranks = table["rank"].unique().to_pylist()
+        if len(ranks) != 1 or ranks[0] <= max(tables, default=-1):
+            return _read_whole(file, manifest)
+        rows = RankRows(ranks[0], table)
+        if not (before and rows.recorded_like(before)):
+            _refuse_twice(file.path, len(rows.records), table)
+            before = rows
+        tables[rows.rank] = _given(table) if file.num_rows <= KEPT_ROWS else _again(file, group)
+    return StoredRecording(manifest, tables)
+
+
+def have_same_rows(first: Recording, second: Recording, rank: int) -> bool:
+    """Whether two recordings are seen to hold the same rows of a rank in one order, without making records of them."""
+    stored = [side for side in (first, second) if isinstance(side, StoredRecording) and not side.holds_records]
+    if len(stored) < 2:
+        return False
+    rows = [side.of_rank(rank) for side in stored]
+    return rows[0].recorded_like(rows[1]) and bool((rows[0].digests == rows[1].digests).all())
+
+
+def read_records(table: pa.Table) -> dict[Key, Record]:
+    """A table's rows as records by key."""
+    columns = {name: values_of(table[name]) for name in table.column_names}
+    keys = map(Key, columns["step"], columns["kind"], columns["name"], columns["rank"])
+    rows = map(Record, *(columns[name] for name in Record._fields))
+    return dict(zip(keys, rows, strict=True))
+
+
+def check_file(path: Path, limit: int) -> None:
+    """A regular file of bearable size: a pipe would block, and a huge file would exhaust memory."""
+    refuse_link(path)
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise RecordingError(
+            f"{path} cannot be read", found=error.strerror, fix="record the system again, or name another folder"
+        ) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise RecordingError(f"{path} is not a regular file")
+    if status.st_size > limit:
+        raise RecordingError(f"{path} is too large", expected=f"{limit} bytes at most", found=f"{status.st_size} bytes")
+
+
+def refuse_link(path: Path) -> None:
+    """A recording lies in its own folder: a link could make it another file's content, or change under the reader."""
+    if path.is_symlink():
+        raise RecordingError(f"{path} is a symbolic link", expected="a recording whole in its own folder")
+
+
+def damaged(path: Path, error: BaseException) -> RecordingError:
+    """What to raise where a library could not read a file."""
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return RecordingError(
+        f"{path} is damaged", found=f"{type(error).__name__}: {reason}", fix="record the system again"
+    )
+
+
+def _read_whole(file: DigestFile, manifest: Manifest) -> Recording:
+    table = file.table()
+    check_values(file.path, table, manifest)
+    records = read_records(table)
+    _refuse_twice(file.path, len(records), table)
+    return Recording(manifest, records)
+
+
+def _refuse_twice(path: Path, num_keys: int, table: pa.Table) -> None:
+    if num_keys != table.num_rows:
+        raise RecordingError(f"{path} names a tensor twice", expected="each (step, kind, name, rank) once")
+
+
+def _given(table: pa.Table) -> Callable[[], pa.Table]:
+    return lambda: table
+
+
+def _again(file: DigestFile, group: int) -> Callable[[], pa.Table]:
+    return lambda: file.table(group)

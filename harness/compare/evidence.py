@@ -1,0 +1,312 @@
+"""What two recordings show, added up rank by rank.
+
+Ranks record alike: the same names at the same steps, of one dtype, shape and content. What follows from these (gaps,
+counts, the order of computation) is worked out from the records of the first rank that recorded so; of the others
+only digests are compared, as whole columns. So a thousand ranks take seconds, and the memory of two. A rank that
+recorded otherwise is worked out by itself.
+
+1. Pair the records of a rank; keep what has no partner.
+2. Note what the case promises: kinds at each step, names at every step, real digests.
+3. Compare dtype and shape, then digests.
+4. Keep the differing records that were computed first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy
+
+from bitproof.harness.capture.stored import RankRows, StoredRecording
+from bitproof.harness.case import KINDS, Case
+from bitproof.harness.compare.align import NUM_NAMED, Alignment, Unpaired, align
+from bitproof.harness.compare.order import ComputationOrder, ComputedAt
+from bitproof.harness.compare.vacuity import Agreement
+from bitproof.harness.records import (
+    MAX_DIFFERING,
+    Divergence,
+    Key,
+    Record,
+    Recording,
+    TensorDifference,
+    needs_one_rank,
+    required_kinds,
+    zero_counts,
+)
+
+_MAX_LIKENESSES = 16
+_is_digest = re.compile("[0-9a-f]{32}").fullmatch
+
+
+class DifferingPair(NamedTuple):
+    """A record that differs, and where in the run it was computed. The records tell its types, not its digests."""
+
+    place: ComputedAt
+    key: Key
+    records: tuple[Record, Record]
+
+    @property
+    def divergence(self) -> Divergence:
+        """As a report names it, before values are read."""
+        types = [_tell_type(record) for record in self.records]
+        tensor = TensorDifference(reference_type=types[0], candidate_type=types[1])
+        key = self.key
+        return Divergence(step=key.step, rank=key.rank, kind=key.kind, name=key.name, tensor=tensor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Likeness:
+    """How ranks recorded that recorded alike, and what follows from all but their digests.
+
+    `reference` and `candidate` are the first such rank's rows; `keys` are the reference's, and `partners` the row of
+    the candidate that pairs with each. `computed` has the rows in the order in which a step computes them, `kinds` and
+    `tensors` a number for each row's step and kind, and for its kind and name.
+    """
+
+    reference: RankRows
+    candidate: RankRows
+    keys: list[Key]
+    partners: Any
+    computed: Any
+    kinds: Any
+    tensors: Any
+    compared: dict[str, int]
+    seen: frozenset[tuple[int, str]]
+
+    def fits(self, reference: RankRows, candidate: RankRows) -> bool:
+        """Whether another rank recorded so."""
+        return reference.recorded_like(self.reference) and candidate.recorded_like(self.candidate)
+
+
+@dataclass(kw_only=True)
+class Evidence:
+    """What has been compared so far, and what is missing of it.
+
+    `compared` and `mismatched` count records by kind. `first` is the differing record that was computed first, and
+    `differing` the first MAX_DIFFERING of those inside the case; `kinds` are those that differ at each step. `layouts`
+    has a sentence for each pair whose dtype, shape or placements differ.
+    """
+
+    case: Case
+    compared: dict[str, int] = field(default_factory=zero_counts)
+    mismatched: Counter[str] = field(default_factory=Counter)
+    first: DifferingPair | None = None
+    kinds: dict[int, set[str]] = field(default_factory=dict)
+    is_sharded_otherwise: bool = False
+    shown: Agreement = field(default_factory=Agreement)
+    order: ComputationOrder = field(default_factory=ComputationOrder)
+    _unpaired: Unpaired = field(default_factory=Unpaired)
+    _seen: dict[int, frozenset[tuple[int, str]] | set[tuple[int, str]]] = field(default_factory=dict)
+    _skipped: list[str] = field(default_factory=list)
+    _unusable: list[str] = field(default_factory=list)
+    _unlike: dict[Key, str] = field(default_factory=dict)
+    _sharded: dict[Key, str] = field(default_factory=dict)
+    _differing: list[DifferingPair] = field(default_factory=list)
+    _is_full: bool = False
+    _likenesses: list[Likeness] = field(default_factory=list)
+
+    @property
+    def gaps(self) -> list[str]:
+        """One sentence for everything that keeps the evidence from being whole; none when it is."""
+        absent = [] if self._unpaired.empty else [*self._absent()]
+        return [*self._unpaired.gaps, *absent, *self._skipped, *self._unusable]
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """A sentence for each pair whose dtype, shape or placements differ."""
+        return tuple((self._unlike | self._sharded).values())
+
+    @property
+    def differing(self) -> list[Key]:
+        """The first MAX_DIFFERING records inside the case that differ, in the order of computation."""
+        return [found.key for found in sorted(self._differing)[:MAX_DIFFERING]]
+
+    @property
+    def num_differing(self) -> int:
+        """How many records differ, of the kinds that there are."""
+        return sum(self.mismatched.values())
+
+    def add(self, reference: Mapping[Key, Record], candidate: Mapping[Key, Record]) -> bool:
+        """Take records of some ranks, all that there are of them. Whether each has a usable partner of its type."""
+        alignment = align(reference.items(), candidate.items())
+        before = len(self._skipped), len(self._unusable), len(self._unlike), len(self._sharded)
+        self._unpaired.add(alignment)
+        self.order.add(alignment.pairs)
+        unpaired = {*alignment.missing, *alignment.extra}
+        for key, pair in alignment.pairs.items():
+            if key.kind in KINDS:
+                self.compared[key.kind] = self.compared.get(key.kind, 0) + 1
+            self._seen.setdefault(key.rank, set()).add((key.step, key.kind))  # type: ignore[union-attr]
+            self.shown.add(key, pair)
+            self._unusable += _unusable(key, pair, self.case)
+            if pair[0][:3] != pair[1][:3]:
+                self._differ(DifferingPair(self.order(key), key, pair))
+        self._skipped += _skipped(alignment, unpaired, self.case)
+        after = len(self._skipped), len(self._unusable), len(self._unlike), len(self._sharded)
+        return not (unpaired or alignment.duplicates or alignment.empty) and before == after
+
+    def add_rank(self, reference: RankRows, candidate: RankRows) -> None:
+        """Take one rank's rows of both."""
+        for likeness in self._likenesses:
+            if likeness.fits(reference, candidate):
+                return self._add_like(likeness, reference, candidate)
+        if self.add(reference.records, candidate.records) and reference.is_finite and candidate.is_finite:
+            self._likenesses = [self._likeness(reference, candidate), *self._likenesses][:_MAX_LIKENESSES]
+        return None
+
+    def _likeness(self, reference: RankRows, candidate: RankRows) -> Likeness:
+        keys, rows = [*reference.records], {key: row for row, key in enumerate(candidate.records)}
+        places = [self.order(key) for key in keys]
+        seen = self._seen[reference.rank]
+        numbers = [_numbered((key.step, key.kind) for key in keys), _numbered((key.kind, key.name) for key in keys)]
+        return Likeness(
+            reference=reference,
+            candidate=candidate,
+            keys=keys,
+            partners=numpy.array([rows[key] for key in keys]),
+            computed=numpy.array(sorted(range(len(keys)), key=places.__getitem__)),
+            kinds=numbers[0],
+            tensors=numbers[1],
+            compared=Counter(key.kind for key in keys),
+            seen=frozenset(seen),
+        )
+
+    def _add_like(self, likeness: Likeness, reference: RankRows, candidate: RankRows) -> None:
+        """A rank that recorded like another: what differs is in the digests alone."""
+        for kind, count in likeness.compared.items():
+            self.compared[kind] = self.compared.get(kind, 0) + count
+        self._seen[reference.rank] = likeness.seen
+        differs = reference.digests != candidate.digests[likeness.partners]
+        if not differs.any():
+            return
+        rows = numpy.flatnonzero(differs)
+        for row, count in _first_of_each(likeness.kinds[rows], rows):
+            key = likeness.keys[row]
+            self.mismatched[key.kind] += count
+            self.kinds.setdefault(key.step, set()).add(key.kind)
+        for numbers in (likeness.kinds, likeness.tensors):
+            for row, _ in _first_of_each(numbers[rows], rows):
+                self.shown.add_differing(likeness.keys[row])
+        sides = likeness.reference.records, likeness.candidate.records
+        for row in likeness.computed[differs[likeness.computed]]:
+            like = likeness.keys[row]
+            key = like._replace(rank=reference.rank)
+            found = DifferingPair(self.order(key), key, (sides[0][like], sides[1][like]))
+            if not self._keep(found):
+                break
+
+    def _differ(self, found: DifferingPair) -> None:
+        """A pair that differs, and how its types do."""
+        key, (reference, candidate) = found.key, found.records
+        told = _tell_layout(key, reference, candidate)
+        if _type(reference) != _type(candidate):
+            self._unlike[key] = told
+        if reference.placements != candidate.placements:
+            self._sharded[key], self.is_sharded_otherwise = told, True
+        if key.kind in KINDS:
+            self.mismatched[key.kind] += 1
+            self.kinds.setdefault(key.step, set()).add(key.kind)
+            self._keep(found)
+
+    def _keep(self, found: DifferingPair) -> bool:
+        """Keep what differs if it is among the first. Whether what was computed after it could be."""
+        if self.first is None or found < self.first:
+            self.first = found
+        if not is_inside(found.key, self.case):
+            return True
+        if self._is_full and found > self._differing[MAX_DIFFERING - 1]:
+            return False
+        self._differing.append(found)
+        if len(self._differing) >= 2 * MAX_DIFFERING:
+            self._differing = sorted(self._differing)[:MAX_DIFFERING]
+            self._is_full = True
+        return True
+
+    def _absent(self) -> Iterator[str]:
+        """A sentence for each kind that the case promises and no pair shows at some step on some rank."""
+        ranks, nothing = range(self.case.parallelism.world_size), frozenset[tuple[int, str]]()
+        on_any = {place for seen in self._seen.values() for place in seen}
+        for kind in required_kinds(self.case):
+            is_enough = on_any if needs_one_rank(kind, self.case) else nothing
+            steps = [step for step in range(self.case.steps) if (step, kind) not in is_enough]
+            absent = [
+                (step, rank) for step in steps for rank in ranks if (step, kind) not in self._seen.get(rank, nothing)
+            ]
+            if absent:
+                yield f"no {kind} was compared at {_tell_places(absent)}"
+
+
+def evidence_of(reference: Recording, candidate: Recording, case: Case) -> Evidence:
+    """Compare two recordings: rank by rank where both are stored so and nobody holds their records, else as wholes."""
+    evidence = Evidence(case=case)
+    stored = [side for side in (reference, candidate) if isinstance(side, StoredRecording) and not side.holds_records]
+    if len(stored) < 2:
+        evidence.add(reference.records, candidate.records)
+        return evidence
+    for rank in sorted({rank for side in stored for rank in side.ranks}):
+        evidence.add_rank(*(side.of_rank(rank) for side in stored))
+    return evidence
+
+
+def is_inside(key: Key, case: Case) -> bool:
+    """Whether a record's step and rank are the case's."""
+    return 0 <= key.step < case.steps and 0 <= key.rank < case.parallelism.world_size
+
+
+def _tell_type(record: Record) -> str:
+    """As in "bfloat16[4, 8]", with the placements of a sharded tensor."""
+    return f"{record.dtype}{list(record.shape)}" + (f", {record.placements}" if record.placements else "")
+
+
+def _type(record: Record) -> tuple[str, tuple[int, ...]]:
+    return record.dtype, record.shape
+
+
+def _tell_layout(key: Key, reference: Record, candidate: Record) -> str:
+    here, there = _tell_type(reference), _tell_type(candidate)
+    sharded = "sharded otherwise: " if reference.placements != candidate.placements else ""
+    return f"{_tell_place(key)}: {sharded}{here} in the reference, {there} in the candidate"
+
+
+def _skipped(alignment: Alignment, unpaired: set[Key], case: Case) -> Iterator[str]:
+    """A sentence for each name that comes and goes between steps, on both sides."""
+    for kind, name, rank in dict.fromkeys((key.kind, key.name, key.rank) for key in alignment.pairs):
+        if kind == "rng":  # shown at the steps that draw
+            continue
+        keys = (Key(step, kind, name, rank) for step in range(case.steps))
+        if steps := [key.step for key in keys if key not in alignment.pairs and key not in unpaired]:
+            named = ", ".join(str(step) for step in steps[:NUM_NAMED])
+            yield f"neither side recorded {kind} {name} on rank {rank} at step {named}, though both did at others"
+
+
+def _unusable(key: Key, pair: tuple[Record, Record], case: Case) -> Iterator[str]:
+    """Why a pair cannot be evidence: outside the case, or without a real digest."""
+    if key.kind not in KINDS or not is_inside(key, case):
+        yield f"{_tell_place(key)} is outside the case ({case.steps} steps, {case.parallelism.world_size} ranks)"
+    if not (_is_digest(pair[0].digest) and _is_digest(pair[1].digest)):
+        yield f"{_tell_place(key)} has no digest of 32 hexadecimal digits"
+
+
+def _tell_place(key: Key) -> str:
+    return f"step {key.step}, rank {key.rank}, {key.kind} {key.name}"
+
+
+def _tell_places(places: list[tuple[int, int]]) -> str:
+    named = "; ".join(f"step {step}, rank {rank}" for step, rank in places[:NUM_NAMED])
+    return named + (f"; and {len(places) - NUM_NAMED} more" if len(places) > NUM_NAMED else "")
+
+
+def _numbered(values: Iterable[Any]) -> Any:
+    """Equal values by equal numbers."""
+    numbers: dict[Any, int] = {}
+    return numpy.array([numbers.setdefault(value, len(numbers)) for value in values])
+
+
+def _first_of_each(numbers: Any, rows: Any) -> Iterator[tuple[int, int]]:
+    """A row of each number, and how many rows have that number."""
+    _, places, counts = numpy.unique(numbers, return_index=True, return_counts=True)
+    yield from zip(rows[places].tolist(), counts.tolist(), strict=True)

@@ -1,0 +1,54 @@
+"""The order in which a step computes what is recorded: which of two records comes first, where several differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from bitproof.harness.case import boundary_of
+from bitproof.harness.records import Key
+
+BEFORE_OPTIMIZER = "@before_optimizer"
+BACKWARD = "@backward"
+PHASES = ("activation", "loss", BACKWARD, "grad", "grad_norm", BEFORE_OPTIMIZER, "param", "optimizer")
+"""Activations, loss, their gradients, grad, their norm, buffers before the optimizer, param, optimizer; then others."""
+
+
+class ComputedAt(NamedTuple):
+    """Where in a run a record was computed: step, phase of the step, its tensor's place among all, rank."""
+
+    step: int
+    phase: int
+    tensor: int
+    rank: int
+
+
+class ComputationOrder:
+    """A sort key for records: step, phase of the step, name as the reference first recorded it, rank."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[tuple[str, str], int] = {}
+
+    def add(self, recorded: Iterable[Key]) -> None:
+        """Learn the names of what was recorded, in that order."""
+        for key in recorded:
+            self._tensors.setdefault((key.kind, key.name), len(self._tensors))
+
+    def __call__(self, key: Key) -> ComputedAt:
+        """Where a record whose name is known was computed."""
+        return ComputedAt(key.step, phase_of(key), self._tensors[key.kind, key.name], key.rank)
+
+
+def computation_order(recorded: Iterable[Key]) -> Any:
+    """The order of records whose names are those of `recorded`."""
+    order = ComputationOrder()
+    order.add(recorded)
+    return order
+
+
+def phase_of(key: Key) -> int:
+    """A record's phase of its step, as a place in PHASES or behind the last."""
+    kind = BEFORE_OPTIMIZER if key.name.endswith(BEFORE_OPTIMIZER) and key.kind == "buffer" else key.kind
+    if kind == "activation" and (boundary := boundary_of(key.name)) and boundary.direction == "backward":
+        kind = BACKWARD
+    return PHASES.index(kind) if kind in PHASES else len(PHASES)

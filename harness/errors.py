@@ -43,6 +43,8 @@ class BitproofError(Exception):
     long is shortened: errors travel between processes, and end in reports.
     """
 
+    longest = MAX_FACT
+
     def __init__(
         self,
         what: str,
@@ -53,9 +55,9 @@ class BitproofError(Exception):
         fix: str | None = None,
         replay: str | None = None,
     ) -> None:
-        self.what = bounded(what, MAX_FACT)
+        self.what = bounded(what, self.longest)
         self.expected, self.found, self.where, self.fix, self.replay = (
-            fact if fact is None else bounded(fact, MAX_FACT) for fact in (expected, found, where, fix, replay)
+            fact if fact is None else bounded(fact, self.longest) for fact in (expected, found, where, fix, replay)
         )
         super().__init__(str(self))
 
@@ -73,11 +75,15 @@ class BitproofError(Exception):
 
 
 class UsageError(BitproofError):
-    """The call is wrong; nothing was run."""
+    """The call is wrong; nothing was run. What is quoted of it may be of any length."""
+
+    longest = 4_000
 
 
 class CaseError(UsageError):
-    """A case contradicts itself, or does not fit this machine."""
+    """A case contradicts itself, or does not fit this machine. A value out of its file may be of any length."""
+
+    longest = 1_000
 
 
 class ChunkError(BitproofError):

@@ -103,16 +103,20 @@ def unshown_state(side: str, manifest: Manifest) -> Iterator[str]:
 
 
 def _tell_compiled(found: TorchCompile) -> str:
-    """As in "2 graphs of 31 operators by inductor, from 2 of 3 frames, 1 graph break, the first: ..."."""
+    """As in "2 graphs of 31 operators by inductor, from 2 of 3 frames, 1 graph break, the first: ...".
+
+    Dynamo counts no frames of code that is to be captured whole (fullgraph=True), which raises where it cannot be.
+    """
     by = f" by {', '.join(found.backends)}" if found.backends else ""
     breaks = f"{found.breaks} graph break{'' if found.breaks == 1 else 's'}" if found.breaks else "no graph break"
     first = f", the first: {found.first_break}" if found.first_break else ""
     again = f", {found.recompiles} recompile{'' if found.recompiles == 1 else 's'}" if found.recompiles else ""
     why = f", the first: {found.first_recompile}" if found.first_recompile else ""
+    frames = f"from {found.captured} of {found.frames} frames" if found.frames else "of code captured whole"
     missed = f", the first that failed: {found.first_failure}" if found.first_failure else ""
     return (
-        f"{found.graphs} graph{'' if found.graphs == 1 else 's'} of {found.operators} operators{by}, from "
-        f"{found.captured} of {found.frames} frames{missed}, {breaks}{first}{again}{why}"
+        f"{found.graphs} graph{'' if found.graphs == 1 else 's'} of {found.operators} operators{by}, "
+        f"{frames}{missed}, {breaks}{first}{again}{why}"
     )
 
 

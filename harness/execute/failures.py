@@ -26,7 +26,7 @@ _LOST_PEER = re.compile(
 )
 
 MAX_FOUND = 500
-"""Characters of an exception's first line: a report that cuts an error must still show where it was raised."""
+"""Characters of an exception's text: a report that cuts an error must still show where it was raised."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,8 @@ class Failure:
 def failure_of_exception(rank: int, error: BaseException) -> Failure:
     """A rank that raised, seen from inside it. What is wrong with the case is reported without a traceback."""
     name, text = type(error).__name__, _message_of(error)
-    found = bounded(text.partition("\n")[0], MAX_FOUND)
+    is_ours = isinstance(error, BitproofError)  # all of what ours says stands in its traceback, a fact a line
+    found = bounded(text.partition("\n")[0] if is_ours else text.strip(), MAX_FOUND)
     return Failure(
         rank=rank,
         time=time.monotonic(),

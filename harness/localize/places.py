@@ -56,6 +56,7 @@ class Places:
         self._owners: dict[Tensor, str] = {}
         self._running_chunk = running_chunk
         self._running: list[str | None] = []  # None: a graph of which nothing is known
+        self._hooked = set[nn.Module]()
         self._numbers: list[int] = []
         self._made_at: list[Place] = []
         self.node: Node | None = None
@@ -157,8 +158,10 @@ class Places:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Keep the stack of running modules."""
+        """Keep the stack of running modules, each until its own hooks have run: torch calls those after all others."""
+        self._hooked = {module for module in self._names if module._forward_hooks}
         hooks = [
+            *(module.register_forward_hook(self._pop, always_call=True) for module in self._hooked),
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
             register_optimizer_step_pre_hook(self._begin_update),
@@ -184,4 +187,8 @@ class Places:
         del self._optimizers[-1:]  # a step may begin while hooks of the one before still run
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
+        if module not in self._hooked:
+            self._running.pop()
+
+    def _pop(self, *_: Any) -> None:
         self._running.pop()

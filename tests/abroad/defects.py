@@ -20,6 +20,7 @@ from lightning.pytorch.plugins.precision import Precision
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import stage as pipelining_stage
 from torch.nn import GELU
+from torch.nn.parallel import DistributedDataParallel
 from transformers.loss import loss_utils
 from transformers.models.llama import modeling_llama
 
@@ -115,11 +116,10 @@ def rotated_otherwise(own: Any, x: Any) -> Any:
     return torch.cat((second, -first), dim=-1)
 
 
-def not_synchronized(own: Any, self: Any, loss: Any, **kwargs: Any) -> None:
-    """Backward as if gradients were never to be summed over ranks."""
-    for model in self._models:
-        model.require_backward_grad_sync = False
-    own(self, loss, **kwargs)
+def not_synchronized(own: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Forward as if gradients were never to be summed over ranks: it is then that the wrapper decides."""
+    self.require_backward_grad_sync = False
+    return own(self, *args, **kwargs)
 
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
@@ -154,7 +154,7 @@ DEFECTS: dict[tuple[str, str], Defect] = {
     ),
     ("mixtral", "on_rank_1"): Defect(
         output("model.layers.0.post_attention_layernorm", lambda x: x * 1.001, rank=1),
-        "model.layers.0",  # a module's own hooks run when it has returned
+        "model.layers.0.post_attention_layernorm",
         FORWARD,
         ("mul",),
         1,
@@ -188,7 +188,7 @@ DEFECTS: dict[tuple[str, str], Defect] = {
         ("div",),
     ),
     ("accelerator", "not_summed"): Defect(
-        in_class(accelerate.Accelerator, "backward", not_synchronized), None, BACKWARD, ("allreduce_", "div")
+        in_class(DistributedDataParallel, "forward", not_synchronized), None, BACKWARD, ("allreduce_", "div")
     ),
     ("lightning", "clipping"): Defect(
         in_class(

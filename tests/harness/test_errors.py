@@ -1,7 +1,16 @@
 import inspect
 
 from bitproof.harness import errors
-from bitproof.harness.errors import MAX_FACT, MAX_TRACEBACK, BitproofError, ChunkError, RankError, bounded
+from bitproof.harness.errors import (
+    MAX_FACT,
+    MAX_TRACEBACK,
+    BitproofError,
+    CaseError,
+    ChunkError,
+    RankError,
+    UsageError,
+    bounded,
+)
 
 
 def test_an_error_answers_what_expected_found_where_fix_and_replay_in_that_order():
@@ -47,3 +56,8 @@ def test_no_part_of_an_error_is_longer_than_a_report_takes():
     error = RankError(long, found=long, where=long, traceback=long)
     assert len(str(error)) < 3 * (MAX_FACT + 100)
     assert len(error.traceback) < MAX_TRACEBACK + 100
+
+
+def test_an_error_about_a_case_quotes_little_of_it_however_long_its_values_are():
+    assert len(str(CaseError("a name", found=repr("x" * 100_000)))) < 1_100
+    assert len(str(UsageError("a selection", found="x" * 100_000))) < 4_100

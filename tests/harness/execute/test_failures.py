@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from bitproof.harness.errors import MAX_TRACEBACK, CaseError
+from bitproof.harness.errors import MAX_TRACEBACK, CaseError, ChunkError
 from bitproof.harness.execute.failures import Failure, blame, failure_of_exception, failure_of_exit, traceback_of
 
 
@@ -41,10 +41,11 @@ def test_an_error_of_the_ranks_own_is_not_secondary(error):
     assert not failure_of_exception(0, error).secondary
 
 
-def test_a_failure_tells_class_and_first_line():
-    failure = failure_of_exception(3, ValueError("first\nsecond"))
-    assert (failure.rank, failure.what, failure.found) == (3, "raised", "ValueError: first")
-    assert failure.details == "ValueError: first\nsecond"
+def test_a_failure_tells_class_and_all_lines_of_a_users_text_and_of_ours_the_first_as_facts_stand_below():
+    failure = failure_of_exception(3, ValueError("which\nwhy\n"))
+    assert (failure.rank, failure.what, failure.found) == (3, "raised", "ValueError: which\nwhy")
+    assert failure.details == "ValueError: which\nwhy"
+    assert failure_of_exception(0, ChunkError("no", expected="yes")).found == "ChunkError: no"
 
 
 def raise_far_down(depth, text):

@@ -52,6 +52,15 @@ def test_what_adds_the_gradients_of_two_micro_batches_belongs_to_the_parameters_
     assert [call.place.module for call in calls_of(lambda gradient: gradient, "add_.Tensor")] == ["second", "first"]
 
 
+def test_what_a_modules_own_hook_computes_of_its_output_belongs_to_it_and_what_follows_does_not() -> None:
+    system = System(lambda gradient: gradient)
+    system.model.first.register_forward_hook(lambda _, args, result: result.neg())
+    with logged(system) as log:
+        system.gradients()
+    found = [call.place for call in log.calls if call.operator in ("neg", "sum") and call.place.direction == "forward"]
+    assert [place.module for place in found] == ["first", ""] * 2
+
+
 def test_what_a_hook_calls_of_another_shape_as_a_buckets_exchange_has_no_module() -> None:
     def hook(gradient: Tensor) -> Tensor:
         torch.zeros(99).neg()

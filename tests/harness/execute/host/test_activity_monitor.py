@@ -10,10 +10,11 @@ from torch import nn
 
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.commands.record import compare_recordings
+from bitproof.harness.compare.vacuity import compiled_runs
 from bitproof.harness.execute.host.activity_monitor import ActivityMonitor
 from bitproof.harness.execute.launch import run_cases
 from bitproof.harness.options import RunOptions
-from bitproof.harness.records import TorchCompile, Verdict
+from bitproof.harness.records import Manifest, TorchCompile, Verdict
 
 LONERS = "tests.harness.execute.lonely_systems"
 
@@ -56,6 +57,13 @@ def test_what_was_compiled_is_counted_by_frames_graphs_and_operators():
     found = compiled_in()
     assert found.frames == found.captured > 0 and found.is_any
     assert without_frames(found) == WHOLE
+
+
+def test_of_code_that_is_to_be_captured_whole_torch_counts_no_frames_and_none_are_told():
+    found = monitored(lambda: torch.compile(double, backend="eager", fullgraph=True)(X)).compiled
+    assert found == WHOLE
+    [told] = compiled_runs("candidate", Manifest(case={}, system="mine", world_size=1, steps=1, compiled=[found]))
+    assert told.endswith("1 graph of 2 operators by eager, of code captured whole, no graph break")
 
 
 def test_a_graph_break_is_counted_with_its_reason():

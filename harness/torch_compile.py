@@ -105,6 +105,16 @@ def ahead_of_time(
     return backend
 
 
+def boxed(call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """A function that takes its arguments as one list, which it may empty, in the form in which torch calls graphs."""
+
+    def called(inputs: list[Any]) -> Any:
+        return call(inputs)
+
+    called._boxed_call = True  # type: ignore[attr-defined]
+    return called
+
+
 class _Uncompiled(nullcontext[None]):
     """What stands for torch.compile where it is off: code is left as it is, and `called` is called when it runs."""
 

@@ -27,19 +27,21 @@ def compile_whole_graph(module: GraphModule, values: list[Any]) -> Callable[[lis
 
 def inductor_backend(
     finished: Callable[[GraphModule, str], GraphModule],
-    compiled: Callable[[Callable[[], Callable[..., Any]], GraphModule], Callable[..., Any]],
+    compiled: Callable[[Callable[[], Callable[..., Any]], GraphModule, str], Callable[..., Any]],
 ) -> Callable[..., Any]:
     """torch.compile's backend "inductor", which hands over each graph before it compiles it.
 
     `finished` takes the graph and its direction and gives the one to compile; `compiled` is called with what compiles
-    it, and gives what that gives. Nothing is read from a cache, whose graphs would be handed to nobody.
+    it, with it and its direction, and gives what is to be called with a list of inputs. Nothing is read from a cache,
+    whose graphs would be handed to nobody.
     """
     from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     def inner(module: GraphModule, inputs: Any, **settings: Any) -> Callable[..., Any]:
-        module = finished(module, "backward" if settings.get("is_backward") else "forward")
-        return compiled(lambda: cast(Any, compile_fx_inner)(module, inputs, **settings), module)
+        direction = "backward" if settings.get("is_backward") else "forward"
+        module = finished(module, direction)
+        return compiled(lambda: cast(Any, compile_fx_inner)(module, inputs, **settings), module, direction)
 
     def backend(module: GraphModule, inputs: Any) -> Callable[..., Any]:
         with config.patch(enable_autograd_cache=False):

@@ -50,3 +50,11 @@ def list_differences(log: CandidateLog, missing: Call) -> str:
         for calls in (log.log, log.reference.log)
     )
     return f"{made} of the reference's {due} tensors in its lists" if 0 < made < due else ""
+
+
+def strange_output(log: CandidateLog, call: Call) -> str:
+    """Which output of a graph of kernels the reference has nowhere, the first one, and what makes it."""
+    values = log.reference.values
+    position = next((str(at) for at, value in enumerate(call.outputs) if value not in values), None)
+    made_by = dict(call.scalars).get(str(position))
+    return "" if made_by is None else f"output {position} of {len(call.scalars)}, {made_by}"

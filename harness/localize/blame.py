@@ -29,11 +29,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from bitproof.harness.localize.argument_differences import argument_differences, input_differences, list_differences
+from bitproof.harness.localize.argument_differences import (
+    argument_differences,
+    input_differences,
+    list_differences,
+    strange_output,
+)
 from bitproof.harness.localize.chain import Pair, with_chain
 from bitproof.harness.localize.collective_inputs import fed_wrong, out_of_turn
 from bitproof.harness.localize.culprit import Culprit, How
-from bitproof.harness.localize.logs.calls import Call, Place, is_abandoned
+from bitproof.harness.localize.logs.calls import KERNELS, Call, Place, is_abandoned
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
@@ -111,6 +116,9 @@ class _Blame:
         turn = log.turn(index)
         ranks = tuple(sorted({first_rank} | {r for r, i in roots | self.roots if self.logs[r].is_turn(i, call, turn)}))
         at = first_rank if first_rank != ranks[0] else None
+        if call.operator.startswith(KERNELS):
+            told = strange_output(log, call)
+            return Culprit(how="compiles", call=call, ranks=ranks, candidate=index, reference=None, reading=told, at=at)
         if same is None and (whole := regrouped(log, call)) is not None:
             call = call._replace(place=whole.place)
             return Culprit(how="regroups", call=call, ranks=ranks, candidate=index, reference=None, at=at)

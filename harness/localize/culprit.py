@@ -11,11 +11,23 @@ from bitproof.harness.localize.logs.calls import Call
 from bitproof.harness.records import BlamedCall, ChainLink, TensorDifference
 
 How = Literal[
-    "computes", "reads", "inherits", "draws", "exchanges", "regroups", "adds", "lacks", "abandons", "misplaces"
+    "computes",
+    "compiles",
+    "reads",
+    "inherits",
+    "draws",
+    "exchanges",
+    "regroups",
+    "adds",
+    "lacks",
+    "abandons",
+    "misplaces",
 ]
 
 HOW: dict[How, str] = {
     "computes": "gives another output from the same inputs",
+    "compiles": "runs kernels of Inductor, which no log looks into, and gives of right inputs what the reference does "
+    "not have",
     "reads": "reads other inputs, each of them right by itself",
     "inherits": "reads a value that the reference does not have and that no call of the step gave: an earlier step "
     "left it, or what is no operator call wrote it",
@@ -30,6 +42,8 @@ HOW: dict[How, str] = {
 
 HOW_ITSELF: dict[How, str] = HOW | {
     "reads": "reads other inputs, though no operator call before it gave another output",
+    "compiles": "runs kernels of Inductor, which no log looks into, and gives of the same inputs what its other "
+    "run did not",
     "adds": "is a call that another run of the system does not make",
     "lacks": "is a call that another run of the system does not make",
 }

@@ -56,6 +56,7 @@ class Places:
         self._owners: dict[Tensor, str] = {}
         self._running_chunk = running_chunk
         self._running: list[str | None] = []  # None: a graph of which nothing is known
+        self._entered: list[nn.Module] = []
         self._hooked = set[nn.Module]()
         self._numbers: list[int] = []
         self._made_at: list[Place] = []
@@ -174,10 +175,13 @@ class Places:
                 hook.remove()
 
     def _enter(self, module: nn.Module, _: Any) -> None:
+        if torch.compiler.is_compiling():  # what is captured is told by its nodes; Dynamo would break the graph here
+            return
         if not self._running and not is_backward_running():  # where that recomputes, it is no new one
             self._micro_batches[module] += 1
             self._micro_batch = self._micro_batches[module]
         unknown = None if isinstance(module, GraphModule) else ""
+        self._entered.append(module)
         self._running.append(self._names.get(module, self._running[-1] if self._running else unknown))
 
     def _begin_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -188,7 +192,9 @@ class Places:
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
         if module not in self._hooked:
-            self._running.pop()
+            self._pop(module)
 
-    def _pop(self, *_: Any) -> None:
-        self._running.pop()
+    def _pop(self, module: nn.Module, *_: Any) -> None:
+        if not torch.compiler.is_compiling() and self._entered[-1:] == [module]:  # one that was captured never entered
+            self._entered.pop()
+            self._running.pop()

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.fx import GraphModule, Node
@@ -38,16 +38,17 @@ from bitproof.harness.graph.dump import GraphDump
 from bitproof.harness.graph.extra_pass import insert, load_pass
 from bitproof.harness.graph.graph_options import GraphOptions, parse_pass
 from bitproof.harness.graph.hazards import hazard_lines
-from bitproof.harness.graph.origin import META_KEY, Origin, user_line
+from bitproof.harness.graph.origin import META_KEY, Origin, origin_of, user_line
 from bitproof.harness.graph.pipeline import PassRow, apply_until, run_pipeline
 from bitproof.harness.graph.tracing.export_joint import NO_CHUNKS
 from bitproof.harness.graph.tracing.trace import ChunkSymbol
 from bitproof.harness.records import PassReport
 from bitproof.harness.torch_compat import disable_current_modes
-from bitproof.harness.torch_compile import ahead_of_time, compile_calls
+from bitproof.harness.torch_compile import ahead_of_time, boxed, compile_calls
 from bitproof.harness.torch_inductor import inductor_backend, lowering_decompositions
 
 Run = Callable[..., Any]
+Call = Callable[["KernelGraph", Run, list[Any]], Any]
 
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -62,8 +63,25 @@ def decompose(module: GraphModule, context: PassContext) -> GraphModule:
     return module
 
 
+class KernelGraph(NamedTuple):
+    """A graph that Inductor has made kernels of, which no log can look into.
+
+    `label` is that of its dump; `module` the innermost that has all of its calls; `outputs` says of each value that it
+    gives what makes it, `num_visible` how many of them the model's code asked for: the others are kept for backward.
+    """
+
+    label: str
+    module: str
+    direction: str
+    outputs: tuple[str, ...]
+    num_visible: int
+
+
 class Capture:
-    """One rank's models, as they are compiled while steps run. `run` is what runs a graph, which a log may replace."""
+    """One rank's models, as they are compiled while steps run.
+
+    `run` is what runs a graph of operators, and `call` what calls one that Inductor compiled; a log may replace both.
+    """
 
     def __init__(self, case: Case, models: Sequence[nn.Module], options: GraphOptions, work: Path) -> None:
         extras = [load_pass(parse_pass(text)) for text in options.extra_passes]
@@ -74,6 +92,7 @@ class Capture:
                 extra.spec = replace(extra.spec, anchor=wanted[-1].__name__)
         self.passes = apply_until(insert(wanted, extras), case.pipeline.until)
         self.run: Callable[[GraphModule], Run] = lambda module: module.forward
+        self.call: Call = lambda graph, kernels, inputs: kernels(inputs)
         self._inductor = work if case.pipeline.compiles else None
         self._decomposes = any(each.__name__ == "decompose" for each in self.passes)
         self._names = {name for model in models for name, _ in model.named_modules()}
@@ -111,13 +130,13 @@ class Capture:
             raise self._failure or error from None
 
     @contextmanager
-    def run_by(self, runner: Callable[[GraphModule], Run]) -> Iterator[None]:
-        """Within this context graphs of operators are run by what `runner` gives for them. Code of Inductor is not."""
-        own, self.run = self.run, runner
+    def run_by(self, runner: Callable[[GraphModule], Run], call: Call) -> Iterator[None]:
+        """Within this context graphs of operators are run by what `runner` gives, and kernels called by `call`."""
+        own, self.run, self.call = (self.run, self.call), runner, call
         try:
             yield
         finally:
-            self.run = own
+            self.run, self.call = own
 
     @property
     def code_hash(self) -> str:
@@ -155,14 +174,15 @@ class Capture:
         self.num_calls += sum(node.op == "call_function" for node in module.graph.nodes)
         return module
 
-    def _compiled(self, compile_graph: Callable[[], Run], module: GraphModule) -> Run:
+    def _compiled(self, compile_graph: Callable[[], Run], module: GraphModule, direction: str) -> Run:
         began, num_nodes = time.perf_counter(), len(module.graph.nodes)
         assert self._inductor is not None
         with settings_in(self._inductor):
             run = compile_graph()
         facts = {"backend": "inductor", "nodes_compiled": num_nodes}
         self._add(PassReport("backend", time.perf_counter() - began, num_nodes, num_nodes, facts=facts))
-        return run
+        graph = _described(module, f"{len(self.codes) - 1:03d}-{direction}", direction)
+        return boxed(lambda inputs: self.call(graph, run, inputs))
 
     def _add(self, report: PassReport) -> None:
         """Add what a stage did to one more graph."""
@@ -204,6 +224,18 @@ def _module_named(path: str, names: set[str]) -> str | None:
     if parts in ([], ["__self__"]):
         return ""
     return next((name for start in range(len(parts)) if (name := ".".join(parts[start:])) in names), None)
+
+
+def _described(module: GraphModule, label: str, direction: str) -> KernelGraph:
+    """What is known of a graph of which kernels are made."""
+    calls = [node for node in module.graph.nodes if node.op == "call_function"]
+    paths = [(origin_of(node).module or "").split(".") for node in calls]
+    shared = [parts[0] for parts in zip(*paths, strict=False) if len(set(parts)) == 1]
+    [result] = module.graph.find_nodes(op="output")
+    given = result.args[0] if isinstance(result.args[0], (tuple, list)) else result.args
+    told = tuple(f"{node} of {origin_of(node)}" if isinstance(node, Node) else str(node) for node in given)
+    visible = result.meta.get("user_visible_output_idxs", ()) if direction == "forward" else range(len(told))
+    return KernelGraph(label, ".".join(shared), direction, told, max(visible, default=len(told) - 1) + 1)
 
 
 def compile_models(made: Any, case: Case, options: GraphOptions, work: Path) -> Capture:

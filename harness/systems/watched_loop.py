@@ -143,7 +143,7 @@ class _Steps:
             return
         self._loop.show_what_is_left(self._stepped, self._observe)
         if self._losses:
-            self._observe("loss", "loss", _sum(self._losses))
+            self._observe("loss", "loss", sum_of_losses(self._losses))
         self.open.close()
         self.index += 1
         if self.index == self._num_steps:
@@ -166,7 +166,7 @@ class _Steps:
         return all(id(p) in held for p in self._loop.trained_parameters().values() if p.requires_grad)
 
 
-def _sum(losses: list[Tensor]) -> Tensor:
+def sum_of_losses(losses: list[Tensor]) -> Tensor:
     """The sum of numbers in their order, in float64; a single one as it is."""
     import torch
 

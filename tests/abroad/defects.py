@@ -216,7 +216,7 @@ DEFECTS: dict[tuple[str, str], Defect] = {
     ("pipelining", "not_scaled"): Defect(
         in_class(pipelining_stage._PipelineStageBase, "scale_grads", lambda own, self, factor: None),
         None,
-        BACKWARD,
+        UPDATE,  # it runs after the last backward, and reads gradients, as clipping does
         ("div_",),
     ),
     ("deepseek", "route_scale"): Defect(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule
 
 from bitproof.harness import capture
 from bitproof.harness.capture.digest import digest, plain
@@ -26,18 +26,19 @@ from bitproof.harness.disturb.works import IN_PLACE_COLLECTIVES, TO_ONE_RANK, Wo
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.graph import offload_operators
 from bitproof.harness.graph.operators import COLLECTIVE_NAMESPACES, UNINITIALIZED, is_view, name_of, written_names
-from bitproof.harness.localize.logs.calls import READS_OUT, Call
+from bitproof.harness.localize.logs.calls import KERNELS, READS_OUT, Call, Place
 from bitproof.harness.localize.logs.foreach_calls import lane, num_lanes
+from bitproof.harness.localize.logs.node_places import GraphRunner
 from bitproof.harness.localize.logs.parts import Parts
 from bitproof.harness.localize.places import Places
 from bitproof.harness.operators import names
 from bitproof.harness.systems import watched_loop, watched_step
-from bitproof.harness.torch_compat import TorchDispatchMode, is_wrapper_subclass, tree_leaves
+from bitproof.harness.torch_compat import TorchDispatchMode, disable_current_modes, is_wrapper_subclass, tree_leaves
 from bitproof.harness.torch_distributed import group_named, group_of
 from bitproof.harness.torch_operators import has_no_values, overload_of, schema_of, storage_key
 
 if TYPE_CHECKING:
-    from bitproof.harness.systems.compiled import Capture
+    from bitproof.harness.systems.compiled import Capture, KernelGraph
 
 IDENTITIES = names(lambda row: row.is_identity)
 
@@ -190,6 +191,30 @@ class CallRecorder(TorchDispatchMode):
             self._add_output(index, result)
         return result
 
+    def kernels_called(self, graph: KernelGraph, kernels: Callable[[list[Any]], Any], inputs: list[Any]) -> Any:
+        """Log a graph of Inductor's as one call, whose `scalars` say what makes each output.
+
+        What the model's code did not ask for has no partner in the reference: it is known whence it is, and not judged.
+        """
+        read, place = list(inputs), Place(graph.module, graph.direction)
+        digests, producers = self._inputs(read)
+        with disable_current_modes():
+            result = kernels(inputs)
+        index = len(self.calls)
+        told = tuple((str(position), text) for position, text in enumerate(graph.outputs[: graph.num_visible]))
+        self.calls.append(
+            Call(place, f"{KERNELS}{graph.label}", digests, (), graph.label, producers=producers, scalars=told)
+        )
+        for position, tensor in enumerate(result):
+            if isinstance(tensor, Tensor) and position < graph.num_visible:
+                self._add_output(index, tensor)
+            elif isinstance(tensor, Tensor):
+                self._producers[_storage(tensor), _digest(tensor)] = index
+        for tensor, before in zip(_tensors(read), digests, strict=True):
+            if _digest(tensor) != before:
+                self._add_output(index, tensor)
+        return result
+
     def forget_only_micro_batch(self) -> None:
         """Let calls say nothing of micro-batches where there is one."""
         if all(call.micro_batch in (None, 1) for call in self.calls):
@@ -218,11 +243,13 @@ class CallRecorder(TorchDispatchMode):
 def _is_own(frame: FrameType | None) -> bool:
     """Whether what called an operator is bitproof's recording: then the nearest frame outside of torch is there.
 
-    `watch` shows what the step leaves, and what it calls for that is none of the step's calls.
+    `watch` shows what the step leaves, and what it calls for that is none of the step's calls. A sum of losses is: it
+    leads from a loop's loss to what gave it.
     """
     while frame is not None and frame.f_code.co_filename.startswith((_TORCH, "<")):
         frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename.startswith(_OWN)
+    code = frame.f_code if frame is not None else watched_loop.sum_of_losses.__code__
+    return code.co_filename.startswith(_OWN) and code is not watched_loop.sum_of_losses.__code__
 
 
 def _full_name(function: Any) -> str:
@@ -323,22 +350,6 @@ def _state(generator: torch.Generator | None) -> str | None:
     return None if generator is None else digest(generator.get_state())
 
 
-class GraphRunner(Interpreter):
-    """Runs a graph node by node, telling `places` which."""
-
-    def __init__(self, module: GraphModule, places: Places) -> None:
-        super().__init__(module)
-        self._places = places
-
-    def run_node(self, node: Node) -> Any:
-        """Run one node."""
-        self._places.node = node
-        try:
-            return super().run_node(node)
-        finally:
-            self._places.node = None
-
-
 @contextmanager
 def logged(
     system: Any, keep: Collection[tuple[int, int]] = (), captured: Capture | None = None
@@ -363,7 +374,8 @@ def logged(
         replace("gradients", _marked(system.gradients, places))
     if isinstance(graph := getattr(system, "graph", None), GraphModule):
         replace("graph", GraphRunner(graph, places).run)
-    by_node = captured.run_by(lambda module: GraphRunner(module, places).run) if captured else nullcontext()
+    run = lambda module: GraphRunner(module, places).run  # noqa: E731
+    by_node = captured.run_by(run, recorder.kernels_called) if captured else nullcontext()
     try:
         with places.following(), by_node, recorder:
             yield recorder

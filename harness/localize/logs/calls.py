@@ -12,6 +12,10 @@ READS_OUT = "_local_scalar_dense"
 """What hands a tensor's number to Python, where it may become an argument of any later call."""
 
 
+KERNELS = "graph "
+"""How the operator of a call begins that is a whole graph, of which kernels were made; then its name."""
+
+
 class Place(NamedTuple):
     """Where in a step a call belongs. Passes may move a call, but not to another place.
 

@@ -14,15 +14,18 @@ buffer and its write, the nearest of all. One that writes a buffer in place belo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch.fx import Node
+from torch.fx import GraphModule, Interpreter, Node
 
 from bitproof.harness.errors import UsageError
 from bitproof.harness.graph.operators import written_arguments
 from bitproof.harness.graph.origin import META_KEY, UNKNOWN, Origin
 from bitproof.harness.graph.writer import CHUNK_KEY
 from bitproof.harness.localize.logs.calls import Place
+
+if TYPE_CHECKING:
+    from bitproof.harness.localize.places import Places
 
 FOREIGN_KEY = "bitproof"
 _DIRECTIONS = ("forward", "backward", "update")
@@ -90,3 +93,19 @@ def _checked(node: Node) -> Mapping[str, Any]:
             where=f'node.meta["{FOREIGN_KEY}"]',
         )
     return said
+
+
+class GraphRunner(Interpreter):
+    """Runs a graph node by node, telling `places` which."""
+
+    def __init__(self, module: GraphModule, places: Places) -> None:
+        super().__init__(module)
+        self._places = places
+
+    def run_node(self, node: Node) -> Any:
+        """Run one node."""
+        self._places.node = node
+        try:
+            return super().run_node(node)
+        finally:
+            self._places.node = None

@@ -37,6 +37,14 @@ def test_the_first_call_whose_output_differs_is_blamed_and_not_those_that_read_i
     assert culprit == Culprit(how="computes", call=candidate[1], ranks=(0,), candidate=1, reference=1)
 
 
+def test_a_graph_of_kernels_is_blamed_with_its_first_output_that_the_reference_does_not_have() -> None:
+    graph = call("graph x w -> a B")._replace(operator="graph 000-forward", scalars=(("0", "mm"), ("1", "silu")))
+    culprit = blamed(STEP, [graph, call("sum B -> L")], "L")
+    assert culprit is not None
+    assert (culprit.how, culprit.candidate, culprit.reading) == ("compiles", 0, "output 1 of 2, silu")
+    assert blamed(STEP, [graph._replace(outputs=("a", "b")), call("sum b -> L")], "L").how == "computes"
+
+
 def test_a_call_that_was_given_another_good_value_is_blamed_with_its_turn_s_partner() -> None:
     candidate = [STEP[0], call("silu x -> B"), call("sum B -> L")]
     culprit = blamed(STEP, candidate, "L")

@@ -17,7 +17,8 @@ from bitproof.harness.execute.folders import CaseFolders
 from bitproof.harness.graph.graph_options import GraphOptions, check_extra_passes
 from bitproof.harness.graph.origin import Origin, origin_of
 from bitproof.harness.localize.bisect_passes import check_case
-from bitproof.harness.systems.compiled import compile_models
+from bitproof.harness.localize.logs.call_log import logged
+from bitproof.harness.systems.compiled import KernelGraph, compile_models
 from bitproof.harness.systems.registry import check_system
 
 # Dynamo asks a value behind a graph break whether it has one.
@@ -140,7 +141,7 @@ def test_nodes_say_their_module_direction_and_line(tmp_path):
     graphs = []
     model = Broken()
     capture = compile_models(SimpleNamespace(model=model), a_case(), GraphOptions(), tmp_path)
-    with capture.run_by(lambda module: graphs.append(module) or module.forward):
+    with capture.run_by(lambda module: graphs.append(module) or module.forward, capture.call):
         trained(model)
     found = {origin_of(node)[:2] for module in graphs for node in module.graph.find_nodes(op="call_function",
              target=torch.ops.aten.addmm.default)}  # fmt: skip
@@ -148,6 +149,31 @@ def test_nodes_say_their_module_direction_and_line(tmp_path):
     [gelu, _] = [n for m in graphs for n in m.graph.find_nodes(op="call_function",
                  target=torch.ops.aten.gelu_backward.default)]  # fmt: skip
     assert origin_of(gelu)[:2] == ("blocks.1", "backward") and "test_compiled.py:" in origin_of(gelu).source
+
+
+def test_a_log_leaves_a_model_compiled_also_one_whose_class_is_torchs_own(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Flatten(0), nn.Linear(15, 1))
+    made = SimpleNamespace(model=model)
+    capture = compile_models(made, a_case(), GraphOptions(), tmp_path)
+    with logged(made, captured=capture) as log:
+        trained(model)
+    assert len(capture.codes) == 2
+    gelus = [(call.node, *call.place[:2]) for call in log.calls if call.operator.startswith("gelu")]
+    assert gelus == [("gelu", "1", "forward"), ("gelu_backward", "1", "backward")]
+
+
+def test_kernels_are_logged_as_one_call_that_is_judged_by_what_the_models_code_asked_for():
+    made = SimpleNamespace(model=nn.Linear(1, 1))
+    graph = KernelGraph("000-forward", "blocks.1", "forward", ("gelu of blocks.1 (forward)", "erf of ..."), 1)
+    with logged(made) as log:
+        x = torch.ones(3).neg()
+        _, kept = log.kernels_called(graph, lambda inputs: [inputs[0] * 2, inputs[0] * 3], [x])
+        kept.sum()
+    assert [call.operator for call in log.calls] == ["ones", "neg", "graph 000-forward", "sum"]
+    _, neg, kernels, total = log.calls
+    assert kernels.place[:2] == ("blocks.1", "forward") and kernels.inputs == neg.outputs
+    assert (len(kernels.outputs), kernels.scalars) == (1, (("0", "gelu of blocks.1 (forward)"),))
+    assert total.producers == (2,)
 
 
 def test_a_pass_of_the_users_goes_through_every_graph_and_a_prefix_leaves_it_out(tmp_path):

@@ -17,6 +17,7 @@ from bitproof.harness.case import Parallelism
 from bitproof.harness.graph import offload_operators
 from bitproof.harness.localize.logs.call_log import logged
 from bitproof.harness.localize.logs.calls import Call, Place, calls_from_text, calls_to_text
+from bitproof.harness.systems.watched_loop import sum_of_losses
 from bitproof.reference.parallel.mesh import Mesh
 from tests.harness.graph.graphs import Applied, D, Layers, batch, chunked, mean_square, parameter, trace
 from tests.ranks import on_ranks
@@ -351,6 +352,17 @@ def test_what_recording_calls_is_none_of_the_systems_calls() -> None:
             digest(x.transpose(0, 1))  # not contiguous: it is copied
 
     assert [call.operator for call in calls_of(Digesting(layers()), batch())] == ["transpose.int"]
+
+
+def test_the_sum_of_a_loops_losses_is_a_call_that_leads_to_what_gave_them() -> None:
+    class Summing(System):
+        def step(self, x: Tensor) -> None:
+            sum_of_losses([x.mean(), x.amax()])
+
+    calls = calls_of(Summing(layers()), batch())
+    assert [call.operator for call in calls if call.operator.startswith("add_")] == ["add_.Tensor"] * 2
+    last = next(call for call in reversed(calls) if call.operator == "add_.Tensor")
+    assert calls[last.producers[1] or 0].inputs == calls[1].outputs
 
 
 class Accumulating:

@@ -14,7 +14,7 @@ buffer and its write, the nearest of all. One that writes a buffer in place belo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch.fx import GraphModule, Interpreter, Node
 
@@ -23,9 +23,6 @@ from bitproof.harness.graph.operators import written_arguments
 from bitproof.harness.graph.origin import META_KEY, UNKNOWN, Origin
 from bitproof.harness.graph.writer import CHUNK_KEY
 from bitproof.harness.localize.logs.calls import Place
-
-if TYPE_CHECKING:
-    from bitproof.harness.localize.places import Places
 
 FOREIGN_KEY = "bitproof"
 _DIRECTIONS = ("forward", "backward", "update")
@@ -95,10 +92,16 @@ def _checked(node: Node) -> Mapping[str, Any]:
     return said
 
 
+class ToldNodes(Protocol):
+    """What wants to know which node runs."""
+
+    node: Node | None
+
+
 class GraphRunner(Interpreter):
     """Runs a graph node by node, telling `places` which."""
 
-    def __init__(self, module: GraphModule, places: Places) -> None:
+    def __init__(self, module: GraphModule, places: ToldNodes) -> None:
         super().__init__(module)
         self._places = places
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
 from bitproof.harness.case import Case
+from bitproof.harness.case.case import is_factory
 from bitproof.harness.case.case_file import case_text
 from bitproof.harness.compare.outcome import complete
 from bitproof.harness.errors import BitproofError, RecordingError
@@ -34,9 +36,10 @@ from bitproof.harness.localize.shrink_case import FEWEST_RANKS, Budget, Symptom,
 from bitproof.harness.machine.capacity import num_at_once, num_in_memory
 from bitproof.harness.machine.devices import Placement, lease_gpus
 from bitproof.harness.options import OnEvent, RunOptions
+from bitproof.harness.processes.command import CommandError, Ran, run_command
 from bitproof.harness.records import CaseResult, Report, Shrunk, Verdict
 from bitproof.harness.report.progress import make_progress
-from bitproof.harness.report.shrunk import tell_head, tell_shrunk
+from bitproof.harness.report.shrunk import tell_head, tell_own_systems, tell_shrunk
 from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, exit_status
 from bitproof.harness.report.text import CASE_FILE
 from bitproof.harness.report.write import finish_run, prepare_run_dir, write_atomically
@@ -259,6 +262,10 @@ class _Shrinking:
             return None, "none: what fails is a run, and a file could only compare results"
         if why := why_no_file(trial, final):
             return None, f"none: {why}"
+        if is_factory(case.reference):
+            return run_own_systems(
+                folder / f"{case.name}.py", tell_own_systems(case, final, command, trial.extra_passes)
+            )
         request = StandaloneRequest(
             case=case, extra_passes=trial.extra_passes, step=first.step, head=tell_head(case, final, command)
         )
@@ -273,6 +280,24 @@ class _Shrinking:
         printed = "".join(f"\n          {line}" for line in found.printed.splitlines())
         told = f"{file}, {len(found.text.splitlines())} lines, calls: {calls}; it exits with 1 and says{printed}"
         return file, told
+
+
+def run_own_systems(file: Path, text: str) -> tuple[Path | None, str]:
+    """Write and run a file that holds a case of two systems of a user's; none where that shows no difference."""
+    print("writing a file that shows it, and running it", flush=True)
+    write_atomically(file, text)
+    with tempfile.TemporaryDirectory() as elsewhere:  # its own report is left there
+        try:
+            done = run_command(
+                [sys.executable, str(file.resolve())], _FILE_SECONDS, folder=Path(elsewhere), is_joined=True
+            )
+        except CommandError as error:
+            done = Ran(-1, str(error), "")
+    if done.status != UNEXPECTED:
+        file.unlink()
+        return None, f"none: one was written, and ran without showing a difference\n{done.out}"
+    printed = "".join(f"\n          {line}" for line in done.out.splitlines() if elsewhere not in line)
+    return file, f"{file}, {len(text.splitlines())} lines; it exits with 1 and says{printed}"
 
 
 def why_no_file(trial: Trial, final: CaseResult) -> str | None:

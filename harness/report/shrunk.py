@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable
+import pprint
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from bitproof.harness import __version__
 from bitproof.harness.case import Case
-from bitproof.harness.records import CaseResult
+from bitproof.harness.case.case import file_of
+from bitproof.harness.records import CaseResult, Verdict
 from bitproof.harness.report.text import blame, locate
 
 
@@ -33,3 +36,40 @@ calls were taken out that do not matter. In the case, {locate(result.first_diver
 Run it: `python FILE` exits with 1 when the two differ, and with 0 when they agree. It needs torch alone.
 Written by bitproof {__version__} with torch {version("torch")} and Python {platform.python_version()}.
 The case itself: {command}"""
+
+
+def tell_own_systems(case: Case, result: CaseResult, command: str, extra_passes: Sequence[str]) -> str:
+    """A file that holds a small case, runs a user's two systems in it, and exits with 1 where they differ."""
+    values = replace(case, expected=Verdict.EQUAL.value, differs=()).to_dict()
+    for side in ("reference", "candidate"):
+        source, colon, name = values[side].rpartition(":")
+        file = file_of(source) if colon else None
+        values[side] = f"{file.resolve()}:{name}" if file else values[side]
+    shown = pprint.pformat(values, width=110, sort_dicts=False)
+    head = f"""Two systems that should agree in every bit, and do not: {case.name}, shrunk.
+
+`reference` is {case.reference}, `candidate` {case.candidate}. {locate(result.first_divergence)} differs first.
+{blame(result.first_divergence) or "No single call is to blame."}
+
+Run it: `python FILE` exits with 1 when the two differ, and with 0 when they agree. It needs bitproof and what the two
+systems need. Written by bitproof {__version__} with Python {platform.python_version()}.
+The case itself: {command}"""
+    return f"""{docstring(head)}
+
+import bitproof
+
+CASE = {shown}
+
+if __name__ == "__main__":
+    run = bitproof.run(
+        bitproof.Case.from_dict(CASE), device={result.device!r}, control="never", extra_passes={tuple(extra_passes)!r}
+    )
+    print(run)
+    raise SystemExit(run.report.exit_status)
+"""
+
+
+def docstring(text: str) -> str:
+    """A text as the docstring of a file, whatever is in it."""
+    escaped = text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+    return f'"""{escaped}\n"""'

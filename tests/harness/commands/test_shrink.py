@@ -15,7 +15,7 @@ from bitproof.builtin_cases.chunking import transformer_batch
 from bitproof.harness.case import Batch, Case, Model, Parallelism, Pipeline
 from bitproof.harness.case.case_file import case_text, read_case
 from bitproof.harness.cli import main
-from bitproof.harness.commands.shrink import _Shrinking, refuse, why_no_file
+from bitproof.harness.commands.shrink import _Shrinking, refuse, run_own_systems, why_no_file
 from bitproof.harness.localize.shrink_case import Trial
 from bitproof.harness.records import CaseResult, Verdict
 from bitproof.harness.report import json as report_json
@@ -79,6 +79,55 @@ def test_a_pass_that_breaks_gradients_is_shrunk_to_one_layer_and_two_ranks(shrun
     assert "  layers        2 -> 1" in shrunk.lines
     case_file = shrunk.folder / "shrunk" / "case.json"
     assert f"replay: bitproof run --device cpu --extra-pass {PASS} --case {case_file}" in shrunk.lines
+
+
+OWN_TRAINER = """
+import bitproof, torch
+from torch import nn
+
+def plain(case, mesh, activation="none"):
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU(activation))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(index):
+        loss = model(torch.ones(2, 4)).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    watched = bitproof.watch(step, model=model, optimizer=optimizer, independent_ranks=True)
+    return watched
+
+def other(case, mesh):
+    return plain(case, mesh, "tanh")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_of_two_systems_of_a_users_a_file_is_written_that_runs_the_small_case_and_fails(
+    tmp_path: Path, capsys: Any
+) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(OWN_TRAINER)
+    systems = {"reference": f"{mine}:plain", "candidate": f"{mine}:other"}
+    start = replace(SMALL, name="mine", family="mine", steps=2, pipeline=Pipeline(), **systems)
+    done = shrink(start, make(tmp_path / "runs"), capsys, "--tries", "2")
+    file = done.folder / "shrunk" / "mine.py"
+    assert done.status == 1 and any(f"{file}, " in line and "it exits with 1" in line for line in done.lines), done
+    again = subprocess.run([sys.executable, file], cwd=make(tmp_path / "elsewhere"), capture_output=True, text=True)
+    assert again.returncode == 1 and "to blame: gelu of 1 (forward)" in again.stdout, again
+
+
+@pytest.mark.ranks
+def test_a_file_that_shows_no_difference_is_not_handed_out(tmp_path: Path) -> None:
+    wrong, right = tmp_path / "wrong.py", tmp_path / "right.py"
+    assert run_own_systems(wrong, "print('it differs')\nraise SystemExit(1)\n") == (
+        wrong,
+        f"{wrong}, 2 lines; it exits with 1 and says\n          it differs",
+    )
+    assert run_own_systems(right, "print('none')\n")[0] is None and not right.exists()
 
 
 def told_tries(lines: list[str]) -> list[str]:

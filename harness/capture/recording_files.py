@@ -15,7 +15,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from itertools import groupby, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,15 @@ import pyarrow.parquet as pq
 from bitproof.harness.capture.columns import column
 from bitproof.harness.capture.digest_table import COLUMNS
 from bitproof.harness.capture.selection import are_patterns
-from bitproof.harness.capture.stored import OF_LAYOUTS, DigestFile, check_file, damaged, read_rows, refuse_link
+from bitproof.harness.capture.stored import (
+    OF_LAYOUTS,
+    DigestFile,
+    check_file,
+    damaged,
+    read_rows,
+    refuse_link,
+    silent_columns,
+)
 from bitproof.harness.case.bounds import MOST_STEPS_OF_RANKS
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.records import SCHEMA, KeptCalls, Key, Manifest, Record, Recording
@@ -48,32 +56,30 @@ _MAX_MANIFEST_BYTES = 64 << 20
 _MAX_VALUES_BYTES = 1 << 40
 MAX_CALLS_BYTES = 1 << 30
 _MAX_DEPTH = 50
+HELD_BYTES = 32 << 20
 _REPEATED = ["kind", "name", "dtype", "shape.list.element", "content", "placements", "box"]
 """Columns that are written as a dictionary of their values. Hardly any digest comes twice."""
 
 
 def write_recording(folder: Path, manifest: Manifest, rows: Iterable[tuple[Key, Record]]) -> None:
-    """Write a whole recording at `folder`, replacing one that is there. Rows keep their order.
-
-    Where that is rank by rank, each rank can be read without the others.
-    """
-    by_rank = [(rank, list(group)) for rank, group in groupby(rows, lambda row: row[0].rank)]
-    ranks = [rank for rank, _ in by_rank]
-    if ranks != sorted(set(ranks)):
-        by_rank = [(0, [row for _, group in by_rank for row in group])]
-    tables = [_table(group) for _, group in by_rank] or [_table([])]
-    silent = {name for name in OF_LAYOUTS if all(table[name].null_count == len(table) for table in tables)}
-    _write_folder(folder, manifest, tables, silent)
+    """Write a whole recording at `folder`, replacing one that is there. Rows keep their order."""
+    table = _table(rows)
+    _write_folder(folder, manifest, [table], silent_columns(table))
 
 
 def join_parts(folder: Path, manifest: Manifest, parts: Iterable[Path], values: Sequence[Path] = ()) -> None:
     """Write the ranks' parts, in the order given, as one recording; their files of `values` move into it.
 
-    One part at a time is in memory.
+    Where they are large, one part at a time is in memory, and is a row group of the recording.
     """
     parts = list(parts)
-    silent = set(OF_LAYOUTS).intersection(*(DigestFile(part).silent for part in parts))
-    _write_folder(folder, manifest, (DigestFile(part).table() for part in parts), silent, values)
+    tables: Iterable[pa.Table] = (DigestFile(part).table() for part in parts)
+    if sum(part.stat().st_size for part in parts) <= HELD_BYTES:
+        whole = pa.concat_tables(tables)
+        tables, silent = [whole], silent_columns(whole)
+    else:
+        silent = set.intersection(*(silent_columns(DigestFile(part).table()) for part in parts))
+    _write_folder(folder, manifest, tables, silent, values)
 
 
 def checked_values_path(folder: Path, manifest: Manifest, rank: int) -> Path:

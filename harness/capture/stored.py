@@ -1,7 +1,7 @@
 """A recording's table of digests as it lies on disk, read rank by rank.
 
-A thousand ranks leave tens of millions of rows, more than a process should hold. Each rank's rows are row groups of
-their own, so that one rank can be read without the others. A recording whose rows lie otherwise is read as a whole.
+A thousand ranks leave tens of millions of rows, more than a process should hold. In a long table each rank's rows are
+a row group, so that one rank can be read without the others. A table whose ranks lie otherwise is read as a whole.
 
 Nothing read is trusted: schema, sizes and every value are checked before anything is made of them. The file stays open,
 so that what is read later is what was checked, whatever has its name by then.
@@ -13,9 +13,11 @@ import hashlib
 import stat
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -46,6 +48,11 @@ class RankRows:
     def __init__(self, rank: int, table: pa.Table) -> None:
         self.rank = rank
         self._table = table
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are."""
+        return len(self._table)
 
     @cached_property
     def records(self) -> dict[Key, Record]:
@@ -128,12 +135,6 @@ class DigestFile:
         if self.num_rows > MAX_ROWS:
             raise RecordingError(f"{path} is too large", found=f"{self.num_rows} rows")
 
-    @property
-    def silent(self) -> set[str]:
-        """Those of the last columns that have nothing to say."""
-        table = self.table()
-        return {name for name in OF_LAYOUTS if table[name].null_count == len(table)}
-
     def table(self, group: int | None = None) -> pa.Table:
         """A row group, or all.
 
@@ -164,22 +165,43 @@ def read_rows(file: DigestFile, manifest: Manifest) -> Recording:
 
     What a file says of its row groups is not asked: Arrow ends the process where that is damaged.
     """
-    if not 0 < file.num_groups <= manifest.world_size:
-        return _read_whole(file, manifest)
+    if (
+        file.num_rows > KEPT_ROWS
+        and file.num_groups <= manifest.world_size
+        and (found := _read_by_rank(file, manifest))
+    ):
+        return found
+    table = file.table()
+    check_values(file.path, table, manifest)
+    parts = _by_rank(table)
+    if (ranks := [rank for rank, _ in parts]) == sorted(set(ranks)):
+        before: RankRows | None = None
+        for part in parts:
+            before = _checked_keys(file.path, RankRows(*part), before)
+        return StoredRecording(manifest, {rank: _given(part) for rank, part in parts})
+    records = read_records(table)
+    _refuse_twice(file.path, len(records), len(table))
+    return Recording(manifest, records)
+
+
+def _read_by_rank(file: DigestFile, manifest: Manifest) -> Recording | None:
+    """As `read_rows`, one row group at a time in memory; None where they are not one a rank, in ascending order."""
     tables: dict[int, Callable[[], pa.Table]] = {}
     before: RankRows | None = None
     for group in range(file.num_groups):
         table = file.table(group)
         check_values(file.path, table, manifest)
-        ranks = table["rank"].unique().to_pylist()
-        if len(ranks) != 1 or ranks[0] <= max(tables, default=-1):
-            return _read_whole(file, manifest)
-        rows = RankRows(ranks[0], table)
-        if not (before and rows.recorded_like(before)):
-            _refuse_twice(file.path, len(rows.records), table)
-            before = rows
-        tables[rows.rank] = _given(table) if file.num_rows <= KEPT_ROWS else _again(file, group)
+        parts = _by_rank(table)
+        if len(parts) != 1 or parts[0][0] <= max(tables, default=-1):
+            return None
+        before = _checked_keys(file.path, RankRows(*parts[0]), before)
+        tables[parts[0][0]] = _again(file, group)
     return StoredRecording(manifest, tables)
+
+
+def silent_columns(table: pa.Table) -> set[str]:
+    """Those of the last columns that have nothing to say."""
+    return {name for name in OF_LAYOUTS if table[name].null_count == len(table)}
 
 
 def have_same_rows(first: Recording, second: Recording, rank: int) -> bool:
@@ -228,16 +250,23 @@ def damaged(path: Path, error: BaseException) -> RecordingError:
     )
 
 
-def _read_whole(file: DigestFile, manifest: Manifest) -> Recording:
-    table = file.table()
-    check_values(file.path, table, manifest)
-    records = read_records(table)
-    _refuse_twice(file.path, len(records), table)
-    return Recording(manifest, records)
+def _by_rank(table: pa.Table) -> list[tuple[int, pa.Table]]:
+    """Rows that lie together and are of one rank, with the rank, as parts of the table's memory."""
+    ranks = numpy.array(values_of(table["rank"]))
+    starts = [0, *(numpy.flatnonzero(numpy.diff(ranks)) + 1).tolist(), len(ranks)]
+    return [(int(ranks[start]), table.slice(start, end - start)) for start, end in pairwise(starts) if start < end]
 
 
-def _refuse_twice(path: Path, num_keys: int, table: pa.Table) -> None:
-    if num_keys != table.num_rows:
+def _checked_keys(path: Path, rows: RankRows, before: RankRows | None) -> RankRows:
+    """The first of the ranks that recorded as this one, which names each tensor once."""
+    if before and rows.recorded_like(before):
+        return before
+    _refuse_twice(path, len(rows.records), rows.num_rows)
+    return rows
+
+
+def _refuse_twice(path: Path, num_keys: int, num_rows: int) -> None:
+    if num_keys != num_rows:
         raise RecordingError(f"{path} names a tensor twice", expected="each (step, kind, name, rank) once")
 
 

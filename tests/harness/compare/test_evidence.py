@@ -5,11 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from bitproof.harness.capture.recording_files import read_recording, write_recording
+from bitproof.harness.capture import recording_files
+from bitproof.harness.capture import stored as stored_module
+from bitproof.harness.capture.recording_files import join_parts, read_recording, write_part, write_recording
 from bitproof.harness.capture.stored import StoredRecording
 from bitproof.harness.case import Case, Chunking, Parallelism
 from bitproof.harness.compare import evidence
 from bitproof.harness.compare.verdict import compare
+from bitproof.harness.errors import RecordingError
 from bitproof.harness.records import Key, Manifest, Record, Recording, Verdict
 
 NAMES = [("loss", "loss"), ("grad", "b"), ("grad", "a"), ("param", "a"), ("param", "b"), ("optimizer", "a.step")]
@@ -35,9 +38,27 @@ def rows(dtype="float32"):
     }
 
 
-def stored(folder, records, manifest=MANIFEST):
-    write_recording(folder, manifest, records.items())
+def stored(folder, records):
+    """As a run stores it: each rank's part, joined."""
+    parts = [folder.with_suffix(f".{rank}") for rank in range(6)]
+    for rank, part in enumerate(parts):
+        write_part(part, [row for row in records.items() if row[0].rank == rank])
+    join_parts(folder, MANIFEST, parts)
     return read_recording(folder)
+
+
+@pytest.fixture
+def long(monkeypatch):
+    """Every recording is one of too many rows to be held."""
+    monkeypatch.setattr(recording_files, "HELD_BYTES", 0)
+    monkeypatch.setattr(stored_module, "KEPT_ROWS", 0)
+
+
+@pytest.fixture(params=["short", "long"])
+def either(request):
+    """Recordings that are held in memory, and such as are read again rank by rank."""
+    if request.param == "long":
+        request.getfixturevalue("long")
 
 
 def damage(records, random):
@@ -74,10 +95,10 @@ def damage(records, random):
 
 
 @pytest.mark.parametrize("most", [20_000, 3])
-def test_rank_by_rank_says_what_all_records_at_once_say(tmp_path, monkeypatch, most):
+def test_rank_by_rank_says_what_all_records_at_once_say(tmp_path, monkeypatch, either, most):
     monkeypatch.setattr(evidence, "MAX_DIFFERING", most)
     found, told = set(), set()
-    for seed in range(150):
+    for seed in range(100):
         choose = random.Random(seed)
         both = [damage(rows(), choose), damage(rows(), choose)]
         if choose.random() < 0.3:
@@ -92,7 +113,7 @@ def test_rank_by_rank_says_what_all_records_at_once_say(tmp_path, monkeypatch, m
     assert found == {Verdict.EQUAL, Verdict.DIFFERENT, Verdict.UNVERIFIED} and told
 
 
-def test_only_the_first_of_ranks_that_recorded_alike_is_looked_at_record_by_record(tmp_path, monkeypatch):
+def test_only_the_first_of_ranks_that_recorded_alike_is_looked_at_record_by_record(tmp_path, monkeypatch, either):
     looked = []
     add = evidence.Evidence.add
     monkeypatch.setattr(
@@ -113,17 +134,28 @@ def test_records_that_somebody_changed_count_and_not_the_file(tmp_path):
 
 def test_a_recording_whose_rows_lie_otherwise_is_compared_as_a_whole(tmp_path):
     mixed = dict(sorted(rows().items(), key=lambda row: row[0].step))
-    side = stored(tmp_path / "mixed", mixed)
+    write_recording(tmp_path / "mixed", MANIFEST, mixed.items())
+    side = read_recording(tmp_path / "mixed")
     assert not isinstance(side, StoredRecording) and list(side.records) == list(mixed)
     assert compare(side, stored(tmp_path / "by_rank", rows()), CASE).verdict == Verdict.EQUAL
 
 
-def test_a_long_recording_is_read_again_from_the_file_that_was_checked(tmp_path, monkeypatch):
-    from bitproof.harness.capture import stored as module
-
-    monkeypatch.setattr(module, "KEPT_ROWS", 0)
+def test_a_long_recording_is_read_again_from_the_file_that_was_checked(tmp_path, long):
     side = stored(tmp_path / "here", rows())
     stored(tmp_path / "here", rows("bfloat16"))  # another recording takes its place
     assert {record.dtype for record in side.of_rank(3).records.values()} == {"float32"}
     assert side.losses(2) == ["0x1.8p+1"] * CASE.steps
     assert compare(side, Recording(MANIFEST, rows()), replace(CASE)).verdict == Verdict.EQUAL
+
+
+def test_a_long_recording_that_names_a_tensor_twice_or_lies_about_a_rank_is_refused(tmp_path, long):
+    parts = [tmp_path / "0", tmp_path / "1"]
+    for rank, part in enumerate(parts):
+        write_part(part, [row for row in rows().items() if row[0].rank == rank] * (rank + 1))
+    join_parts(tmp_path / "twice", MANIFEST, parts)
+    with pytest.raises(RecordingError, match="names a tensor twice"):
+        read_recording(tmp_path / "twice")
+    write_part(parts[1], [row for row in rows().items() if row[0].rank < 2])
+    join_parts(tmp_path / "again", MANIFEST, parts)
+    with pytest.raises(RecordingError, match="names a tensor twice"):
+        read_recording(tmp_path / "again")

@@ -21,8 +21,8 @@ CAUSES = {
     "accelerated_lr": ("mul_", None, "update"),
     "hf_llama_eps": ("add.Tensor", "model.layers.1.input_layernorm", "forward"),
     "hf_trainer_clipping": ("mul", None, "update"),
-    "lit_accumulating": ("div.Tensor", "", "backward"),
-    "pipelined_order": ("add_.Tensor", "stage2.0.1", "backward"),
+    "lit_accumulating": ("div.Tensor", "", "forward"),  # Lightning divides the loss
+    "pipelined_order": ("add_.Tensor", "stage0.0.0", "backward"),  # the parameter whose gradient is shown
     "titan_chunked": ("add.Tensor", None, None),
 }
 """Of each case that differs what the operator to blame begins with, its module and its direction."""

@@ -63,6 +63,7 @@ fuzz: $(VENV)/ready         ## programs with one wrong call and trainers with on
 	$(BIN)/python tests/benchmarks/prove_faults.py
 	$(BIN)/python tests/benchmarks/fuzz_certificates.py
 	$(BIN)/python tests/benchmarks/forge_certificates.py
+	$(BIN)/python tests/benchmarks/compare_checkers.py
 	$(BIN)/python tests/benchmarks/fuzz_readers.py
 
 # A scan that was cut off goes on with the same file: make operators OPERATORS='--json reports/operators.json'.

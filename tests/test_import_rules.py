@@ -66,6 +66,7 @@ FLOORS = (
         "bitproof.harness.errors",
         "bitproof.harness.operators",
         "bitproof.harness.printable",
+        "bitproof.harness.second_checker",
         "bitproof.harness.shared_memory",
         "bitproof.harness.torch_versions",
     },

@@ -16,7 +16,7 @@ from bitproof.harness.certificate.data import FLOATS, Call, Graph, Size, Tensor,
 from bitproof.harness.certificate.errors import require
 from bitproof.harness.certificate.in_flight import InFlight
 from bitproof.harness.certificate.rules import Terms
-from bitproof.harness.certificate.types import NUMBER, has, is_exact, nearest
+from bitproof.harness.certificate.types import ARITY, NUMBER, has, is_exact, nearest
 
 
 class UnderivableError(Exception):
@@ -92,7 +92,7 @@ class Walk:
             case "getitem", (("0", _), ("1", place)):
                 if not isinstance(places[0], list):
                     raise UnderivableError
-                require(own == read[0][place], f"{call.name} is not what it takes")
+                require(place >= 0 and own == read[0][place], f"{call.name} is not what it takes")
                 return places[0][place]
             case "aten._local_scalar_dense.default", (("self", _),):
                 self._name((own,), lambda _: ("item", places[0]))
@@ -182,17 +182,19 @@ class Walk:
         dtypes or arguments are not such."""
         own, name, operands = call.value, known.EXACT.get(call.op, "mul"), []
         dtypes = tuple(x.dtype for x in read)
-        is_known = [*args] in known.OPERANDS and dtypes and is_exact(name, own.dtype, dtypes)
+        is_known = (
+            [*args] in known.OPERANDS and len(args) == ARITY[name] and dtypes and is_exact(name, own.dtype, dtypes)
+        )
         if not is_known or any(x.device != own.device or not _are_alike(x.shape, own.shape) for x in read):
             return None
         shapes = {x.shape for x in read}
         require(shapes == {own.shape} or windows.broadcast(shapes) == own.shape, f"{call.name} gives another shape")
+        if call.op in known.DIVISIONS and nodes_in(args["other"]):
+            return None
         for value in args.values():
             if isinstance(value, tuple) and value[0] == "node":
                 place, shape = self.values[value[1]], self.graph.calls[value[1]].value.shape
                 place = place if shape == own.shape else self.terms.view(place, windows.repeated(shape, own.shape))
-                if call.op in known.DIVISIONS and value == args["other"]:
-                    return None
             else:
                 number = _number(value, dtypes[0]) if isinstance(value, int) or dtypes[0] in FLOATS else None
                 if call.op in known.DIVISIONS and number is not None:
@@ -285,7 +287,7 @@ class Walk:
         """Among more than two ranks rows that arrive are the first split, and one symbol for all others."""
         own = first[1:] if isinstance(first, tuple) else ((first,),) * (first != 0)
         for n, *names in rows[1:] if isinstance(rows, tuple) else ():
-            if n == 1 and names[0] not in self.symbols and {*rows[1:]} == {*own, (n, *names)}:
+            if n == len(names) == 1 and names[0] not in self.symbols and {*rows[1:]} == {*own, (n, *names)}:
                 self.symbols[names[0]] = self.terms.find("rows", self._sizes(others))
 
     def _size(self, size: Size) -> Size:

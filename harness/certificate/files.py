@@ -30,12 +30,17 @@ def read_certificate(folder: Path, *, sealed: bool = True) -> Certificate:
     """Read the files. Raises RejectedError; unless `sealed`, digests may be wrong, which is for tests."""
     with rejecting():
         contents = {name: _content(folder / name) for name in FILES}
+        return certificate_in(contents, _content(folder / SUMS).decode() if sealed else None)
+
+
+def certificate_in(contents: dict[str, bytes], sums: str | None = None) -> Certificate:
+    """A certificate of its files' contents. Raises RejectedError, also for other digests than `sums`, where given."""
+    with rejecting():
         main = _load(contents[MAIN])
         found = main["format"]
         require(found == FORMAT, f"a certificate of format {found}, which is not {FORMAT}: made by another version")
-        if sealed:
-            sums = sums_of(contents)
-            lines = {*sums.splitlines()} ^ {*_content(folder / SUMS).decode().splitlines()}
+        if sums is not None:
+            lines = {*sums_of(contents).splitlines()} ^ {*sums.splitlines()}
             unlike = {line[66:] for line in lines} | {name for name, _ in {*_sealed(contents)} ^ {*main["files"]}}
             require(not unlike, f"not what was certified: {', '.join(sorted(unlike))}")
         known = ("format", "case", "files", "answers", "assumptions", "subject")
@@ -45,7 +50,7 @@ def read_certificate(folder: Path, *, sealed: bool = True) -> Certificate:
             case=_text(main["case"]),
             reference=_graph(reference),
             candidate=_graph(candidate),
-            steps=tuple(ProofStep(*step) for step in steps),
+            steps=tuple(_step(*step) for step in steps),
             answers=tuple((_text(name), _text(verdict)) for name, verdict in main["answers"]),
             assumptions=tuple(map(_text, main["assumptions"])),
             subject=_subject(main["subject"]),
@@ -119,6 +124,11 @@ def _subject(value: Any) -> Subject | None:
     )
 
 
+def _step(term: Any, rule: str, equals: int, hint: Any = ()) -> ProofStep:
+    require(type(rule) is str and type(hint) is tuple, f"{str(rule)[:80]} is no rule with a hint")
+    return ProofStep(term, rule, equals, hint)
+
+
 def _graph(value: Any) -> Graph:
     require({*value} == {"outputs", "calls"}, "a graph has other parts than outputs and calls")
     outputs = tuple((_text(name), _number(index)) for name, index in value["outputs"])
@@ -130,7 +140,8 @@ def _call(name: str, op: str, args: Any, value: Any, writes: Any, random: int, p
     is_call = (
         type(name) is str and type(op) is str and random in (0, 1) and all(type(x) is str for x in (*names, *writes))
     )
-    require(is_call and len(names) == len(args), f"{str(name)[:80]} is no call")
+    is_call &= type(args) is type(writes) is tuple and len(names) == len(args)
+    require(is_call, f"{str(name)[:80]} is no call")
     return Call(name, op, args, _value(value), writes, bool(random), place)
 
 
@@ -145,9 +156,9 @@ def _value(value: Any) -> Any:
     require(kind == "tensor", f"{kind} is no kind of value")
     dtype, device, shape, strides, offset, storage = found
     require(len(shape) == len(strides), f"{len(strides)} strides for {len(shape)} dims")
-    for size in (*shape, *strides, offset, storage):
+    for size in (*shape, *strides, offset):
         _size(size)
-    return Tensor(_text(dtype), _text(device), shape, strides, offset, storage)
+    return Tensor(_text(dtype), _text(device), shape, strides, offset, _number(storage))
 
 
 def _size(value: Any) -> Size:

@@ -22,6 +22,9 @@ from bitproof.harness.options import RunOptions
 )
 def check_certificate_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A certificate's folder, or one that holds several.")],
+    second: Annotated[
+        bool, typer.Option("--second", help="Check with the second checker, too, which shares no code with the first.")
+    ] = False,
     retrace: Annotated[
         bool, typer.Option("--retrace", help="Make both graphs anew and compare them. Needs torch, and this code.")
     ] = False,
@@ -32,4 +35,5 @@ def check_certificate_command(
     from bitproof.harness.commands.check_certificate import check_certificates
 
     passes, step = options.extra_passes, options.precompiled
-    raise typer.Exit(check_certificates(folder, retrace=retrace, extra_passes=passes, precompiled=step))
+    found = check_certificates(folder, second=second, retrace=retrace, extra_passes=passes, precompiled=step)
+    raise typer.Exit(found)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from bitproof.harness import second_checker
 from bitproof.harness.case import Case
 from bitproof.harness.certificate.check import check
 from bitproof.harness.certificate.data import Certificate, Subject
@@ -23,14 +25,20 @@ SHOWN_CHANGES = 8
 
 
 def check_certificates(
-    folder: Path, *, retrace: bool = False, extra_passes: Sequence[str] = (), precompiled: Path | None = None
+    folder: Path,
+    *,
+    second: bool = False,
+    retrace: bool = False,
+    extra_passes: Sequence[str] = (),
+    precompiled: Path | None = None,
 ) -> int:
     """Check the certificate in a folder, or each in the folders of it; tell what each says, what it assumes, and what
     was not checked.
 
-    With `retrace` both graphs are made again, which needs torch; `extra_passes` and `precompiled` are then those that
-    certificates were made with. Returns 0 where all are accepted and every output is proved, 1 where an output is not
-    claimed, 3 where a certificate is rejected. Raises UsageError where there is none, and where options are wrong.
+    With `second` the second checker must agree. With `retrace` both graphs are made again, which needs torch;
+    `extra_passes` and `precompiled` are then those that certificates were made with. Returns 0 where all are accepted
+    and every output is proved, 1 where an output is not claimed, 3 where a certificate is rejected. Raises UsageError
+    where there is none, and where options are wrong.
     """
     if not retrace and (extra_passes or precompiled is not None):
         raise UsageError(
@@ -40,10 +48,10 @@ def check_certificates(
     folders = [folder] if (folder / MAIN).is_file() else parts
     if not folders:
         raise UsageError("there is no certificate", expected=f"a folder with {MAIN}", found=str(folder))
-    return max(_check(folder, retrace, extra_passes, precompiled) for folder in folders)
+    return max(_check(folder, second, retrace, extra_passes, precompiled) for folder in folders)
 
 
-def _check(folder: Path, retrace: bool, extra_passes: Sequence[str], precompiled: Path | None) -> int:
+def _check(folder: Path, second: bool, retrace: bool, extra_passes: Sequence[str], precompiled: Path | None) -> int:
     try:
         certificate = read_certificate(folder)
         counts = check(certificate)
@@ -51,6 +59,8 @@ def _check(folder: Path, retrace: bool, extra_passes: Sequence[str], precompiled
         subject = certificate.subject
         assert subject is not None
         case = _case_of(subject)
+        if second:
+            _check_again(folder, counts)
         if retrace:
             from bitproof.harness.prove.retrace import check_retraced
 
@@ -61,11 +71,20 @@ def _check(folder: Path, retrace: bool, extra_passes: Sequence[str], precompiled
     told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
     _tell(f"{folder}: accepted: case {certificate.case}, {len(certificate.steps)} steps; outputs: {told}")
     digest = hashlib.sha256((folder / MAIN).read_bytes()).hexdigest()
-    for line in (f"sha256 of {MAIN}: {digest}", *_about(certificate, subject, case, retrace)):
+    agrees = ["the second checker finds the same"] * second
+    for line in (f"sha256 of {MAIN}: {digest}", *agrees, *_about(certificate, subject, case, retrace)):
         _tell(f"  {line}")
     for text in certificate.assumptions:
         _tell(f"  assumes that {text}")
     return ACCEPTED if counts["PROVED"] and set(counts) == {"PROVED"} else LESS
+
+
+def _check_again(folder: Path, counts: Counter[str]) -> None:
+    try:
+        found = second_checker.check_folder(folder)
+    except second_checker.FlawError as error:
+        raise RejectedError(f"the second checker rejects it, the first does not: {error}") from error
+    require(found == counts, f"the second checker counts {dict(found)}, the first {dict(counts)}")
 
 
 def _case_of(subject: Subject) -> Case:

@@ -132,6 +132,14 @@ def _map_sizes(value: Any, place: Callable[[int], int]) -> Any:
 def write_certificate(certificate: Certificate, folder: Path) -> None:
     """Write the files; the main one and the digests last, so that a folder that has these is whole."""
     folder.mkdir(parents=True, exist_ok=True)
+    contents = contents_of(certificate)
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    (folder / SUMS).write_text(sums_of({name: contents[name] for name in FILES}))
+
+
+def contents_of(certificate: Certificate) -> dict[str, bytes]:
+    """The files' contents by name, without the digests'; the main one last."""
     steps = _lines([_step_data(step) for step in certificate.steps])
     texts = _graph_text(certificate.reference), _graph_text(certificate.candidate), steps
     contents = {name: text.encode() for name, text in zip(FILES[1:], texts, strict=True)}
@@ -143,10 +151,7 @@ def write_certificate(certificate: Certificate, folder: Path) -> None:
         "assumptions": certificate.assumptions,
         "subject": certificate.subject and asdict(certificate.subject),
     }
-    contents = {**contents, MAIN: (json.dumps(main, indent=1) + "\n").encode()}
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
-    (folder / SUMS).write_text(sums_of({name: contents[name] for name in FILES}))
+    return {**contents, MAIN: (json.dumps(main, indent=1) + "\n").encode()}
 
 
 def _lines(items: list[Any]) -> str:

@@ -10,6 +10,8 @@ Steps. Random terms, many of which do not fit together, are put down one after t
 that says something of it. A step that is accepted must have a meaning, of the type that was derived, and must mean what
 it is said to equal.
 
+Of each step the second checker is asked, too: what the one accepts and the other rejects is a disagreement.
+
 With --untyped the checker derives types and does not compare them, as it was before: every forged certificate must be
 accepted then, or these would show nothing.
 """
@@ -33,6 +35,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from bitproof.harness import second_checker
 from bitproof.harness.certificate import rules as checker
 from bitproof.harness.certificate import types, windows
 from bitproof.harness.certificate.assumptions import ASSUMPTIONS
@@ -292,11 +295,16 @@ GROUPS = (((0, 1),), ((0, 1),), ((1, 0),), ((0,), (1,)), ((0, 0),), ((0,), (1, 0
 
 
 class Trial(checker.Terms):
-    """Terms with meanings. Whatever a rule looks up is put down first, if the checker takes it."""
+    """Terms with meanings. Whatever a rule looks up is put down first, if the checker takes it.
 
-    def __init__(self) -> None:
+    The second checker's state follows, where that is asked; `disagreements` are the steps on which the two differ.
+    """
+
+    def __init__(self, *, both: bool = False) -> None:
         super().__init__()
         self.means: list[Array | None] = []
+        self.second = second_checker.new_state() if both else None
+        self.disagreements: list[str] = []
 
     def find(self, *term: object) -> int:
         """Look a term up, or put it down."""
@@ -306,8 +314,44 @@ class Trial(checker.Terms):
 
     def put(self, step: ProofStep) -> None:
         """Add a step with its meaning. Raises what the checker raises."""
-        self.add(step)
+        taken = self._second_takes(step)
+        try:
+            self.add(step)
+        except Exception:
+            self._compare(step, taken, False)
+            raise
+        self._compare(step, taken, True)
         self.means.append(self.meaning(step.term))
+
+    def gives(self, rule: str, term: Term, hint: tuple[Any, ...]) -> int | None:
+        """What a rule makes of a term, None where it says nothing. Raises what the checker raises."""
+        found = None
+        try:
+            found = checker.RULES[rule](self, term, *hint)
+        finally:
+            if self.second is not None:
+                try:
+                    other = second_checker.RULES[rule](self.second, as_json(term), *as_json(hint))
+                except (second_checker.FlawError, *second_checker.MISTAKES):
+                    other = None
+                if other != found and (found is None or found < len(self.terms)):
+                    self.disagreements.append(f"{rule} of {term}, hint {hint}: {found} and {other}")
+        return found
+
+    def _second_takes(self, step: ProofStep) -> bool:
+        if self.second is None:
+            return False
+        try:
+            hint = [as_json(step.hint)] if step.hint else []
+            second_checker.take_step(self.second, [as_json(step.term), step.rule, step.equals, *hint])
+        except (second_checker.FlawError, *second_checker.MISTAKES):
+            return False
+        return True
+
+    def _compare(self, step: ProofStep, second: bool, first: bool) -> None:
+        if self.second is not None and first != second:
+            self.disagreements.append(f"{step}: accepted by the {'first' if first else 'second'} alone")
+            self.second = None  # its state is another now
 
     def meaning(self, term: Term) -> Array | None:
         """What a term means; None where it means nothing."""
@@ -357,6 +401,11 @@ class Trial(checker.Terms):
 
     def _dtype(self, place: int) -> str:
         return self.types[place][0]
+
+
+def as_json(value: Any) -> Any:
+    """Tuples as the lists that JSON has."""
+    return [*map(as_json, value)] if isinstance(value, tuple) else value
 
 
 def _random_term(trial: Trial, chance: random.Random) -> Term:
@@ -415,10 +464,10 @@ def _hints(trial: Trial, rule: str, term: Term, chance: random.Random) -> list[t
     return found
 
 
-def forged_steps(chance: random.Random, attempts: int = 40) -> Iterator[tuple[str, str | None]]:
+def forged_steps(chance: random.Random, attempts: int = 40, *, both: bool = True) -> Iterator[tuple[str, str | None]]:
     """Of each step that was tried what became of it, "rejected" where it is false or means nothing; and what is
-    false of one that was accepted."""
-    trial = Trial()
+    false of one that was accepted. Where `both` checkers disagree, "on which checkers disagree", and on what."""
+    trial = Trial(both=both)
     for name in "abcd":
         shape = tuple(chance.randint(0, 4) for _ in range(chance.randint(0, 2)))
         trial.put(ProofStep(("input", f"input {name}", chance.choice([*DTYPES, "bool"]), shape), "", len(trial.terms)))
@@ -437,7 +486,7 @@ def forged_steps(chance: random.Random, attempts: int = 40) -> Iterator[tuple[st
             before, found = len(trial.terms), None
             try:
                 with rejecting():
-                    found = checker.RULES[rule](trial, term, *hint) if rule else len(trial.terms)
+                    found = trial.gives(rule, term, hint) if rule else len(trial.terms)
                     if found is None:
                         continue
                     if rule and chance.random() < 0.1:
@@ -445,6 +494,8 @@ def forged_steps(chance: random.Random, attempts: int = 40) -> Iterator[tuple[st
                     trial.put(ProofStep(term, rule, found, hint))
             except RejectedError:
                 yield "rejected" if trial.is_false(term, found) else "that say nothing", None
+            yield from (("on which checkers disagree", text) for text in trial.disagreements)
+            trial.disagreements.clear()
             flaws = [flaw for place in range(before, len(trial.terms)) if (flaw := _flaw_at(trial, place))]
             if len(trial.terms) > before:
                 yield "accepted", flaws[0] if flaws else None
@@ -535,24 +586,25 @@ def fuzz_certificates(forgeries: int, seed: int, counts: Counter[str]) -> None:
             counts["certificates rejected" if is_rejected(found) else "certificates ACCEPTED"] += 1
 
 
-def fuzz_steps(forgeries: int, seed: int, counts: Counter[str]) -> list[str]:
-    """Try steps until so many were rejected; what is false of accepted ones."""
+def fuzz_steps(forgeries: int, seed: int, counts: Counter[str], *, both: bool = True) -> list[str]:
+    """Try steps until so many were rejected; what is false of accepted ones, and on what `both` checkers disagree."""
     flaws: list[str] = []
     number = 0
     while counts["steps rejected"] + counts["false steps ACCEPTED"] < forgeries:
-        for kind, flaw in forged_steps(random.Random(seed * 1_000_003 + number)):
-            counts["false steps ACCEPTED" if flaw else f"steps {kind}"] += 1
+        for kind, flaw in forged_steps(random.Random(seed * 1_000_003 + number), both=both):
+            is_false = flaw and "disagree" not in kind
+            counts["false steps ACCEPTED" if is_false else f"steps {kind}"] += 1
             flaws += [flaw] if flaw else []
         number += 1
     return flaws
 
 
-def main(forgeries: int, seed: int) -> int:
-    """Run, print, and return 1 where a forgery is accepted."""
+def main(forgeries: int, seed: int, *, both: bool = True) -> int:
+    """Run, print, and return 1 where a forgery is accepted, or `both` checkers disagree."""
     start, counts = time.process_time(), Counter[str]()
     num_steps = int(forgeries * SHARE_STEPS)
     fuzz_certificates(forgeries - num_steps, seed, counts)
-    flaws = fuzz_steps(num_steps, seed, counts)
+    flaws = fuzz_steps(num_steps, seed, counts, both=both)
     rejected = counts["certificates rejected"] + counts["steps rejected"]
     accepted = counts["certificates ACCEPTED"] + counts["false steps ACCEPTED"]
     seconds = time.process_time() - start
@@ -560,8 +612,8 @@ def main(forgeries: int, seed: int) -> int:
     for kind, count in sorted(counts.items()):
         print(f"  {kind:48} {count:7}")
     for flaw in flaws[:5]:
-        print(f"  accepted: {flaw}")
-    return int(accepted > 0)
+        print(f"  {flaw}")
+    return int(accepted > 0 or bool(flaws))
 
 
 if __name__ == "__main__":
@@ -570,7 +622,7 @@ if __name__ == "__main__":
     forgeries, seed = numbers + [100_000, 0][len(numbers) :]
     if "--untyped" in sys.argv:
         with untyped():
-            status = main(forgeries, seed)
+            status = main(forgeries, seed, both=False)
     else:
         status = main(forgeries, seed)
     sys.exit(status)

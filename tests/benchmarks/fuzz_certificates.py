@@ -29,6 +29,7 @@ from bitproof.harness.certificate.check import SIDES, check, check_answers
 from bitproof.harness.certificate.data import Certificate, Graph
 from bitproof.harness.certificate.errors import RejectedError, rejecting
 from bitproof.harness.certificate.files import read_certificate
+from bitproof.harness.certificate.in_flight import InFlight
 from bitproof.harness.certificate.rules import Terms
 from tests.harness.certificate.corruption import corrupt
 
@@ -142,8 +143,10 @@ class Replay:
 def _copied(walk: Walk, graph: Graph) -> Walk:
     found = copy.copy(walk)
     found.graph = graph
-    for name in ("values", "stale", "flying", "inputs", "symbols", "owners"):
+    for name in ("values", "stale", "inputs", "symbols", "owners"):
         setattr(found, name, copy.copy(getattr(walk, name)))
+    found.in_flight = InFlight(graph)
+    found.in_flight._order.open = copy.deepcopy(walk.in_flight._order.open)
     return found
 
 

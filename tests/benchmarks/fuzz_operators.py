@@ -26,7 +26,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bitproof.harness.errors import BitproofError
 from tests.harness.prove.fuzzing import random_subject
 from tests.harness.prove.rewrites import KEEPS
 
@@ -43,7 +42,7 @@ def tried(seed: int, programs: int = PROGRAMS) -> Counter[str]:
         chance = random.Random(f"{seed} {number}")
         try:
             subject = random_subject(chance)
-        except (BitproofError, RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AssertionError):
+        except Exception:  # torch refuses it, or a proof does
             counts[REFUSED] += 1
             continue
         counts["programs"] += 1

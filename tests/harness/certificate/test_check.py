@@ -138,6 +138,7 @@ def test_a_view_is_told_by_its_layout_and_has_no_other_name():
     [
         lambda call: replace(call, op="aten.exp.default"),
         lambda call: replace(call, args=(call.args[0], ("1_", 0))),
+        lambda call: replace(call, args=(call.args[0], ("1", -1))),
         lambda call: replace(call, args=(("0_", call.args[0][1]), call.args[1])),
     ],
 )

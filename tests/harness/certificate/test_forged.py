@@ -29,5 +29,5 @@ def test_a_step_that_is_accepted_means_what_it_says():
 
 def test_without_types_a_step_that_means_nothing_is_accepted():
     with untyped():
-        flaws = fuzz_steps(500, 0, Counter())
+        flaws = fuzz_steps(500, 0, Counter(), both=False)
     assert any(flaw.startswith("('exact', 'add'") for flaw in flaws)

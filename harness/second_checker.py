@@ -1,0 +1,1427 @@
+"""A second checker of certificates: `python second_checker.py DIR`, with Python's standard library alone.
+
+It was written from docs/reference/certificate.md, which defines the form and every rule, and shares no code with the
+first checker nor with any other file of this project: copy it, and read it beside that page, whose sections it follows.
+Its style differs on purpose. A term is a line of JSON, by which it is looked up; what is known stands in tables: what
+each kind of term is made of, which type it has, what each rule gives, and the lines of how a call's value is derived.
+
+Exit status: 0 the certificate is accepted and every output is proved, 1 one is not, 3 it is rejected.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import stat
+import struct
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from math import copysign, frexp, inf, isfinite, prod
+from pathlib import Path
+from typing import Any
+
+FORMAT = 7
+PARTS = ("reference.json", "candidate.json", "steps.json")
+REAL = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+WHOLE = {"int64": 8, "int32": 4}
+BYTES = {**REAL, **WHOLE, "int16": 2}
+NUMBER, STATE, SEVERAL = "number", "state", "several"
+Json = Any
+State = dict[str, Any]
+"""Of the steps: `terms`, `last` (forms), `types`, `roots` (kinds of inputs that it reads), `at` (by lines of JSON)."""
+
+
+class FlawError(Exception):
+    """What is wrong with a certificate."""
+
+
+class UnknownError(Exception):
+    """A call whose value is not known."""
+
+
+def hold(holds: object, otherwise: str) -> None:
+    """Reject what does not hold."""
+    if not holds:
+        raise FlawError(otherwise)
+
+
+line_of = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
+
+# -- Terms and their types ---------------------------------------------------------------------------
+
+
+def _is_count(x: Json) -> bool:
+    return type(x) is int and x >= 0
+
+
+def _sizes(x: Json, named: list[int]) -> bool:
+    return type(x) is list and all(_size(n, named) and (type(n) is list or n >= 0) for n in x)
+
+
+def _size(x: Json, named: list[int]) -> bool:
+    if type(x) is int:
+        return True
+    if type(x) is not list or x[:1] != ["size"]:
+        return False
+    for product in x[1:]:
+        hold(type(product) is list and product and {*map(type, product)} == {int}, f"{x} is no sum of products")
+        named += product[1:]
+    return True
+
+
+def _shape(x: Json, named: list[int]) -> bool:
+    return type(x) is list and all(n is None or _is_count(n) for n in x)
+
+
+def _groups(x: Json, named: list[int] | None = None) -> bool:
+    ranks = [rank for group in x for rank in group]
+    return all(map(_is_count, ranks)) and len({len(g) for g in x}) == 1 and len({*ranks}) == len(ranks) > 0
+
+
+def _term(x: Json, named: list[int]) -> bool:
+    named.append(x)
+    return type(x) is int
+
+
+def _arguments(x: Json, named: list[int]) -> bool:
+    return all(type(name) is str and _argument(value, named) for name, value in x)
+
+
+def _argument(x: Json, named: list[int]) -> bool:
+    if type(x) is int:
+        return True
+    hold(type(x) is list and x, f"{x} is no argument")
+    word, *rest = x
+    if word == "list":
+        return all(_argument(item, named) for item in rest)
+    if word == "size":
+        return _size(x, named)
+    if word == "value":
+        return len(rest) == 1 and _term(rest[0], named)
+    if word == "tensor":
+        place, dtype, device, shape, strides, lead = rest
+        are_sizes = _sizes(shape, named) and _sizes(strides, named) and _sizes([lead], named)
+        return _term(place, named) and type(dtype) is type(device) is str and len(shape) == len(strides) and are_sizes
+    if word == "ranks":
+        return len(rest) == 1 and _groups(rest[0])
+    if word in ("bool", "float", "str", "dtype", "device", "enum"):
+        return len(rest) == 1 and type(rest[0]) is str
+    return x == ["none"] or (word == "graph" and len(rest) == 1)
+
+
+WORDS: dict[str, Callable[[Json, list[int]], bool]] = {
+    "text": lambda x, named: type(x) is str,
+    "text?": lambda x, named: x is None or type(x) is str,
+    "side": lambda x, named: x in ("reference", "candidate"),
+    "int": lambda x, named: type(x) is int,
+    "count": lambda x, named: _is_count(x),
+    "closed": lambda x, named: type(x) is list and all(map(_is_count, x)),
+    "shape": _shape,
+    "shape?": lambda x, named: x is None or _shape(x, named),
+    "sizes": _sizes,
+    "groups": _groups,
+    "term": _term,
+    "terms": lambda x, named: type(x) is list and all(_term(t, named) for t in x),
+    "arguments": _arguments,
+}
+"""What a word of GRAMMAR allows; each adds the terms that are named to a list."""
+
+GRAMMAR = {
+    kind: words.split()
+    for kind, words in {
+        "input": "text text closed",
+        "constant": "text text closed",
+        "number": "text text",
+        "view": "term closed closed int",
+        "cat": "terms int",
+        "exact": "text text text terms",
+        "gather": "term groups",
+        "reduce": "term text groups",
+        "op": "text arguments text? shape?",
+        "move": "text arguments text? shape?",
+        "out": "term count text shape",
+        "item": "term",
+        "extent": "term count",
+        "rows": "sizes",
+        "seed": "",
+        "draws": "term",
+        "fresh": "side count text shape",
+    }.items()
+}
+
+
+def terms_named(term: Json) -> list[int]:
+    """The terms that a term names. Rejects what is no term."""
+    hold(type(term) is list and term and type(term[0]) is str and term[0] in GRAMMAR, f"no term: {str(term)[:80]}")
+    words, named = GRAMMAR[term[0]], list[int]()
+    fits = len(words) == len(term) - 1 and all(WORDS[word](x, named) for word, x in zip(words, term[1:], strict=True))
+    hold(fits, f"no {term[0]}: {str(term)[:80]}")
+    return named
+
+
+def _tensor(types: list[Json], t: int) -> list[Json]:
+    hold(type(types[t]) is list, f"term {t} is a {types[t]} and no tensor")
+    return list(types[t])
+
+
+def _closed(types: list[Json], t: int) -> list[int]:
+    _, shape = _tensor(types, t)
+    hold(None not in shape, f"a size of term {t} is open")
+    return list(shape)
+
+
+def _type_of_view(types: list[Json], t: int, shape: Json, strides: Json, offset: int) -> Json:
+    elements = prod(_closed(types, t))
+    hold(len(shape) == len(strides) and [shape, strides, offset] == normal(shape, strides, offset), "not normal")
+    last = offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    hold(0 in shape or 0 <= offset <= last < elements, "a window shows what is not there")
+    return [types[t][0], shape]
+
+
+def _type_of_cat(types: list[Json], parts: list[int], dim: int) -> Json:
+    hold(parts, "a cat of no parts")
+    shapes = [_closed(types, t) for t in parts]
+    hold(0 <= dim < len(shapes[0]), f"no dim {dim}")
+    hold(len({line_of([types[t][0], put(s, dim, 0)]) for t, s in zip(parts, shapes, strict=True)}) == 1, "no fit")
+    return [types[parts[0]][0], put(shapes[0], dim, sum(shape[dim] for shape in shapes))]
+
+
+def _type_of_exact(types: list[Json], operator: str, dtype: str, device: str, operands: list[int]) -> Json:
+    given = [_tensor(types, t) for t in operands]
+    hold(given and all(shape == given[0][1] for _, shape in given), "operands of other shapes")
+    hold(takes(operator, dtype, [x for x, _ in given]), f"{operator} to {dtype}")
+    return [dtype, given[0][1]]
+
+
+COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
+TWO = ("add", "sub", "mul", *COMPARE, "bitwise_and", "bitwise_or", "bitwise_xor")
+
+
+def takes(operator: str, own: str, dtypes: list[str]) -> bool:
+    """Whether an exact operator takes operands of these dtypes and gives that one."""
+    if operator == "cast":
+        return len(dtypes) == 1 and own in REAL and dtypes[0] in REAL
+    if operator == "where":
+        return dtypes == ["bool", own, own] and (own in REAL or own in WHOLE or own == "bool")
+    if operator not in ("neg", "bitwise_not", *TWO) or len(dtypes) != (2 if operator in TWO else 1):
+        return False
+    is_taken = dtypes[0] in WHOLE or dtypes[0] in ({"bool"} if operator.startswith("bitwise") else REAL)
+    return is_taken and {*dtypes} == {dtypes[0]} and own == ("bool" if operator in COMPARE else dtypes[0])
+
+
+def _type_of_number(types: list[Json], dtype: str, text: str) -> Json:
+    value = float.fromhex(text)
+    hold(value.hex() == text and has(dtype, value), f"{dtype} has no {text}")
+    return [dtype, []]
+
+
+def has(dtype: str, value: float) -> bool:
+    """Whether a dtype has a number."""
+    if dtype in REAL:
+        return isfinite(value) and rounded(value, dtype) == value
+    if not isfinite(value):
+        return False
+    limits = {"bool": (0, 1), "int32": (1 - 2**31, 2**31 - 1), "int64": (-(2**53), 2**53)}.get(dtype, (1, 0))
+    return limits[0] <= value <= limits[1] and value == int(value) and not (value == 0 and copysign(1, value) < 0)
+
+
+def rounded(value: float, dtype: str) -> float:
+    """A number as a dtype holds it, for bfloat16 cut off; infinity where it is too large."""
+    try:
+        if dtype == "bfloat16":
+            return float(struct.unpack(">f", struct.pack(">f", value)[:2] + b"\0\0")[0])
+        form = {"float64": ">d", "float32": ">f", "float16": ">e"}[dtype]
+        return float(struct.unpack(form, struct.pack(form, value))[0])
+    except OverflowError:
+        return inf
+
+
+def _type_of_reduce(types: list[Json], t: int, text: str, groups: Json) -> Json:
+    shape = _closed(types, t)
+    hold(len(shape) == 2 and shape[0] == len(groups[0]), "not each rank's columns")
+    hold(text.split(" on ")[0].endswith(f" in {types[t][0]}"), f"{text} of {types[t][0]}")
+    return [types[t][0], shape[1:]]
+
+
+def _type_of_op(types: list[Json], kind: str, arguments: Json, dtype: Json, shape: Json) -> Json:
+    for name, value in arguments:
+        _check_argument(types, value, name if (kind, name) == ("op", "generator") else kind)
+    if dtype is None and shape is None:
+        return SEVERAL
+    hold(dtype is not None and shape is not None, "half a type")
+    return [dtype, shape]
+
+
+def _check_argument(types: list[Json], x: Json, where: str) -> None:
+    if type(x) is int:
+        return
+    if x[0] == "list":
+        for item in x[1:]:
+            _check_argument(types, item, where)
+    elif x[0] == "value":
+        fits = type(types[x[1]]) is list if where == "move" else where == "generator" and types[x[1]] == STATE
+        hold(fits, f"term {x[1]} is read as a value")
+    elif x[0] == "tensor":
+        shape = [n if type(n) is int else None for n in x[4]]
+        hold(where == "op" and types[x[1]] == [x[2], shape], f"term {x[1]} is read as {x[2]} {shape}")
+        _check_symbols(types, (*x[4], *x[5], x[6]))
+    elif x[0] == "size":
+        _check_symbols(types, [x])
+
+
+def _check_symbols(types: list[Json], sizes: Iterable[Json]) -> None:
+    symbols = (t for size in sizes if type(size) is list for product in size[1:] for t in product[1:])
+    hold(all(types[t] == NUMBER for t in symbols), "a size of what is no number")
+
+
+def _type_of_out(types: list[Json], t: int, index: int, dtype: str, shape: Json) -> Json:
+    hold(types[t] == SEVERAL, f"term {t} is not several")
+    return [dtype, shape]
+
+
+def _type_of_item(types: list[Json], t: int) -> Json:
+    hold({*_tensor(types, t)[1]} <= {1, None}, "an item of several elements")
+    return NUMBER
+
+
+def _type_of_extent(types: list[Json], t: int, index: int) -> Json:
+    is_open = types[t] == SEVERAL or (type(types[t]) is list and types[t][1][index : index + 1] == [None])
+    hold(is_open, f"size {index} of term {t} is no matter of data")
+    return NUMBER
+
+
+def _type_of_rows(types: list[Json], sizes: Json) -> Json:
+    _check_symbols(types, sizes)
+    return NUMBER
+
+
+def _type_of_draws(types: list[Json], t: int) -> Json:
+    _tensor(types, t)
+    return STATE
+
+
+TYPES: dict[str, Callable[..., Json]] = {
+    "input": lambda types, name, dtype, shape: [dtype, shape],
+    "constant": lambda types, digest, dtype, shape: [dtype, shape],
+    "number": _type_of_number,
+    "view": _type_of_view,
+    "cat": _type_of_cat,
+    "exact": _type_of_exact,
+    "gather": lambda types, t, groups: [_tensor(types, t)[0], [len(groups[0]), *_closed(types, t)]],
+    "reduce": _type_of_reduce,
+    "op": lambda types, operator, *parts: _type_of_op(types, "op", *parts),
+    "move": lambda types, operator, *parts: _type_of_op(types, "move", *parts),
+    "out": _type_of_out,
+    "item": _type_of_item,
+    "extent": _type_of_extent,
+    "rows": _type_of_rows,
+    "seed": lambda types: STATE,
+    "draws": _type_of_draws,
+    "fresh": lambda types, side, call, dtype, shape: STATE if [dtype, shape] == ["generator", []] else [dtype, shape],
+}
+
+
+# -- Windows -----------------------------------------------------------------------------------------
+
+
+def put(values: list[int], place: int, value: int) -> list[int]:
+    """Values with one replaced."""
+    return [*values[:place], value, *values[place + 1 :]]
+
+
+def normal(shape: list[int], strides: list[int], offset: int) -> Json:
+    """A window in its normal form."""
+    if 0 in shape:
+        return [shape, [0] * len(shape), 0]
+    return [shape, [0 if n == 1 else s for n, s in zip(shape, strides, strict=True)], offset]
+
+
+def row_major(shape: list[int]) -> list[int]:
+    """Strides of a tensor that lies in order."""
+    strides = [1] * len(shape)
+    for k in range(len(shape) - 2, -1, -1):
+        strides[k] = strides[k + 1] * shape[k + 1]
+    return strides
+
+
+def full(shape: list[int]) -> Json:
+    """All elements in their order."""
+    return normal(shape, row_major(shape), 0)
+
+
+def parts_of(w: Json, dim: int, sizes: list[int]) -> Json:
+    """Parts of a window with these sizes; None where they do not add up."""
+    (shape, strides, offset), found = w, []
+    for size in sizes:
+        found.append(normal(put(shape, dim, size), strides, offset))
+        offset += size * strides[dim]
+    return found if sum(sizes) == shape[dim] else None
+
+
+def merged(dims: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Dims (size, one stride, another), joined where by both one goes on where the next ends."""
+    found: list[tuple[int, int, int]] = []
+    for n, a, b in dims:
+        if n == 1:
+            continue
+        if n and found and found[-1][1] == n * a and found[-1][2] == n * b:
+            n *= found.pop()[0]
+        found.append((n, a, b))
+    return found
+
+
+def flat(w: Json) -> Json:
+    """A window's elements in their order, in as few dims as may be."""
+    if 0 in w[0]:
+        return [[0], [0], 0]
+    dims = merged(zip(w[0], w[1], w[1], strict=True))
+    return [[n for n, _, _ in dims], [s for _, s, _ in dims], w[2]]
+
+
+def translate(w: Json, shape: list[int], weights: list[int], others: list[int], more: int = 0) -> Json:
+    """A window from numbers by weights to numbers by other weights; None where that is none."""
+    if 0 in w[0]:
+        return normal(*w)
+    if 0 in shape or min(w[2], *w[0], *w[1], 0) < 0:
+        return None
+    dims = sorted((d for d in merged(zip(shape, weights, others, strict=True)) if d[1]), key=lambda d: -d[1])
+    reach, moved = [0] * len(dims), []
+    for times, number in ((1, w[2]), *((n - 1, s) for n, s in zip(w[0], w[1], strict=True))):
+        found = 0
+        for k, (_, weight, other) in enumerate(dims):
+            digit, number = number // weight, number % weight
+            reach[k] += digit * times
+            found += digit * other
+        if number:
+            return None
+        moved.append(found)
+    if any(far >= dim[0] for far, dim in zip(reach, dims, strict=True)):
+        return None
+    return normal(w[0], moved[1:], more + moved[0])
+
+
+def after(v: Json, u: Json) -> Json:
+    """A window v on what a window u shows."""
+    return translate(v, u[0], row_major(u[0]), u[1], u[2])
+
+
+def repeated(shape: list[int], to: list[int]) -> Json:
+    """A shape repeated to another."""
+    new = len(to) - len(shape)
+    hold(new >= 0 and all(n in (1, m) for n, m in zip(shape, to[new:], strict=True)), f"{shape} is no {to}")
+    return normal(to, [0] * new + full(shape)[1], 0)
+
+
+# -- Rules -------------------------------------------------------------------------------------------
+
+
+def new_state() -> State:
+    """Before the first step."""
+    return {"terms": [], "last": [], "types": [], "roots": [], "at": {}}
+
+
+def take_step(state: State, step: Json) -> None:
+    """Check the next step. Rejects it, and leaves the state as it was, where it does not hold."""
+    hold(type(step) is list and len(step) in (3, 4) and type(step[1]) is str, "no step")
+    term, rule, equals = step[:3]
+    hint, place, last, types = step[3] if step[3:] else [], len(state["terms"]), state["last"], state["types"]
+    hold(type(hint) is list and type(equals) is int, "no step")
+    named, line = terms_named(term), line_of(term)
+    hold(all(0 <= t < place and last[t] == t for t in named), f"step {place} names no last form")
+    hold(line not in state["at"], f"step {place} has a term that an earlier one has")
+    own = TYPES[term[0]](types, *term[1:])
+    if rule:
+        hold(rule in RULES and rule.partition("_")[0] == term[0], f"step {place}: no rule {rule} of {term[0]}")
+        hold(bool(hint) == (rule in HINTED), f"step {place}: a hint too many, or none")
+        hold(RULES[rule](state, term, *hint) == equals != place, f"step {place} does not follow by {rule}")
+        hold(types[equals] == own, f"step {place} changes its type")
+    else:
+        hold(equals == place and not hint, f"step {place} has no rule")
+    roots = {root for t in named for root in state["roots"][t]}
+    if term[0] == "input":
+        roots |= {root for root in ROOTS if term[1].startswith(root)}
+    for column, value in (("terms", term), ("last", equals), ("types", own), ("roots", frozenset(roots))):
+        state[column].append(value)
+    state["at"][line] = place
+
+
+ROOTS = ("parameter ", "input ")
+
+
+def find(state: State, *term: Json) -> int:
+    """The last form of a term, which must have a step."""
+    place = state["at"].get(line_of(term))
+    hold(place is not None, f"no step has the term {str(term)[:200]}")
+    return int(state["last"][place])
+
+
+def view(state: State, t: int, w: Json) -> int:
+    """The last form of a view."""
+    return find(state, "view", t, *w)
+
+
+def shape_of(state: State, t: int) -> list[int]:
+    """The closed shape of a term."""
+    return _closed(state["types"], t)
+
+
+def number_of(state: State, t: int) -> float | None:
+    """The number that a term is, or is a view of."""
+    term = state["terms"][t]
+    term = state["terms"][term[1]] if term[0] == "view" else term
+    return float.fromhex(term[2]) if term[0] == "number" else None
+
+
+def filled(state: State, shape: list[int], dtype: str, value: float) -> int:
+    """A number, repeated to a shape."""
+    t = find(state, "number", dtype, value.hex())
+    return view(state, t, [shape, [0] * len(shape), 0]) if shape else t
+
+
+def positive_of(state: State, t: int) -> int | None:
+    """What a term is the negative of, where it says so."""
+    term, value = state["terms"][t], number_of(state, t)
+    if term[:2] == ["exact", "neg"]:
+        return int(term[4][0])
+    if value is None or copysign(1, value) > 0:
+        return None
+    return filled(state, shape_of(state, t), state["types"][t][0], -value)
+
+
+def _inner(state: State, term: Json, kind: str) -> Json:
+    """The term that a term is of, if it is of that kind."""
+    inner = state["terms"][term[1]]
+    hold(inner[0] == kind, f"{term[0]} of {inner[0]}, not of {kind}")
+    return inner
+
+
+def _places(state: State, t: int) -> list[Json]:
+    """Where in a cat each of its parts stands."""
+    _, parts, dim = state["terms"][t]
+    return list(parts_of(full(shape_of(state, t)), dim, [shape_of(state, x)[dim] for x in parts]))
+
+
+def view_of_view(s: State, term: Json) -> int | None:
+    """A window on a window."""
+    _, x, *u = _inner(s, term, "view")
+    w = after(term[2:], u)
+    return None if w is None else view(s, x, w)
+
+
+def view_of_same_order(s: State, term: Json) -> int | None:
+    """A window on the same elements in the same order."""
+    _, x, *u = _inner(s, term, "view")
+    return view(s, view(s, x, flat(u)), term[2:])
+
+
+def of_exact(s: State, term: Json) -> int | None:
+    """The operator on what is shown or gathered of each operand."""
+    *operator, operands = _inner(s, term, "exact")
+    return find(s, *operator, [find(s, term[0], x, *term[2:]) for x in operands])
+
+
+def view_of_cat(s: State, term: Json, pieces: Json, dim: int | None = None) -> int | None:
+    """A window on one part, or on several in turn."""
+    parts, places = _inner(s, term, "cat")[1], _places(s, term[1])
+    hold(pieces and all(_is_count(k) and k < len(parts) for k, _ in pieces), "no part")
+    seen, shown = [after(v, places[k]) for k, v in pieces], [view(s, parts[k], v) for k, v in pieces]
+    if dim is None:
+        return shown[0] if seen == [term[2:]] else None
+    hold(0 <= dim < len(term[2]), f"no dim {dim}")
+    return find(s, "cat", shown, dim) if seen == parts_of(term[2:], dim, [v[0][dim] for _, v in pieces]) else None
+
+
+def cat_of_nothing(s: State, term: Json) -> int | None:
+    """Parts without elements along the dim are left out."""
+    _, parts, dim = term
+    kept = [x for x in parts if shape_of(s, x)[dim]] or parts[:1]
+    return kept[0] if len(kept) == 1 else find(s, "cat", kept, dim)
+
+
+def cat_of_cat(s: State, term: Json) -> int | None:
+    """Parts of parts along one dim."""
+    inner = [s["terms"][x] for x in term[1]]
+    parts = [t[1] if t[0] == "cat" and t[2] == term[2] else [x] for x, t in zip(term[1], inner, strict=True)]
+    return find(s, "cat", [x for several in parts for x in several], term[2])
+
+
+def cat_of_neighbours(s: State, term: Json, k: int, t: int) -> int | None:
+    """Two parts as one term that shows first the one and then the other."""
+    _, parts, dim = term
+    hold(_is_count(k) and k + 1 < len(parts) and _is_count(t) and t < len(s["terms"]), "no neighbours")
+    hold(s["last"][t] == t, "no last form")
+    windows = parts_of(full(shape_of(s, t)), dim, [shape_of(s, x)[dim] for x in parts[k : k + 2]])
+    shown = [view(s, t, w) for w in windows or ()]
+    return find(s, "cat", [*parts[:k], t, *parts[k + 2 :]], dim) if shown == parts[k : k + 2] else None
+
+
+COMMUTE = ("add", "mul", "eq", "ne", "bitwise_and", "bitwise_or", "bitwise_xor")
+
+
+def exact_in_order(s: State, term: Json) -> int | None:
+    """Operands in order of their numbers."""
+    return find(s, *term[:4], sorted(term[4])) if term[1] in COMMUTE else None
+
+
+def exact_of_cat(s: State, term: Json) -> int | None:
+    """The operator part by part."""
+    first = next(x for x in term[4] if s["terms"][x][0] == "cat")
+    parts = [find(s, *term[:4], [view(s, x, w) for x in term[4]]) for w in _places(s, first)]
+    return find(s, "cat", parts, s["terms"][first][2])
+
+
+def exact_of_number(s: State, term: Json) -> int | None:
+    """A number's negative, or the number in another dtype."""
+    _, name, dtype, _, operands = term
+    value = number_of(s, operands[0])
+    if value is None or name not in ("neg", "cast"):
+        return None
+    if name == "neg":
+        value = 0.0 if value == 0 and dtype in WHOLE else -value
+    return filled(s, shape_of(s, operands[0]), dtype, value) if has(dtype, value) else None
+
+
+def exact_of_neutral(s: State, term: Json) -> int | None:
+    """What is multiplied by one, or has nothing added."""
+    neutral = {"mul": 1.0, "add": -0.0 if term[2] in REAL else 0.0}.get(term[1])
+    if neutral is None:
+        return None
+    for x, other in (term[4], term[4][::-1]):
+        value = number_of(s, other)
+        if value is not None and value.hex() == neutral.hex():
+            return int(x)
+    return None
+
+
+def exact_difference(s: State, term: Json) -> int | None:
+    """A difference as a sum."""
+    kind, name, dtype, device, operands = term
+    if name != "sub":
+        return None
+    return find(s, kind, "add", dtype, device, [operands[0], find(s, kind, "neg", dtype, device, operands[1:])])
+
+
+def exact_twice(s: State, term: Json) -> int | None:
+    """x + x as x * 2."""
+    kind, name, dtype, device, operands = term
+    if name != "add" or operands[0] != operands[1]:
+        return None
+    return find(s, kind, "mul", dtype, device, [operands[0], filled(s, shape_of(s, operands[0]), dtype, 2.0)])
+
+
+def exact_of_neg(s: State, term: Json) -> int | None:
+    """A sign before a negation is none, and before a product or a cast goes past it."""
+    kind, name, dtype, device, operands = term
+    for k, x in enumerate(operands if name in ("neg", "mul", "cast") else ()):
+        plain = positive_of(s, x)
+        if plain is not None and name == "neg":
+            return plain
+        if plain is not None:
+            return find(s, kind, "neg", dtype, device, [find(s, *term[:4], put(operands, k, plain))])
+    return None
+
+
+WIDER = {"bfloat16": ("float32", "float64"), "float16": ("float32", "float64"), "float32": ("float64",)}
+
+
+def exact_through_wider(s: State, term: Json) -> int | None:
+    """A cast of a cast that rounded nothing."""
+    inner = s["terms"][term[4][0]]
+    if term[1] != "cast" or inner[:2] != ["exact", "cast"]:
+        return None
+    [x] = inner[4]
+    source = s["types"][x][0]
+    if inner[2] not in WIDER.get(source, ()):
+        return None
+    return int(x) if source == term[2] else find(s, *term[:4], [x])
+
+
+def exact_of_one_choice(s: State, term: Json) -> int | None:
+    """A choice that is none."""
+    if term[1] != "where":
+        return None
+    condition, yes, no = term[4]
+    value = number_of(s, condition)
+    return yes if yes == no else None if value is None else yes if value else no
+
+
+def move_of_flip(s: State, term: Json) -> int | None:
+    """What is reversed twice."""
+    flip, rank = ["move", "aten.flip.default"], len(term[4])
+    inner = s["terms"][dict(term[2])["self"][1]]
+    if term[:2] != flip or inner[:2] != flip:
+        return None
+    both = [dict(term[2]), dict(inner[2])]
+    hold(all({*each} == {"self", "dims"} for each in both), "another argument")
+    one, other = ({dim % rank for dim in each["dims"][1:]} for each in both)
+    return int(both[1]["self"][1]) if one == other else None
+
+
+def gather_of_view(s: State, term: Json) -> int | None:
+    """What each rank shows."""
+    _, x, shape, strides, offset = _inner(s, term, "view")
+    w = normal([len(term[2][0]), *shape], [prod(shape_of(s, x)), *strides], offset)
+    return view(s, find(s, "gather", x, term[2]), w)
+
+
+def of_cat(s: State, term: Json) -> int | None:
+    """Parts gathered, or columns reduced, each by itself."""
+    _, parts, dim = _inner(s, term, "cat")
+    if term[0] == "reduce" and dim != 1:
+        return None
+    return find(s, "cat", [find(s, term[0], x, *term[2:]) for x in parts], dim + 1 if term[0] == "gather" else 0)
+
+
+RULES: dict[str, Callable[..., int | None]] = {
+    "view_of_whole": lambda s, term: term[1] if term[2:] == full(shape_of(s, term[1])) else None,
+    "view_of_view": view_of_view,
+    "view_of_same_order": view_of_same_order,
+    "view_of_exact": of_exact,
+    "view_of_cat": view_of_cat,
+    "cat_of_nothing": cat_of_nothing,
+    "cat_of_cat": cat_of_cat,
+    "cat_of_neighbours": cat_of_neighbours,
+    "exact_in_order": exact_in_order,
+    "exact_of_cat": exact_of_cat,
+    "exact_of_number": exact_of_number,
+    "exact_of_neutral": exact_of_neutral,
+    "exact_difference": exact_difference,
+    "exact_twice": exact_twice,
+    "exact_of_neg": exact_of_neg,
+    "exact_through_wider": exact_through_wider,
+    "exact_of_one_choice": exact_of_one_choice,
+    "move_of_flip": move_of_flip,
+    "gather_of_exact": of_exact,
+    "gather_of_view": gather_of_view,
+    "gather_of_cat": of_cat,
+    "reduce_of_cat": of_cat,
+}
+HINTED = ("view_of_cat", "cat_of_neighbours")
+
+
+# -- Calls -------------------------------------------------------------------------------------------
+
+C10D = "_c10d_functional"
+GATHER, REDUCE = f"{C10D}.all_gather_into_tensor.default", f"{C10D}.reduce_scatter_tensor.default"
+EXCHANGE, ALL_REDUCE = f"{C10D}.all_to_all_single.default", f"{C10D}.all_reduce.default"
+COLLECTIVES = (GATHER, REDUCE, EXCHANGE, ALL_REDUCE)
+WAITS = {f"{C10D}.wait_tensor": "c", "bitproof.wait_offload": "offload", "bitproof.wait_reload": "reload"}
+LAUNCHES = {name.rpartition(".")[0]: "c" for name in COLLECTIVES}
+LAUNCHES |= {"bitproof.offload": "offload", "bitproof.reload": "reload", "ao.offload": "ao", "ao.reload": "ao"}
+UNDERSTOOD = {*COLLECTIVES, f"{C10D}.wait_tensor.default"}
+UNDERSTOOD |= {"higher_order.flex_attention", "higher_order.flex_attention_backward"}
+REFUSED = ("aten.as_strided", "aten._reshape_alias", "aten.lift.", "_c10d_", "c10d.", "symm_mem.", "higher_order.")
+LAYOUT_ALONE = {
+    *(f"aten.{name}_like" for name in ("empty", "full", "ones", "rand", "randint", "randn", "zeros")),
+    *(f"aten.new_{name}" for name in ("empty", "empty_strided", "full", "ones", "zeros")),
+    *(f"aten.sym_{name}" for name in ("is_contiguous", "numel", "size", "storage_offset", "stride")),
+    *(f"aten.{name}" for name in ("dim", "is_contiguous", "is_floating_point", "is_same_size", "numel", "size")),
+    *("aten.storage_offset", "aten.stride", "aten.empty_quantized", "aten._assert_tensor_metadata"),
+    *("streams.record_stream", "streams.sync_dealloc"),
+}
+COPIES = {f"aten.{name}.default" for name in ("_to_copy", "clone", "contiguous", "copy_")}
+COPIES |= {"bitproof.offload.default", "bitproof.reload.default"}
+EXACT = {"aten._to_copy.default": "cast", "aten.where.self": "where", "aten.neg_.default": "neg"}
+EXACT |= {f"aten.{name}.default": name for name in ("neg", "bitwise_not")}
+EXACT |= {f"aten.{name}.{end}": name for name in TWO for end in ("Tensor", "Scalar")}
+EXACT |= {f"aten.{name}_.{end}": name for name in ("add", "sub", "mul") for end in ("Tensor", "Scalar")}
+DIVISIONS = {"aten.div.Tensor", "aten.div.Scalar"}
+ORDERS = (["self"], ["self", "other"], ["condition", "self", "other"])
+FILLS: dict[str, str | int] = {f"aten.{name}.default": "fill_value" for name in ("full", "full_like", "new_full")}
+FILLS |= {f"aten.{name}.default": 0 for name in ("zero_", "zeros", "zeros_like", "new_zeros")}
+FILLS |= {f"aten.{name}.default": 1 for name in ("ones", "ones_like", "new_ones")}
+FILLS |= {"aten.scalar_tensor.default": "s", "aten.fill.Scalar": "value", "aten.fill_.Scalar": "value"}
+UNWRITTEN = {"empty", "empty_like", "empty_permuted", "empty_quantized", "empty_strided", "new_empty"}
+UNWRITTEN |= {"new_empty_strided", "_empty_affine_quantized", "_empty_per_channel_affine_quantized", "_make_dep_token"}
+SPLIT = "aten.split_with_sizes_copy.default"
+RESHAPES = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
+CARRIERS = {f"aten.{x}.default" for x in ("embedding", "flip", "gather", "index_select")}
+CARRIERS |= {f"aten.{x}.default" for x in ("repeat", "roll", "tril", "triu")} | {"aten.index.Tensor"}
+NEXT = object()
+"""A line that does not apply."""
+
+
+def nodes(argument: Json) -> list[int]:
+    """The calls that an argument names."""
+    if type(argument) is not list or not argument:
+        return []
+    if argument[0] == "node" and len(argument) == 2:
+        return [argument[1]]
+    return [n for item in argument[1:] for n in nodes(item)] if argument[0] == "list" else []
+
+
+def tensors(value: Json) -> list[Json]:
+    """The tensors of a call's value: [dtype, device, shape, strides, offset, storage] each."""
+    several = value["several"] if type(value) is dict and "several" in value else [value]
+    return [x["tensor"] for x in several if type(x) is dict and "tensor" in x]
+
+
+def is_tensor(value: Json) -> bool:
+    """Whether a call's value is one tensor."""
+    return type(value) is dict and "tensor" in value
+
+
+def is_closed(sizes: Iterable[Json]) -> bool:
+    """Whether no size is open."""
+    return all(type(n) is int for n in sizes)
+
+
+def lies_closed(x: Json) -> bool:
+    """Whether no size, stride or offset of a tensor is open."""
+    return is_closed((*x[2], *x[3], x[4]))
+
+
+def opened(shape: Json) -> Json:
+    """A shape with null for what is open."""
+    return [n if type(n) is int else None for n in shape]
+
+
+def walk(state: State, graph: Json, side: str) -> State:
+    """Derive the values of a graph's calls."""
+    calls = [
+        {"name": name, "op": op, "args": dict(args), "own": own, "writes": writes, "random": random}
+        | {"reads": [n for _, value in args for n in nodes(value)], "results": tensors(own)}
+        for name, op, args, own, writes, random, _ in graph["calls"]
+    ]
+    g: State = {"s": state, "side": side, "calls": calls, "values": [], "stale": set(), "lying": {}, "inputs": {}}
+    g |= {"symbols": {}, "generator": ["seed"], "filling": {}, "reading": {}, "last_use": _last_uses(graph, calls)}
+    for place, call in enumerate(calls):
+        value = None
+        try:
+            value = _value(g, place, call)
+        except UnknownError:
+            if call["random"]:
+                g["generator"] = ["fresh", side, place, "generator", []]
+        if call["writes"] or (value is None and (call["own"] is None or call["op"].startswith("higher_order."))):
+            _overwrite(g, call, value)
+        _check_value(state, call, value)
+        g["values"].append(value)
+        for x in call["results"]:
+            g["lying"].setdefault(x[5], []).append(place)
+    return g
+
+
+def _check_value(state: State, call: State, value: Json) -> None:
+    if value is None:
+        return
+    own = call["own"]
+    several = own["several"] if call["results"] and not is_tensor(own) else [own]
+    found = value if type(value) is list else [value]
+    hold(len(several) == len(found), f"{call['name']} has {len(found)} values")
+    for x, t in zip(several, found, strict=True):
+        expected = [x["tensor"][0], opened(x["tensor"][2])] if is_tensor(x) else NUMBER
+        hold(t is None or state["types"][t] == expected, f"{call['name']} gives {expected}, which its term is not")
+
+
+def _last_uses(graph: Json, calls: list[State]) -> dict[int, float]:
+    found: dict[int, float] = {}
+    for place, call in enumerate(calls):
+        for read in call["reads"]:
+            if type(read) is int and 0 <= read < place:
+                found |= {x[5]: place for x in calls[read]["results"]}
+    kept = [call for call in calls if call["op"] in ("input", "constant")]
+    kept += [calls[n] for _, n in graph["outputs"] if n < len(calls)]
+    return found | {x[5]: inf for call in kept for x in call["results"]}
+
+
+def known(g: State, n: int) -> Json:
+    """The value of an earlier call, None where it is refused or stale."""
+    hold(_is_count(n) and n < len(g["values"]), f"call {n} is read before it runs")
+    return None if n in g["stale"] else g["values"][n]
+
+
+def _value(g: State, place: int, call: State) -> Json:
+    """Line 1, and the first of the others that applies."""
+    op, name = call["op"], call["op"].rpartition(".")[0]
+    call["found"] = [known(g, n) for n in call["reads"]]
+    call["given"] = [g["calls"][n]["own"] for n in call["reads"]]
+    group = call["args"].get("group_name", ["ranks"])
+    is_refused = op not in UNDERSTOOD and op.startswith(REFUSED)
+    if None in call["found"] or is_refused or group[0] != "ranks" or "non_blocking" in call["args"]:
+        raise UnknownError
+    storages = {x[5] for value in call["given"] for x in tensors(value)}
+    shows = not call["writes"] and storages and {x[5] for x in call["results"]} == storages
+    reads_none = name in WAITS or name == "ao.wait_tensor" or name in LAYOUT_ALONE or shows
+    if not reads_none and any(g["filling"].get(storage) for storage in storages):
+        raise UnknownError
+    if call["writes"]:
+        _check_write(g, call)
+    if op.endswith(".default") and name in WAITS:
+        hold(call["reads"], f"{call['name']} waits for nothing")
+        _wait(g, place, WAITS[name], {x[5] for x in tensors(call["given"][0])})
+    elif name in LAUNCHES:
+        _launch(g, place, LAUNCHES[name], name == "bitproof.offload", call, storages)
+    for line in LINES:
+        value = line(g, place, call)
+        if value is not NEXT:
+            return value
+    raise AssertionError("the last line applies to all")
+
+
+def _input(g: State, place: int, call: State) -> Json:
+    op, args, own = call["op"], call["args"], call["own"]
+    if op == "input" and not args:
+        name = call["name"]
+    elif op == "constant" and [*args] == ["digest"] and args["digest"][0] == "str":
+        name = args["digest"][1]
+    else:
+        return NEXT
+    hold(call["name"] not in g["inputs"] and is_tensor(own), f"{call['name']} is no input, or two")
+    found = find(g["s"], op, name, own["tensor"][0], own["tensor"][2])
+    g["inputs"][call["name"]] = place, found
+    return found
+
+
+def _getitem(g: State, place: int, call: State) -> Json:
+    args = call["args"]
+    if call["op"] == "getitem" and [*args] == ["0", "1"]:
+        if type(call["found"][0]) is not list:
+            raise UnknownError
+        hold(_is_count(args["1"]), "no place")
+        hold(call["own"] == call["given"][0]["several"][args["1"]], f"{call['name']} is not what it takes")
+        return call["found"][0][args["1"]]
+    if call["op"] == "aten._local_scalar_dense.default" and [*args] == ["self"]:
+        item = ["item", call["found"][0]]
+        _bring(g, [call["own"]], lambda _: item)
+        return find(g["s"], *item)
+    return NEXT
+
+
+def _copy(g: State, place: int, call: State) -> Json:
+    own = call["own"]
+    if call["op"] in COPIES:
+        source, own = call["given"][-1]["tensor"], own["tensor"]
+        if [own[0], own[2]] == [source[0], source[2]]:
+            return call["found"][-1]
+    if call["op"].endswith(".default") and call["op"].rpartition(".")[0] in WAITS and own == call["given"][0]:
+        return call["found"][0]
+    return NEXT
+
+
+def _exact(g: State, place: int, call: State) -> Json:
+    op, args, state = call["op"], call["args"], g["s"]
+    if (op not in EXACT and op not in DIVISIONS) or [*args] not in ORDERS or not call["given"]:
+        return NEXT
+    own, read, name = call["own"]["tensor"], [x["tensor"] for x in call["given"]], EXACT.get(op, "mul")
+    dtypes, shape = [x[0] for x in read], own[2]
+    count = 3 if name == "where" else 2 if name in TWO else 1
+    dtypes_of_all = dtypes * 2 if len(dtypes) < count == 2 else dtypes
+    if len(args) != count or not takes(name, own[0], dtypes_of_all) or any(x[1] != own[1] for x in read):
+        return NEXT
+    if not all(x[2] == shape or is_closed((*x[2], *shape)) for x in read):
+        return NEXT
+    if any(x[2] != shape for x in read):
+        hold(_common([x[2] for x in read]) == shape, f"{call['name']} gives another shape")
+    operands: list[int] = []
+    if op in DIVISIONS and nodes(args["other"]):
+        return NEXT
+    for value in args.values():
+        if type(value) is list and value[0] == "node":
+            t, of = g["values"][value[1]], g["calls"][value[1]]["own"]["tensor"][2]
+            operands.append(t if of == shape else view(state, t, repeated(of, shape)))
+            continue
+        number = _number(value, dtypes[0]) if type(value) is int or dtypes[0] in REAL else None
+        if op in DIVISIONS and number is not None:
+            number = 1 / number if abs(frexp(number)[0]) == 0.5 and has(dtypes[0], 1 / number) else None
+        if number is None or not is_closed(shape):
+            return NEXT
+        operands.append(filled(state, shape, dtypes[0], number))
+    return find(state, "exact", name, own[0], own[1], operands)
+
+
+def _common(shapes: list[list[int]]) -> list[int]:
+    """The shape that these are repeated to."""
+    rank = max(map(len, shapes))
+    sizes = zip(*([1] * (rank - len(shape)) + shape for shape in shapes), strict=True)
+    return [next((n for n in dim if n != 1), 1) for dim in sizes]
+
+
+def _number(argument: Json, dtype: str) -> float | None:
+    """The number that an argument is in a dtype, if it has that."""
+    if type(argument) is int:
+        value = float(argument) if abs(argument) <= 2**53 else inf
+    elif type(argument) is list and argument[0] == "bool" and argument[1] in ("True", "False"):
+        value = float(argument[1] == "True")
+    elif type(argument) is list and argument[0] == "float":
+        value = float.fromhex(argument[1])
+        value = rounded(value, "float32") if dtype == "float32" and isfinite(value) else value
+    else:
+        return None
+    return value if has(dtype, value) else None
+
+
+def _fill(g: State, place: int, call: State) -> Json:
+    if call["op"] not in FILLS:
+        return NEXT
+    which, own = FILLS[call["op"]], call["own"]["tensor"]
+    number = _number(call["args"][which] if type(which) is str else which, own[0])
+    if number is None or not is_closed(own[2]):
+        return NEXT
+    return filled(g["s"], own[2], own[0], number)
+
+
+def _pad(g: State, place: int, call: State) -> Json:
+    if call["op"] != "aten.constant_pad_nd.default":
+        return NEXT
+    dtype, _, shape = call["given"][0]["tensor"][:3]
+    pads, number, t = call["args"]["pad"][1:], _number(call["args"].get("value", 0), dtype), call["found"][0]
+    if not is_closed((*shape, *pads)) or min(pads, default=0) < 0 or number is None:
+        return NEXT
+    hold(len(pads) % 2 == 0, f"{call['name']} pads one side")
+    for dim, before, behind in zip(range(len(shape) - 1, -1, -1), pads[::2], pads[1::2], strict=False):
+        ends = [filled(g["s"], put(shape, dim, n), dtype, number) for n in (before, behind)]
+        t, shape = find(g["s"], "cat", [ends[0], t, ends[1]], dim), put(shape, dim, before + shape[dim] + behind)
+    return t
+
+
+def _dim(call: State, rank: int) -> int:
+    dim = call["args"].get("dim", 0)
+    hold(_is_count(dim) and dim < rank and {*call["args"]} <= {"self", "tensors", "dim"}, "no dim, or more arguments")
+    return int(dim)
+
+
+def _whole(state: State, t: int, shape: list[int]) -> int:
+    """All elements of a term in another shape."""
+    hold(prod(shape) == prod(shape_of(state, t)), f"not as many elements as {shape}")
+    return view(state, t, full(shape))
+
+
+def _join(g: State, place: int, call: State) -> Json:
+    if call["op"] not in ("aten.cat.default", "aten.stack.default"):
+        return NEXT
+    own, read = call["own"]["tensor"], [x["tensor"] for x in call["given"]]
+    if any(x[0] != own[0] or not is_closed(x[2]) for x in read):
+        return NEXT
+    dim, parts = _dim(call, len(own[2])), call["found"]
+    if call["op"] == "aten.stack.default":
+        shapes = [[*x[2][:dim], 1, *x[2][dim:]] for x in read]
+        parts = [_whole(g["s"], t, shape) for t, shape in zip(parts, shapes, strict=True)]
+    elif len(own[2]) != 1:
+        parts = [t for t, x in zip(parts, read, strict=True) if x[2] != [0]]
+    return find(g["s"], "cat", parts, dim)
+
+
+def _collect(g: State, place: int, call: State) -> Json:
+    if call["op"] not in (GATHER, REDUCE):
+        return NEXT
+    state, t, args = g["s"], call["found"][0], call["args"]
+    dtype, device, shape, strides = call["given"][0]["tensor"][:4]
+    groups, size = args["group_name"][1], args["group_size"]
+    if not is_closed(shape) or normal(shape, strides, 0) != full(shape) or size != len(groups[0]):
+        raise UnknownError
+    if call["op"] == REDUCE:
+        hold(args["reduce_op"][0] == "str", "a reduction by no name")
+        t = _whole(state, t, [size, prod(shape) // size])
+        t = find(state, "reduce", t, f"{args['reduce_op'][1]} in {dtype} on {device}", groups)
+    else:
+        t = find(state, "gather", t, groups)
+    return _whole(state, t, call["own"]["tensor"][2])
+
+
+def _unwritten(g: State, place: int, call: State) -> Json:
+    if call["op"].split(".")[-2:][0] not in UNWRITTEN:
+        return NEXT
+    own = call["own"]["tensor"]
+    return _op(g, call, {}) if 0 in own[2] else find(g["s"], "fresh", g["side"], place, own[0], opened(own[2]))
+
+
+def _show(g: State, place: int, call: State) -> Json:
+    op, results = call["op"], call["results"]
+    if not results or call["writes"] or not call["given"] or not is_tensor(call["given"][0]):
+        return NEXT
+    x, t, state = call["given"][0]["tensor"], call["found"][0], g["s"]
+    is_open = not all(map(lies_closed, (x, *results)))
+    is_in_place = all(y[5] == x[5] for y in results)
+    if op not in ("view", SPLIT, *RESHAPES) and not (is_open and is_in_place):
+        return NEXT
+    if any(y[0] != x[0] for y in results) or (is_open and not op.startswith(("aten.", "bitproof."))):
+        raise UnknownError
+    if is_open and op in RESHAPES:
+        return _results(g, call, "move", "reshape", {"self": call["args"]["self"], "shape": ["list", *results[0][2]]})
+    if is_open:
+        return _results(g, call, "move", op, call["args"])
+    if is_in_place:
+        lie = [normal(y[2], y[3], y[4] - x[4]) for y in results]
+        windows = [translate(w, x[2], x[3], row_major(x[2])) for w in lie]
+    elif op == SPLIT:
+        dim = _dim(call, len(x[2]))
+        windows = parts_of(full(x[2]), dim, [y[2][dim] for y in results]) or [None]
+    else:
+        hold(op in RESHAPES, f"{call['name']} shows nothing")
+        return _whole(state, t, results[0][2])
+    if None in windows:
+        raise UnknownError
+    shown = [t if w == full(x[2]) else view(state, t, w) for w in windows]
+    return shown[0] if is_tensor(call["own"]) else shown
+
+
+def _carry(g: State, place: int, call: State) -> Json:
+    return _results(g, call, "move", call["op"], call["args"]) if call["op"] in CARRIERS else NEXT
+
+
+def _other(g: State, place: int, call: State) -> Json:
+    return _op(g, call, call["args"])
+
+
+LINES = (_input, _getitem, _copy, _exact, _fill, _pad, _join, _collect, _unwritten, _show, _carry, _other)
+
+
+def _op(g: State, call: State, args: dict[str, Json]) -> Json:
+    op, read = call["op"], [x[0] for value in call["given"] for x in tensors(value)]
+    if call["random"]:
+        args = {**args, "generator": ["value", find(g["s"], *g["generator"])]}
+    if op in EXACT and len(read) == len(args) and all(dtype in REAL or dtype in WHOLE for dtype in read):
+        op = op.replace("_.", ".")
+    found = _results(g, call, "op", op, args)
+    if call["random"]:
+        g["generator"] = ["draws", found[0] if type(found) is list else found]
+    return found
+
+
+def _results(g: State, call: State, kind: str, op: str, args: dict[str, Json]) -> Json:
+    own, results, state = call["own"], call["results"], g["s"]
+    several = [own] if is_tensor(own) else own["several"] if type(own) is dict else [own]
+    if not results or not all(x is None or is_tensor(x) for x in several):
+        raise UnknownError
+    arguments = [[name, _term_of(g, value, kind == "op")] for name, value in args.items()]
+    if op == EXCHANGE:
+        _bring_rows(g, results[0][2][0], *args["output_split_sizes"][1:])
+    told = [x and [x["tensor"][0], opened(x["tensor"][2])] for x in several]
+    term = find(state, kind, op, arguments, *(told[0] if is_tensor(own) else (None, None)))
+    _bring(g, [n for x in results for n in x[2]], lambda at: ["extent", term, at])
+    for x in results:
+        _sizes_of(g, (*x[3], x[4]))
+    return term if is_tensor(own) else [x and find(state, "out", term, k, *x) for k, x in enumerate(told)]
+
+
+def _term_of(g: State, value: Json, is_op: bool) -> Json:
+    """An argument as it stands in a term."""
+    if type(value) is not list:
+        return value
+    if value[:1] == ["node"] and len(value) == 2:
+        own, t = g["calls"][value[1]]["own"], g["values"][value[1]]
+        hold(is_tensor(own), "an argument that is no tensor")
+        if not is_op:
+            return ["value", t]
+        dtype, device, shape, strides, offset, _ = own["tensor"]
+        lead = offset * BYTES.get(dtype, 1) % 64 if type(offset) is int else _size_of(g, offset)
+        return ["tensor", t, dtype, device, _sizes_of(g, shape), _sizes_of(g, strides), lead]
+    if value[:1] == ["list"]:
+        return ["list", *(_term_of(g, item, is_op) for item in value[1:])]
+    return _size_of(g, value) if value[:1] == ["size"] else value
+
+
+def _size_of(g: State, size: Json) -> Json:
+    if type(size) is int:
+        return size
+    hold(type(size) is list and size[:1] == ["size"], "no size")
+    symbols = g["symbols"]
+    if any(name not in symbols for product in size[1:] for name in product[1:]):
+        raise UnknownError
+    products = [[n, *sorted(symbols[name] for name in names)] for n, *names in size[1:]]
+    return ["size", *sorted(products, key=lambda product: (product[1:], product[0]))]
+
+
+def _sizes_of(g: State, sizes: Iterable[Json]) -> list[Json]:
+    return [_size_of(g, size) for size in sizes]
+
+
+def _bring(g: State, sizes: list[Json], term: Callable[[int], Json]) -> None:
+    """Terms for symbols that are new."""
+    for at, size in enumerate(sizes):
+        is_symbol = type(size) is list and len(size) == 2 and len(size[1]) == 2 and size[1][0] == 1
+        if is_symbol and size[1][1] not in g["symbols"]:
+            g["symbols"][size[1][1]] = find(g["s"], *term(at))
+        _size_of(g, size)
+
+
+def _bring_rows(g: State, rows: Json, first: Json, *others: Json) -> None:
+    """The rows that arrive from the other ranks."""
+    if type(rows) is int:
+        return
+    own = [line_of(product) for product in (first[1:] if type(first) is list else [[first]] if first else [])]
+    for product in rows[1:]:
+        is_rest = {*map(line_of, rows[1:])} == {*own, line_of(product)}
+        if len(product) == 2 and product[0] == 1 and product[1] not in g["symbols"] and is_rest:
+            g["symbols"][product[1]] = find(g["s"], "rows", _sizes_of(g, others))
+
+
+# -- Memory ------------------------------------------------------------------------------------------
+
+
+def _check_write(g: State, call: State) -> None:
+    target = call["args"].get("self")
+    if call["writes"] != ["self"] or not call["op"].split(".")[1].endswith("_") or target[0] != "node":
+        raise UnknownError
+    own = g["calls"][target[1]]["own"]
+    hold(is_tensor(own), "a write to what is no tensor")
+    storage = own["tensor"][5]
+    others = [x for name, value in call["args"].items() if name != "self" for n in nodes(value) for x in _own(g, n)]
+    is_torn = any(x[5] == storage and x != own["tensor"] for x in others)
+    is_flying = g["filling"].get(storage) or g["reading"].get(storage)
+    is_kept = any(g["calls"][n]["op"] == "constant" for n in g["lying"][storage])
+    if own != call["own"] or is_torn or is_flying or is_kept or _overlaps(own["tensor"]):
+        raise UnknownError
+
+
+def _own(g: State, n: int) -> list[Json]:
+    return list(g["calls"][n]["results"])
+
+
+def _overlaps(x: Json) -> bool:
+    shape, strides = x[2], x[3]
+    if not is_closed((*shape, *strides)):
+        return not is_closed((*shape[1:], *strides)) or strides != row_major([1, *shape[1:]])
+    reach = 0
+    for stride, size in sorted((s, n) for n, s in zip(shape, strides, strict=True) if n > 1):
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
+def _overwrite(g: State, call: State, value: Json) -> None:
+    written = call["results"] if value is not None else [x for n in call["reads"] for x in _own(g, n)]
+    for x in written:
+        flying = [*g["filling"].get(x[5], ()), *g["reading"].get(x[5], ())]
+        for n in (*g["lying"].get(x[5], ()), *flying):
+            if value is None or g["calls"][n]["own"] != {"tensor": x}:
+                g["stale"].add(n)
+            elif g["values"][n] is not None:
+                g["values"][n] = value
+
+
+def _launch(g: State, place: int, kind: str, holds: bool, call: State, takes: set[int]) -> None:
+    for x in call["results"]:
+        g["filling"].setdefault(x[5], {})[place] = kind, takes, holds
+    if call["results"]:
+        for storage in takes:
+            g["reading"].setdefault(storage, set()).add(place)
+
+
+def _wait(g: State, place: int, kind: str, storages: set[int]) -> None:
+    is_late = False
+    for storage in storages:
+        for launch, (of, takes, holds) in [*g["filling"].get(storage, {}).items()]:
+            if of == kind:
+                del g["filling"][storage][launch]
+                is_late |= holds and any(g["last_use"].get(x, place) < place for x in takes)
+                for x in takes:
+                    g["reading"].get(x, set()).discard(launch)
+    if is_late:
+        raise UnknownError
+
+
+# -- Answers -----------------------------------------------------------------------------------------
+
+NAN = "no value is a NaN: which of a NaN's bits survive depends on instructions and on operand order"
+ASSUMPTIONS = (
+    ("", "torch traces what eager runs, fake values lie as real ones do, and operators write what schemas say"),
+    ("", "a kernel's bits depend on arguments, dtypes, devices, shapes, strides and place in a line of 64 bytes alone"),
+    ("", "memory is allocated at such lines, and no two inputs of the step share any"),
+    ("", "a sum, difference, product or cast is the nearest number, ties to even, denormals kept, wherever it stands"),
+    ("", "a number beside float32 is rounded to it first; what only carries elements changes none"),
+    ("", NAN),
+    ("", "both runs reach their end: checks that raise compute nothing"),
+    (C10D, "ranks run one program; a collective's bits depend on ranks in order, sizes, dtypes, values"),
+    ("reduce_of_cat", "each element is reduced over ascending ranks, whatever is beside it: NCCL does not promise it"),
+    ("_grouped_mm", "offsets of grouped matrix products end at the last row: beyond it is memory that nobody wrote"),
+)
+
+
+def _outputs(g: State, graph: Json) -> dict[str, tuple[Json, Json]]:
+    """Each output's value in the end, and at the start where it is an input's."""
+    found = {f"written {name}": (n, was) for name, (n, was) in g["inputs"].items()}
+    hold(len({*found, *(name for name, _ in graph["outputs"])}) == len(found) + len(graph["outputs"]), "a name twice")
+    found |= {name: (n, -1) for name, n in graph["outputs"]}
+    values = {}
+    for name, (n, was) in found.items():
+        value = known(g, n)
+        is_flying = any(g["filling"].get(x[5]) for x in g["calls"][n]["results"])
+        values[name] = None if is_flying else value, was
+    return values
+
+
+def answers_of(state: State, sides: list[State], graphs: list[Json]) -> list[list[str]]:
+    """Each output with what is true of it."""
+    one, other = (_outputs(g, graph) for g, graph in zip(sides, graphs, strict=True))
+    found = []
+    for name in {**one, **other}:
+        (a, a_was), (b, b_was) = one.get(name, (None, None)), other.get(name, (None, None))
+        if a == a_was and b == b_was:
+            continue
+        if type(a) is not int or type(b) is not int:
+            found.append([name, "REFUSED"])
+        elif a != b:
+            found.append([name, "NOT PROVED"])
+        else:
+            found.append([name, "PROVED" if state["roots"][a] == {*ROOTS} else "REFUSED"])
+    return found
+
+
+def check_assumptions(graphs: list[Json], steps: Json, assumptions: list[str]) -> None:
+    """All that the proof rests on is listed."""
+    used = {"", *(step[1] for step in steps)}
+    used |= {name for graph in graphs for call in graph["calls"] for name in call[1].split(".")[:2]}
+    missing = [text for name, text in ASSUMPTIONS if name in used and text not in assumptions]
+    hold(not missing, f"it does not list the assumption {missing[:1]}")
+
+
+def check_subject(main: Json, graphs: list[Json]) -> None:
+    """A certificate is about what it says, as far as its graphs show."""
+    subject = main["subject"]
+    names = {"case", "code", "torch", "machine", "outputs", "extra_passes", "precompiled"}
+    hold(type(subject) is dict and {*subject} == names, "it does not say what it is about")
+    texts = (subject["case"], subject["code"], subject["torch"], subject["machine"], *subject["extra_passes"])
+    hold(all(type(text) is str for text in texts) and subject["precompiled"] in (0, 1), "no text")
+    hold(type(subject["outputs"]) is type(subject["extra_passes"]) is list, "no list")
+    hold(re.fullmatch("[0-9a-f]{64}", subject["code"]), "no digest of code")
+    hold(re.fullmatch(r"\w+", subject["machine"]), "no kind of machine")
+    case = json.loads(subject["case"])
+    hold(case["name"] == main["case"], f"it names case {main['case']}, and holds case {case['name']}")
+    inputs = [[(call[0], call[3]["tensor"][:5]) for call in g["calls"] if call[1] == "input"] for g in graphs]
+    hold(inputs[0] == inputs[1], "the graphs have other inputs")
+    kinds = [x.partition(" ")[0] for x, _ in inputs[0]]
+    order = [kind for kind in ("parameter", "buffer", "input") for x in kinds if x == kind]
+    hold(kinds == order, "inputs are not in order")
+    numbered = [name for name, _ in inputs[0] if name.startswith("input ")]
+    hold(numbered == [f"input {k}" for k in range(len(numbered))], "inputs are not numbered from 0 on")
+    parameters = [name.partition(" ")[2] for name, _ in inputs[0] if name.startswith("parameter ")]
+    outputs = ["loss", *(f"gradient of {name}" for name in parameters)]
+    hold(subject["outputs"] == outputs, "its list of outputs is not that of its graphs")
+    for graph in graphs:
+        hold([name for name, _ in graph["outputs"]] == outputs, "a graph does not return the step's outputs")
+        hold(all(call[1] == "input" for call in graph["calls"][: len(inputs[0])]), "inputs do not come first")
+        for call in graph["calls"]:
+            group = dict(call[2]).get("group_name", [""])
+            ranks = sorted(rank for each in group[1] for rank in each) if group[0] == "ranks" else None
+            hold(ranks in (None, [*range(case["parallelism"]["world_size"])]), f"{call[0]} is among other ranks")
+
+
+# -- Files -------------------------------------------------------------------------------------------
+
+
+def parse(content: bytes) -> Json:
+    """JSON without fractions, truth values and names that stand twice."""
+
+    def refuse(text: str) -> None:
+        raise FlawError(f"the number {text}")
+
+    def unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+        hold(len(dict(pairs)) == len(pairs), "a name stands twice")
+        return dict(pairs)
+
+    found = json.loads(content.decode(), object_pairs_hook=unique, parse_float=refuse, parse_constant=refuse)
+    hold(not (b"true" in content or b"false" in content) or not _has_truth(found), "a truth value")
+    return found
+
+
+def _has_truth(value: Json) -> bool:
+    if type(value) is list:
+        return any(map(_has_truth, value))
+    return type(value) is bool or (type(value) is dict and any(map(_has_truth, value.values())))
+
+
+def check_form(main: Json, graphs: list[Json], steps: Json) -> None:
+    """Each file is of the form that the page describes."""
+    hold({*main} == {"format", "case", "files", "answers", "assumptions", "subject"}, "it has other parts")
+    hold(main["format"] == FORMAT, f"format {main['format']}, not {FORMAT}")
+    hold(type(main["case"]) is str and all(type(text) is str for text in main["assumptions"]), "no text")
+    hold(all(len(x) == 2 and {*map(type, x)} == {str} for x in main["answers"]), "no answer")
+    hold(type(steps) is list, "no steps")
+    for graph in graphs:
+        hold({*graph} == {"outputs", "calls"}, "a graph has other parts")
+        hold(all(type(name) is str and _is_count(n) for name, n in graph["outputs"]), "no output")
+        for name, op, args, own, writes, random, _ in graph["calls"]:
+            texts = (name, op, *(x for x, _ in args), *writes)
+            is_call = type(args) is type(writes) is list and all(type(x) is str for x in texts) and random in (0, 1)
+            hold(is_call and len({x for x, _ in args}) == len(args), f"{name} is no call")
+            hold(_is_value(own), f"{name} has no value")
+
+
+def _is_value(own: Json) -> bool:
+    if type(own) is not dict:
+        return own is None or _is_size(own)
+    [(kind, found)] = own.items()
+    if kind == "several":
+        return type(found) is list and all(map(_is_value, found))
+    dtype, device, shape, strides, offset, storage = found
+    sizes = (*shape, *strides, offset)
+    is_tensor_ = kind == "tensor" and type(dtype) is type(device) is str and len(shape) == len(strides)
+    return is_tensor_ and type(shape) is type(strides) is list and all(map(_is_size, sizes)) and _is_count(storage)
+
+
+def _is_size(x: Json) -> bool:
+    if type(x) is int:
+        return x >= 0
+    if type(x) is not list or x[:1] != ["size"]:
+        return False
+    return all(p and type(p[0]) is int and all(type(name) is str for name in p[1:]) for p in x[1:])
+
+
+def read(folder: Path) -> tuple[Json, list[Json], Json]:
+    """The files of a certificate, whose digests are right."""
+    contents = {name: _content(folder / name) for name in ("certificate.json", *PARTS)}
+    sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    main, *graphs, steps = (parse(content) for content in contents.values())
+    lines = {f"{digest}  {name}" for name, digest in sums.items()}
+    hold({*_content(folder / "SHA256SUMS").decode().splitlines()} == lines, "SHA256SUMS has other digests")
+    sealed = sorted([name, sums[name]] for name in PARTS)
+    hold(sorted(main["files"]) == sealed, "certificate.json has other digests")
+    return main, graphs, steps
+
+
+def _content(file: Path) -> bytes:
+    hold(stat.S_ISREG(file.stat().st_mode), f"{file.name} is no regular file")
+    return file.read_bytes()
+
+
+def check(main: Json, graphs: list[Json], steps: Json, *, with_subject: bool = True) -> Counter[str]:
+    """Count the answers by verdict. Raises FlawError for a certificate that proves less than it says."""
+    try:
+        check_form(main, graphs, steps)
+        state = new_state()
+        for step in steps:
+            take_step(state, step)
+        sides = [walk(state, graph, side) for graph, side in zip(graphs, ("reference", "candidate"), strict=True)]
+        found = sorted(answers_of(state, sides, graphs))
+        hold(found == sorted(main["answers"]), "outputs and answers differ")
+        check_assumptions(graphs, steps, main["assumptions"])
+        if with_subject:
+            check_subject(main, graphs)
+    except MISTAKES as error:
+        raise FlawError(f"{type(error).__name__}: {error}") from error
+    return Counter(verdict for _, verdict in found)
+
+
+MISTAKES = (OSError, AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError, StopIteration)
+"""What Python raises of things that are not of the form that they should be."""
+
+
+def check_folder(folder: Path) -> Counter[str]:
+    """The same, of files."""
+    try:
+        return check(*read(folder))
+    except MISTAKES as error:
+        raise FlawError(f"{type(error).__name__}: {error}") from error
+
+
+def main(arguments: list[str]) -> int:
+    """Check the certificate in a folder, print what was found, return the exit status."""
+    if len(arguments) != 1:
+        print(__doc__)
+        return 2
+    try:
+        counts = check_folder(Path(arguments[0]))
+    except FlawError as error:
+        print(f"REJECTED: {str(error)!a}")
+        return 3
+    print("accepted:", ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items())))
+    return 0 if [*counts] == ["PROVED"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,142 @@
+"""Certificates of many kinds, and what both checkers say of one: the bytes of its files are all that either sees."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch.fx import GraphModule
+
+from bitproof.harness import second_checker
+from bitproof.harness.certificate.check import check
+from bitproof.harness.certificate.data import Certificate
+from bitproof.harness.certificate.errors import RejectedError
+from bitproof.harness.certificate.files import FILES, certificate_in
+from bitproof.harness.prove.answers import prove_graphs
+from bitproof.harness.prove.certify import certificate_of, contents_of
+from bitproof.harness.prove.graphs.export import export_graph
+from tests.harness.certificate.test_check import W, X, gathered, parts, reduced, whole
+from tests.harness.prove.mutants import copied as copy_of
+from tests.harness.prove.random_programs import NAMES, random_program
+from tests.harness.prove.rewrites import BREAKS, KEEPS
+from tests.harness.prove.test_canonical import copied
+from tests.harness.prove.test_rules import SOUND, UNSOUND
+from tests.harness.prove.toy_graphs import GROUPS, aten, c10d, compare, randn
+
+REJECTED = "rejected"
+Said = dict[str, int] | str
+"""Answers counted by verdict, or REJECTED."""
+
+
+def said_by_both(certificate: Certificate) -> tuple[Said, Said]:
+    """What the first checker says of a certificate, and what the second says."""
+    contents = contents_of(certificate)
+    return said_by_first(contents), said_by_second(contents)
+
+
+def said_by_first(contents: dict[str, bytes]) -> Said:
+    try:
+        return dict(check(certificate_in(contents)))
+    except RejectedError:
+        return REJECTED
+
+
+def said_by_second(contents: dict[str, bytes]) -> Said:
+    try:
+        main, *graphs, steps = (second_checker.parse(contents[name]) for name in FILES)
+        return dict(second_checker.check(main, graphs, steps, with_subject=False))
+    except (second_checker.FlawError, *second_checker.MISTAKES):
+        return REJECTED
+
+
+def rows_where(w, x):
+    """As many rows as data say."""
+    return w.index_select(0, x.nonzero().view(-1)[: x.sum().item()]) if x.dtype == torch.int64 else w
+
+
+def exchanged(x):
+    return c10d.wait_tensor(c10d.all_to_all_single(x, [2, 2], [2, 2], "pairs"))
+
+
+def written(w, x):
+    y = w * x
+    y.view(-1).mul_(2)
+    y[0].add_(x[0])
+    w.sub_(x)
+    z = torch.empty_like(w).copy_(x)
+    z.zero_()
+    return y + z, w * z, x.new_full((2, 6), 0.5) * w[:2]
+
+
+def joined(w, x):
+    y = torch.stack([w, x, w + x], 1)
+    z = aten.constant_pad_nd.default(y, [1, 2, 0, 1], 0.5)
+    first, second = torch.cat([z, z * 2], 0).split([3, 5])
+    return torch.cat([second, first])[5:] * 1.0, z.expand(2, 4, 4, 9)[1].permute(2, 0, 1) - 1, y.unbind(1)[2]
+
+
+def carried(w, x):
+    index = (x[:, 0] > 0).long()
+    return w.flip(0).roll(1, 1) + x.gather(0, index[:, None].expand(4, 6)), w[index] * x.tril(), w.repeat(2, 1)
+
+
+def several(w, x):
+    values, indices = (w + x).sort()
+    means = torch.native_layer_norm(w, [6], x[0], x[1], 1e-5)
+    return values[indices[0]], means[0] / means[2], torch.rand_like(w) + torch.randn(4, 6), w / x[:, :1], w / x[0]
+
+
+def open_rows(w, x):
+    rows = w.index_select(0, x.nonzero().view(-1))
+    return (rows * 1.5).sum(0), (rows.reshape(-1) + 1).sum(), rows.new_zeros(rows.shape).sum() + w.sum()
+
+
+def open_sum(w, x):
+    return c10d.wait_tensor(c10d.all_reduce(w.index_select(0, x.nonzero().view(-1)), "sum", "pairs")).sum(0)
+
+
+STEPS = (written, joined, carried, several, lambda w, x: exchanged(w * x) + gathered(w[:2]), copied())
+LATE = [{"wait_offload": False}, {"wait_reload": False}, {"write": "source"}, {"write": "arrival"}, {"keep": False}]
+
+
+def by_hand(dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16)) -> Iterator[Certificate]:
+    """Certificates of the tests' own steps: most rules, most kinds of calls, what is refused."""
+    ones = torch.ones(4, dtype=torch.int64)
+    yield certificate_of("example", compare(parts, whole, W, X))
+    yield certificate_of("moved", compare(lambda w, x: reduced(w) + reduced(x), lambda w, x: reduced(w + x), W, X))
+    for step in STEPS:
+        yield certificate_of("step", compare(step, step, W, X))
+    for step in (open_rows, open_sum):
+        yield certificate_of("open", compare(step, step, W, ones))
+    for wrong in LATE:
+        yield certificate_of("late", compare(copied(), copied(**wrong), W, X))
+    for dtype in dtypes:
+        for one, two in [pair for pairs in SOUND.values() for pair in pairs] + UNSOUND:
+            yield certificate_of("rule", compare(one, two, randn(12, 6, dtype=dtype), randn(12, 6, dtype=dtype)))
+
+
+def of_random_programs(seed: int) -> Iterator[Certificate]:
+    """Certificates of random programs against a mutant of each, without end; what is refused as a whole is left out."""
+    chance = random.Random(seed)
+    while True:
+        try:
+            program = random_program(chance)
+            outputs = [f"out {i}" for i in range(len(program.module.graph.output_node().args[0]))]
+            both = program.module, _mutant(program.module, chance)
+            graphs = [export_graph(x, NAMES, program.like, outputs, GROUPS) for x in both]
+            proof = prove_graphs(*graphs)
+        except Exception:  # torch or the prover refuses it
+            continue
+        yield certificate_of("random", proof)
+
+
+def _mutant(module: GraphModule, chance: random.Random) -> GraphModule:
+    """The program with a change that keeps its bits, or does not; itself where none applies."""
+    known = KEEPS | BREAKS
+    for _ in range(40):
+        mutant = copy_of(module)
+        calls = [node for node in mutant.graph.nodes if node.op == "call_function"]
+        if known[chance.choice(sorted(known))](mutant, chance, chance.choice(calls)):
+            break
+    return mutant

@@ -1,0 +1,181 @@
+"""The second checker beside the first: what both say of whole certificates, and of steps; its page and its file."""
+
+import ast
+import random
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+from bitproof.harness import second_checker
+from bitproof.harness.certificate.assumptions import ASSUMPTIONS
+from bitproof.harness.certificate.files import FILES
+from bitproof.harness.certificate.rules import RULES
+from bitproof.harness.prove.certify import contents_of
+from tests.benchmarks.forge_certificates import forged_certificate, fuzz_steps
+from tests.harness.certificate.corruption import corrupt
+from tests.harness.certificate.two_checkers import (
+    REJECTED,
+    by_hand,
+    of_random_programs,
+    said_by_both,
+    said_by_second,
+)
+from tests.harness.commands.test_check_certificate import change, write
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "certificate.md"
+
+
+@pytest.fixture(scope="module")
+def certificates():
+    return [*by_hand([torch.bfloat16])]
+
+
+def test_both_accept_the_same_certificates_with_the_same_answers(certificates):
+    said = Counter()
+    for certificate in certificates:
+        first, second = said_by_both(certificate)
+        assert first == second != REJECTED
+        said.update(first)
+    assert {*said} == {"PROVED", "NOT PROVED", "REFUSED"}
+
+
+def test_both_say_the_same_of_certificates_with_one_change(certificates):
+    chance, said = random.Random(0), Counter()
+    for _ in range(250):
+        kind, changed = corrupt(chance.choice(certificates), chance)
+        first, second = said_by_both(changed)
+        assert first == second, kind
+        said[first == REJECTED] += 1
+    assert said[True] > 200
+
+
+def test_both_say_the_same_of_forged_certificates_and_of_random_programs():
+    chance = random.Random(1)
+    forged = [forged_certificate(chance)[0] for _ in range(60)]
+    said = [said_by_both(found) for found in [*forged, *islice(of_random_programs(2), 10)]]
+    assert all(first == second for first, second in said)
+    assert len({str(first) for first, _ in said}) > 1
+
+
+def test_both_say_the_same_of_steps(monkeypatch):
+    assert fuzz_steps(400, 3, Counter()) == []
+    monkeypatch.setitem(second_checker.RULES, "exact_twice", lambda s, term: term[4][0])
+    assert fuzz_steps(2000, 3, Counter()) != [], "one that has another rule disagrees"
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("translate", lambda w, shape, weights, others, more=0: w),
+        ("_check_write", lambda g, call: None),
+        ("_wait", lambda g, place, kind, storages: g["filling"].clear()),
+        ("has", lambda dtype, value: True),
+    ],
+)
+def test_a_second_checker_that_is_wrong_in_one_thing_disagrees(certificates, monkeypatch, name, changed):
+    monkeypatch.setattr(second_checker, name, changed)
+    assert any(first != second for first, second in map(said_by_both, certificates))
+
+
+def test_a_second_checker_that_trusts_the_shape_of_an_operand_is_deceived(monkeypatch):
+    forged = [forged_certificate(random.Random(seed))[0] for seed in range(8)]
+    monkeypatch.setitem(second_checker.TYPES, "exact", lambda types, op, dtype, device, x: [dtype, types[x[0]][1]])
+    assert any(first == REJECTED != second for first, second in map(said_by_both, forged))
+
+
+def test_a_second_checker_that_asks_for_no_assumption_disagrees(certificates, monkeypatch):
+    without = replace(certificates[0], assumptions=())
+    assert said_by_both(without) == (REJECTED, REJECTED)
+    monkeypatch.setattr(second_checker, "check_assumptions", lambda graphs, steps, assumptions: None)
+    assert said_by_both(without) == (REJECTED, {"PROVED": 5})
+
+
+def test_it_has_the_rules_and_the_assumptions_of_the_first():
+    assert {*second_checker.RULES} == {*RULES}
+    assert second_checker.ASSUMPTIONS == ASSUMPTIONS
+
+
+def test_the_page_has_every_rule_kind_of_term_operator_and_assumption():
+    text = PAGE.read_text()
+    assert {*re.findall(r"^\| ((?:view|cat|exact|move|gather|reduce)_\w+) \|", text, re.MULTILINE)} == {*RULES}
+    rows = re.findall(r"^\| (\S*) ?\| (.+) \|$", text, re.MULTILINE)
+    assert [(name.strip("`"), assumption) for name, assumption in rows[-10:]] == [*ASSUMPTIONS]
+    assert all(f'`["{kind}"' in text for kind in second_checker.GRAMMAR if kind != "move")
+    names = {
+        *second_checker.COPIES,
+        *second_checker.EXACT,
+        *second_checker.FILLS,
+        *second_checker.CARRIERS,
+        *second_checker.UNWRITTEN,
+        *second_checker.WAITS,
+        *second_checker.COLLECTIVES,
+    }
+    words = {*re.findall(r"\w+", text)}
+    assert not {name for name in names if name.removesuffix(".default").split(".")[-2:][-1] not in words} - {
+        *(name for name in names if name.endswith((".Tensor", ".Scalar", ".self"))),
+    }
+
+
+@pytest.mark.ranks
+def test_it_imports_the_standard_library_alone_and_runs_as_one_copied_file(tmp_path):
+    file = tmp_path / "copied.py"
+    file.write_text(Path(second_checker.__file__).read_text())
+    tree = ast.parse(file.read_text())
+    imported = {
+        name.partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+    }
+    assert imported <= sys.stdlib_module_names
+    write(tmp_path / "same", lambda w, x: (x + w, w * x))
+    write(tmp_path / "other", lambda w, x: (x - w, w * x), name="other")
+    run = lambda name: subprocess.run(  # noqa: E731
+        [sys.executable, "-I", str(file), str(tmp_path / name)], capture_output=True, text=True, check=False
+    )
+    assert (run("same").returncode, run("same").stdout) == (0, "accepted: 2 PROVED\n")
+    assert (run("other").returncode, run("other").stdout) == (1, "accepted: 1 NOT PROVED, 1 PROVED\n")
+    steps = tmp_path / "same" / "steps.json"
+    steps.write_text(steps.read_text().replace("add", "sub", 1))
+    assert (run("same").returncode, run("same").stdout) == (3, "REJECTED: 'SHA256SUMS has other digests'\n")
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda m: m.update(case="671B"),
+        lambda m: m["subject"].update(machine=""),
+        lambda m: m["subject"].update(code="0"),
+        lambda m: m.update(subject=None),
+        lambda m: m["subject"].update(more=1),
+        lambda m: m["subject"]["outputs"].pop(),
+        lambda m: m.update(format=5),
+        lambda m: m.update(extra=1),
+        lambda m: m["answers"].append(m["answers"][0]),
+        lambda m: m["answers"].pop(),
+        lambda m: m["assumptions"].append(5),
+        lambda m: m["assumptions"].pop(0),
+        lambda m: m["subject"].update(precompiled=True),
+    ],
+)
+def test_what_a_certificate_is_about_is_checked_too(tmp_path, edit):
+    write(tmp_path, lambda w, x: (x + w, w * x))
+    assert second_checker.check_folder(tmp_path) == {"PROVED": 2}
+    change(tmp_path, edit)
+    with pytest.raises(second_checker.FlawError):
+        second_checker.check_folder(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[", "{}", "[1.5]", "[true]", "[NaN]", '{"calls": []}', "[[1]]", '{"a":1,"a":2}'])
+def test_a_file_that_is_none_is_rejected(certificates, text):
+    contents = contents_of(certificates[0])
+    assert said_by_second(contents) != REJECTED
+    for name in FILES:
+        assert said_by_second({**contents, name: text.encode()}) == REJECTED

@@ -55,7 +55,7 @@ def test_every_tensor_of_a_case_is_equal_in_shared_memory_and_over_gloo(name: st
             found |= {f"{system} {key}": row.digest for key, row in recorder.rows.items()}
         return {
             "records": found,
-            "groups": sorted({type(group).__name__ for group in meshes._joined.values()} - {"LoneGroup"}),
+            "groups": sorted({type(group).__name__ for group in meshes.joined_groups.values()} - {"LoneGroup"}),
         }
 
     shared, gloo = (on_ranks(case.parallelism, body, collectives=where) for where in ("shared", "gloo"))

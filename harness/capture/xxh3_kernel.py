@@ -22,12 +22,13 @@ def hash_leaves(leaves_LW: torch.Tensor) -> torch.Tensor:
     """XXH3-128 of every leaf, int64 [L, 2] (upper, lower half), on the device of the words, int64 [L, LEAF_WORDS]."""
     digests_L2 = leaves_LW.new_empty(len(leaves_LW), 2)
     with torch.cuda.device_of(leaves_LW):
-        _hash[(len(leaves_LW),)](leaves_LW, xxh3.tables(leaves_LW.device), digests_L2, num_warps=1)
+        hash_leaf[(len(leaves_LW),)](leaves_LW, xxh3.tables(leaves_LW.device), digests_L2, num_warps=1)
     return digests_L2
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _hash(words: tl.tensor, table: tl.tensor, digests: tl.tensor) -> None:
+def hash_leaf(words: tl.tensor, table: tl.tensor, digests: tl.tensor) -> None:
+    """Hash the leaf of this program's number."""
     # A leaf has 16 blocks of 128 words; a block has 16 stripes of 4 pairs; the table has rows of 8 words.
     leaf = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, 128)

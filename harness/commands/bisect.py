@@ -93,7 +93,7 @@ def _finish(found: Bisection, case: Case, options: RunOptions, run_dir: Path, re
         options=tuple(replay),
         remarks=replace(options, control="up_to_difference").remarks(),
     )
-    answer = list(tell_answer(found, options.inject, _dumped(found, run_dir, case.name), replay, case.name))
+    answer = list(tell_answer(found, options.inject, dumped_diff(found, run_dir, case.name), replay, case.name))
     print("\n".join(["", *tell_probes(found), "", *answer]))
     more = {BISECT_FILE: render(found, case.name, status, options.inject, answer)}
     return finish_run(report, run_dir, status, more, shown=BISECT_FILE)
@@ -106,7 +106,7 @@ def status_of(found: Bisection) -> int:
     return UNJUDGED if found.blamed is None else UNEXPECTED
 
 
-def _dumped(found: Bisection, run_dir: Path, name: str) -> Path | None:
+def dumped_diff(found: Bisection, run_dir: Path, name: str) -> Path | None:
     """The diff of the blamed pass, as the case's own run wrote it; a backend has none."""
     files = sorted((run_dir / "graphs" / name).glob(f"??-{found.blamed}.diff"))
     return files[0] if files else None

@@ -68,7 +68,7 @@ def prove(
     elif as_table:
         print("\n".join(_reasons(found)), end="")
     elif tried:
-        listed = dict.fromkeys(text for result in tried for text in _assumed(result))
+        listed = dict.fromkeys(text for result in tried for text in assumptions_of(result))
         head = "Assumptions, besides those on tracing in docs/explanation/proving.md:"
         print("\n".join(["", head, *(f"- {x}" for x in listed)]))
     return status
@@ -95,7 +95,8 @@ def _expected(case: Case) -> str:
     return PROVED if case.expected == "EQUAL" else NOT_PROVED
 
 
-def _assumed(result: CaseProof) -> list[str]:
+def assumptions_of(result: CaseProof) -> list[str]:
+    """What a case's proof rests on, besides tracing."""
     assert result.proof is not None and result.graphs is not None
     return [*assumed(result.graphs, result.proof.table.used())]
 
@@ -194,7 +195,7 @@ def _data(result: CaseProof) -> dict[str, object]:
         "laid_out_otherwise": proof.laid_out_otherwise if proof else [],
         "row_splits": list(proof.row_splits) if proof else [],
         "rules": sorted(proof.table.used()) if proof else [],
-        "assumptions": _assumed(result) if proof else [],
+        "assumptions": assumptions_of(result) if proof else [],
         "seconds": dict(result.seconds),
         "answers": [asdict(replace(answer, terms=(-1, -1))) | {"terms": list(answer.terms)} for answer in answers],
     }

@@ -28,10 +28,10 @@ from bitproof.harness.processes import framing
 SILENCE = 7.0
 """Seconds without a pulse after which a peer counts as gone."""
 _PULSE_SECONDS = 1.0
-_PAUSE_SECONDS = 3.0
+PAUSE_SECONDS = 3.0
 """A turn of the thread that takes longer than this, and its pulse: this very process was stopped, and heard nobody."""
 _HEADER = struct.Struct(">8sQQ")  # MAGIC, and the bytes of the JSON and of the files
-_MAGIC = b"bitprf\x00\x01"
+MAGIC_WORD = b"bitprf\x00\x01"
 _MAX_FIRST, _MAX_TEXT = 1 << 20, 1 << 30
 """The most bytes of JSON, before and after a peer is known."""
 _PART = 1 << 20
@@ -74,13 +74,13 @@ class Line:
         """Have a message sent, with the bytes of these files one after the other."""
         opened = [file.open("rb") for file in files]
         size = sum(os.fstat(file.fileno()).st_size for file in opened)
-        self._outbox.append(memoryview(_HEADER.pack(_MAGIC, len(text), size) + text))
+        self._outbox.append(memoryview(_HEADER.pack(MAGIC_WORD, len(text), size) + text))
         self._outbox.extend(opened)
 
     def put_pulse(self) -> None:
         """Have a message sent that says nothing, unless others wait, which say as much."""
         if not self._outbox:
-            self._outbox.append(memoryview(_HEADER.pack(_MAGIC, 0, 0)))
+            self._outbox.append(memoryview(_HEADER.pack(MAGIC_WORD, 0, 0)))
 
     def send(self) -> None:
         """Send as much as the peer takes now."""
@@ -135,7 +135,7 @@ class Line:
                 if len(self._received) < _HEADER.size:
                     return
                 magic, text, content = _HEADER.unpack_from(self._received)
-                if magic != _MAGIC:
+                if magic != MAGIC_WORD:
                     raise ValueError("it speaks another language, or another version of ours")
                 if text > (_MAX_TEXT if self.is_known else _MAX_FIRST) or (content and not self.is_known):
                     raise ValueError(f"it announced {text} and {content} bytes before anybody knew it")
@@ -354,7 +354,7 @@ class Links:
     def _feel_pulses(self, before: float) -> float:
         """Send pulses, and be done with who sends none. `before` and what is returned are when that was done."""
         now = time.monotonic()
-        was_stopped = now - before > _PULSE_SECONDS / 2 + _PAUSE_SECONDS
+        was_stopped = now - before > _PULSE_SECONDS / 2 + PAUSE_SECONDS
         for line in self._lines:
             if line.gone is not None:
                 continue

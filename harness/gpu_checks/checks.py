@@ -144,14 +144,14 @@ def check_offload(setting: Setting) -> Answer:
     device, lost = setting.device_of(0), []
     told = f"{len(OFFLOADS)} ways in which one stream lags behind another, {len(_NUMS_OF_ELEMENTS)} sizes of each"
     for (name, way), num in itertools.product(OFFLOADS.items(), _NUMS_OF_ELEMENTS):
-        wanted = digest(filled(num, _VALUE, torch.device("cpu")))
+        wanted = digest(filled(num, TEST_VALUE, torch.device("cpu")))
         lost += [] if digest(way(num, device)) == wanted else [f"{name}, {num} elements"]
     first = f"; first {lost[0]}" if lost else ""
     return not lost, f"{told}, {len(lost)} with other bits{first}"
 
 
 _NUMS_OF_ELEMENTS = (1_000, 7_000, 70_000, 1_000_000)
-_VALUE, _OTHER = 3.0, -1.0
+TEST_VALUE, _OTHER = 3.0, -1.0
 _LAG_CYCLES = 20_000_000  # some 10 ms, in which a copy of every size here has long ended
 
 
@@ -177,13 +177,13 @@ def _offloaded_while_computed(num: int, device: torch.device) -> Tensor:
     """An offload begins after what computes its source."""
     x = filled(num, _OTHER, device)
     lag(device)
-    x.fill_(_VALUE)
+    x.fill_(TEST_VALUE)
     return _back(WAIT_OFFLOAD(OFFLOAD(x), x), device)
 
 
 def _written_after_the_wait(num: int, device: torch.device) -> Tensor:
     """What is offloaded may be written once its offload was waited for."""
-    x = filled(num, _VALUE, device)
+    x = filled(num, TEST_VALUE, device)
     lag_copies(device)
     host = WAIT_OFFLOAD(OFFLOAD(x), x)
     x.fill_(_OTHER)
@@ -192,7 +192,7 @@ def _written_after_the_wait(num: int, device: torch.device) -> Tensor:
 
 def _freed_while_offloaded(num: int, device: torch.device) -> Tensor:
     """Memory that is freed while it is offloaded is given to nobody else before that has ended."""
-    x = filled(num, _VALUE, device)
+    x = filled(num, TEST_VALUE, device)
     lag_copies(device)
     host = OFFLOAD(x)
     del x
@@ -202,7 +202,7 @@ def _freed_while_offloaded(num: int, device: torch.device) -> Tensor:
 
 def _reloaded_where_others_wrote(num: int, device: torch.device) -> Tensor:
     """A reload begins after what wrote the memory that it fills."""
-    x = filled(num, _VALUE, device)
+    x = filled(num, TEST_VALUE, device)
     host = WAIT_OFFLOAD(OFFLOAD(x), x)
     other = filled(num, _OTHER, device)
     lag(device)
@@ -213,7 +213,7 @@ def _reloaded_where_others_wrote(num: int, device: torch.device) -> Tensor:
 
 def _read_after_the_wait(num: int, device: torch.device) -> Tensor:
     """What was reloaded may be read once the reload was waited for."""
-    x = filled(num, _VALUE, device)
+    x = filled(num, TEST_VALUE, device)
     host = WAIT_OFFLOAD(OFFLOAD(x), x)
     other = filled(num, _OTHER, device)
     del other  # what is read too early has these values
@@ -228,7 +228,7 @@ def _freed_while_reloaded(num: int, device: torch.device) -> Tensor:
     lag_copies(device)
     filling = RELOAD(host, device.type)
     del filling
-    x = filled(num, _VALUE, device)
+    x = filled(num, TEST_VALUE, device)
     WAIT_RELOAD(RELOAD(host, device.type))  # the stream of copies has come past the first reload
     return x
 

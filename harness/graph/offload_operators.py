@@ -78,34 +78,38 @@ def land(target: Tensor) -> None:
         copied.synchronize()
 
 
-def _offload(x: Tensor) -> Tensor:
+def run_offload(x: Tensor) -> Tensor:
+    """Begin to copy `x` to pinned memory of the host."""
     host = empty_like(x, "cpu", pin=x.is_cuda)
     begin_copy(x, host, x.device)
     return host
 
 
-def _wait_offload(host: Tensor, x: Tensor) -> Tensor:
+def run_wait_offload(host: Tensor, x: Tensor) -> Tensor:
+    """Wait for a copy that `run_offload` began; `x` may go afterwards."""
     end_copy(host, x.device)
     return host
 
 
-def _reload(host: Tensor, device: str) -> Tensor:
+def run_reload(host: Tensor, device: str) -> Tensor:
+    """Begin to copy a host's tensor to a device."""
     to = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
     x = empty_like(host, to)
     begin_copy(host, x, to)
     return x
 
 
-def _wait_reload(x: Tensor) -> Tensor:
+def run_wait_reload(x: Tensor) -> Tensor:
+    """Wait for a copy that `run_reload` began; it may be read afterwards."""
     end_copy(x, x.device)
     return x
 
 
 for _name, _run, _fake in (
-    ("offload", _offload, lambda x: empty_like(x, "cpu")),
-    ("wait_offload", _wait_offload, lambda host, x: host),
-    ("reload", _reload, lambda host, device: empty_like(host, device)),
-    ("wait_reload", _wait_reload, lambda x: x),
+    ("offload", run_offload, lambda x: empty_like(x, "cpu")),
+    ("wait_offload", run_wait_offload, lambda host, x: host),
+    ("reload", run_reload, lambda host, device: empty_like(host, device)),
+    ("wait_reload", run_wait_reload, lambda x: x),
 ):
     _library.impl(_name, _run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"bitproof::{_name}", _fake, lib=_library)

@@ -16,7 +16,7 @@ HOST_BYTES = 400 << 20
 RANK_BYTES = 100 << 20
 """What a rank takes besides: 53 to 59 MiB each of moe_seq's eight. A system of somebody else's may take any more."""
 
-_GROUPS = Path("/sys/fs/cgroup")
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 
 def cores_for_runs() -> int:
@@ -26,7 +26,7 @@ def cores_for_runs() -> int:
     """
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     with suppress(OSError, ValueError):
-        quota, period = (_GROUPS / "cpu.max").read_text().split()
+        quota, period = (CONTROL_GROUPS / "cpu.max").read_text().split()
         cores = min(cores, int(quota) // int(period)) if quota != "max" else cores
     workers = os.environ.get("PYTEST_XDIST_WORKER_COUNT", "")
     return max(1, cores // int(workers) if workers.isdecimal() and int(workers) else cores)
@@ -39,8 +39,8 @@ def free_memory() -> int | None:
         told = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         found.append(int(told["MemAvailable"].split()[0]) << 10)
     with suppress(OSError, ValueError, KeyError):
-        most, now = ((_GROUPS / f"memory.{name}").read_text().strip() for name in ("max", "current"))
-        cached = dict(line.split() for line in (_GROUPS / "memory.stat").read_text().splitlines())["file"]
+        most, now = ((CONTROL_GROUPS / f"memory.{name}").read_text().strip() for name in ("max", "current"))
+        cached = dict(line.split() for line in (CONTROL_GROUPS / "memory.stat").read_text().splitlines())["file"]
         found += [int(most) - int(now) + int(cached)] if most != "max" else []
     return min(found, default=None)
 

@@ -66,7 +66,7 @@ def read_gpu_facts(device: torch.device) -> MachineFacts | None:
         "driver": driver_version(Path("/proc/driver/nvidia/version")),
         "gpu": f"{properties.name}, {properties.multi_processor_count} multiprocessors, "
         f"compute capability {properties.major}.{properties.minor}",
-        "gpu_topology": _topology() if not device.index else None,
+        "gpu_topology": gpu_topology() if not device.index else None,
         "nccl_conf": read_nccl_conf(os.environ, Path("/etc"), Path.home()),
     }
 
@@ -126,7 +126,7 @@ def _cublas_version(maps: Path) -> int | None:
     return int(get_version())
 
 
-def _topology() -> list[str] | None:
+def gpu_topology() -> list[str] | None:
     """How GPUs are joined: the rows of `nvidia-smi topo -m`, up to its legend."""
     command = ["nvidia-smi", "topo", "-m"]
     try:

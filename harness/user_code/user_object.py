@@ -10,7 +10,7 @@ from typing import Any
 
 from bitproof.harness.errors import UsageError
 
-_WAY_OUT = "write it as a function or a class of a file, at the file's top level, and hand that over"
+WAY_OUT = "write it as a function or a class of a file, at the file's top level, and hand that over"
 
 
 def source_of(given: Any) -> str:
@@ -44,5 +44,5 @@ def _refused(found: str, why: str) -> UsageError:
         f"a system was given that no rank can find again: {why}",
         expected="a function or class by its file and name, or a text such as FILE.py:factory",
         found=found,
-        fix=_WAY_OUT,
+        fix=WAY_OUT,
     )

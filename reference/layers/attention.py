@@ -21,7 +21,7 @@ from bitproof.reference.layers.document_mask import mask_mod_of
 from bitproof.reference.layers.rms_norm import RMSNorm
 from bitproof.reference.layers.rope import RopeConfig, RotaryEmbedding
 
-_KERNEL_OPTIONS = {
+KERNEL_OPTIONS = {
     "PRESCALE_QK": False,
     "ROWS_GUARANTEED_SAFE": False,
     "BLOCKS_ARE_CONTIGUOUS": False,
@@ -137,15 +137,16 @@ def _flex_attention(q_BHSQ: Tensor, k_BHSQ: Tensor, v_BHSV: Tensor, scale: float
         q_BHSQ,
         k_BHSQ,
         v_BHSV,
-        _same_score,
+        same_score,
         (*mask.as_tuple()[:-1], mask_mod.function),
         scale,
-        _KERNEL_OPTIONS,
+        KERNEL_OPTIONS,
         (),
         mask_mod.captured,
     )
     return y_BHSV
 
 
-def _same_score(score: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+def same_score(score: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+    """A score as it is."""
     return score

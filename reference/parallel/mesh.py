@@ -40,16 +40,16 @@ GROUP_NAMES = (FSDP, EXPERT_FSDP, EXPERT, TENSOR)
 Partition = Sequence[Sequence[int]]
 Wrap = Callable[[dist.ProcessGroup], dist.ProcessGroup]
 
-_joined: dict[str, dist.ProcessGroup] = {}
+joined_groups: dict[str, dist.ProcessGroup] = {}
 """This process's groups: torch's registry holds them by weak references alone."""
-_partitions: dict[str, Partition] = {}
-_limits: list[timedelta] = []
+partitions: dict[str, Partition] = {}
+time_limits: list[timedelta] = []
 """How long the collectives of this process's groups wait: empty until it has joined any."""
 _wraps: list[Wrap] = []
 """What makes of a group of torch's one whose order of sums is stated; of NCCL's own sums, the group itself."""
-_disturbs: list[Wrap] = []
+disturbances: list[Wrap] = []
 """What a fault makes of every group, when one is to."""
-_memory: list[SharedMemory] = []
+shared_memories: list[SharedMemory] = []
 """Where this process's groups meet, when all ranks share a machine and are to meet in memory."""
 _in_memory: list[SharedMemoryGroup] = []
 """Those of this process's groups that do."""
@@ -126,21 +126,21 @@ def join_groups(
     dist.init_process_group(
         backend, store=store, rank=mesh.rank, world_size=world_size, timeout=limit, device_id=device_id
     )
-    _limits.append(limit)
+    time_limits.append(limit)
     _wraps.append(RankOrderGroup if backend == "gloo" else (lambda group: group) if native else DeviceOrderGroup)
     if disturb is not None:
-        _disturbs.append(disturb)
+        disturbances.append(disturb)
     if board is not None:
         _boards.append(board)
     if memory is not None and backend == "gloo":
         memory.join(mesh.rank)
-        _memory.append(memory)
+        shared_memories.append(memory)
     for name in GROUP_NAMES:
         first = mesh.object_of(name)
         if first == name:
             ensure_group(name, mesh.partition(name))
         else:
-            _register(name, mesh.partition(name), _joined[first], is_new=False)
+            keep_group(name, mesh.partition(name), joined_groups[first], is_new=False)
 
 
 def ensure_group(name: str, partition: Partition, *, high_priority: bool = False) -> None:
@@ -151,15 +151,15 @@ def ensure_group(name: str, partition: Partition, *, high_priority: bool = False
     ranks that do not ascend, as torch would put them in order without a word.
     """
     partition = [list(ranks) for ranks in partition]
-    if name in _joined:
-        if _partitions[name] != partition:
-            raise ValueError(f"group {name} exists, over {_partitions[name]}, not {partition}")
+    if name in joined_groups:
+        if partitions[name] != partition:
+            raise ValueError(f"group {name} exists, over {partitions[name]}, not {partition}")
         return
     if any(ranks != sorted(ranks) for ranks in partition):
         raise ValueError(f"group {name} lists ranks out of order: {partition}")
     is_alone = all(len(ranks) == 1 for ranks in partition)
     group = LoneGroup() if is_alone else _in_rank_order(_own_part(partition, high_priority), partition)
-    _register(name, partition, group)
+    keep_group(name, partition, group)
 
 
 def _own_part(partition: Partition, high_priority: bool) -> dist.ProcessGroup:
@@ -175,14 +175,14 @@ def _own_part(partition: Partition, high_priority: bool) -> dist.ProcessGroup:
         options: Any = None
         if high_priority:
             options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-            set_timeout(options, _limits[0])
+            set_timeout(options, time_limits[0])
         parts = [list(ranks) for ranks in partition]
-        part = dist.split_group(split_ranks=parts, timeout=_limits[0], pg_options=options)
+        part = dist.split_group(split_ranks=parts, timeout=time_limits[0], pg_options=options)
         assert part is not None, "each rank is in a part"
         return part
     if len({len(ranks) for ranks in partition}) == 1:
-        return dist.new_group(own, timeout=_limits[0], use_local_synchronization=True)
-    groups = {tuple(ranks): dist.new_group(list(ranks), timeout=_limits[0]) for ranks in partition}
+        return dist.new_group(own, timeout=time_limits[0], use_local_synchronization=True)
+    groups = {tuple(ranks): dist.new_group(list(ranks), timeout=time_limits[0]) for ranks in partition}
     return groups[tuple(own)]
 
 
@@ -192,7 +192,11 @@ def _in_rank_order(group: dist.ProcessGroup, partition: Partition) -> dist.Proce
     gloo's group is made either way. Its idle threads cost nothing to speak of, and on a machine that others keep busy
     ranks without them take steps up to three times as long (docs/explanation/decisions/shared-memory.md).
     """
-    rings = _memory[0].next_area(partition, dist.get_rank(), _limits[0].total_seconds()) if _memory else None
+    rings = (
+        shared_memories[0].next_area(partition, dist.get_rank(), time_limits[0].total_seconds())
+        if shared_memories
+        else None
+    )
     if rings is None:
         return _wraps[0](group)
     _in_memory.append(SharedMemoryGroup(group, rings))
@@ -207,9 +211,9 @@ def collectives_in_memory() -> dict[str, int]:
 
 def ranks_in(name: str) -> tuple[int, ...] | None:
     """The ranks of this rank's instance of a group, ours or torch's own; None where no such group is registered."""
-    if name in _partitions:
+    if name in partitions:
         rank = dist.get_rank()
-        return next((tuple(ranks) for ranks in _partitions[name] if rank in ranks), None)
+        return next((tuple(ranks) for ranks in partitions[name] if rank in ranks), None)
     try:
         return tuple(dist.get_process_group_ranks(group_named(name)))
     except (RuntimeError, ValueError, KeyError):
@@ -220,17 +224,27 @@ def leave_groups() -> None:
     """Undo `join_groups` and `ensure_group`; harmless when this rank never joined."""
     if not dist.is_initialized():
         return
-    for name in _joined:
+    for name in joined_groups:
         unregister_group(name)
-    for registry in (_joined, _partitions, _limits, _wraps, _disturbs, _memory, _in_memory, _boards):
+    for registry in (
+        joined_groups,
+        partitions,
+        time_limits,
+        _wraps,
+        disturbances,
+        shared_memories,
+        _in_memory,
+        _boards,
+    ):
         registry.clear()
     dist.destroy_process_group()
 
 
-def _register(name: str, partition: Partition, group: dist.ProcessGroup, *, is_new: bool = True) -> None:
-    for disturb in _disturbs if is_new else ():
+def keep_group(name: str, partition: Partition, group: dist.ProcessGroup, *, is_new: bool = True) -> None:
+    """Keep a group that was joined, and register it under its name; with what disturbs it, where it is new."""
+    for disturb in disturbances if is_new else ():
         group = disturb(group)
     for board in _boards if is_new else ():
         group = ReportingGroup(group, name, functools.partial(board.write, dist.get_rank()))
-    _joined[name], _partitions[name] = group, partition
+    joined_groups[name], partitions[name] = group, partition
     register_group(name, group)

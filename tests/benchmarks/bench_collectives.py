@@ -145,7 +145,7 @@ def steps(case: Case, mesh: Mesh, count: int) -> list[dict[str, Any]]:
     set_determinism(case.seed)
     keep_to_one_core(mesh.rank, case.parallelism.world_size)
     trainer = make_eager(case, mesh, mesh.device, True, lambda gradients: gradients)
-    groups: dict[str, dict[str, Any]] = {SHARED: dict(meshes._joined), ORDERED: {}}
+    groups: dict[str, dict[str, Any]] = {SHARED: dict(meshes.joined_groups), ORDERED: {}}
     for name in groups[SHARED]:
         over_gloo = [dist.new_group(ranks) for ranks in mesh.partition(name)]
         mine = [mesh.rank in ranks for ranks in mesh.partition(name)].index(True)

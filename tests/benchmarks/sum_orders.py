@@ -81,11 +81,11 @@ def measure(case: Case, steps: int) -> Counter[str]:
 
     def body(mesh: Mesh) -> dict[str, int]:
         counts: Counter[str] = Counter()
-        for name, group in dict(meshes._joined).items():
+        for name, group in dict(meshes.joined_groups).items():
             if not isinstance(group, Counting):
                 unregister_group(name)
-                meshes._register(name, meshes._partitions[name], Counting(group, counts))
-        meshes._disturbs.append(lambda group: Counting(group, counts))
+                meshes.keep_group(name, meshes.partitions[name], Counting(group, counts))
+        meshes.disturbances.append(lambda group: Counting(group, counts))
         if program is not None:
             trainer = make_graph_system(case, mesh, CPU, program, lambda gradients: gradients)
         else:

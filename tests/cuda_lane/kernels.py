@@ -148,16 +148,16 @@ def _compile_own(capability: int) -> Compiled:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    from bitproof.harness.capture.xxh3_kernel import _hash
+    from bitproof.harness.capture.xxh3_kernel import hash_leaf
 
     signature = dict.fromkeys(["words", "table", "digests"], "*i64")
     aligned = {(argument,): [["tt.divisibility", 16]] for argument in range(3)}
-    source = triton.compiler.ASTSource(fn=_hash, signature=signature, constexprs={}, attrs=aligned)
+    source = triton.compiler.ASTSource(fn=hash_leaf, signature=signature, constexprs={}, attrs=aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 1})
     return Compiled(
         generated_hash=hashlib.sha256(compiled.asm["ttir"].encode()).hexdigest(),
-        kernels={"_hash": len(compiled.asm["cubin"])},
-        variants={"_hash": 1},
+        kernels={"hash_leaf": len(compiled.asm["cubin"])},
+        variants={"hash_leaf": 1},
     )
 
 

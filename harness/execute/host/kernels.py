@@ -30,11 +30,11 @@ def make_kernels(request: RunRequest) -> None:
     sizes = expert_sizes(case)
     if sizes is not None and case.steps * case.parallelism.world_size >= _FEWEST_STEPS:
         num_rows = case.batch.sequences * case.batch.seq_len * case.parallelism.ep
-        _multiply(*sizes, min(num_rows, _MOST_ROWS))
+        multiply(*sizes, min(num_rows, _MOST_ROWS))
 
 
 @functools.lru_cache
-def _multiply(dim: int, hidden_dim: int, most_rows: int) -> None:
+def multiply(dim: int, hidden_dim: int, most_rows: int) -> None:
     """Multiply each number of rows by an expert's weights, (out, in): as forward does, and both halves of backward."""
     import torch
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 GRACE_SECONDS = 0.5
 SECONDARY_GRACE_SECONDS = 3.0
-_POLL_SECONDS = 0.2
+POLL_SECONDS = 0.2
 _NUM_STACKS = 4
 _LOOPBACK = "127.0.0.1"
 
@@ -119,7 +119,7 @@ class Ranks:
     def _fork(self, rank: int) -> Rank:
         def live(tell: Send) -> int:
             os.environ.update(
-                _environment_of(rank, self.job.run.case.parallelism.world_size, self.job.rank_slots, self.port)
+                environment_of(rank, self.job.run.case.parallelism.world_size, self.job.rank_slots, self.port)
             )
             if (
                 self.job.rank_slots.server is None
@@ -135,7 +135,7 @@ class Ranks:
         rank_of = {rank.process: rank for rank in self.ranks}
         with Watch([*rank_of], hangup) as watch:
             while not all(rank.exited for rank in self.ranks):
-                for process, line in watch.look(_POLL_SECONDS):
+                for process, line in watch.look(POLL_SECONDS):
                     self._hear(rank_of[process], line, began)
                 self._note_exits()
                 limit = self._limit_of_grace()
@@ -233,7 +233,7 @@ class Ranks:
         return f"  {last}\n" if last else ""
 
 
-def _environment_of(rank: int, world_size: int, rank_slots: RankSlots, port: int) -> dict[str, str]:
+def environment_of(rank: int, world_size: int, rank_slots: RankSlots, port: int) -> dict[str, str]:
     """What trainers read of who and how many they are, as torchrun says it; and that this is a rank of ours.
 
     The group that `init_process_group` would make by these is there before a trainer is made. One who wants a store at
@@ -268,7 +268,7 @@ def _run_reporting(
 ) -> int:
     try:
         with profiled(job.profile_of(rank)):
-            run_rank(job, rank, _open_store(job), tell, memory, board)
+            run_rank(job, rank, open_store(job), tell, memory, board)
     except BaseException as error:
         failure = failure_of_exception(rank, error)
         print(failure.details, file=sys.stderr, flush=True)
@@ -277,7 +277,7 @@ def _run_reporting(
     return 0
 
 
-def _open_store(job: Job) -> Store:
+def open_store(job: Job) -> Store:
     """Where a run's ranks find each other, opened in a rank."""
     from torch.distributed import FileStore, PrefixStore, TCPStore
 

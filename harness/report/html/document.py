@@ -137,10 +137,8 @@ def render(report: Report) -> str:
     results = sorted(report.cases, key=lambda result: result.as_expected)
     num_passes = sum(len(result.passes) for result in results)
     limits = Limits(
-        cells=_fair_share(map(heatmaps.wanted_cells, results), MAX_CELLS),
-        error_chars=_fair_share(
-            (min(len(result.error or ""), MAX_ERROR_CHARS) for result in results), MAX_ERRORS_CHARS
-        ),
+        cells=fair_share(map(heatmaps.wanted_cells, results), MAX_CELLS),
+        error_chars=fair_share((min(len(result.error or ""), MAX_ERROR_CHARS) for result in results), MAX_ERRORS_CHARS),
         pass_rows=max(3, min(MAX_VALUES, MAX_PASS_ROWS // max(1, num_passes))),
     )
     page: str = template().render(
@@ -169,7 +167,7 @@ def template() -> jinja2.Template:
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
 
 
-def _fair_share(wanted: Iterable[int], total: int) -> int:
+def fair_share(wanted: Iterable[int], total: int) -> int:
     """The most that each may have, so that all have no more than the total together; who wants less leaves the rest."""
     waiting = sorted(wanted)
     for number, wants in enumerate(waiting):

@@ -52,11 +52,12 @@ class _Columns:
     def cell(self, column: int, count: int, share: float, tooltip: str = "") -> Cell:
         """What a column shows for so many that differ."""
         if self.ranges[column][-1] >= self._unsure:
-            return f"{count}+" if count else "?", _shade(share) if count else "x", tooltip
-        return str(count), _shade(share) if count else self._agrees, tooltip
+            return f"{count}+" if count else "?", shade_of(share) if count else "x", tooltip
+        return str(count), shade_of(share) if count else self._agrees, tooltip
 
 
-def _shade(share: float) -> str:
+def shade_of(share: float) -> str:
+    """One of four shades for a share of what differs, from 0 to 1."""
     return str(max(1, min(4, math.ceil(4 * share))))
 
 

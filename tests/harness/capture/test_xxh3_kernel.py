@@ -39,10 +39,10 @@ print(json.dumps({
 COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
-from bitproof.harness.capture.xxh3_kernel import _hash
+from bitproof.harness.capture.xxh3_kernel import hash_leaf
 signature = dict.fromkeys(["words", "table", "digests"], "*i64")
 aligned = {(argument,): [["tt.divisibility", 16]] for argument in range(3)}
-source = triton.compiler.ASTSource(fn=_hash, signature=signature, constexprs={}, attrs=aligned)
+source = triton.compiler.ASTSource(fn=hash_leaf, signature=signature, constexprs={}, attrs=aligned)
 compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1})
 print(compiled.metadata.shared)
 print(compiled.asm["ptx"])

@@ -13,7 +13,7 @@ import pytest
 
 from bitproof.builtin_cases.chunking import transformer_batch
 from bitproof.harness.case import Case, Memory, Model, Parallelism
-from bitproof.harness.commands.bisect import BISECT_FILE, _dumped, bisect
+from bitproof.harness.commands.bisect import BISECT_FILE, bisect, dumped_diff
 from bitproof.harness.errors import CaseError
 from bitproof.harness.options import RunOptions
 from bitproof.harness.report.bisection import tell_answer
@@ -110,7 +110,7 @@ def test_what_the_blamed_pass_did_is_pointed_at(tmp_path: Path) -> None:
     diff = tmp_path / "graphs" / "batch" / "05-bucket.diff"
     diff.parent.mkdir(parents=True)
     diff.write_text("")
-    assert list(tell_answer(found, None, _dumped(found, tmp_path, "batch"), ["--steps", "4"], "batch"))[-2:] == [
+    assert list(tell_answer(found, None, dumped_diff(found, tmp_path, "batch"), ["--steps", "4"], "batch"))[-2:] == [
         f"what the pass did: {diff}",
         "  again: bitproof run -k batch --steps 4 --dump-graphs",
     ]

@@ -73,7 +73,7 @@ def test_json_has_every_output(case_file, capsys, monkeypatch):
     w, x = randn(4, 6), randn(4, 6)
     proof = compare(lambda w, x: (w + x, w - x), lambda w, x: (x + w, x - w), w, x)
     monkeypatch.setattr(command, "prove_case", lambda case, *_, **__: CaseProof(proof.verdict, proof, case=case))
-    monkeypatch.setattr(command, "_assumed", lambda result: ["an assumption"])
+    monkeypatch.setattr(command, "assumptions_of", lambda result: ["an assumption"])
     assert main(["prove", "--case", case_file("moe_seq"), "--json"]) == 1
     [case] = json.loads(capsys.readouterr().out)["cases"]
     assert (case["verdict"], case["outputs"]) == ("NOT PROVED", {"PROVED": 1, "NOT PROVED": 1, "REFUSED": 0})

@@ -98,7 +98,7 @@ def damage(records, random):
 def test_rank_by_rank_says_what_all_records_at_once_say(tmp_path, monkeypatch, either, most):
     monkeypatch.setattr(evidence, "MAX_DIFFERING", most)
     found, told = set(), set()
-    for seed in range(100):
+    for seed in range(40):
         choose = random.Random(seed)
         both = [damage(rows(), choose), damage(rows(), choose)]
         if choose.random() < 0.3:

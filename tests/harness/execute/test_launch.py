@@ -542,8 +542,8 @@ def test_children_that_a_rank_leaves_behind_are_ended(batch):
 
 
 def test_a_run_ends_with_its_last_rank_and_not_with_the_next_look_at_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(ranks, "_POLL_SECONDS", 30.0)
-    monkeypatch.setattr(ranks, "_open_store", lambda job: None)
+    monkeypatch.setattr(ranks, "POLL_SECONDS", 30.0)
+    monkeypatch.setattr(ranks, "open_store", lambda job: None)
     monkeypatch.setattr(ranks, "run_rank", lambda job, rank, store, tell, *shared: tell(Done()))
     rank_slots = RankSlots(ranks=(0, 1), part="part{rank}", store=str(tmp_path / "store"))
     began = time.monotonic()

@@ -109,7 +109,7 @@ def test_a_peer_that_falls_silent_is_gone_after_a_while_and_not_before(
     monkeypatch.setattr(links, "SILENCE", 2.0)
     peer = socket.create_connection((LOOPBACK, leader.listen(LOOPBACK)))
     text = framing.write(Word(token="t"))
-    peer.sendall(HEADER.pack(links._MAGIC, len(text), 0) + text)
+    peer.sendall(HEADER.pack(links.MAGIC_WORD, len(text), 0) + text)
     [(line, _)] = soon(leader.newcomers)
     leader.welcome(line, "rank 1")
     time.sleep(1.0)
@@ -129,7 +129,7 @@ def test_a_process_that_was_stopped_itself_does_not_hold_others_for_gone(
 ) -> None:
     """A laptop that sleeps, a debugger. What came meanwhile is read first."""
     monkeypatch.setattr(links, "SILENCE", 2.0)
-    monkeypatch.setattr(links, "_PAUSE_SECONDS", 0.5)
+    monkeypatch.setattr(links, "PAUSE_SECONDS", 0.5)
     with pair.leader._changed, pair.other._changed:  # nothing is served meanwhile, as when processes are stopped
         time.sleep(2.5)
     time.sleep(0.8)
@@ -141,11 +141,11 @@ def test_a_process_that_was_stopped_itself_does_not_hold_others_for_gone(
     [
         (b"GET / HTTP/1.1\r\nHost: x\r\nAccept: */*\r\n\r\n", "another language"),
         (HEADER.pack(b"bitprf\x00\x02", 2, 0) + b"{}", "another version of ours"),
-        (HEADER.pack(links._MAGIC, 1 << 40, 0), "before anybody knew it"),
-        (HEADER.pack(links._MAGIC, 2, 1 << 40) + b"{}", "before anybody knew it"),
-        (HEADER.pack(links._MAGIC, 4, 0) + b"[[[[", "nothing of ours"),
-        (HEADER.pack(links._MAGIC, 1 << 19, 0) + b"[" * (1 << 19), "nothing of ours"),
-        (HEADER.pack(links._MAGIC, 3, 0) + b"123", "nothing of ours"),
+        (HEADER.pack(links.MAGIC_WORD, 1 << 40, 0), "before anybody knew it"),
+        (HEADER.pack(links.MAGIC_WORD, 2, 1 << 40) + b"{}", "before anybody knew it"),
+        (HEADER.pack(links.MAGIC_WORD, 4, 0) + b"[[[[", "nothing of ours"),
+        (HEADER.pack(links.MAGIC_WORD, 1 << 19, 0) + b"[" * (1 << 19), "nothing of ours"),
+        (HEADER.pack(links.MAGIC_WORD, 3, 0) + b"123", "nothing of ours"),
     ],
 )
 def test_strangers_are_sent_away_and_nothing_of_theirs_is_kept(content: bytes, why: str, leader: Links) -> None:

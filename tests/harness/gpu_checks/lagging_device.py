@@ -115,10 +115,10 @@ class LaggingDevice:
         patch.setattr(checks, "filled", self._filled)
         patch.setattr(checks, "lag", lambda device: setattr(self.current, "lags", True))
         patch.setattr(checks, "lag_copies", lambda device: setattr(self.copies, "lags", True))
-        patch.setattr(checks, "OFFLOAD", self._as("offload", offload_operators._offload))
-        patch.setattr(checks, "WAIT_OFFLOAD", self._as("wait_offload", offload_operators._wait_offload))
-        patch.setattr(checks, "RELOAD", self._as("reload", offload_operators._reload))
-        patch.setattr(checks, "WAIT_RELOAD", self._as("wait_reload", offload_operators._wait_reload))
+        patch.setattr(checks, "OFFLOAD", self._as("offload", offload_operators.run_offload))
+        patch.setattr(checks, "WAIT_OFFLOAD", self._as("wait_offload", offload_operators.run_wait_offload))
+        patch.setattr(checks, "RELOAD", self._as("reload", offload_operators.run_reload))
+        patch.setattr(checks, "WAIT_RELOAD", self._as("wait_reload", offload_operators.run_wait_reload))
 
     def empty(self, like: LaggingTensor, device: Any) -> LaggingTensor:
         """Memory as the allocator has it: what was freed last, once all streams that it was told of are past it."""

@@ -103,7 +103,7 @@ def lagging(monkeypatch):
             device = LaggingDevice(without)
             with monkeypatch.context() as patch:
                 device.stand_in(patch)
-                if way(4, device).read() != [checks._VALUE] * 4:
+                if way(4, device).read() != [checks.TEST_VALUE] * 4:
                     found.append(name)
         return found
 

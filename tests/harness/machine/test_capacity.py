@@ -20,7 +20,7 @@ GIB = 1 << 30
 @pytest.fixture
 def container(tmp_path, monkeypatch):
     """The folder of a container's limits, empty at first; the machine itself has 8 cores."""
-    monkeypatch.setattr(capacity, "_GROUPS", tmp_path)
+    monkeypatch.setattr(capacity, "CONTROL_GROUPS", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.delenv("PYTEST_XDIST_WORKER_COUNT", raising=False)
     return tmp_path

@@ -84,7 +84,7 @@ def test_a_rank_tells_the_versions_of_what_it_has_loaded(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
-    monkeypatch.setattr(gpus, "_topology", lambda: ["GPU0 GPU1", "GPU0 X NV18"])
+    monkeypatch.setattr(gpus, "gpu_topology", lambda: ["GPU0 GPU1", "GPU0 X NV18"])
     facts = gpus.read_gpu_facts(torch.device("cuda", 0))
     assert (facts["nccl"], facts["cudnn"]) == ("2.27.5", 91002)
     assert facts["gpu"] == "H200, 132 multiprocessors, compute capability 9.0"

@@ -60,4 +60,4 @@ def _inside():
 def test_what_no_rank_could_find_again_is_refused_with_the_way_out(given, why, found):
     with pytest.raises(UsageError) as error:
         source_of(given)
-    assert why in str(error.value) and found in str(error.value) and user_object._WAY_OUT in str(error.value)
+    assert why in str(error.value) and found in str(error.value) and user_object.WAY_OUT in str(error.value)

@@ -174,4 +174,4 @@ def test_compiled_kernels_get_every_option_that_torchs_own_call_gives_them():
     x = torch.ones(1, 1, 1, 1)
     own = flex_attention._apply_kernel_options(x, x, x, True, None)
     own.pop("BACKEND", None)
-    assert own.items() <= attention._KERNEL_OPTIONS.items()
+    assert own.items() <= attention.KERNEL_OPTIONS.items()

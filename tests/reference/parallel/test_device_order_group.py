@@ -97,4 +97,4 @@ def test_a_mesh_over_nccl_sums_in_rank_order_unless_nccls_own_sums_are_asked_for
     monkeypatch.setattr(dist, "init_process_group", start_gloo)
     monkeypatch.setattr("tests.ranks.join_groups", join)
     two = Parallelism(world_size=2, ep=2)
-    assert on_ranks(two, lambda mesh: type(meshes._joined[FSDP]).__name__) == [kind] * 2
+    assert on_ranks(two, lambda mesh: type(meshes.joined_groups[FSDP]).__name__) == [kind] * 2

@@ -113,7 +113,7 @@ def test_leaving_forgets_the_groups_that_a_graph_asked_for():
         leave_groups()
         with pytest.raises(RuntimeError, match="extra"):
             _resolve_process_group("extra")
-        return [len(meshes._joined), len(meshes._partitions), len(meshes._limits)]
+        return [len(meshes.joined_groups), len(meshes.partitions), len(meshes.time_limits)]
 
     assert on_ranks(Parallelism(world_size=2, ep=1), body) == [[0, 0, 0]] * 2
 
@@ -121,7 +121,12 @@ def test_leaving_forgets_the_groups_that_a_graph_asked_for():
 def making(monkeypatch, partition, backend="gloo", rank=3):
     """What a rank asks torch for to make a group over each part, and what group it gets."""
     asked = []
-    state = {"_limits": [timedelta(seconds=5)], "_wraps": [lambda group: group], "_joined": {}, "_partitions": {}}
+    state = {
+        "time_limits": [timedelta(seconds=5)],
+        "_wraps": [lambda group: group],
+        "joined_groups": {},
+        "partitions": {},
+    }
     for name, value in state.items():
         monkeypatch.setattr(meshes, name, value)
     monkeypatch.setattr(meshes.dist, "get_backend", lambda: backend)

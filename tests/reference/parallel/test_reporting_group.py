@@ -48,7 +48,7 @@ def test_a_mesh_that_is_given_a_board_tells_there_and_one_that_is_not_is_as_it_w
     from bitproof.reference.parallel import mesh as meshes
 
     join, board = meshes.join_groups, Board(2)
-    kind = on_ranks(TWO, lambda mesh: type(meshes._joined["fsdp"]).__name__)
+    kind = on_ranks(TWO, lambda mesh: type(meshes.joined_groups["fsdp"]).__name__)
     assert kind == ["RankOrderGroup"] * 2
     monkeypatch.setattr("tests.ranks.join_groups", lambda *given, **options: join(*given, **options, board=board))
     on_ranks(TWO, lambda mesh: all_reduce(torch.ones(2), "fsdp").tolist())

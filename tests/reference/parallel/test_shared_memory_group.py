@@ -136,7 +136,7 @@ def test_groups_beyond_the_areas_of_the_mapping_meet_over_gloo():
             ensure_group(f"extra{i}", [[0, 1]])
         groups = [type(_resolve_process_group(f"extra{i}")) for i in range(20)]
         total = all_reduce(torch.ones(1), "extra19").item()
-        return [groups.count(SharedMemoryGroup), groups[-1].__name__, total, len(meshes._memory)]
+        return [groups.count(SharedMemoryGroup), groups[-1].__name__, total, len(meshes.shared_memories)]
 
     two = Parallelism(world_size=2, ep=2)
     assert on_ranks(two, body, collectives="shared") == [[14, "RankOrderGroup", 2.0, 1]] * 2

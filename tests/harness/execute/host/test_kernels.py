@@ -55,7 +55,7 @@ def test_kernels_are_made_for_long_runs_of_our_models_in_bfloat16(
     request_: RunRequest, made: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(kernels, "_multiply", lambda *sizes: seen.append(sizes))
+    monkeypatch.setattr(kernels, "multiply", lambda *sizes: seen.append(sizes))
     kernels.make_kernels(request_)
     assert seen == made
 
@@ -63,7 +63,7 @@ def test_kernels_are_made_for_long_runs_of_our_models_in_bfloat16(
 SCRIPT = """
 import os, sys
 import torch
-from bitproof.harness.execute.host.kernels import _multiply
+from bitproof.harness.execute.host.kernels import multiply
 from bitproof.harness.machine.determinism import set_determinism
 set_determinism(0)
 ones = lambda *shape: torch.ones(*shape, dtype=torch.bfloat16)
@@ -79,7 +79,7 @@ def section(name):
 products(24, 40)
 threads = len(os.listdir("/proc/self/task"))
 section("made")
-_multiply(64, 96, 8)
+multiply(64, 96, 8)
 assert len(os.listdir("/proc/self/task")) == threads, "whoever is forked would lack the new thread"
 section("forked")
 if os.fork() == 0:

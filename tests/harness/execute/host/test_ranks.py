@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from bitproof.harness.case import Case, Parallelism
-from bitproof.harness.execute.host.ranks import _environment_of
+from bitproof.harness.execute.host.ranks import environment_of
 from bitproof.harness.execute.launch import run_cases
 from bitproof.harness.execute.requests import RankSlots
 from bitproof.harness.options import RunOptions
@@ -86,7 +86,7 @@ def test_a_trainer_of_others_trains_together_and_nothing_of_that_leaves_the_rank
 @pytest.mark.parametrize("attribute", ["RANK", "WORLD_SIZE", "MASTER_ADDR"])
 def test_what_the_caller_had_of_these_is_not_a_ranks(attribute: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(attribute, "stale")
-    found = _environment_of(1, 4, RankSlots(ranks=(0, 1, 2, 3), part="", store=""), 123)
+    found = environment_of(1, 4, RankSlots(ranks=(0, 1, 2, 3), part="", store=""), 123)
     assert found == {
         FORKED: "1",
         "RANK": "1",
@@ -102,7 +102,7 @@ def test_what_the_caller_had_of_these_is_not_a_ranks(attribute: str, monkeypatch
 def test_on_ranks_that_others_started_their_word_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     rank_slots = RankSlots(ranks=(3,), part="", store="", server=("node0", 29500), local_rank=1)
-    assert _environment_of(3, 4, rank_slots, 0) == {
+    assert environment_of(3, 4, rank_slots, 0) == {
         FORKED: "3",
         "RANK": "3",
         "LOCAL_RANK": "1",

@@ -370,7 +370,7 @@ def test_twenty_thousand_keys_fit_a_page_which_says_what_it_leaves_out(make_repo
     [([], 9, 0), ([1, 2, 3], 9, 3), ([1, 8, 9], 9, 4), ([9, 9, 9], 9, 3), ([0, 20], 9, 9), ([0, 0], 9, 0)],
 )
 def test_what_one_case_does_not_need_of_the_page_others_get(wanted, total, share):
-    assert document._fair_share(wanted, total) == share
+    assert document.fair_share(wanted, total) == share
 
 
 def test_a_few_cases_that_differ_are_shown_whole_though_others_are_many(make_report, make_result):

@@ -7,7 +7,7 @@ from bitproof.harness.report.html import heatmaps
 
 def test_shades_are_quarters_of_the_share_that_differs():
     shares = (0.001, 0.25, 0.26, 0.5, 0.51, 0.75, 0.76, 1.0, 1.5)
-    assert [heatmaps._shade(share) for share in shares] == list("112233444")
+    assert [heatmaps.shade_of(share) for share in shares] == list("112233444")
 
 
 def test_what_has_nothing_to_differ_asks_for_no_cells(make_result):

@@ -29,9 +29,11 @@ def compile_counters() -> dict[str, dict[str, int]]:
 
 @contextmanager
 def compiled_calls_told(
-    asked: Callable[[str], None], called: Callable[[], None], recompiled: Callable[[str], None]
+    asked: Callable[[str, bool], None], called: Callable[[], None], recompiled: Callable[[str], None]
 ) -> Iterator[None]:
     """Within this context `asked` takes the backend of each torch.compile that is not told to do nothing.
+
+    And whether its code may not be captured in pieces.
 
     `called` is called when code that was given to it runs, whether or not anything was compiled of it: the environment,
     a setting or a stance may turn compilation off without a word. `recompiled` takes the reason for which a frame that
@@ -43,7 +45,7 @@ def compiled_calls_told(
         made = own_optimize(*args, **kwargs)
         if kwargs.get("disable"):
             return made
-        asked(_backend_name(args[0] if args else kwargs.get("backend", "inductor")))
+        asked(_backend_name(args[0] if args else kwargs.get("backend", "inductor")), bool(kwargs.get("nopython")))
         return _Uncompiled(called) if isinstance(made, nullcontext) else made
 
     def from_stance(callback: Any) -> Any:

@@ -13,6 +13,7 @@ by nothing, in a graph that the system runs without showing it, and, where nothi
 from __future__ import annotations
 
 import bisect
+import functools
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -61,6 +62,7 @@ class Places:
         self._numbers: list[int] = []
         self._made_at: list[Place] = []
         self.node: Node | None = None
+        self.stays_whole = False
         self.shows_gradients = False
         self.computes_gradients = False
         self._has_gradients = False
@@ -159,7 +161,13 @@ class Places:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Keep the stack of running modules, each until its own hooks have run: torch calls those after all others."""
+        """Keep the stack of running modules, each until its own hooks have run: torch calls those after all others.
+
+        Compiled code that stays whole says nothing of modules within: the one that was compiled has all of its calls.
+        """
+        whole = [module for module in self._names if self.stays_whole and module._compiled_call_impl is not None]
+        for module in whole:
+            module._compiled_call_impl = self._within(module, module._compiled_call_impl)
         self._hooked = {module for module in self._names if module._forward_hooks}
         hooks = [
             *(module.register_forward_hook(self._pop, always_call=True) for module in self._hooked),
@@ -173,9 +181,24 @@ class Places:
         finally:
             for hook in hooks:
                 hook.remove()
+            for module in whole:
+                module._compiled_call_impl = module._compiled_call_impl.__wrapped__
+
+    def _within(self, module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The call of compiled code, within which its module runs."""
+
+        @functools.wraps(call)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            self._enter(module, args)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._pop(module)
+
+        return called
 
     def _enter(self, module: nn.Module, _: Any) -> None:
-        if torch.compiler.is_compiling():  # what is captured is told by its nodes; Dynamo would break the graph here
+        if self.stays_whole and torch.compiler.is_compiling():  # below, Dynamo would break the graph
             return
         if not self._running and not is_backward_running():  # where that recomputes, it is no new one
             self._micro_batches[module] += 1
@@ -195,6 +218,6 @@ class Places:
             self._pop(module)
 
     def _pop(self, module: nn.Module, *_: Any) -> None:
-        if not torch.compiler.is_compiling() and self._entered[-1:] == [module]:  # one that was captured never entered
+        if self._entered and self._entered[-1] is module:  # one that was captured whole never entered
             self._entered.pop()
             self._running.pop()

@@ -19,9 +19,14 @@ _SHOWN = 160  # characters of a reason of torch's
 
 Counts = Mapping[str, int]
 
+OP_BY_OP = {"eager", "aot_eager", "aot_eager_decomp_partition"}
+"""Backends that run captured code operator by operator: into how many graphs it is cut changes no bit."""
+
 
 class ActivityMonitor:
     """`collectives` counts those that this rank ran with others during steps, messages to one rank among them.
+
+    `stays_whole`: torch.compile was given code that may come to other bits, or cannot run, where it is cut in pieces.
 
     `in_memory` returns how many it has launched so far in each group that torch does not know.
     """
@@ -29,6 +34,7 @@ class ActivityMonitor:
     def __init__(self, in_memory: Callable[[], Counts] = dict) -> None:
         self._in_memory = in_memory
         self.collectives = 0
+        self.stays_whole = False
         self._groups: Counts = {}
         self._dynamo: Mapping[str, Counts] = {}
         self._found: dict[str, Counter[str]] = {}
@@ -44,8 +50,9 @@ class ActivityMonitor:
         def meet() -> None:
             self.collectives += self._is_in_step
 
-        def asked(backend: str) -> None:
+        def asked(backend: str, is_whole: bool) -> None:
             self._backends[backend] = None
+            self.stays_whole |= is_whole or backend not in OP_BY_OP
 
         def called() -> None:
             self._calls += 1

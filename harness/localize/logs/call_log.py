@@ -352,15 +352,17 @@ def _state(generator: torch.Generator | None) -> str | None:
 
 @contextmanager
 def logged(
-    system: Any, keep: Collection[tuple[int, int]] = (), captured: Capture | None = None
+    system: Any, keep: Collection[tuple[int, int]] = (), captured: Capture | None = None, stays_whole: bool = False
 ) -> Iterator[CallRecorder]:
     """Log every operator call that a system makes in this context, on this thread, and keep some outputs.
 
     A system may show its `model`, the function `gradients` that computes loss and gradients, the
     `graph` that the step runs, and `running_chunk`; of a system that shows nothing, calls have no place. `captured`
-    has the graphs of one that torch.compile compiles for us.
+    has the graphs of one that torch.compile compiles for us; of another one, compiled code is cut where modules begin,
+    so that its calls have places, unless it `stays_whole`.
     """
     places = Places(getattr(system, "model", None), getattr(system, "running_chunk", lambda: None))
+    places.stays_whole = stays_whole or captured is not None
     recorder = CallRecorder(places, keep)
     replaced = {}
 

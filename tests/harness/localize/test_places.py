@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -59,6 +60,20 @@ def test_what_a_modules_own_hook_computes_of_its_output_belongs_to_it_and_what_f
         system.gradients()
     found = [call.place for call in log.calls if call.operator in ("neg", "sum") and call.place.direction == "forward"]
     assert [place.module for place in found] == ["first", ""] * 2
+
+
+def test_compiled_code_that_stays_whole_is_captured_as_without_a_log_and_its_calls_have_its_module() -> None:
+    torch._dynamo.reset()
+    system, captured = System(lambda gradient: gradient), []
+    system.model.compile(backend=lambda module, _: captured.append(module) or module.forward, fullgraph=True)
+    with logged(system, stays_whole=True) as log:
+        system.gradients()
+    places = [call.place for call in log.calls if call.operator == "mm"]
+    assert len(captured) == 1
+    assert [place.module for place in places if place.direction == "forward"] == [""] * 4
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported), logged(system):
+        system.gradients()
 
 
 def test_what_a_hook_calls_of_another_shape_as_a_buckets_exchange_has_no_module() -> None:

@@ -60,8 +60,9 @@ def test_what_was_compiled_is_counted_by_frames_graphs_and_operators():
 
 
 def test_of_code_that_is_to_be_captured_whole_torch_counts_no_frames_and_none_are_told():
-    found = monitored(lambda: torch.compile(double, backend="eager", fullgraph=True)(X)).compiled
-    assert found == WHOLE
+    monitor = monitored(lambda: torch.compile(double, backend="eager", fullgraph=True)(X))
+    found = monitor.compiled
+    assert (found, monitor.stays_whole) == (WHOLE, True)
     [told] = compiled_runs("candidate", Manifest(case={}, system="mine", world_size=1, steps=1, compiled=[found]))
     assert told.endswith("1 graph of 2 operators by eager, of code captured whole, no graph break")
 
@@ -72,7 +73,9 @@ def test_a_graph_break_is_counted_with_its_reason():
         torch._dynamo.graph_break()
         return y.sin()
 
-    found = monitored(lambda: torch.compile(broken, backend="eager")(X)).compiled
+    monitor = monitored(lambda: torch.compile(broken, backend="eager")(X))
+    found = monitor.compiled
+    assert not monitor.stays_whole, "operator by operator it may be cut anywhere"
     assert (found.graphs, found.breaks, found.first_break) == (2, 1, "Call to `torch._dynamo.graph_break()`")
 
 

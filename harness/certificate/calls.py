@@ -101,7 +101,7 @@ class Walk:
         if is_copy or (op in known.WAITS and own == read[0]):
             return places[-1 if is_copy else 0]
         term = None
-        if op in known.EXACT or op in known.DIVISIONS:
+        if op in known.EXACT or op in known.DIVISIONS or op == known.POWER:
             term = self._exact(call, args, read)
         elif op in known.FILLS or op == known.PAD:
             term = self._pad(places[0], read[0], args) if op == known.PAD else self._fill(call, args)
@@ -165,8 +165,7 @@ class Walk:
 
     def _collective(self, call: Call, args: Mapping[str, Any], place: int, x: Tensor) -> int:
         ranks, size = args["group_name"][1], args["group_size"]
-        lies_in_order = _is_closed(x.shape) and windows.normal(x.shape, x.strides, 0) == windows.full(x.shape)
-        if not lies_in_order or size != len(ranks[0]):
+        if not _is_closed(x.shape) or size != len(ranks[0]):
             raise UnderivableError
         if call.op == known.GATHER:
             return self._whole(self.terms.find("gather", place, ranks), call.value.shape)
@@ -181,6 +180,10 @@ class Walk:
         """What an operator gives that computes exactly, of tensors on one device and at most one number; None where
         dtypes or arguments are not such."""
         own, name, operands = call.value, known.EXACT.get(call.op, "mul"), []
+        if call.op == known.POWER:
+            if own.dtype not in FLOATS or _number(args["exponent"], own.dtype) != 2:
+                return None
+            args, read = {"self": args["self"], "other": args["self"]}, (*read, *read)
         dtypes = tuple(x.dtype for x in read)
         is_known = (
             [*args] in known.OPERANDS and len(args) == ARITY[name] and dtypes and is_exact(name, own.dtype, dtypes)

@@ -10,6 +10,7 @@ EXACT |= {f"aten.{name}.default": name for name, count in ARITY.items() if count
 EXACT |= {f"aten.{name}.{end}": name for name, n in ARITY.items() if n == 2 for end in ("Tensor", "Scalar")}
 EXACT |= {f"aten.{name}_.{end}": name for name in ("add", "sub", "mul") for end in ("Tensor", "Scalar")}
 DIVISIONS = ("aten.div.Tensor", "aten.div.Scalar")
+POWER = "aten.pow.Tensor_Scalar"
 OPERANDS = (["self"], ["self", "other"], ["condition", "self", "other"])
 FILLS: dict[str, str | int] = {f"aten.{name}.default": "fill_value" for name in ("full", "full_like", "new_full")}
 FILLS |= {f"aten.{name}.default": 0 for name in ("zero_", "zeros", "zeros_like", "new_zeros")}

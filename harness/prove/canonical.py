@@ -23,7 +23,7 @@ from bitproof.harness.certificate.types import SIDES
 from bitproof.harness.prove import known_operators
 from bitproof.harness.prove.data_dependent_sizes import Symbols, symbols_in
 from bitproof.harness.prove.graphs.export import RefusedError, refuse
-from bitproof.harness.prove.layouts import alignment_of, expanded, is_contiguous, shows, windows_of
+from bitproof.harness.prove.layouts import alignment_of, expanded, shows, windows_of
 from bitproof.harness.prove.memory import GraphMemory
 from bitproof.harness.prove.terms import Table
 from bitproof.harness.prove.windows import whole
@@ -45,7 +45,7 @@ class Canonicalizer:
         self._generator: Term = ("seed",)  # the state that the next random call reads
         self._of_elements = (
             (known_operators.FILLS, self._filling),
-            ({*known_operators.EXACT, *known_operators.DIVISIONS}, self._exact),
+            ({*known_operators.EXACT, *known_operators.DIVISIONS, known_operators.POWER}, self._exact),
             ({known_operators.PAD}, self._padded),
         )
 
@@ -211,11 +211,16 @@ class Canonicalizer:
 
     def _exact(self, call: Call, args: Arguments) -> int | None:
         """The term of an operator of EXACT; None where its operands are not as exact ones' are. A number as an operand
-        is a tensor that holds it everywhere, a division by a power of 2 a product."""
+        is a tensor that holds it everywhere, a division by a power of 2 a product, and so is a square of real ones."""
         own, tensors = call.value, [self.graph.calls[read].value for read in call.reads]
         name = known_operators.EXACT.get(call.op, "cast")
         if call.op in known_operators.DIVISIONS:
             name, args = "mul", {**args, "other": known_operators.inverse(args["other"], own.dtype)}
+        if call.op == known_operators.POWER:
+            is_square = (
+                known_operators.number_in(args["exponent"], own.dtype) == 2 and own.dtype in known_operators.FLOATS
+            )
+            name, args = "mul", {"self": args["self"], "other": args["self"] if is_square else None}
         fits = (*args,) in _OPERANDS and all(x.device == own.device for x in tensors)
         if not fits or not known_operators.is_exact(name, own.dtype, [x.dtype for x in tensors]):
             return None
@@ -262,8 +267,8 @@ class Canonicalizer:
         source, ranks = self.graph.calls[read].value, self._ranks(call, args)
         if call.op not in (known_operators.GATHER, known_operators.REDUCE):
             return self._opaque(call, call.args)
-        if not all(isinstance(size, int) for size in source.shape) or not is_contiguous(source):
-            raise refuse(call, "a collective of a tensor that is not contiguous, or whose size depends on data")
+        if not all(isinstance(size, int) for size in source.shape):  # however it lies: torch sends it row-major
+            raise refuse(call, "a collective of a tensor whose size depends on data")
         if args["group_size"] != len(ranks[0]):
             raise refuse(call, f"a collective among {args['group_size']} ranks of a group of {len(ranks[0])}")
         if call.op == known_operators.GATHER:

@@ -160,6 +160,9 @@ PAD = "aten.constant_pad_nd.default"
 DIVISIONS = {ROWS["aten.div"].overload(end) for end in ("Tensor", "Scalar")}
 """Operators that are products where the divisor is a power of 2 of which the dtype has both it and its inverse."""
 
+POWER = ROWS["aten.pow"].overload("Tensor_Scalar")
+"""An operator that is a product of what it reads with itself where the exponent is 2 and the dtype real."""
+
 JOINS = _by_default(lambda row: row.joins)
 
 NUMBER = "number"

@@ -42,11 +42,6 @@ def _is_dense(x: Tensor) -> bool:
     return x.strides == row_major((1, *inner))
 
 
-def is_contiguous(x: Tensor) -> bool:
-    """Whether a tensor whose sizes are numbers lies in memory in row-major order."""
-    return 0 in x.shape or all(s == r for n, s, r in zip(x.shape, x.strides, row_major(x.shape), strict=True) if n != 1)
-
-
 def expanded(shape: tuple[int, ...], to: tuple[int, ...]) -> Window:
     """The window that repeats a tensor of `shape` to one of shape `to`, as operands are."""
     strides = [0 if n == 1 else s for n, s in zip(shape, row_major(shape), strict=True)]

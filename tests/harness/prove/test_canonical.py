@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from bitproof.harness.graph import offload_operators  # noqa: F401
 from bitproof.harness.prove.evaluate import same_bits
@@ -402,9 +403,57 @@ def test_the_result_of_what_is_in_flight_may_not_be_written_either():
     assert verdict(step(True), step(True), W, S) == REFUSED
 
 
-def test_a_gather_of_what_is_not_contiguous_is_refused():
-    step = lambda w, x: c10d.wait_tensor(c10d.all_gather_into_tensor((w * x).t(), 2, "pairs"))  # noqa: E731
-    assert verdict(step, step, W, S) == REFUSED
+GATHER = lambda x: c10d.all_gather_into_tensor(x, 2, "pairs")  # noqa: E731
+SCATTER = lambda x: c10d.reduce_scatter_tensor(x, "sum", 2, "pairs")  # noqa: E731
+
+
+@pytest.mark.parametrize("collective", [GATHER, SCATTER])
+def test_what_is_gathered_or_reduced_counts_by_its_elements_however_it_lies(collective):
+    def step(lie):
+        return lambda w, x: c10d.wait_tensor(collective(lie(w * x))) * 1.5
+
+    as_it_is = step(lambda y: y)
+    for lie in (in_columns, lambda y: torch.stack([y, y], -1)[..., 0]):
+        assert verdict(as_it_is, step(lie), W, S) == ONE
+    assert verdict(step(lambda y: y.t()), step(lambda y: y.t().contiguous()), W, S) == ONE
+    for other in (lambda y: y.t().reshape(y.shape), lambda y: y.flip(0)):
+        assert verdict(as_it_is, step(other), W, S) == OTHER
+
+
+class Watching(dist.ProcessGroup):
+    """A process group of one rank that keeps the strides of what it is handed."""
+
+    def __init__(self):
+        super().__init__(0, 1)
+        self.strides = []
+
+    def allgather_into_tensor_coalesced(self, outputs, inputs, options=None):
+        self.strides += [x.stride() for x in inputs]
+        raise ConnectionError("watched")
+
+    reduce_scatter_tensor_coalesced = allgather_into_tensor_coalesced
+
+
+@pytest.mark.parametrize(
+    "collective",
+    [
+        lambda x: c10d.all_gather_into_tensor(x, 1, "watched"),
+        lambda x: c10d.reduce_scatter_tensor(x, "sum", 1, "watched"),
+    ],
+)
+def test_torch_hands_a_process_group_the_elements_in_row_major_order_or_refuses(collective):
+    """Where a group got strides of its own choice, it might send memory as it lies: the rule above rests on this."""
+    group = Watching()
+    dist.distributed_c10d._register_process_group("watched", group)
+    try:
+        columns = torch.arange(24.0).view(4, 6).t()
+        channels = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+        for x in (columns, channels, torch.stack([columns, columns], -1)[..., 0]):
+            with pytest.raises((ConnectionError, RuntimeError), match=r"watched|contiguous"):
+                collective(x)
+    finally:
+        dist.distributed_c10d._unregister_process_group("watched")
+    assert group.strides in ([], [(4, 1), (60, 20, 5, 1), (4, 1)])
 
 
 def test_rows_whose_number_depends_on_data_come_back_from_the_host_as_they_went():

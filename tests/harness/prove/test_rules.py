@@ -179,6 +179,8 @@ SOUND = {
         (lambda w, x: torch.where(w < x, w, x)[3:9], lambda w, x: torch.where(w[3:9] < x[3:9], w[3:9], x[3:9])),
         (lambda w, x: ~((w <= x) & (w != x))[3:9], lambda w, x: ~((w[3:9] <= x[3:9]) & (w[3:9] != x[3:9]))),
         (lambda w, x: ((w * x) * 0.25)[5:], lambda w, x: (w[5:] * x[5:]) / 4),
+        (lambda w, x: (w - x).pow(2)[5:], lambda w, x: (w[5:] - x[5:]) * (w - x)[5:]),
+        (lambda w, x: ((w - x) ** 2.0)[:, :3], lambda w, x: (w[:, :3] - x[:, :3]).square()),
     ),
     "move_of_flip": ((lambda w, x: (w * x).flip(0).flip(-2), lambda w, x: w * x),),
 }
@@ -203,6 +205,8 @@ UNSOUND = [
     (lambda w, x: (w * x).flip(0), lambda w, x: w * x),
     (lambda w, x: w < x, lambda w, x: x > w),
     (lambda w, x: ~(w < x), lambda w, x: w >= x),
+    (lambda w, x: (w * x).pow(3), lambda w, x: (w * x) * (w * x) * (w * x)),
+    (lambda w, x: (w * x).pow(1), lambda w, x: (w * x) * (w * x)),
 ]
 """The nearest functions whose bits differ somewhere, and two that no rule makes one."""
 
@@ -255,6 +259,7 @@ def test_a_number_beside_32_bits_is_a_tensor_of_it_in_every_layout_and_at_every_
         expected = op(w, torch.full_like(w, 0.1))
         for y in (w, w.t().contiguous().t(), torch.stack([w, w])[1], torch.stack([w, w], -1)[..., 0]):
             assert same_bits(op(y, 0.1), expected)
+            assert same_bits(y.pow(2), w * w)
             if op in (torch.add, torch.sub, torch.mul):
                 assert same_bits(getattr(y.clone(), f"{op.__name__}_")(0.1), expected)
         assert all(same_bits(op(x, 0.1), op(x[None], torch.full_like(x[None], 0.1))[0]) for x in w.reshape(-1)[:9])

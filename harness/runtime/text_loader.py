@@ -84,12 +84,15 @@ class TextFinder:
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The module's place; None where it is not found, and for a module of Python's installation."""
+        """The module's place; None where it is not found. A module of Python's installation keeps its loader.
+
+        Its place is returned all the same: Python's own finder, asked next, would search for it once more.
+        """
         spec = PathFinder.find_spec(name, path, target)
         if spec is None and path is None:
             not_found.add(name)
         is_own = name.partition(".")[0] == OWN
-        return by_text(spec) if spec and spec.origin and (is_own or not _is_installed(spec.origin)) else None
+        return by_text(spec) if spec and spec.origin and (is_own or not _is_installed(spec.origin)) else spec
 
 
 def by_text(spec: ModuleSpec | None) -> ModuleSpec | None:

@@ -8,8 +8,10 @@ import os
 import py_compile
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
+from typing import Any, ClassVar
 
 import pytest
 
@@ -138,3 +140,26 @@ def test_in_a_process_of_ours_a_users_module_and_what_it_imports_run_their_text(
     edit_unseen(tmp_path / "mine" / "deep.py")
     assert told(plain) == "1 1 SourceFileLoader\n", "Python itself does not see the edit"
     assert told(ours) == "2 2 TextLoader\n"
+
+
+def test_a_place_is_searched_for_once_and_what_is_installed_keeps_pythons_loader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Counted(PathFinder):
+        searches: ClassVar[list[str]] = []
+
+        @classmethod
+        def find_spec(cls, name: str, *others: Any) -> ModuleSpec | None:
+            cls.searches.append(name)
+            return super().find_spec(name, *others)
+
+    (tmp_path / "nobodys_name.py").write_text(BEFORE)
+    monkeypatch.setattr(text_loader, "PathFinder", Counted)
+    monkeypatch.setattr(sys, "meta_path", [text_loader.TextFinder, Counted])
+    monkeypatch.syspath_prepend(tmp_path)
+    found = importlib.util.find_spec("nobodys_name")
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    installed = importlib.util.find_spec("colorsys")
+    assert Counted.searches == ["nobodys_name", "colorsys"]
+    assert found is not None and isinstance(found.loader, TextLoader)
+    assert installed is not None and type(installed.loader) is SourceFileLoader

@@ -86,15 +86,10 @@ class _Blame:
         """The call that one record's history leads to."""
         self.record = record
         picked = self._pick(record)
-        missing = self._missing_for(picked) if picked is not None and picked.reads else None
-        if missing is not None and missing.how == "abandons":  # a bucket that is packed wrong is waited for
-            return missing
         if picked is None or (picked.reads and self._loses(picked, record)):
             for each in self.logs:
                 each.trusts_parts = False
             picked = self._pick(record)
-        if picked is None and (exchanged := self._exchanged(record)):
-            picked = self._first_of(exchanged, exchanged)
         if picked is None:
             return self._first_missing({rank: [wanted for wanted, _ in pairs] for rank, pairs in record.items()})
         if picked.reads and picked.partner is not None:
@@ -182,17 +177,10 @@ class _Blame:
         roots, logs = self._roots(differing), self.logs
         if not roots:
             return None
-        if proven := {site for site in roots if self._is_proven(site)}:
-            return self._first_of(proven, roots)
-        packing = {(rank, index) for rank, index in roots if logs[rank].is_packing(index)}
-        computing = {(rank, index) for rank, index in roots - packing if logs[rank].log[index].inputs}
-        due = {
-            (rank, index) for rank, index in packing if not logs[rank].is_new(index) and not logs[rank].is_extra(index)
+        computing = {
+            (rank, index) for rank, index in roots if logs[rank].log[index].inputs and not logs[rank].is_packing(index)
         }
-        picked = self._first_of(computing or due or roots, roots)
-        is_elsewhere = picked.reads and logs[picked.site[0]].reads_parts(picked.site[1])
-        packed = packing & self._before({picked.site}) if is_elsewhere else set()  # what it reads was packed there
-        return self._first_of(packed, roots) if packed else picked
+        return self._first_of(computing or roots, roots)
 
     def _first_of(self, sites: set[Site], roots: set[Site]) -> _Picked:
         """The first site: what happened before the others, and of those that did not, the one on the lowest rank."""
@@ -222,13 +210,6 @@ class _Blame:
             if not is_its_own and all(logs[r].has(self.known.logs[r][i].inputs) for r, i in sites):
                 return True
         return False
-
-    def _exchanged(self, record: Differing) -> set[Site]:
-        """Calls in the history of a tensor that holds another one's right value, which put right values elsewhere.
-
-        What follows them agrees with the reference call by call; only which tensor it belongs to is another.
-        """
-        return {(rank, index) for rank, index in self._history(record) if self.logs[rank].exchanges(index)}
 
     def _history(self, record: Differing) -> set[Site]:
         """Every call from which a path of values leads to what a record holds."""

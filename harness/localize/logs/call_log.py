@@ -6,14 +6,13 @@ nodes have the same operators. Where a call belongs `places` tells.
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,10 +21,11 @@ from torch.fx import GraphModule
 
 from bitproof.harness import capture
 from bitproof.harness.capture.digest import digest, plain
-from bitproof.harness.disturb.works import IN_PLACE_COLLECTIVES, TO_ONE_RANK, Works, in_place_results
+from bitproof.harness.disturb.works import IN_PLACE_COLLECTIVES, TO_ONE_RANK, Works
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.graph import offload_operators
-from bitproof.harness.graph.operators import COLLECTIVE_NAMESPACES, UNINITIALIZED, is_view, name_of, written_names
+from bitproof.harness.graph.operators import COLLECTIVE_NAMESPACES, UNINITIALIZED, is_view, name_of
+from bitproof.harness.localize.logs.arguments import given_to, read_by, scalars_of, tensors_in, written_by
 from bitproof.harness.localize.logs.calls import KERNELS, READS_OUT, Call, Place
 from bitproof.harness.localize.logs.foreach_calls import lane, num_lanes
 from bitproof.harness.localize.logs.node_places import GraphRunner
@@ -33,9 +33,9 @@ from bitproof.harness.localize.logs.parts import Parts
 from bitproof.harness.localize.places import Places
 from bitproof.harness.operators import names
 from bitproof.harness.systems import watched_loop, watched_step
-from bitproof.harness.torch_compat import TorchDispatchMode, disable_current_modes, is_wrapper_subclass, tree_leaves
+from bitproof.harness.torch_compat import TorchDispatchMode, disable_current_modes, is_wrapper_subclass
 from bitproof.harness.torch_distributed import group_named, group_of
-from bitproof.harness.torch_operators import has_no_values, overload_of, schema_of, storage_key
+from bitproof.harness.torch_operators import has_no_values, overload_of, storage_key
 
 if TYPE_CHECKING:
     from bitproof.harness.systems.compiled import Capture, KernelGraph
@@ -47,6 +47,16 @@ _OWN = (os.path.dirname(capture.__file__) + os.sep, watched_step.__file__, watch
 
 GENERATORS = 0
 """Stands for the storage of all generators' states: two of one state give the same."""
+
+
+class _Reading(NamedTuple):
+    """What a call is given: for each of `lanes` calls its inputs' digests and producers; a generator's state."""
+
+    lanes: int
+    inputs: list[tuple[tuple[str, ...], tuple[int | None, ...]]]
+    scalars: tuple[tuple[str, str], ...]
+    generator: torch.Generator | None
+    state: str | None
 
 
 class CallRecorder(TorchDispatchMode):
@@ -87,67 +97,83 @@ class CallRecorder(TorchDispatchMode):
             return function(*args, **kwargs)
         if name == "wait_tensor" or function in offload_operators.WAITS:
             return self._wait(function, args)
-        collective = getattr(function, "namespace", None) in COLLECTIVE_NAMESPACES
-        lanes = num_lanes(function, args, kwargs)
-        read = _read(function, args, kwargs)
-        inputs = [self._inputs(lane(read, index, lanes)) for index in range(lanes)] or [self._inputs(read)]
-        scalars = _scalars(function, args, kwargs)
-        generator = _generator(function, args, kwargs)
-        state = _state(generator)
+        reading = self._reading(function, args, kwargs)
         result = function(*args, **kwargs)
-        if any(map(has_no_values, _tensors((args, kwargs, result)))):  # a DTensor asks what shape is to come
+        if any(map(has_no_values, tensors_in((args, kwargs, result)))):  # a DTensor asks what shape is to come
             return result
+        result = self._log(function, args, kwargs, reading, result)
+        for tensor in tensors_in((args, kwargs, result)):
+            self._seen.setdefault(_storage(tensor), {})[id(tensor)] = weakref.ref(tensor)
+        return result
+
+    def _reading(self, function: Any, args: Any, kwargs: Any) -> _Reading:
+        """What a call is given, before it runs."""
+        lanes, read = num_lanes(function, args, kwargs), read_by(function, args, kwargs)
+        inputs = [self._inputs(lane(read, index, lanes)) for index in range(lanes)] or [self._inputs(read)]
+        generator = _generator(function, args, kwargs)
+        return _Reading(lanes, inputs, scalars_of(function, args, kwargs), generator, _state(generator))
+
+    def _log(self, function: Any, args: Any, kwargs: Any, reading: _Reading, result: Any) -> Any:
+        """Log a call that has run, and return what it gave."""
+        lanes, inputs, left = reading.lanes, reading.inputs, _state(reading.generator)
         read_here = [producer for _, producers in inputs for producer in producers if producer is not None]
-        if (left := _state(generator)) != state:  # it drew: what is drawn next is decided here
-            [(digests, producers)] = inputs
-            drawn = self._producers.get((GENERATORS, str(state)))
-            own, more = producers[: len(digests)], producers[len(digests) :]
-            inputs = [((*digests, str(state)), (*own, drawn, *more))]
+        draws = left != reading.state
+        if draws:  # what is drawn next is decided here
+            inputs = [self._with_state(*inputs[0], str(reading.state))]
         follows = any(self.calls[producer].place.direction in ("backward", "update") for producer in read_here)
-        place, node, source = self._place(name, _tensors((args, kwargs)), follows)
-        if in_place := getattr(function, "namespace", None) == IN_PLACE_COLLECTIVES:
-            result = self._held(function, _tensors(_written(function, args, kwargs)), result)
-        written = _written(function, args, kwargs)
+        place, node, source = self._place(name_of(function), tensors_in((args, kwargs)), follows)
+        namespace = getattr(function, "namespace", None)
+        if namespace == IN_PLACE_COLLECTIVES:
+            result = self._held(function, tensors_in(written_by(function, args, kwargs)), result)
+        written = written_by(function, args, kwargs)
         parts = [(written, result)]
         if lanes:
             results = result if isinstance(result, tuple) else (result,)
             parts = [(lane(written, index, lanes), lane(results, index, lanes)) for index in range(lanes)]
+        collective = namespace in COLLECTIVE_NAMESPACES
+        call = Call(
+            place,
+            _full_name(function),
+            (),
+            (),
+            node,
+            source,
+            collective,
+            view=is_view(function),
+            scalars=reading.scalars,
+            peers=_peers(function, args, kwargs) if collective else (),
+            micro_batch=self._place.micro_batch_of(place),
+            draws=draws,
+            part=self._place.part_of(place),
+        )
         for (digests, producers), (part_written, part_result) in zip(inputs, parts, strict=True):
-            written_tensors = _tensors(part_written)
-            aliases = [left for left in self._aliases(written_tensors) if left not in self._producers]
-            self.calls.append(
-                Call(
-                    place,
-                    _full_name(function),
-                    digests,
-                    (),
-                    node,
-                    source,
-                    collective,
-                    tuple(value for _, value in aliases),
-                    is_view(function),
-                    producers,
-                    scalars,
-                    _peers(function, args, kwargs) if collective else (),
-                    self._place.micro_batch_of(place),
-                    left != state,
-                    self._place.part_of(place),
-                )
-            )
+            aliases = [alias for alias in self._aliases(tensors_in(part_written)) if alias not in self._producers]
+            values = tuple(value for _, value in aliases)
+            self.calls.append(call._replace(inputs=digests, aliases=values, producers=producers))
             self._producers |= dict.fromkeys(aliases, len(self.calls) - 1)
-            if (collective and not in_place) or function in offload_operators.COPIES:
-                self._in_flight |= dict.fromkeys(map(_storage, _tensors(part_result)), len(self.calls) - 1)
-            else:
-                known = written_tensors if in_place else _tensors((part_result, part_written))
-                for tensor in () if in_place and name in TO_ONE_RANK else known:
-                    self._add_output(len(self.calls) - 1, tensor)
-            if left != state:
+            self._give(function, part_written, part_result)
+            if draws:
                 self._add_value(len(self.calls) - 1, GENERATORS, str(left))
-            if name == READS_OUT:
+            if name_of(function) == READS_OUT:
                 self._add_value(len(self.calls) - 1, GENERATORS, f"number {result!r}")
-        for tensor in _tensors((args, kwargs, result)):
-            self._seen.setdefault(_storage(tensor), {})[id(tensor)] = weakref.ref(tensor)
         return result
+
+    def _with_state(
+        self, digests: tuple[str, ...], producers: tuple[int | None, ...], state: str
+    ) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
+        """What a call that draws reads: its tensors, and the state that the draw before it left."""
+        own, more = producers[: len(digests)], producers[len(digests) :]
+        return (*digests, state), (*own, self._producers.get((GENERATORS, state)), *more)
+
+    def _give(self, function: Any, written: Any, result: Any) -> None:
+        """Note what the last call gives, or what is to fill it that nobody has waited for."""
+        index, namespace = len(self.calls) - 1, getattr(function, "namespace", None)
+        in_place = namespace == IN_PLACE_COLLECTIVES
+        if (self.calls[index].collective and not in_place) or function in offload_operators.COPIES:
+            self._in_flight |= dict.fromkeys(map(_storage, tensors_in(result)), index)
+        elif not (in_place and name_of(function) in TO_ONE_RANK):
+            for tensor in tensors_in(written if in_place else (result, written)):
+                self._add_output(index, tensor)
 
     def _held(self, function: Any, written: list[Tensor], result: Any) -> Any:
         """What a collective of c10d returned, with works that know who asks; its outputs are what it then has given."""
@@ -167,7 +193,7 @@ class CallRecorder(TorchDispatchMode):
         """
         found: list[tuple[str, int | None]] = []
         more: list[int] = []
-        for tensor in _tensors(values):
+        for tensor in tensors_in(values):
             storage, value = _storage(tensor), _digest(tensor)
             left = self._producers.get((storage, value), self._in_flight.get(storage))
             is_whole = storage in self._in_flight or (left is not None and value in self.calls[left].outputs)
@@ -210,7 +236,7 @@ class CallRecorder(TorchDispatchMode):
                 self._add_output(index, tensor)
             elif isinstance(tensor, Tensor):
                 self._producers[_storage(tensor), _digest(tensor)] = index
-        for tensor, before in zip(_tensors(read), digests, strict=True):
+        for tensor, before in zip(tensors_in(read), digests, strict=True):
             if _digest(tensor) != before:
                 self._add_output(index, tensor)
         return result
@@ -258,30 +284,9 @@ def _full_name(function: Any) -> str:
     return name_of(function) if overload == "default" else f"{name_of(function)}.{overload}"
 
 
-def _written(function: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The arguments that a call writes in place."""
-    names = in_place_results(function) or written_names(function)
-    given = _given(function, args, kwargs) if names else {}
-    return [given.get(name) for name in names]
-
-
-def _read(function: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The arguments whose values count: all but those that are only there to be written, whatever they hold before."""
-    if not (only_written := _only_written(function)):
-        return [*args, *kwargs.values()]
-    return [value for name, value in _given(function, args, kwargs).items() if name not in only_written]
-
-
-@functools.cache
-def _only_written(function: Any) -> frozenset[str]:
-    schema = schema_of(function)
-    outs = [argument.name for argument in schema.arguments if argument.is_out] if schema else []
-    return frozenset(outs) | {name for name in in_place_results(function) if name.startswith("output")}
-
-
 def _peers(function: Any, args: Any, kwargs: Any) -> tuple[int, ...]:
     """The ranks of a collective's group; of what is sent the sender and the receiver. Nothing where no group says."""
-    given = _given(function, args, kwargs)
+    given = given_to(function, args, kwargs)
     try:
         named = given.get("group_name")
         group = group_named(named) if isinstance(named, str) else group_of(given["process_group"])
@@ -292,32 +297,6 @@ def _peers(function: Any, args: Any, kwargs: Any) -> tuple[int, ...]:
         return (ranks[given["src"]], me) if name_of(function) == "recv_" else ranks
     except (KeyError, RuntimeError, ValueError, TypeError):
         return ()
-
-
-def _scalars(function: Any, args: Any, kwargs: Any) -> tuple[tuple[str, str], ...]:
-    """The arguments that are numbers, words, dtypes or lists of these, by name, as texts; left-out ones as defaults."""
-    given = _defaults(function) | _given(function, args, kwargs) if schema_of(function) else {}
-    return tuple((name, str(value)) for name, value in given.items() if _is_scalar(value))
-
-
-@functools.cache
-def _defaults(function: Any) -> dict[str, object]:
-    return {argument.name: argument.default_value for argument in schema_of(function).arguments}
-
-
-def _is_scalar(value: object) -> bool:
-    if isinstance(value, (list, tuple)):
-        return bool(value) and all(map(_is_scalar, value))
-    return isinstance(value, (bool, int, float, str, torch.dtype))
-
-
-def _given(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """A call's arguments by name."""
-    return dict(zip((argument.name for argument in schema_of(function).arguments), args, strict=False)) | kwargs
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def _digest(tensor: Tensor) -> str:
@@ -336,10 +315,10 @@ def _generator(function: Any, args: Any, kwargs: Any) -> torch.Generator | None:
     """The generator that a call may draw from: the one that it names, or its device's."""
     if torch.Tag.nondeterministic_seeded not in getattr(function, "tags", ()):
         return None
-    given = _given(function, args, kwargs)
+    given = given_to(function, args, kwargs)
     if isinstance(named := given.get("generator"), torch.Generator):
         return named
-    devices = [torch.device(given["device"])] if given.get("device") else [x.device for x in _tensors((args, kwargs))]
+    devices = [torch.device(given["device"])] if given.get("device") else [x.device for x in tensors_in((args, kwargs))]
     if any(device.type == "cuda" for device in devices):
         return torch.cuda.default_generators[torch.cuda.current_device()]
     return torch.default_generator

@@ -26,7 +26,7 @@ class CandidateLog(IndexedLog):
         self._num_made, self._num_due = (
             Counter(x for call in log for x in _kinds(call)) for log in (once, reference.log)
         )
-        self._agrees = [reference.knows(call) or self._changes_nothing(index) for index, call in enumerate(calls)]
+        self._agrees = [reference.knows(call) for call in calls]
         self._latest: dict[str, int] = {}
         self._num_givers = Counter[str]()
         self._read_out: int | None = None
@@ -35,25 +35,29 @@ class CandidateLog(IndexedLog):
         self._unpacked: list[set[int]] = []
         self._given: list[tuple[int | None, ...]] = []
         for index, call in enumerate(calls):
-            self._given.append(self._givers(call))
-            found = [producer for producer in self._given[-1] if producer is not None]
-            unpacked = {
-                i for i in found if self._unpacks(i) and set(calls[i].outputs) & set(call.inputs) <= reference.values
-            }
-            self._unpacked.append(unpacked)
-            if is_abandoned(call) or self._shows_what_is_wrong(index, found):
-                self._agrees[index] = False
-            elif self._keeps_what_it_reads(call):
-                self._agrees[index] = all(self._agrees[i] or i in unpacked for i in found)
-            numbers = self._numbers(call)
-            self._given[-1] += numbers
-            self._bad.append(tuple(i for i in (*found, *numbers) if not self._agrees[i]))
-            is_fed_wrong = bool(self._bad[index]) or not reference.values.issuperset(call.inputs)
-            if call.operator == READS_OUT and not self._agrees[index] and is_fed_wrong:
-                self._read_out = index
+            self._judge(index, call)
             for value in (*call.aliases, *call.outputs):
                 self._latest[value] = index
                 self._num_givers[value] += 1
+
+    def _judge(self, index: int, call: Call) -> None:
+        """Note who gave what a call reads, and whether it agrees; those before it were judged."""
+        given = self._givers(call)
+        found = [giver for giver in given if giver is not None]
+        self._given.append(given)
+        right = self.reference.values
+        unpacked = {i for i in found if self._unpacks(i) and set(self.log[i].outputs) & set(call.inputs) <= right}
+        self._unpacked.append(unpacked)
+        if is_abandoned(call) or self._shows_what_is_wrong(index, found):
+            self._agrees[index] = False
+        elif self._keeps_what_it_reads(call):
+            self._agrees[index] = all(self._agrees[i] or i in unpacked for i in found)
+        numbers = self._numbers(call)
+        self._given[-1] += numbers
+        self._bad.append(tuple(i for i in (*found, *numbers) if not self._agrees[i]))
+        is_fed_wrong = bool(self._bad[index]) or not right.issuperset(call.inputs)
+        if call.operator == READS_OUT and not self._agrees[index] and is_fed_wrong:
+            self._read_out = index
 
     def _givers(self, call: Call) -> tuple[int | None, ...]:
         """The call that gave each input: the one that left it in its memory, or the last that gave such a value.
@@ -169,14 +173,6 @@ class CandidateLog(IndexedLog):
         """Whether nothing here has what a call of the reference gives."""
         return self._values.isdisjoint(self.reference.log[index].outputs)
 
-    def exchanges(self, index: int) -> bool:
-        """Whether a call reads right values in another order than the reference's, and gives another one."""
-        call = self.log[index]
-        if len(call.inputs) < 2 or not self.reference.values.issuperset(call.inputs):
-            return False
-        _, same = self.reference.partner(call, self.turn(index))
-        return same == "exchanges" and not self.reference.values.issuperset(call.outputs)
-
     def reads_right_values(self, index: int) -> bool:
         """Whether the reference has all that a call reads somewhere."""
         return self.reference.values.issuperset(self.log[index].inputs)
@@ -184,10 +180,6 @@ class CandidateLog(IndexedLog):
     def has(self, values: Iterable[str]) -> bool:
         """Whether all of these values are somewhere here."""
         return self._values.issuperset(values)
-
-    def reads_parts(self, index: int) -> bool:
-        """Whether a call reads right parts of a bucket."""
-        return bool(self._unpacked[index])
 
     def packs(self, index: int) -> bool:
         """Whether a call computes nothing: it puts values together, or takes them apart."""
@@ -350,12 +342,6 @@ class CandidateLog(IndexedLog):
     def is_new(self, index: int) -> bool:
         """Whether the reference never calls such an operator there."""
         return not self.reference.calls(self.log[index])
-
-    def _changes_nothing(self, index: int) -> bool:
-        """Whether a call that the reference does not make gives a right value that it reads, as a product with 1."""
-        call = self.log[index]
-        is_same = bool(call.outputs) and not call.collective and set(call.outputs) <= set(call.inputs)
-        return is_same and self.reference.values.issuperset(call.outputs) and self.is_extra(index)
 
     def is_extra(self, index: int) -> bool:
         """Whether more calls of its operator are made in its module than the reference makes, in either chunk.

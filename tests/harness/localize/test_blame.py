@@ -476,6 +476,37 @@ def test_a_bucket_that_lost_a_gradient_is_blamed_and_not_what_reads_another_ones
     assert culprit is not None and culprit.call.operator == "reduce_scatter"
 
 
+def test_a_bucket_that_lost_a_gradient_is_blamed_though_its_parts_are_right_values_of_others() -> None:
+    """Zeros, or the same part twice: the sum of chunks reads right values, and misses what the bucket should give."""
+    made = [call("mul k -> a", BACKWARD), call("mul l -> b", BACKWARD)]
+    scattered = [reduce_scatter("a -> r"), reduce_scatter("b -> s")]
+    reference = [view("view k -> m", BACKWARD), call("zeros -> z", BACKWARD), *made, *scattered]
+    reference.append(call("add r s -> t", BACKWARD))
+    for packed, culprit_is in (("Z1", "zeros_like"), ("A1", "reduce_scatter")):
+        candidate = [*made, view("view a -> A1", BACKWARD), view("view b -> B1", BACKWARD)]
+        candidate += [call("zeros_like B1 -> Z1", BACKWARD), call(f"cat A1 {packed} -> P", BACKWARD)]
+        candidate += [reduce_scatter("P -> Q"), view("split Q -> R1 S1", BACKWARD), view("view R1 -> r", BACKWARD)]
+        candidate += [view("view S1 -> z", BACKWARD), call("add r z -> T", BACKWARD)]
+        given = [(None,), (None,), (0,), (1,), (3,), (2, 4 if packed == "Z1" else 2), (5,), (6,), (7,), (7,), (8, 9)]
+        logged = [each._replace(producers=by) for each, by in zip(candidate, given, strict=True)]
+        culprit = blamed(reference, logged, "T")
+        assert culprit is not None and culprit.call.operator == culprit_is
+
+
+def test_a_call_that_was_put_before_one_is_told_at_the_place_of_that_one() -> None:
+    """It alone reads what the new call gives: for all others nothing is wrong where the value was made."""
+    router = Place("layers.0.router", "forward")
+    reference = [
+        call("sum x -> c", router),
+        call("add_ n c -> m"),
+        call("exchange c -> d", router)._replace(producers=(0,)),
+    ]
+    put = call("mul c -> C", router)._replace(producers=(0,))
+    candidate = [reference[0], put, call("add_ n C -> M")._replace(producers=(None, 1)), reference[2]]
+    culprit = blamed(reference, candidate, "M")
+    assert culprit is not None and (culprit.how, culprit.candidate, culprit.call.place) == ("adds", 1, FORWARD)
+
+
 def test_a_value_made_of_nothing_is_blamed_only_where_nothing_else_is() -> None:
     """How long `arange` is depends on what earlier calls computed."""
     reference = [call("arange -> n"), call("mm x w -> a"), call("index a n -> l")]

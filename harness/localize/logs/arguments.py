@@ -1,0 +1,62 @@
+"""What a call is given and what it writes, by its operator's schema."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitproof.harness.disturb.works import in_place_results
+from bitproof.harness.graph.operators import written_names
+from bitproof.harness.torch_compat import tree_leaves
+from bitproof.harness.torch_operators import schema_of
+
+
+def written_by(function: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments that a call writes in place."""
+    names = in_place_results(function) or written_names(function)
+    given = given_to(function, args, kwargs) if names else {}
+    return [given.get(name) for name in names]
+
+
+def read_by(function: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments whose values count: all but those that are only there to be written, whatever they hold before."""
+    if not (only_written := _only_written(function)):
+        return [*args, *kwargs.values()]
+    return [value for name, value in given_to(function, args, kwargs).items() if name not in only_written]
+
+
+@functools.cache
+def _only_written(function: Any) -> frozenset[str]:
+    schema = schema_of(function)
+    outs = [argument.name for argument in schema.arguments if argument.is_out] if schema else []
+    return frozenset(outs) | {name for name in in_place_results(function) if name.startswith("output")}
+
+
+def scalars_of(function: Any, args: Any, kwargs: Any) -> tuple[tuple[str, str], ...]:
+    """The arguments that are numbers, words, dtypes or lists of these, by name, as texts; left-out ones as defaults."""
+    given = _defaults(function) | given_to(function, args, kwargs) if schema_of(function) else {}
+    return tuple((name, str(value)) for name, value in given.items() if _is_scalar(value))
+
+
+@functools.cache
+def _defaults(function: Any) -> dict[str, object]:
+    return {argument.name: argument.default_value for argument in schema_of(function).arguments}
+
+
+def _is_scalar(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(map(_is_scalar, value))
+    return isinstance(value, (bool, int, float, str, torch.dtype))
+
+
+def given_to(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """A call's arguments by name."""
+    return dict(zip((argument.name for argument in schema_of(function).arguments), args, strict=False)) | kwargs
+
+
+def tensors_in(values: Any) -> list[Tensor]:
+    """Every tensor in nested values, in order."""
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]

@@ -9,17 +9,18 @@ the record that reads nothing wrong:
     reference    mm x w -> a    silu a -> b    sum b -> l
     candidate    mm x w -> a    silu a -> B    sum B -> L    The record L differs; silu is the root.
 
-1. Find the roots: walk back from the record over wrong calls, at a collective to all of its ranks. Of several the first
-   in the order is the answer; of those that know nothing of each other, one that gives something else than the
-   reference's call of the same inputs, then one behind fewer collectives, then one on a lower rank.
-2. Packing, as into a bucket, computes nothing: its values the reference has nowhere, and they are right. So parts of a
-   bucket are judged each by itself, and a bucket's collective is blamed before what packs it. A bucket that lost a
-   value, or a record that holds another one's right value, was packed wrong: then parts are not trusted.
-3. A root that reads what its partner reads is wrong in itself. One that reads another right value is wrong in that,
-   unless the value was exchanged before: by a collective, whose rank gave it in another one's turn, or by a call that
-   is missing, whose output its partner reads. Then that is the answer.
-4. Where there is no root, a right value is missing, or lies in another one's place. The answer is the call of the
+1. Find the roots: walk back from the record over wrong calls, at a collective to all of its ranks. The first in the
+   order is the answer; of those that know nothing of each other, one behind fewer collectives, then on a lower rank.
+2. What computes nothing comes last: packing, as into a bucket, has values that the reference has nowhere, and they are
+   right. Parts of a bucket are judged each by itself, unless the bucket lost a value that all ranks had.
+3. A root that reads what its partner reads is wrong in itself.
+4. One that reads another right value is wrong in that, unless the value was exchanged before: by a collective that a
+   rank gave another turn's value, by a new constant, or by a call that is missing, whose output its partner reads.
+5. Where there is no root, a right value is missing, or lies in another one's place. The answer is the call of the
    reference whose output is nowhere here though its inputs are, or the call that put right values in another order.
+6. A new call has the place of the reference's call that it stands for, or that it was put before.
+
+docs/explanation/causes.md derives each.
 """
 
 from __future__ import annotations
@@ -85,12 +86,8 @@ class _Blame:
     def explain(self, record: Differing) -> Culprit | None:
         """The call that one record's history leads to."""
         self.record = record
-        picked = self._pick(record)
-        if picked is None or (picked.reads and self._loses(picked, record)):
-            for each in self.logs:
-                each.trusts_parts = False
-            picked = self._pick(record)
-        if picked is None:
+        picked = self._root(record)
+        if picked is None:  # rule 5
             return self._first_missing({rank: [wanted for wanted, _ in pairs] for rank, pairs in record.items()})
         if picked.reads and picked.partner is not None:
             came = out_of_turn(picked.site, picked.partner, self.logs, self.joined, self.known)
@@ -100,8 +97,17 @@ class _Blame:
             return misplaced
         return self._said_of(picked)
 
+    def _root(self, record: Differing) -> _Picked | None:
+        """Rules 1 and 2: the root, of what fills a bucket where that lost a value, or where there is no other."""
+        picked = self._pick(record)
+        if picked is None or (picked.reads and self._loses(picked, record)):
+            for each in self.logs:
+                each.trusts_parts = False
+            picked = self._pick(record)
+        return picked
+
     def _said_of(self, picked: _Picked) -> Culprit:
-        """Rule 3: what is wrong with a root, or the call that is missing before it."""
+        """Rules 3 and 4: what is wrong with a root, or the call before it that exchanged what it reads."""
         (first_rank, index), partner, same, roots = picked
         log = self.logs[first_rank]
         call = log.log[index]
@@ -128,9 +134,8 @@ class _Blame:
             how = "abandons"
         arguments = argument_differences(call, log.reference.log[partner]) if partner is not None else ""
         other = log.replaced_by(call) if how == "adds" else None
-        other_place = other or (log.put_before(index) if how == "adds" else None)
-        if other_place is not None:
-            call = call._replace(place=other_place.place)
+        if how == "adds" and (due := other or log.put_before(index)) is not None:  # rule 6
+            call = call._replace(place=due.place)
         return Culprit(
             how=how,
             call=call,
@@ -173,7 +178,7 @@ class _Blame:
         return tuple(found.values())
 
     def _pick(self, differing: Differing) -> _Picked | None:
-        """Rule 1. What packs comes last, and what reads nothing, as `arange`: its length may follow from a pack."""
+        """The first root. What packs comes last, and what reads nothing, as `arange`: a pack may decide its length."""
         roots, logs = self._roots(differing), self.logs
         if not roots:
             return None
@@ -228,13 +233,13 @@ class _Blame:
         return len(self.joined.together(site)) == 1 or fed_wrong(site, self.logs, self.joined, self.known) == set()
 
     def _missing_for(self, picked: _Picked) -> Culprit | None:
-        """Rule 3, for what the partner of a root reads."""
+        """Rule 4, for what the partner of a root reads."""
         rank, index = picked.site
         read = self.logs[rank].reference.log[picked.partner].inputs if picked.partner is not None else ()
         return self._first_missing({rank: read}, index)
 
     def _first_missing(self, wanted: Mapping[int, Iterable[str]], before: int | None = None) -> Culprit | None:
-        """Rules 3 and 4, for values that a rank should have had, before some call where that is known."""
+        """Rules 4 and 5, for values that a rank should have had, before some call where that is known."""
         [(rank, values)] = wanted.items()
         log = self.logs[rank]
         index = log.first_missing(values, before)
@@ -291,7 +296,7 @@ class _Blame:
         return mine is not None and (mine.operator, mine.place) == (call.operator, call.place)
 
     def _misplaced(self, differing: Differing) -> Culprit | None:
-        """Rule 4: the first call before the update that gave what a tensor should hold which holds another one's."""
+        """Rule 5: the first call before the update that gave what a tensor should hold which holds another one's."""
         found: list[Site] = []
         for rank, pairs in differing.items():
             last: dict[str, int] = {}

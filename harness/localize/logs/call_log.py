@@ -25,7 +25,7 @@ from bitproof.harness.disturb.works import IN_PLACE_COLLECTIVES, TO_ONE_RANK, Wo
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.graph import offload_operators
 from bitproof.harness.graph.operators import COLLECTIVE_NAMESPACES, UNINITIALIZED, is_view, name_of
-from bitproof.harness.localize.logs.arguments import given_to, read_by, scalars_of, tensors_in, written_by
+from bitproof.harness.localize.logs.call_arguments import given_to, read_by, scalars_of, tensors_in, written_by
 from bitproof.harness.localize.logs.calls import KERNELS, READS_OUT, Call, Place
 from bitproof.harness.localize.logs.foreach_calls import lane, num_lanes
 from bitproof.harness.localize.logs.node_places import GraphRunner

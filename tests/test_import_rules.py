@@ -219,7 +219,7 @@ CIRCLES = {
     ("bitproof.harness.systems.watched_step", "bitproof.harness.systems.watched_loop"): "`watch` makes either of them",
 }
 MOST_FILES = 20
-CROWDED = {"cases": "a file a family, as cases are asked for", "harness/execute": "to be divided: 22 files"}
+CROWDED = {"cases": "a file a family, as cases are asked for"}
 
 
 def test_no_files_import_each_other_in_a_circle():

@@ -184,7 +184,7 @@ ELSEWHERE = {
     "harness/execute/drifted.py": ("tests/harness/commands/test_accept.py", "what drifted is accepted there"),
     "harness/localize/collective_inputs.py": ("tests/harness/localize/test_blame.py", "collectives are blamed there"),
     "harness/localize/moved.py": ("tests/harness/commands/test_accept.py", "an operator that moved is named there"),
-    "harness/records/throughput.py": ("tests/harness/execute/test_stopwatch.py", "a stopwatch fills it"),
+    "harness/records/throughput.py": ("tests/harness/execute/instruments/test_stopwatch.py", "a stopwatch fills it"),
     "harness/user_code/missing.py": ("tests/harness/execute/test_preloaded.py", "what is missing is met there"),
     "harness/prove/graphs/open_sizes.py": (PAIRS, "sizes are open where pairs say so"),
     "harness/prove/programs/provable.py": (PAIRS, "pairs are made of functions, modules and graphs"),

@@ -22,8 +22,8 @@ from bitproof.harness.execute.across import AcrossLayouts, compare_layouts
 from bitproof.harness.execute.concurrency import Arm, Begun, begun, groups_of, steps_of_control
 from bitproof.harness.execute.find_cause import Explainer
 from bitproof.harness.execute.folders import CaseFolders
+from bitproof.harness.execute.instruments.profile import join_profiles
 from bitproof.harness.execute.precompiled import PrecompiledStep
-from bitproof.harness.execute.profile import join_profiles
 from bitproof.harness.execute.requests import (
     BitsRequest,
     ClosenessRequest,

@@ -21,6 +21,7 @@ from bitproof.harness.execute.host.models import model_sizes
 from bitproof.harness.execute.host.programs import precompile_step, read_precompiled, write_standalone
 from bitproof.harness.execute.host.runners import Runner
 from bitproof.harness.execute.host.stage import Send, Stage, StagePlace
+from bitproof.harness.execute.instruments.stopwatch import throughput_of
 from bitproof.harness.execute.requests import (
     ARCHIVE,
     VALUES,
@@ -50,7 +51,6 @@ from bitproof.harness.execute.requests import (
     StepRequest,
 )
 from bitproof.harness.execute.status_messages import Done, End, PreparedGraph, RunSeconds
-from bitproof.harness.execute.stopwatch import throughput_of
 from bitproof.harness.execute.two_halves import join_halves
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.localize.logs.replay import archive_of, read_value

@@ -16,9 +16,9 @@ from bitproof.harness.case import Kind
 from bitproof.harness.disturb.faults import Injector
 from bitproof.harness.disturb.stress import stressed
 from bitproof.harness.execute.host.job import Job
-from bitproof.harness.execute.profile import phase, showing_digests
+from bitproof.harness.execute.instruments.profile import phase, showing_digests
+from bitproof.harness.execute.instruments.stopwatch import Stopwatch, counts_flops
 from bitproof.harness.execute.status_messages import Account, StepBegan
-from bitproof.harness.execute.stopwatch import Stopwatch, counts_flops
 from bitproof.harness.localize.logs.replay import RECORD, Replay, StepTrace, write_archive
 from bitproof.harness.records import Key
 
@@ -36,7 +36,7 @@ class RankSteps:
 
     def __init__(self, job: Job, rank: int, device: torch.device, injector: Injector, tell: Tell) -> None:
         from bitproof.harness.execute.host.activity_monitor import ActivityMonitor
-        from bitproof.harness.execute.meetings import Sums
+        from bitproof.harness.execute.instruments.meetings import Sums
         from bitproof.reference.parallel.mesh import collectives_in_memory
 
         run = job.run

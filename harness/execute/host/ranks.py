@@ -27,7 +27,7 @@ from bitproof.harness.execute.failures import (
 )
 from bitproof.harness.execute.host.job import Job
 from bitproof.harness.execute.host.worker import run_rank
-from bitproof.harness.execute.profile import profiled
+from bitproof.harness.execute.instruments.profile import profiled
 from bitproof.harness.execute.requests import RankSlots
 from bitproof.harness.execute.status_messages import (
     STATUS_MESSAGES,

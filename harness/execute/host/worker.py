@@ -21,9 +21,9 @@ from bitproof.harness.execute.host.rank_system import (
     make_system,
     program_of,
 )
-from bitproof.harness.execute.profile import phase
+from bitproof.harness.execute.instruments.profile import phase
+from bitproof.harness.execute.instruments.stopwatch import peak_of_process
 from bitproof.harness.execute.status_messages import Done, Prepared, PreparedGraph, Ready, StepsEnded
-from bitproof.harness.execute.stopwatch import peak_of_process
 from bitproof.harness.machine.determinism import AFTER_FACTORY, AFTER_STEPS, SET, read_switches, set_determinism
 from bitproof.harness.machine.gpus import read_gpu_environment, read_gpu_facts
 from bitproof.harness.machine.nccl import pin_nccl

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from bitproof.harness.execute.meetings import Sums
+from bitproof.harness.execute.instruments.meetings import Sums
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # releases give collectives other names
 

@@ -9,8 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bitproof.harness.case import Batch, Case, Parallelism
-from bitproof.harness.execute.status_messages import Done
-from bitproof.harness.execute.stopwatch import (
+from bitproof.harness.execute.instruments.stopwatch import (
     Stopwatch,
     counts_flops,
     measured_peak,
@@ -18,6 +17,7 @@ from bitproof.harness.execute.stopwatch import (
     throughput_of,
     tokens_of,
 )
+from bitproof.harness.execute.status_messages import Done
 from bitproof.harness.records.throughput import NOT_KNOWN, Throughput, throughput_rows
 from bitproof.harness.torch_operators import FlopCount
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from bitproof.harness.execute.instruments.profile import join_profiles, phase, profiled, showing_digests
 from bitproof.harness.execute.launch import run_cases
-from bitproof.harness.execute.profile import join_profiles, phase, profiled, showing_digests
 from bitproof.harness.options import RunOptions
 from tests.harness.execute.test_launch import toy
 

@@ -99,6 +99,10 @@ ELSEWHERE = {
         "tests/harness/graph/analysis/test_mixing.py",
         "rules are tested by what they decide",
     ),
+    "harness/localize/logs/call_arguments.py": (
+        "tests/harness/localize/logs/test_call_log.py",
+        "what a call reads and writes is seen in its log",
+    ),
     "harness/localize/culprit.py": ("tests/harness/localize/test_blame.py", "blame names it"),
     "harness/localize/logs/packing.py": ("tests/harness/localize/test_blame.py", "blame passes over what packs"),
     "harness/localize/logs/replay.py": ("tests/harness/localize/test_blame.py", "calls are replayed to be blamed"),
@@ -222,6 +226,9 @@ def test_reasons_are_of_modules_that_exist_and_name_files_that_do():
     assert [place for place, _ in ELSEWHERE.values() if not (ROOT / place).is_file()] == []
 
 
+LONG = {"harness/second_checker.py": "who doubts us copies one file, and reads it beside the page of rules"}
+
+
 def test_no_file_of_the_product_is_long():
     lengths = {module: len((ROOT / module).read_text().splitlines()) for module in MODULES}
-    assert {module: length for module, length in lengths.items() if length > 400} == {}
+    assert {module for module, length in lengths.items() if length > 400} == LONG.keys()

@@ -1,0 +1,70 @@
+"""A long recording is read rank by rank, from the file that was checked."""
+
+import pytest
+
+from bitproof.harness.capture import recording_files
+from bitproof.harness.capture import stored as stored_module
+from bitproof.harness.capture.recording_files import join_parts, read_recording, write_part
+from bitproof.harness.capture.stored import StoredRecording, have_same_rows
+from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.records import Key, Manifest, Record
+
+CASE = Case(name="tiny", family="toys", reference="eager", steps=2, parallelism=Parallelism(world_size=2, ep=1))
+MANIFEST = Manifest(case=CASE.to_dict(), system="toy", steps=2, world_size=2)
+
+
+@pytest.fixture(autouse=True)
+def long(monkeypatch):
+    """Every recording is one of too many rows to be held."""
+    monkeypatch.setattr(recording_files, "HELD_BYTES", 0)
+    monkeypatch.setattr(stored_module, "KEPT_ROWS", 0)
+
+
+def rows_of(rank, dtype="float32"):
+    keys = [Key(step, "loss", "loss", rank) for step in range(2)]
+    return [(key, Record(f"{key.step}{rank}".rjust(32, "a"), dtype, (), f"0x1.{key.step}p+1")) for key in keys]
+
+
+def joined(folder, *parts):
+    """Read what joining ranks' rows leaves."""
+    folder.mkdir(exist_ok=True)
+    files = [folder / f"part{number}" for number in range(len(parts))]
+    for file, rows in zip(files, parts, strict=True):
+        write_part(file, rows)
+    join_parts(folder / "recording", MANIFEST, files)
+    return read_recording(folder / "recording")
+
+
+def test_a_rank_is_read_again_from_the_file_that_was_checked(tmp_path):
+    side = joined(tmp_path / "here", rows_of(0), rows_of(1))
+    joined(tmp_path / "here", rows_of(0, "bfloat16"), rows_of(1, "bfloat16"))  # another recording takes its place
+    assert isinstance(side, StoredRecording) and side.ranks == (0, 1)
+    assert side.records_of(1) == dict(rows_of(1))
+    assert side.losses(0) == ["0x1.0p+1", "0x1.1p+1"]
+    assert side.records == dict(rows_of(0) + rows_of(1))
+
+
+def test_a_rank_that_recorded_nothing_has_no_records(tmp_path):
+    side = joined(tmp_path / "here", rows_of(1))
+    assert (side.ranks, side.records_of(0)) == ((1,), {})
+
+
+def test_a_tensor_that_is_named_twice_by_one_rank_or_by_two_parts_is_refused(tmp_path):
+    for name, second in (("twice", rows_of(1) * 2), ("again", rows_of(0) + rows_of(1))):
+        with pytest.raises(RecordingError, match="names a tensor twice"):
+            joined(tmp_path / name, rows_of(0), second)
+
+
+def test_ranks_in_another_order_are_read_as_a_whole(tmp_path):
+    side = joined(tmp_path / "here", rows_of(1), rows_of(0))
+    assert not isinstance(side, StoredRecording)
+    assert side.records == dict(rows_of(1) + rows_of(0))
+
+
+def test_rows_are_seen_to_be_the_same_only_where_every_digest_is(tmp_path):
+    side, same = (joined(tmp_path / name, rows_of(0), rows_of(1)) for name in ("here", "there"))
+    other = [(key, record._replace(digest="b" * 32)) for key, record in rows_of(1)]
+    third = joined(tmp_path / "other", rows_of(0), other)
+    assert have_same_rows(side, same, 1) and have_same_rows(side, third, 0)
+    assert not have_same_rows(side, third, 1)

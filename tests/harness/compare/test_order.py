@@ -1,0 +1,30 @@
+from bitproof.harness.compare.order import ComputationOrder, computation_order
+from bitproof.harness.records import Key
+
+
+def test_within_a_step_records_come_in_the_order_of_its_phases():
+    phases = [
+        ("loss", "loss"),
+        ("grad", "w"),
+        ("grad_norm", "total"),
+        ("buffer", "bias@before_optimizer"),
+        ("param", "w"),
+        ("optimizer", "w.exp_avg"),
+        ("buffer", "bias@after_optimizer"),
+    ]
+    keys = [Key(0, kind, name, 0) for kind, name in phases]
+    backwards = list(reversed(keys))
+    assert sorted(backwards, key=computation_order(backwards)) == keys
+
+
+def test_names_of_one_phase_come_as_they_were_first_recorded_and_ranks_last():
+    keys = [Key(0, "grad", name, rank) for name in ("b", "a") for rank in (0, 1)]
+    assert sorted(sorted(keys), key=computation_order(keys)) == keys
+
+
+def test_what_ranks_recorded_later_changes_no_earlier_place():
+    order = ComputationOrder()
+    order.add([Key(0, "grad", "b", 0)])
+    place = order(Key(3, "grad", "b", 1))
+    order.add([Key(0, "grad", "a", 1), Key(0, "grad", "b", 1)])
+    assert order(Key(3, "grad", "b", 1)) == place < order(Key(3, "grad", "a", 0))

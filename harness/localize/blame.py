@@ -10,14 +10,15 @@ the record that reads nothing wrong:
     candidate    mm x w -> a    silu a -> B    sum B -> L    The record L differs; silu is the root.
 
 1. Find the roots: walk back from the record over wrong calls, at a collective to all of its ranks. The first in the
-   order is the answer; of those that know nothing of each other, one behind fewer collectives, then on a lower rank.
+   order is the answer, of those that give something else of the same inputs where there are any; of those that know
+   nothing of each other, one behind fewer collectives, then on a lower rank.
 2. What computes nothing comes last: packing, as into a bucket, has values that the reference has nowhere, and they are
    right. Parts of a bucket are judged each by itself, unless the bucket lost a value that all ranks had.
 3. A root that reads what its partner reads is wrong in itself.
 4. One that reads another right value is wrong in that, unless the value was exchanged before: by a collective that a
    rank gave another turn's value, by a new constant, or by a call that is missing, whose output its partner reads.
-5. Where there is no root, a right value is missing, or lies in another one's place. The answer is the call of the
-   reference whose output is nowhere here though its inputs are, or the call that put right values in another order.
+5. Where there is no root, a right value lies in another one's place, or is missing. The answer is the call that put
+   right values in another order, or the reference's whose output is nowhere here though its inputs are.
 6. A new call has the place of the reference's call that it stands for, or that it was put before.
 
 docs/explanation/causes.md derives each.
@@ -87,6 +88,8 @@ class _Blame:
         """The call that one record's history leads to."""
         self.record = record
         picked = self._root(record)
+        if picked is None and (exchanged := self._exchanged(record)):
+            picked = self._first_of(exchanged, exchanged)
         if picked is None:  # rule 5
             return self._first_missing({rank: [wanted for wanted, _ in pairs] for rank, pairs in record.items()})
         if picked.reads and picked.partner is not None:
@@ -178,14 +181,22 @@ class _Blame:
         return tuple(found.values())
 
     def _pick(self, differing: Differing) -> _Picked | None:
-        """The first root. What packs comes last, and what reads nothing, as `arange`: a pack may decide its length."""
+        """The first root, of those that are surely wrong before others.
+
+        What gives another output of the same inputs surely is; another call may lead to right values by another way.
+        What packs comes last, and first what the reference packs there, too; so does what reads nothing, as `arange`:
+        a pack may decide its length.
+        """
         roots, logs = self._roots(differing), self.logs
         if not roots:
             return None
-        computing = {
-            (rank, index) for rank, index in roots if logs[rank].log[index].inputs and not logs[rank].is_packing(index)
+        proven = {site for site in roots if self._is_proven(site)}
+        packing = {(rank, index) for rank, index in roots if logs[rank].is_packing(index)}
+        computing = {(rank, index) for rank, index in roots - packing if logs[rank].log[index].inputs}
+        due = {
+            (rank, index) for rank, index in packing if not logs[rank].is_new(index) and not logs[rank].is_extra(index)
         }
-        return self._first_of(computing or roots, roots)
+        return self._first_of(proven or computing or due or roots, roots)
 
     def _first_of(self, sites: set[Site], roots: set[Site]) -> _Picked:
         """The first site: what happened before the others, and of those that did not, the one on the lowest rank."""
@@ -201,20 +212,32 @@ class _Blame:
     def _loses(self, picked: _Picked, differing: Differing) -> bool:
         """Whether first went missing what a collective gives of inputs that all ranks have: a bucket was packed wrong.
 
-        Of other collectives a bucket may give the parts in other shapes.
+        Of other collectives a bucket may give the parts in other shapes. What is launched here, and not waited for,
+        went missing in no bucket.
         """
         (picked_rank, picked_index), logs = picked.site, self.logs
         if logs[picked_rank].is_extra(picked_index):  # what a pass put there is wrong, and no bucket
             return False
         for rank, pairs in differing.items():
             index = logs[rank].first_missing(wanted for wanted, _ in pairs)
-            if index is None or not logs[rank].reference.log[index].collective:
+            if (
+                index is None
+                or not logs[rank].reference.log[index].collective
+                or logs[rank].launched(index) is not None
+            ):
                 continue
             sites = self.known.together((rank, index))
             is_its_own = (picked_rank, picked.partner) in sites and logs[picked_rank].reads_right_values(picked_index)
             if not is_its_own and all(logs[r].has(self.known.logs[r][i].inputs) for r, i in sites):
                 return True
         return False
+
+    def _exchanged(self, record: Differing) -> set[Site]:
+        """Calls in the history of a tensor that holds another one's right value, which put right values elsewhere.
+
+        What follows them agrees with the reference call by call; only which tensor it belongs to is another.
+        """
+        return {(rank, index) for rank, index in self._history(record) if self.logs[rank].exchanges(index)}
 
     def _history(self, record: Differing) -> set[Site]:
         """Every call from which a path of values leads to what a record holds."""
@@ -249,9 +272,8 @@ class _Blame:
         others = [] if before is not None else [r for r in self.differing if r != rank and self._lacks(r, call)]
         ranks = tuple(sorted([rank, *others]))
         at = rank if rank != ranks[0] else None
-        for number, mine in enumerate(log.log if call.collective else ()):
-            if not mine.outputs and (mine.operator, mine.inputs) == (call.operator, call.inputs):
-                return Culprit(how="abandons", call=mine, ranks=ranks, candidate=number, reference=index, at=at)
+        if (mine := log.launched(index)) is not None:
+            return Culprit(how="abandons", call=log.log[mine], ranks=ranks, candidate=mine, reference=index, at=at)
         made = log.reference.counterpart(index, log)
         if made is not None and (rank, made) in self._history(
             self.record

@@ -26,7 +26,7 @@ class CandidateLog(IndexedLog):
         self._num_made, self._num_due = (
             Counter(x for call in log for x in _kinds(call)) for log in (once, reference.log)
         )
-        self._agrees = [reference.knows(call) for call in calls]
+        self._agrees = [reference.knows(call) or self._changes_nothing(index) for index, call in enumerate(calls)]
         self._latest: dict[str, int] = {}
         self._num_givers = Counter[str]()
         self._read_out: int | None = None
@@ -173,6 +173,14 @@ class CandidateLog(IndexedLog):
         """Whether nothing here has what a call of the reference gives."""
         return self._values.isdisjoint(self.reference.log[index].outputs)
 
+    def exchanges(self, index: int) -> bool:
+        """Whether a call reads right values in another order than the reference's, and gives another one."""
+        call = self.log[index]
+        if len(call.inputs) < 2 or not self.reference.values.issuperset(call.inputs):
+            return False
+        _, same = self.reference.partner(call, self.turn(index))
+        return same == "exchanges" and not self.reference.values.issuperset(call.outputs)
+
     def reads_right_values(self, index: int) -> bool:
         """Whether the reference has all that a call reads somewhere."""
         return self.reference.values.issuperset(self.log[index].inputs)
@@ -288,6 +296,11 @@ class CandidateLog(IndexedLog):
                 found.append(index)
         return min(found, default=None)
 
+    def launched(self, index: int) -> int | None:
+        """The launch of a collective of the reference for which nobody waits here."""
+        call = self.reference.log[index]._replace(outputs=())  # operator, inputs and outputs are fields 1 to 3
+        return next((i for i, mine in enumerate(self.log) if call.collective and mine[1:4] == call[1:4]), None)
+
     def replaced_by(self, call: Call) -> Call | None:
         """The first call of the reference that reads what a new call reads and that this log does not make.
 
@@ -342,6 +355,12 @@ class CandidateLog(IndexedLog):
     def is_new(self, index: int) -> bool:
         """Whether the reference never calls such an operator there."""
         return not self.reference.calls(self.log[index])
+
+    def _changes_nothing(self, index: int) -> bool:
+        """Whether a call that the reference does not make gives a right value that it reads, as a product with 1."""
+        call = self.log[index]
+        is_same = bool(call.outputs) and not call.collective and set(call.outputs) <= set(call.inputs)
+        return is_same and self.reference.values.issuperset(call.outputs) and self.is_extra(index)
 
     def is_extra(self, index: int) -> bool:
         """Whether more calls of its operator are made in its module than the reference makes, in either chunk.

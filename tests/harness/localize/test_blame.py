@@ -24,6 +24,11 @@ def blamed(reference: list[Call], candidate: list[Call], *differing: str) -> Cul
     return find_culprit([reference], [candidate], {0: [(name.lower(), name) for name in differing]})
 
 
+def logged(given: list[tuple[int | None, ...]], calls: list[Call]) -> list[Call]:
+    """The calls, each with what gave its inputs."""
+    return [each._replace(producers=by) for each, by in zip(calls, given, strict=True)]
+
+
 STEP = [call("mm x w -> a"), call("silu a -> b"), call("sum b -> l"), call("mul b g -> d", BACKWARD)]
 
 
@@ -488,8 +493,7 @@ def test_a_bucket_that_lost_a_gradient_is_blamed_though_its_parts_are_right_valu
         candidate += [reduce_scatter("P -> Q"), view("split Q -> R1 S1", BACKWARD), view("view R1 -> r", BACKWARD)]
         candidate += [view("view S1 -> z", BACKWARD), call("add r z -> T", BACKWARD)]
         given = [(None,), (None,), (0,), (1,), (3,), (2, 4 if packed == "Z1" else 2), (5,), (6,), (7,), (7,), (8, 9)]
-        logged = [each._replace(producers=by) for each, by in zip(candidate, given, strict=True)]
-        culprit = blamed(reference, logged, "T")
+        culprit = blamed(reference, logged(given, candidate), "T")
         assert culprit is not None and culprit.call.operator == culprit_is
 
 
@@ -584,6 +588,40 @@ def test_a_gather_that_nobody_waits_for_is_named_where_another_s_value_is_read_i
     assert culprit is not None and (culprit.how, culprit.candidate) == ("abandons", 1)
 
 
+def test_a_gather_that_nobody_waits_for_went_missing_in_no_bucket_though_a_part_of_one_is_read_in_its_place() -> None:
+    reference = [view("view k -> m"), *GATHERED, call("all_gather t -> z", collective=True), call("mm y z -> b")]
+    bucket = [*PACKED, *parts("q"), call("all_gather t -> ", collective=True), call("mm y x -> B")]
+    given: list[tuple[int | None, ...]] = [(None, None), (0,), (1,), (2,), (2,), (None,), (None, 4)]
+    culprit = blamed(reference, logged(given, bucket), "B")
+    assert culprit is not None and (culprit.how, culprit.candidate) == ("abandons", 5)
+
+
+def test_what_gives_another_output_of_the_same_inputs_is_blamed_before_another_way_to_a_right_value() -> None:
+    reference = [call("mul x w -> m"), call("gelu m -> g"), call("silu y -> s"), call("add g s -> l")]
+    products = [reference[0], call("mul m h -> Q"), call("mul Q m -> g")]
+    candidate = [*products, call("silu y -> S"), call("add g S -> L")]
+    culprit = blamed(reference, logged([(None, None), (0, None), (1, 0), (None,), (2, 3)], candidate), "L")
+    assert culprit is not None and (culprit.how, culprit.candidate) == ("computes", 3)
+
+
+def test_what_the_reference_packs_too_is_blamed_before_what_is_packed_anew_and_right() -> None:
+    made = [call("mul x -> r"), call("mul y -> s")]
+    reference = [view("slice z -> n"), *made, call("cat a b -> c"), call("where c r s -> l")]
+    stacked = [*made, call("stack r s -> P"), view("slice P -> r"), view("slice P -> s")]
+    candidate = [*stacked, call("cat b a -> C"), call("where C r s -> L")]
+    given: list[tuple[int | None, ...]] = [(None,), (None,), (0, 1), (2,), (2,), (None, None), (5, 3, 4)]
+    culprit = blamed(reference, logged(given, candidate), "L")
+    assert culprit is not None and (culprit.how, culprit.candidate) == ("exchanges", 5)
+
+
+def test_a_product_with_one_on_a_lower_rank_changes_nothing_and_is_not_blamed() -> None:
+    reference = [call("mul x w -> a", BACKWARD), call("neg a -> b", BACKWARD), reduce_scatter("b -> r")]
+    by_one = [*reference[:2], call("mul b -> b", BACKWARD), reduce_scatter("b -> R")]
+    wrong = [*reference[:2], call("mul b -> B", BACKWARD), reduce_scatter("B -> R")]
+    culprit = find_culprit([reference] * 2, [by_one, wrong], {rank: [("r", "R")] for rank in (0, 1)})
+    assert culprit is not None and (culprit.how, culprit.rank, culprit.ranks) == ("adds", 1, (1,))
+
+
 def test_a_call_too_many_of_its_operator_is_new_and_not_another_one_that_reads_something_else() -> None:
     reference = [call("index t p -> a"), call("add a b -> c"), call("sum c -> l")]
     candidate = [call("add p o -> P"), call("index t P -> A"), call("add A b -> C"), call("sum C -> L")]
@@ -631,6 +669,13 @@ def test_an_exchange_in_a_bucket_is_found_behind_what_follows_though_that_agrees
     reference = [log("a b", "p", "q", "r t", scaled)]
     candidate = [log("b a", "P", "Q", "t r", scaled[::-1])]
     culprit = find_culprit(reference, candidate, {0: [("s", "u"), ("u", "s")]})
+    assert culprit is not None and (culprit.how, culprit.call.operator) == ("exchanges", "chunk_cat")
+    unscaled = [
+        [call(f"mul {x} k -> {x}k", update)._replace(producers=(at, None)) for x, at in order]
+        for order in ((("s", 5), ("u", 6)), (("u", 5), ("s", 6)))
+    ]
+    reference, candidate = [[*reference[0], *unscaled[0]]], [[*candidate[0], *unscaled[1]]]
+    culprit = find_culprit(reference, candidate, {0: [("sk", "uk"), ("uk", "sk")]})
     assert culprit is not None and (culprit.how, culprit.call.operator) == ("exchanges", "chunk_cat")
 
 

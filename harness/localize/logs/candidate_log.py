@@ -176,9 +176,8 @@ class CandidateLog(IndexedLog):
     def exchanges(self, index: int) -> bool:
         """Whether a call reads right values in another order than the reference's, and gives another one."""
         call = self.log[index]
-        if len(call.inputs) < 2 or not self.reference.values.issuperset(call.inputs):
-            return False
-        _, same = self.reference.partner(call, self.turn(index))
+        is_right = len(call.inputs) > 1 and self.reads_right_values(index)
+        same = self.reference.partner(call, self.turn(index))[1] if is_right else None
         return same == "exchanges" and not self.reference.values.issuperset(call.outputs)
 
     def reads_right_values(self, index: int) -> bool:
@@ -383,8 +382,7 @@ class CandidateLog(IndexedLog):
 
     def is_turn(self, index: int, call: Call, turn: int) -> bool:
         """Whether a call is the turn-th of the same operator at the same place as another rank's `call`."""
-        mine = self.log[index]
-        return (mine.place, mine.operator) == (call.place, call.operator) and self.turn(index) == turn
+        return index in self.there(call) and self.turn(index) == turn
 
 
 def _kinds(call: Call) -> tuple[tuple[str | None, ...], tuple[str | None, ...]]:

@@ -272,8 +272,8 @@ class _Blame:
         others = [] if before is not None else [r for r in self.differing if r != rank and self._lacks(r, call)]
         ranks = tuple(sorted([rank, *others]))
         at = rank if rank != ranks[0] else None
-        if (mine := log.launched(index)) is not None:
-            return Culprit(how="abandons", call=log.log[mine], ranks=ranks, candidate=mine, reference=index, at=at)
+        if (launch := log.launched(index)) is not None:
+            return Culprit(how="abandons", call=log.log[launch], ranks=ranks, candidate=launch, reference=index, at=at)
         made = log.reference.counterpart(index, log)
         if made is not None and (rank, made) in self._history(
             self.record

@@ -166,6 +166,8 @@ class Operator:
     """The overload that copies elements to other places, by indices or by sizes: no layout decides which."""
     in_place_of: str | None = None
     """The operator whose result it leaves in `self`, in the overload of the same name."""
+    counts_as: str | None = None
+    """The operator that gives new statistics of a batch besides what this one gives, which writes them in training."""
     commutes: bool = False
     """The result does not depend on which of two tensors comes first."""
     is_constant: bool = False

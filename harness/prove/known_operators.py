@@ -163,6 +163,11 @@ DIVISIONS = {ROWS["aten.div"].overload(end) for end in ("Tensor", "Scalar")}
 POWER = ROWS["aten.pow"].overload("Tensor_Scalar")
 """An operator that is a product of what it reads with itself where the exponent is 2 and the dtype real."""
 
+BATCH_NORMS = {row.overload("default"): f"{row.counts_as}.default" for row in ROWS.values() if row.counts_as}
+"""Operators that write STATISTICS in training, as schemas say of some, and the one as which they are written down."""
+
+STATISTICS = ("running_mean", "running_var")
+
 JOINS = _by_default(lambda row: row.joins)
 
 NUMBER = "number"

@@ -88,7 +88,7 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
     is_known = name in known.DRAWS | known.REFUSED or name.split(".")[1] in known.UNINITIALIZED
     if namespace not in SCANNED or is_known:
         return None
-    if _is_drawn_dropout(name, given):
+    if _is_drawn_dropout(name, given) or _is_norm_in_training(name, given):
         return None
     allowed = names().get(name)
     if allowed is not None:
@@ -106,6 +106,20 @@ def _is_drawn_dropout(name: str, given: Mapping[str, Any]) -> bool:
         return False
     p, shape = given["p"], given["input"].shape
     return type(p) is float and 0 < p < 1 and all(isinstance(n, int) and n > 0 for n in shape)
+
+
+def _is_norm_in_training(name: str, given: Mapping[str, Any]) -> bool:
+    """Whether a call is a batch norm that counts its batch: it writes both statistics, and in rows it was seen to do
+    nothing else that its schema and its fake do not say. Statistics must lie apart from all that it reads, and all have
+    an element a channel: beyond the end of others it reads whatever is there."""
+    if name not in {*known.BATCH_NORMS, *known.BATCH_NORMS.values()} or given.get("training") is not True:
+        return False
+    counted = {storage_key(x) for x in _tensors([given.get(x) for x in known.STATISTICS])}
+    others = {storage_key(x) for name, value in given.items() if name not in known.STATISTICS for x in _tensors(value)}
+    are_apart = len(counted) == len(known.STATISTICS) and not counted & others
+    sizes = {tuple(x.shape) for x in _tensors([given.get(x) for x in (*known.STATISTICS, "weight", "bias")])}
+    fits = sizes == {tuple(given["input"].shape[1:2])} and 0 not in given["input"].shape
+    return are_apart and fits and layout_of(given) == ROWS and type(given.get("momentum")) is float
 
 
 def untold(target: Any, given: Mapping[str, Any], results: Any) -> str | None:

@@ -8,6 +8,7 @@ memory exactly where real ones do, so aliases follow from them and not from oper
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -169,11 +170,29 @@ class _Exporter:
             return  # arithmetic on sizes: whoever reads it has the size itself
         if op in known.CHECKS:
             return  # it raises or it does not: no bit depends on it
+        if value is None and node.target is operator.getitem:
+            return  # a gradient that nobody asked for, among several results
         if value is None and not operators.written_arguments(node):
             raise _refused(node, "a call that gives nothing, so that it is made for what else it does")
         if objection := admitted.untold(node.target, given, value):
             raise _refused(node, objection)
-        self._add(node, node.name, op or _operator(node), self._arguments(node), value)
+        if op in known.BATCH_NORMS:
+            self._add_batch_norm(node, known.BATCH_NORMS[op], value, [given[name] for name in known.STATISTICS])
+        else:
+            self._add(node, node.name, op or _operator(node), self._arguments(node), value)
+
+    def _add_batch_norm(self, node: Node, op: str, value: Any, counted: list[Tensor]) -> None:
+        """A batch norm in training as the operator that gives new statistics, and a copy of each into the old."""
+        self._add(node, node.name, op, self._arguments(node), (*value, *map(torch.clone, counted)))
+        norm, index = replace(self.calls[-1], writes=()), len(self.calls) - 1
+        self.calls[-1] = norm
+        for place, name in enumerate(known.STATISTICS, len(value)):
+            took = f"{node.name} {name}", "getitem", (("0", ("node", index)), ("1", place)), norm.value[place]
+            self.calls.append(Call(*took, place=norm.place))
+            target = dict(norm.args)[name]
+            args = ("self", target), ("src", ("node", len(self.calls) - 1))
+            copied = f"{node.name} writes {name}", known.COPY_INTO, args, self.calls[target[1]].value
+            self.calls.append(Call(*copied, writes=("self",), place=norm.place))
 
     def _reads_numbers(self, node: Node) -> bool:
         return all(symbols.is_number(self.values[x]) for x in node.all_input_nodes)

@@ -96,7 +96,13 @@ def open_sum(w, x):
     return c10d.wait_tensor(c10d.all_reduce(w.index_select(0, x.nonzero().view(-1)), "sum", "pairs")).sum(0)
 
 
-STEPS = (written, joined, carried, several, lambda w, x: exchanged(w * x) + gathered(w[:2]), copied())
+def normed(w, x):
+    mean, var = x[0].clone(), x[1].clone()
+    y = torch.nn.functional.batch_norm(w, mean, var, training=True)
+    return y + w, mean * 1.5 + w[0], var * w[1]
+
+
+STEPS = (written, normed, joined, carried, several, lambda w, x: exchanged(w * x) + gathered(w[:2]), copied())
 LATE = [{"wait_offload": False}, {"wait_reload": False}, {"write": "source"}, {"write": "arrival"}, {"keep": False}]
 
 

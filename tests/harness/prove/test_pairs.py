@@ -168,6 +168,24 @@ def test_parameters_of_other_bits_are_refused_by_name():
     assert (found.verdict, "parameter down.bias holds other bits" in found.reason) == ("REFUSED", True)
 
 
+class Normed(nn.Sequential):
+    """A convolution, of whose input nobody asks a gradient, and a batch norm that counts what it sees."""
+
+    def __init__(self, momentum: float = 0.1) -> None:
+        torch.manual_seed(0)
+        super().__init__(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, momentum=momentum), nn.ReLU())
+
+
+def test_a_training_step_with_a_batch_norm_is_proved_with_its_statistics():
+    images = randn(2, 3, 8, 8)
+    found = bitproof.prove_equal(trained, by_grad, Normed(), images)
+    assert (found.verdict, found.evaluated) == ("PROVED", 8), found.answers
+    assert {"written buffer 1.running_mean", "written buffer 1.running_var"} < {x.output for x in found.answers}
+    other = bitproof.prove_equal(Normed(), Normed(momentum=0.2), images)
+    assert other.verdict == "NOT PROVED"
+    assert {x.output for x in other.answers if x.witness} == {f"written buffer 1.running_{x}" for x in ("mean", "var")}
+
+
 def test_constants_alone_show_nothing():
     found = bitproof.prove_equal(lambda x: torch.zeros(3), lambda x: torch.zeros(3), X)
     assert (found.verdict, found.reason) == ("REFUSED", "no output reads an input, so that equal ones show nothing")

@@ -10,6 +10,7 @@ Exit status: 0 the certificate is accepted and every output is proved, 1 one is 
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import re
@@ -580,7 +581,7 @@ def exact_of_number(s: State, term: Json) -> int | None:
     if value is None or name not in ("neg", "cast"):
         return None
     if name == "neg":
-        value = 0.0 if value == 0 and dtype in WHOLE else -value
+        value = 0.0 if value == 0 and dtype not in REAL else -value
     return filled(s, shape_of(s, operands[0]), dtype, value) if has(dtype, value) else None
 
 
@@ -1419,6 +1420,7 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         print(__doc__)
         return 2
+    gc.disable()  # nothing here is a cycle, and there are millions of lists to look at
     try:
         counts = check_folder(Path(arguments[0]))
     except FlawError as error:

@@ -8,7 +8,6 @@ memory exactly where real ones do, so aliases follow from them and not from oper
 from __future__ import annotations
 
 import hashlib
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -29,17 +28,13 @@ from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
 from bitproof.harness.graph.writer import CHUNK_KEY
 from bitproof.harness.prove import known_operators as known
 from bitproof.harness.prove.graphs import admitted
+from bitproof.harness.prove.graphs.batch_norm import add_copies, results_of
 from bitproof.harness.prove.graphs.executed import runs_otherwise
 from bitproof.harness.prove.graphs.expressions import size_of
 from bitproof.harness.prove.graphs.open_sizes import OpenSizes, SizeBounds
 from bitproof.harness.prove.layouts import shows
-from bitproof.harness.torch_compat import (
-    FakeTensor,
-    FakeTensorMode,
-    HigherOrderOperator,
-    OpOverload,
-    disable_current_modes,
-)
+from bitproof.harness.torch_compat import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload
+from bitproof.harness.torch_compat import disable_current_modes as without_modes
 from bitproof.harness.torch_operators import schema_of, storage_key
 
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
@@ -168,31 +163,17 @@ class _Exporter:
         self.values[node] = value
         if symbols.is_number(value) and (op in known.SIZES or (not op and self._reads_numbers(node))):
             return  # arithmetic on sizes: whoever reads it has the size itself
-        if op in known.CHECKS:
-            return  # it raises or it does not: no bit depends on it
-        if value is None and node.target is operator.getitem:
-            return  # a gradient that nobody asked for, among several results
+        if op in known.CHECKS or (value is None and op == "getitem"):
+            return  # it raises or it does not: no bit depends on it; or a gradient that nobody asked for, among several
         if value is None and not operators.written_arguments(node):
             raise _refused(node, "a call that gives nothing, so that it is made for what else it does")
         if objection := admitted.untold(node.target, given, value):
             raise _refused(node, objection)
-        if op in known.BATCH_NORMS:
-            self._add_batch_norm(node, known.BATCH_NORMS[op], value, [given[name] for name in known.STATISTICS])
-        else:
-            self._add(node, node.name, op or _operator(node), self._arguments(node), value)
-
-    def _add_batch_norm(self, node: Node, op: str, value: Any, counted: list[Tensor]) -> None:
-        """A batch norm in training as the operator that gives new statistics, and a copy of each into the old."""
-        self._add(node, node.name, op, self._arguments(node), (*value, *map(torch.clone, counted)))
-        norm, index = replace(self.calls[-1], writes=()), len(self.calls) - 1
-        self.calls[-1] = norm
-        for place, name in enumerate(known.STATISTICS, len(value)):
-            took = f"{node.name} {name}", "getitem", (("0", ("node", index)), ("1", place)), norm.value[place]
-            self.calls.append(Call(*took, place=norm.place))
-            target = dict(norm.args)[name]
-            args = ("self", target), ("src", ("node", len(self.calls) - 1))
-            copied = f"{node.name} writes {name}", known.COPY_INTO, args, self.calls[target[1]].value
-            self.calls.append(Call(*copied, writes=("self",), place=norm.place))
+        counts_as = known.BATCH_NORMS.get(op)
+        results = results_of(value, given) if counts_as else value
+        self._add(node, node.name, counts_as or op or _operator(node), self._arguments(node), results)
+        if counts_as:
+            add_copies(self.calls)
 
     def _reads_numbers(self, node: Node) -> bool:
         return all(symbols.is_number(self.values[x]) for x in node.all_input_nodes)
@@ -406,7 +387,7 @@ def _place(node: Node) -> CallOrigin:
 
 def digest_of(x: Tensor) -> str:
     """A tensor's bytes, as a digest."""
-    with disable_current_modes():
+    with without_modes():
         content = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return hashlib.sha256(content).hexdigest()
 

@@ -3,6 +3,7 @@
 by a graph's node, while a graph runs (`GraphRunner`)
 by the module hooks' stack, in eager forward
 by autograd's node and the forward call that made it, in eager backward; its seed is backward's, as in a graph
+by the module hooks' stack again, where backward runs a module again
 by the parameter whose gradient arrives, for what has its shape there; all else, such as buckets, has no module
 as "update", in an optimizer's step, and outside the function that computes gradients; of a system that shows no
     such function, after a backward, of what reads gradients where neither backward nor a module's forward runs
@@ -57,7 +58,7 @@ class Places:
         self._owners: dict[Tensor, str] = {}
         self._running_chunk = running_chunk
         self._running: list[str | None] = []  # None: a graph of which nothing is known
-        self._entered: list[nn.Module] = []
+        self._entered: list[tuple[nn.Module, bool]] = []  # and whether backward runs it again
         self._hooked = set[nn.Module]()
         self._numbers: list[int] = []
         self._made_at: list[Place] = []
@@ -90,7 +91,9 @@ class Places:
             self._has_gradients = True
             if (parameter := accumulated_by(autograd_node)) is not None:
                 return self._arriving(parameter, tensors), None, line
-            return self._backward(sequence_number_of(autograd_node)), None, line
+            place = self._backward(sequence_number_of(autograd_node))
+            runs_again = bool(self._entered) and self._entered[-1][1]
+            return (place._replace(module=self._running[-1]) if runs_again else place), None, line
         if self._optimizers:
             return Place(None, "update"), None, line
         if self._is_untold():
@@ -204,7 +207,7 @@ class Places:
             self._micro_batches[module] += 1
             self._micro_batch = self._micro_batches[module]
         unknown = None if isinstance(module, GraphModule) else ""
-        self._entered.append(module)
+        self._entered.append((module, is_backward_running()))
         self._running.append(self._names.get(module, self._running[-1] if self._running else unknown))
 
     def _begin_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -218,6 +221,6 @@ class Places:
             self._pop(module)
 
     def _pop(self, module: nn.Module, *_: Any) -> None:
-        if self._entered and self._entered[-1] is module:  # one that was captured whole never entered
+        if self._entered and self._entered[-1][0] is module:  # one that was captured whole never entered
             self._entered.pop()
             self._running.pop()

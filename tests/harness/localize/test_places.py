@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from bitproof.harness.localize.logs.call_log import logged
 from bitproof.harness.localize.logs.calls import Call
@@ -47,6 +48,25 @@ def test_what_a_parameters_hook_computes_of_its_gradient_belongs_to_the_paramete
         ("first", "backward", 1),
         ("first", "backward", 2),
     ]
+
+
+def test_what_backward_computes_again_belongs_to_the_module_that_runs_again_and_not_to_what_asked_for_it() -> None:
+    model = nn.Sequential(nn.Tanh(), nn.Sigmoid(), nn.Tanh())
+
+    class Again:
+        def __init__(self) -> None:
+            self.model = model
+
+        def gradients(self) -> None:
+            checkpoint(model, torch.ones(3, requires_grad=True), use_reentrant=False).sum().backward()
+
+    system = Again()
+    with logged(system) as log:
+        system.gradients()
+    again = [call for call in log.calls if call.operator in ("tanh", "sigmoid")][3:]
+    assert [call.place[:2] for call in again] == [("0", "backward"), ("1", "backward"), ("2", "backward")]
+    backward = [call.place.module for call in log.calls if call.operator == "sigmoid_backward"]
+    assert backward == ["1"]
 
 
 def test_what_adds_the_gradients_of_two_micro_batches_belongs_to_the_parameters_module() -> None:

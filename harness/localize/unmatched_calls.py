@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bitproof.harness.localize.logs.calls import Call
+from bitproof.harness.localize.logs.calls import READS_OUT, Call
 from bitproof.harness.localize.logs.packing import PACKING
 
 MAX_TOLD = 20
@@ -57,7 +57,8 @@ def look_at(reference: Sequence[Call], candidate: Sequence[Call]) -> Look:
         made[_question(call)].add(call.outputs)
     found = Look([], [])
     for index, call in enumerate(candidate):
-        if right.issuperset(call.outputs):
+        is_read_out = call.operator == READS_OUT and right.issuperset(call.inputs)
+        if right.issuperset(call.outputs) or is_read_out:  # eager may read a right number by no operator: `tolist`
             continue
         packs = call.view or call.operator.partition(".")[0] in PACKING
         if packs and right.issuperset(call.inputs) and _question(call) not in made:

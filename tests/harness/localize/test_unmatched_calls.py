@@ -49,6 +49,11 @@ def test_what_packs_is_told_where_the_reference_packs_the_same_in_another_way() 
     assert look_at(packs, [*STEP[:2], call("cat b a -> Q"), call("sum P -> l")]).packing == [2]
 
 
+def test_a_number_that_is_read_out_of_a_right_tensor_is_right_although_eager_reads_it_by_no_operator() -> None:
+    assert look_at(STEP, [*STEP, call("_local_scalar_dense b -> number5")]) == ([], [])
+    assert strange(STEP, [*STEP, call("_local_scalar_dense Z -> number5")]) == ["_local_scalar_dense"]
+
+
 def test_beyond_twenty_strangers_are_counted() -> None:
     many = [call(f"op{i} x -> V{i}") for i in range(25)]
     assert len(strange(STEP, [*STEP, *many])) == 25

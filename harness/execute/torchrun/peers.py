@@ -87,15 +87,19 @@ class Peers:
         return found
 
     def refuse_lost(self, when: str = "before all was done") -> None:
-        """Raise RankError when somebody is gone without whom nothing goes on."""
+        """Raise RankError when somebody is gone without whom nothing goes on.
+
+        Where rank 0 died, its agent ends moments later, and with it torchrun's store: that is told beside rank 0.
+        """
         error: BitproofError | None = self.launcher.ended()
-        if error is None and (gone := self.gone()):
+        if (gone := self.gone()) and not self.launcher.is_orphan():
             ranks = sorted(gone)
+            found = [f"{tell_ranks([rank])}: {why}" for rank, why in sorted(gone.items())]
             error = self._named_by(gone) or RankError(
                 f"{tell_ranks(ranks)} vanished {when}",
                 rank=ranks[0] if len(ranks) == 1 else None,
                 expected=f"{self.world_size} ranks until the end",
-                found="; ".join(f"{tell_ranks([rank])}: {why}" for rank, why in sorted(gone.items())),
+                found="; ".join(found + ([error.what] if error is not None else [])),
                 fix="see what ended it on its machine: its log there, the kernel's, torchrun's own",
             )
         if error is not None:

@@ -36,9 +36,13 @@ class Launcher:
                 self._store = socket.create_connection((address, port), timeout=_STORE_SECONDS)
                 self._store.setblocking(False)
 
+    def is_orphan(self) -> bool:
+        """Whether who started this rank is gone."""
+        return self._parent is not None and os.getppid() != self._parent
+
     def ended(self) -> RankError | None:
         """The error to raise when it is gone, None while it is there."""
-        if self._parent is not None and os.getppid() != self._parent:
+        if self.is_orphan():
             return RankError(
                 f"torchrun has ended on {socket.gethostname()}, whose rank {os.environ['RANK']} it had started",
                 expected="torchrun's agents to live until their ranks have ended",

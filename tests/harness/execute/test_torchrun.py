@@ -412,7 +412,7 @@ def test_who_does_not_belong_is_refused_and_another_runs_rank_is_only_sent_away(
         assert what in str(error)
 
 
-def test_a_signal_that_follows_the_loss_of_rank_0_is_told_as_that_loss(teams):
+def test_a_signal_that_follows_the_loss_of_rank_0_is_told_as_that_loss(teams, monkeypatch):
     """torchrun ends what it started when its store is lost with rank 0's machine, and says nothing of that to it."""
     made = [teams(rank) for rank in range(3)]
     assert joined(*made) == [None] * 3
@@ -424,6 +424,10 @@ def test_a_signal_that_follows_the_loss_of_rank_0_is_told_as_that_loss(teams):
         assert time.monotonic() < limit
         time.sleep(0.05)
     assert str(made[1].peers.explained(stopped)).startswith("RankError: rank 0 vanished before all was done\n")
+    store = RankError("the store at which ranks meet has ended, at here:1")  # by rank 0's agent, which ends with it
+    monkeypatch.setattr(made[1].peers.launcher, "ended", lambda: store)
+    told = str(made[1].peers.explained(stopped))
+    assert told.startswith("RankError: rank 0 vanished before all was done\n") and "; the store at which" in told
     other = ValueError()
     assert made[1].peers.explained(other) is other, "which says itself what it is"
     assert made[0].peers.explained(stopped) is stopped, "it has a report, which says so"

@@ -227,7 +227,7 @@ x = torch.ones(2, 3)
 """
 SAVES = """from typing import Any
 
-import torch.distributed.checkpoint as dcp
+import torch.distributed.checkpoint.state_dict_saver as dcp  # torch.distributed.checkpoint exports it, but not by name
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
 

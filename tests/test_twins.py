@@ -15,7 +15,7 @@ LAUNCH = "tests/harness/execute/test_launch.py"
 TORCHRUN = "tests/harness/execute/test_torchrun.py"
 HAZARDS = "tests/harness/graph/hazards/test_planted.py"
 PAIRS = "tests/harness/prove/test_pairs.py"
-FAULT_ROWS = "tests/harness/disturb/test_catalogue.py"
+FAULT_ROWS = "tests/harness/disturb/faults/test_catalogue.py"
 FAULT_RUNS = "tests/harness/commands/test_faults.py"
 
 # Where a module that has no file of tests to itself is tested, and why there.
@@ -153,12 +153,12 @@ ELSEWHERE = {
     ),
     "harness/records/sensitivity.py": ("tests/harness/report/test_sensitivity.py", "shares are told in reports"),
     "harness/cli/faults.py": ("tests/harness/commands/test_faults.py", "commands are tested as they are called"),
-    "harness/disturb/injector.py": (
+    "harness/disturb/faults/injector.py": (
         "tests/harness/disturb/test_faults.py",
         "both ends of a fault",
     ),
     "harness/disturb/kinds.py": ("tests/harness/disturb/test_faults.py", "each is parsed there"),
-    "harness/disturb/parse.py": ("tests/harness/disturb/test_faults.py", "names and fields are one syntax"),
+    "harness/disturb/faults/parse.py": ("tests/harness/disturb/test_faults.py", "names and fields are one syntax"),
     "harness/disturb/entry.py": (FAULT_ROWS, "rows are tested as a table"),
     "harness/disturb/faults/clock.py": ("tests/harness/disturb/test_graph_editor.py", "kernels read it"),
     "harness/disturb/faults/kernels.py": (

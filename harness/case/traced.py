@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
 from bitproof.harness.case.patterns import check_pattern
@@ -73,6 +73,10 @@ class Pipeline:
         return self.backend != "fx" and self.until is None
 
 
+OPTIONAL_PASSES = tuple(field.name for field in fields(Pipeline) if field.default is False)
+"""The passes that a case switches on, by their settings."""
+
+
 def check_traced(case: Case) -> None:
     """Raise CaseError for a case that asks joint, autoplace, precompiled or compiled for what they do not do."""
     _check_joint(case)
@@ -134,8 +138,8 @@ def _check_compiled(case: Case) -> None:
             found=f"reference {case.reference}, candidate {case.candidate}",
             fix="give --reference FILE.py:FACTORY",
         )
-    pipeline, refused = case.pipeline, ("isolate_groups", "isolate_gathers", "bucket", "overlap")
-    found = [f"pipeline.{name}" for name in refused if getattr(pipeline, name)]
+    pipeline = case.pipeline
+    found = [f"pipeline.{name}" for name in OPTIONAL_PASSES if getattr(pipeline, name)]
     if pipeline.backend == "regional_inductor":
         found.append("pipeline.backend='regional_inductor'")
     if found:

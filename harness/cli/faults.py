@@ -13,6 +13,7 @@ from bitproof.harness.changes import Changes
 from bitproof.harness.cli.app import Expression
 from bitproof.harness.cli.arguments import CaseFiles, ReportDir, case_words, chosen_cases
 from bitproof.harness.cli.declare import command, takes
+from bitproof.harness.errors import UsageError
 from bitproof.harness.options import RunOptions
 from bitproof.harness.settings import words
 
@@ -59,6 +60,10 @@ def faults_command(
     from bitproof.harness.commands.faults import Page, choose, faults, list_faults
 
     entries = choose(fault or ())
+    if page is not None and fault:
+        raise UsageError(
+            "--page writes the table of all faults", expected="no --fault beside it", found=", ".join(fault)
+        )
     if list_only:
         print("\n".join(list_faults(entries)))
         return

@@ -26,6 +26,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from bitproof.harness.case import DIM_MULTIPLE, Case, Parallelism
+from bitproof.harness.case.traced import OPTIONAL_PASSES
 from bitproof.harness.disturb.faults import check_fault, parse_fault
 from bitproof.harness.errors import UsageError
 from bitproof.harness.graph.graph_options import check_extra_passes
@@ -355,10 +356,7 @@ def _size(name: str) -> Dimension:
 
 PLAIN: dict[str, Any] = {
     "memory.policy": "none",
-    "pipeline.overlap": False,
-    "pipeline.bucket": False,
-    "pipeline.isolate_groups": False,
-    "pipeline.isolate_gathers": False,
+    **{f"pipeline.{name}": False for name in reversed(OPTIONAL_PASSES)},
     "pipeline.backend": "fx",
     "parallelism.shared_groups": False,
     "model.attention": "sdpa",

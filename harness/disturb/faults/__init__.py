@@ -5,9 +5,10 @@ family, told by what is wrong, by who met it, and by where blame must find it. O
 that was to be broken and was not proves nothing.
 """
 
-from bitproof.harness.disturb.catalogue import CATALOGUE
 from bitproof.harness.disturb.entry import Entry, Named, Site
-from bitproof.harness.disturb.injector import Injector, flip_bit
+from bitproof.harness.disturb.faults.catalogue import CATALOGUE
+from bitproof.harness.disturb.faults.injector import Injector, flip_bit
+from bitproof.harness.disturb.faults.parse import check_fault, known_faults, parse_fault
 from bitproof.harness.disturb.kinds import (
     FAULTS,
     SUM_ORDERS,
@@ -19,7 +20,6 @@ from bitproof.harness.disturb.kinds import (
     RankFault,
     SumOrder,
 )
-from bitproof.harness.disturb.parse import check_fault, known_faults, parse_fault
 
 __all__ = [
     "CATALOGUE",

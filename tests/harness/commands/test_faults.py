@@ -47,6 +47,8 @@ def test_a_page_without_a_place_for_the_table_is_refused_before_anything_runs(tm
         arguments = ["faults", "--page", str(tmp_path / file), "--report-dir", str(tmp_path / "reports")]
         assert main(arguments) == 2
         assert text in capsys.readouterr().err
+    assert main([*arguments, "--fault", "optimizer"]) == 2
+    assert "--page writes the table of all faults" in capsys.readouterr().err
     assert not (tmp_path / "reports").exists()
 
 

@@ -7,8 +7,8 @@ from dataclasses import fields
 from typing import Any
 
 from bitproof.harness.case import Case
-from bitproof.harness.disturb.catalogue import CATALOGUE
 from bitproof.harness.disturb.entry import Named
+from bitproof.harness.disturb.faults.catalogue import CATALOGUE
 from bitproof.harness.disturb.kinds import FAULTS, Fault, RankFault
 from bitproof.harness.errors import UsageError
 

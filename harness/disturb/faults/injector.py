@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from bitproof.harness.disturb.catalogue import CATALOGUE
 from bitproof.harness.disturb.entry import Entry, Named
+from bitproof.harness.disturb.faults.catalogue import CATALOGUE
 from bitproof.harness.disturb.faults.clock import NOW
 from bitproof.harness.disturb.kinds import Fault, FlipBit, SumOrder
 from bitproof.harness.errors import UsageError

@@ -12,9 +12,9 @@ from bitproof.builtin_cases import CASES
 from bitproof.harness.case import Parallelism
 from bitproof.harness.cli.faults import DEFAULT_CASES
 from bitproof.harness.disturb import entry
-from bitproof.harness.disturb.catalogue import FAMILIES
 from bitproof.harness.disturb.entry import ANY, Entry, Family, Site
 from bitproof.harness.disturb.faults import CATALOGUE, FAULTS, Named, check_fault, parse_fault
+from bitproof.harness.disturb.faults.catalogue import FAMILIES
 from bitproof.harness.errors import UsageError
 
 FAULT_ROWS = [row for row in CATALOGUE.values() if row.is_fault]

@@ -1,0 +1,127 @@
+"""Which of Inductor's own passes keep every bit? `python tests/benchmarks/prove_inductor.py [MODEL ...]` prints it.
+
+Small models are compiled and trained a step, and each pass that torch's observer names is proved, alone, against the
+graph that came in (`bitproof.keeps_bits`): joint graph, pre- and post-grad, pattern replacements. A row is a pass: over
+how many graphs it ran, and how many it left node for node; of the others, how many keep every bit by proof, in how many
+an output was seen to differ, with one such witness, and of how many neither is known, with one reason. Inductor need
+not keep bits: the table is no list of bugs. Each model has a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+
+class Attention(nn.Module):
+    """A block of a transformer, written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.RMSNorm(16), nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        scores = (q @ k.transpose(-1, -2) / 4).softmax(-1)
+        return x + self.out(scores @ v)
+
+
+class Mlp(nn.Module):
+    """Linear maps, a norm, numbers that are neutral and numbers that are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(16, 32), nn.LayerNorm(32), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(torch.nn.functional.silu(self.up(x) * 1.0 + 0.0))
+        return torch.cat([x[:4], x[4:]]) + self.down(y / 2).float().pow(2)
+
+
+class Mixed(nn.Module):
+    """Casts, views and a choice, in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(16, 16).bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.map(x.bfloat16()).float().bfloat16()
+        return torch.where(x > 0, y.view(4, 32).reshape(8, 16), y.neg().neg()).float().t().contiguous().t()
+
+
+class Pictures(nn.Sequential):
+    """A convolution and a batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "attention": (Attention, (8, 16)),
+    "mlp": (Mlp, (8, 16)),
+    "mixed": (Mixed, (8, 16)),
+    "pictures": (Pictures, (2, 3, 8, 8)),
+}
+
+
+def proofs(name: str) -> list[dict[str, str | bool | None]]:
+    """Compile a model, train it a step, and give what is known of each pass over each graph."""
+    import bitproof
+
+    warnings.simplefilter("ignore")
+    torch.manual_seed(0)
+    build, shape = MODELS[name]
+    model, x = build(), torch.randn(shape)
+    with (
+        bitproof.keeps_bits(check=False) as kept,
+        torch._inductor.config.patch(force_disable_caches=True),  # type: ignore[attr-defined]
+    ):
+        torch.compile(model)(x).square().sum().backward()
+    found: list[dict[str, str | bool | None]] = []
+    for each in kept.proofs:
+        left = [answer for answer in each.proof.answers if answer.verdict != "PROVED"]
+        witness = next((str(answer.witness) for answer in left if answer.witness), None)
+        lines = [line for answer in left if answer.finding for line in answer.finding.lines()]
+        reason = each.proof.reason or next((x.reason for x in left if x.reason), None) or next(iter(lines), None)
+        proved = each.proof.verdict == "PROVED"
+        found.append({"name": each.name, "proved": proved, "changed": each.changed, "witness": witness, "why": reason})
+    return found
+
+
+def main(names: list[str]) -> int:
+    """Run each model, print the table, and return 1 where a process fails or no pass was seen."""
+    rows: dict[str, list[dict[str, str | bool | None]]] = defaultdict(list)
+    for name in names:
+        command = [sys.executable, __file__, "--model", name]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+        for each in json.loads(done.stdout.splitlines()[-1]):
+            rows[str(each["name"])].append(each)
+    print("| pass | graphs | left as they were | kept, by proof | seen to differ | neither | such a one |")
+    print("|---|---|---|---|---|---|---|")
+    for name, seen in sorted(rows.items()):
+        changed = [x for x in seen if x["changed"]]
+        proved, differ = [x for x in changed if x["proved"]], [x for x in changed if x["witness"]]
+        rest = [x for x in changed if x not in proved and x not in differ]
+        notes = [*(str(x["witness"]) for x in differ), *(str(x["why"]) for x in rest)]
+        counts = (len(seen), len(seen) - len(changed), len(proved), len(differ), len(rest))
+        print(f"| {name} | {' | '.join(map(str, counts))} | {notes[0].splitlines()[0][:120] if notes else ''} |")
+    print(f"\n{len(rows)} passes, torch {torch.__version__}, models: {', '.join(names)}")
+    return int(not rows)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--model"]:
+        print(json.dumps(proofs(sys.argv[2])))
+    else:
+        sys.exit(main(sys.argv[1:] or [*MODELS]))

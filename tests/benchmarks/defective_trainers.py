@@ -343,8 +343,8 @@ DEFECTS: dict[tuple[str, str], Defect] = {
     ("accumulating", "rounded"): Defect(
         each_gradient(lambda g: g.copy_(g.bfloat16())), None, BACKWARD, ("_to_copy", "copy_")
     ),
-    ("accumulating", "reduced_once"): Defect(
-        reduced_once, "blocks.1", BACKWARD, ("_reduce_scatter_base_", "chunk_cat", "add_")
+    ("accumulating", "reduced_once"): Defect(  # all modules' gradients, of which the output's is the first in backward
+        reduced_once, "output", BACKWARD, ("_reduce_scatter_base_", "chunk_cat", "add_")
     ),
     ("accumulating", "tanh_gelu_in_the_second"): Defect(tanh_gelu_late, "blocks.1", FORWARD, GELU),
     ("clipping", "max_norm"): Defect(lambda t: setattr(t, "max_norm", 0.05), None, UPDATE, ("mul", "div")),

@@ -23,7 +23,7 @@ from math import copysign, frexp, inf, isfinite, prod
 from pathlib import Path
 from typing import Any
 
-FORMAT = 7
+FORMAT = 8
 PARTS = ("reference.json", "candidate.json", "steps.json")
 REAL = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 WHOLE = {"int64": 8, "int32": 4}

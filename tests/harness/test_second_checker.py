@@ -15,6 +15,7 @@ import torch
 
 from bitproof.harness import second_checker
 from bitproof.harness.certificate.assumptions import ASSUMPTIONS
+from bitproof.harness.certificate.data import FORMAT
 from bitproof.harness.certificate.files import FILES
 from bitproof.harness.certificate.rules import RULES
 from bitproof.harness.prove.certify import contents_of
@@ -104,6 +105,7 @@ def test_it_has_the_rules_and_the_assumptions_of_the_first():
 
 def test_the_page_has_every_rule_kind_of_term_operator_and_assumption():
     text = PAGE.read_text()
+    assert f"(format {FORMAT})" in text and second_checker.FORMAT == FORMAT
     assert {*re.findall(r"^\| ((?:view|cat|exact|move|gather|reduce)_\w+) \|", text, re.MULTILINE)} == {*RULES}
     rows = re.findall(r"^\| (\S*) ?\| (.+) \|$", text, re.MULTILINE)
     assert [(name.strip("`"), assumption) for name, assumption in rows[-10:]] == [*ASSUMPTIONS]

@@ -623,14 +623,17 @@ folder = Path(sys.argv[1])
 
 
 @pytest.mark.slow
-def test_a_machine_that_vanishes_in_a_step_with_torchruns_store_is_named_by_the_other_within_ten_seconds(tmp_path):
+@pytest.mark.parametrize(("kind", "dies"), [("c10d", "machine"), ("c10d", "rank 0"), ("static", "rank 0")])
+def test_what_dies_in_a_step_is_named_by_the_other_machine_within_ten_seconds(kind, dies, tmp_path):
+    """A machine with torchrun's store, or the process of rank 0 alone, whose agent and store live on."""
     case, port, nodes = tmp_path / "toy.json", free_port(), []
     case.write_text(case_text(toy("hanging")))
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "x"]
     told = {"GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     words = ["bitproof", "run", "--case", str(case), "--device", "cpu", "--no-control", "--report-dir"]
     for node in (0, 1):
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", *meeting]
+        where = ["--master-port", port, "--node-rank", str(node)] if kind == "static" else meeting
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", *where]
         with (tmp_path / f"output{node}").open("w") as out:
             line = [*torchrun, "-m", *words, str(tmp_path / f"reports{node}")]
             nodes.append(subprocess.Popen(line, env=os.environ | told, cwd=ROOT, stdout=out, stderr=out))
@@ -645,11 +648,15 @@ def test_a_machine_that_vanishes_in_a_step_with_torchruns_store_is_named_by_the_
             assert time.monotonic() < limit and all(node.poll() is None for node in nodes)
             time.sleep(0.1)
         machine = [psutil.Process(nodes[0].pid), *psutil.Process(nodes[0].pid).children(recursive=True)]
+        names, lost = 1, ("RankError: the store at which ranks meet has ended, at ", " vanished ")
+        if dies == "rank 0":
+            agents = [psutil.Process(node.pid) for node in nodes]  # which of them has rank 0, they choose in c10d
+            leaders = [child for agent in agents for child in agent.children() if child.environ().get("RANK") == "0"]
+            machine, names, lost = leaders, 1 - agents.index(leaders[0].parent()), ("RankError: rank 0 vanished ",)
         for process in machine:
             process.kill()
         began = time.monotonic()
-        lost = ("RankError: the store at which ranks meet has ended, at ", " vanished ")
-        while not any(word in (tmp_path / "output1").read_text() for word in lost):
+        while not any(word in (tmp_path / f"output{names}").read_text() for word in lost):
             assert time.monotonic() - began < 10
             time.sleep(0.1)
     finally:

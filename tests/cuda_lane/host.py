@@ -32,7 +32,7 @@ def finish_for_cuda() -> Callable[..., Any]:
         from bitproof.harness.systems import graph
         from tests.cuda_lane import tracer
         from tests.cuda_lane.operators import current_device
-        from tests.cuda_lane.to_cpu import map_to_cpu
+        from tests.cuda_lane.to_cpu import host_waits, map_to_cpu
 
         programs = []
         for index in tracer.rewritten_for():
@@ -50,6 +50,7 @@ def finish_for_cuda() -> Callable[..., Any]:
             "rewritten for": len(programs),
             "code hash": hashes[0],
             "hazards": hazards,
+            "host waits": dict(host_waits(programs[0].module)),
             "mapped": dict(map_to_cpu(programs[0].module)),
         }
         print(f"cuda lane: {facts}")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from bitproof.builtin_cases import (
@@ -28,7 +29,7 @@ from bitproof.builtin_cases import (
 from tests.cuda_lane import stand_in
 from tests.cuda_lane.run import LANE_FILE
 from tests.cuda_lane.selection import costs, every_graph_case, slice_of, step_of
-from tests.cuda_lane.to_cpu import efficient, map_to_cpu
+from tests.cuda_lane.to_cpu import efficient, host_waits, map_to_cpu
 
 ROOT = Path(__file__).parents[2]
 LANE = Path(__file__).with_name("run.py")
@@ -127,6 +128,23 @@ def test_a_case_traced_for_two_gpus_is_one_code_and_equal_to_eager(case_file, tm
     assert (program["traced for"], program["rewritten for"]) == (2, 2)
     assert program["mapped"]["aten._scaled_dot_product_flash_attention_backward.default"] == 2
     assert program["mapped"]["device"] > 0 < program["nodes"]
+    one_a_chunk = {"aten._to_copy.default": 2}
+    assert program["host waits"] == one_a_chunk, "an exchange's sizes come in one copy, not in one an element"
+
+
+def test_a_number_that_is_read_on_the_device_holds_the_host_up_and_one_that_was_copied_before_does_not():
+    aten, graph = torch.ops.aten, torch.fx.Graph()
+    with FakeTensorMode():
+        there, here = torch.empty((), device="cuda"), torch.empty(())
+    splits = graph.placeholder("splits")
+    copied = graph.call_function(aten._to_copy.default, (splits,), {"device": torch.device("cpu")})
+    items = [graph.call_function(aten._local_scalar_dense.default, (of,)) for of in (copied, splits)]
+    for node, value in zip((splits, copied, *items), (there, here, 1.0, 1.0), strict=True):
+        node.meta["val"] = value
+    module = torch.fx.GraphModule({}, graph)
+    assert host_waits(module) == {"aten._to_copy.default": 1, "aten._local_scalar_dense.default": 1}
+    module.graph.erase_node(items[1])
+    assert host_waits(module) == {"aten._to_copy.default": 1}
 
 
 @pytest.mark.slow

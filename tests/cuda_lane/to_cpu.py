@@ -19,6 +19,17 @@ from torch.fx.node import map_aggregate
 aten = torch.ops.aten
 
 
+def host_waits(module: GraphModule) -> Counter[str]:
+    """How often the host waits for a device, by operator: to copy from it into pageable memory, or to read a number."""
+    waits: Counter[str] = Counter()
+    for node in module.graph.nodes:
+        if node.target in (aten._to_copy.default, aten._local_scalar_dense.default):
+            read, given = node.args[0].meta["val"], node.meta["val"]
+            is_on_host = not isinstance(given, Tensor) or given.device.type == "cpu"
+            waits[str(node.target)] += read.device.type == "cuda" and is_on_host
+    return +waits
+
+
 def map_to_cpu(module: GraphModule) -> Counter[str]:
     """Rewrite the graph in place, nested graphs included; returns how often what was mapped. Raises ValueError."""
     mapped: Counter[str] = Counter()

@@ -318,6 +318,24 @@ def registered_parameter(module: nn.Module, name: str) -> nn.Parameter | None:
     return module._parameters[name]
 
 
+def has_forward_hooks(module: nn.Module) -> bool:
+    """Whether a module has forward hooks of its own."""
+    return bool(module._forward_hooks)
+
+
+@contextmanager
+def compiled_calls_within(
+    module: nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    """Have `wrap` stand around the compiled call of a module that was compiled."""
+    own = module._compiled_call_impl
+    module._compiled_call_impl = own and wrap(own)
+    try:
+        yield
+    finally:
+        module._compiled_call_impl = own
+
+
 @contextmanager
 def backwards_told(tell: Callable[[Tensor], None]) -> Iterator[None]:
     """Within this context `tell` takes each tensor that backward begins with, but those that come with a gradient."""

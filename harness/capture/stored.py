@@ -47,31 +47,31 @@ class RankRows:
 
     def __init__(self, rank: int, table: pa.Table) -> None:
         self.rank = rank
-        self._table = table
+        self.columns = table
 
     @property
     def num_rows(self) -> int:
         """How many rows there are."""
-        return len(self._table)
+        return len(self.columns)
 
     @cached_property
     def records(self) -> dict[Key, Record]:
         """As records by key, in the order in which they were recorded."""
-        return read_records(self._table)
+        return read_records(self.columns)
 
     @cached_property
     def digests(self) -> Any:
         """Every row's digest, as a numpy array of 32 bytes each."""
-        return digests_of(self._table["digest"])
+        return digests_of(self.columns["digest"])
 
     @property
     def is_finite(self) -> bool:
         """Whether every loss is finite. One that is not shows nothing by its agreement."""
-        return not any("n" in text for text in values_of(self._table["value"].drop_null()))
+        return not any("n" in text for text in values_of(self.columns["value"].drop_null()))
 
     def recorded_like(self, other: RankRows) -> bool:
         """Whether both have the same rows but for digests and finite losses."""
-        return all(self._table[name].equals(other._table[name]) for name in _LIKENESS) and self.is_finite
+        return all(self.columns[name].equals(other.columns[name]) for name in _LIKENESS) and self.is_finite
 
 
 class StoredRecording(Recording):

@@ -18,7 +18,7 @@ import functools
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -34,6 +34,7 @@ from bitproof.harness.graph.origin import innermost_user_line
 from bitproof.harness.localize.logs.calls import Place
 from bitproof.harness.localize.logs.node_places import place_of
 from bitproof.harness.operators import names
+from bitproof.harness.torch_compat import compiled_calls_within, has_forward_hooks
 from bitproof.harness.torch_operators import (
     accumulated_by,
     is_backward_running,
@@ -168,10 +169,7 @@ class Places:
 
         Compiled code that stays whole says nothing of modules within: the one that was compiled has all of its calls.
         """
-        whole = [module for module in self._names if self.stays_whole and module._compiled_call_impl is not None]
-        for module in whole:
-            module._compiled_call_impl = self._within(module, module._compiled_call_impl)
-        self._hooked = {module for module in self._names if module._forward_hooks}
+        self._hooked = {module for module in self._names if has_forward_hooks(module)}
         hooks = [
             *(module.register_forward_hook(self._pop, always_call=True) for module in self._hooked),
             register_module_forward_pre_hook(self._enter),
@@ -180,12 +178,13 @@ class Places:
             register_optimizer_step_post_hook(self._end_update),
         ]
         try:
-            yield
+            with ExitStack() as stack:
+                for module in self._names if self.stays_whole else ():
+                    stack.enter_context(compiled_calls_within(module, functools.partial(self._within, module)))
+                yield
         finally:
             for hook in hooks:
                 hook.remove()
-            for module in whole:
-                module._compiled_call_impl = module._compiled_call_impl.__wrapped__
 
     def _within(self, module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
         """The call of compiled code, within which its module runs."""

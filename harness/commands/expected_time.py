@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from bitproof.harness.case import Case
@@ -23,14 +25,17 @@ def tell_expected_time(cases: Sequence[Case], replay: Sequence[str], report_dir:
     Only runs with the very same options count, and of a case only its newest.
     """
     known: dict[str, float] = {}
-    for run_dir in sorted((path for path in report_dir.glob("*") if not path.is_symlink()), reverse=True)[
-        :MOST_REPORTS
-    ]:
+    run_dirs = sorted((path for path in report_dir.glob("*") if not path.is_symlink()), reverse=True)[:MOST_REPORTS]
+    if len(cases) * max(map(_lasted, run_dirs), default=0.0) < WORTH_TELLING:
+        return None  # nothing is read: a short run shall not wait for what it will not tell
+    for run_dir in run_dirs:
         with suppress(RecordingError):
             report = report_json.read(run_dir / report_json.FILE_NAME)
             for result in report.cases if report.options == tuple(replay) else ():
                 if result.case in cases and result.seconds.total is not None:
                     known.setdefault(result.case.name, result.seconds.total)
+        if len(known) == len(cases):
+            break
     seconds = sum(known.values())
     if seconds < WORTH_TELLING:
         return None
@@ -38,3 +43,15 @@ def tell_expected_time(cases: Sequence[Case], replay: Sequence[str], report_dir:
     if len(known) == len(cases):
         return f"expect about {minutes}, as these cases took here before"
     return f"expect more than {minutes}: so long {len(known)} of the {len(cases)} cases took here before"
+
+
+def _lasted(run_dir: Path) -> float:
+    """Seconds from a run's start, by the name of its folder, to its report; without end where nobody can say."""
+    try:
+        began = datetime.strptime(run_dir.name.partition("-")[0], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
+        lasted = (run_dir / report_json.FILE_NAME).stat().st_mtime - began
+    except ValueError:
+        return math.inf
+    except OSError:  # no report, nothing to read
+        return 0.0
+    return lasted if lasted >= 0 else math.inf

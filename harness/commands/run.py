@@ -119,8 +119,6 @@ def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: boo
 
     state = Progressing()
     try:
-        if reports:
-            state.environment = launch.environment(options.device)
         if options.prove_first:
             with interrupts.let_in():
                 _prove(cases, options, run_dir, state)
@@ -131,6 +129,7 @@ def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: boo
             _closing(launch.run_cases(cases, options, run_dir, show.on_event)) as results,
         ):
             if reports:  # while the host imports torch: after the verdict nothing shall be waited for
+                state.environment = launch.environment(options.device)
                 terminal.warm_up()
                 warm_up()
             for result in results:
@@ -142,6 +141,8 @@ def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: boo
         state.reason, state.status, state.failure = str(error), error_status(error), error
     except Exception as error:  # our own bug: keep what was found out, then tell all
         state.reason, state.status, state.failure = traceback.format_exc(), 3, error
+    if reports and not state.environment:
+        state.environment = launch.environment(options.device)
     return state
 
 

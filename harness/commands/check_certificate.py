@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from bitproof.harness import second_checker
@@ -18,6 +16,7 @@ from bitproof.harness.certificate.errors import RejectedError, require
 from bitproof.harness.certificate.files import FILES, MAIN, read_certificate
 from bitproof.harness.certificate.subject import check_subject
 from bitproof.harness.errors import CaseError, UsageError
+from bitproof.harness.graph.collector import collector_paused
 from bitproof.harness.printable import printable
 from bitproof.harness.torch_versions import COVERED, is_covered
 
@@ -50,21 +49,8 @@ def check_certificates(
     folders = [folder] if (folder / MAIN).is_file() else parts
     if not folders:
         raise UsageError("there is no certificate", expected=f"a folder with {MAIN}", found=str(folder))
-    with without_collector():
+    with collector_paused():  # of 61 layers looking for garbage takes half of the time
         return max(_check(folder, second, retrace, extra_passes, precompiled) for folder in folders)
-
-
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """Nothing that a checker makes is a cycle, and Python would look at millions of tuples again and again for one: of
-    61 layers that takes half of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _check(folder: Path, second: bool, retrace: bool, extra_passes: Sequence[str], precompiled: Path | None) -> int:

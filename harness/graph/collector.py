@@ -1,4 +1,4 @@
-"""Python's garbage collector, paused while a graph is made."""
+"""Python's garbage collector, paused while a graph is made, or a certificate of one is checked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Making a graph makes objects that stay; looking for garbage among them again and again would cost n log n."""
+    """What makes or checks a graph makes objects that stay, and looking for garbage among them would cost n log n."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

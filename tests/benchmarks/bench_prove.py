@@ -84,7 +84,7 @@ def measure(
         from bitproof.harness import second_checker
         from bitproof.harness.certificate.check import check
         from bitproof.harness.certificate.files import read_certificate
-        from bitproof.harness.commands.check_certificate import without_collector
+        from bitproof.harness.graph.collector import collector_paused
         from bitproof.harness.prove.certify import certificate_of, write_certificate
 
         clock = [time.process_time()]
@@ -94,7 +94,7 @@ def measure(
             write_certificate(certificate, folder)
             clock.append(time.process_time())
             size = sum(file.stat().st_size for file in folder.iterdir())
-            with without_collector():
+            with collector_paused():
                 certificate = read_certificate(folder)
                 clock.append(time.process_time())
                 check(certificate)

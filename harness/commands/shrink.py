@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
 from bitproof.harness.case import Case
-from bitproof.harness.case.case import is_factory
+from bitproof.harness.case.case import file_of, is_factory
 from bitproof.harness.case.case_file import case_text
 from bitproof.harness.compare.outcome import complete
 from bitproof.harness.errors import BitproofError, RecordingError
@@ -44,6 +44,7 @@ from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, exit_s
 from bitproof.harness.report.text import CASE_FILE
 from bitproof.harness.report.write import finish_run, prepare_run_dir, write_atomically
 from bitproof.harness.runtime import interrupts
+from bitproof.harness.user_code.own_files import OwnFiles, own_files
 
 FOLDER = "shrunk"
 A = TypeVar("A")
@@ -263,9 +264,7 @@ class _Shrinking:
         if why := why_no_file(trial, final):
             return None, f"none: {why}"
         if is_factory(case.reference):
-            return run_own_systems(
-                folder / f"{case.name}.py", tell_own_systems(case, final, command, trial.extra_passes)
-            )
+            return _write_own_systems(folder / f"{case.name}.py", trial, final, command)
         request = StandaloneRequest(
             case=case, extra_passes=trial.extra_passes, step=first.step, head=tell_head(case, final, command)
         )
@@ -280,6 +279,25 @@ class _Shrinking:
         printed = "".join(f"\n          {line}" for line in found.printed.splitlines())
         told = f"{file}, {len(found.text.splitlines())} lines, calls: {calls}; it exits with 1 and says{printed}"
         return file, told
+
+
+def _write_own_systems(file: Path, trial: Trial, final: CaseResult, command: str) -> tuple[Path | None, str]:
+    """A file that holds what both systems are made of; where that does not run alone, one that says where it is."""
+
+    def tell(own: OwnFiles) -> str:
+        return tell_own_systems(trial.case, final, command, trial.extra_passes, *own)
+
+    sources = (trial.case.reference, trial.case.candidate, *trial.extra_passes)
+    files = {source: file_of(source.rpartition(":")[0]) for source in sources if is_factory(source)}
+    try:
+        own = own_files({source: file for source, file in files.items() if file is not None})
+    except (OSError, SyntaxError):
+        own = OwnFiles({}, {}, [])
+    found = run_own_systems(file, tell(own))
+    if found[0] is not None or not own.texts:
+        return found
+    print("without the folder that the systems lie in it shows no difference: writing one that names the folder")
+    return run_own_systems(file, tell(OwnFiles({}, {}, [])))
 
 
 def run_own_systems(file: Path, text: str) -> tuple[Path | None, str]:

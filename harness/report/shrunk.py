@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import pprint
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from bitproof.harness import __version__
@@ -38,35 +38,71 @@ Written by bitproof {__version__} with torch {version("torch")} and Python {plat
 The case itself: {command}"""
 
 
-def tell_own_systems(case: Case, result: CaseResult, command: str, extra_passes: Sequence[str]) -> str:
-    """A file that holds a small case, runs a user's two systems in it, and exits with 1 where they differ."""
+def tell_own_systems(
+    case: Case,
+    result: CaseResult,
+    command: str,
+    extra_passes: Sequence[str],
+    texts: Mapping[str, str],
+    names: Mapping[str, str],
+    needs: Sequence[str],
+) -> str:
+    """A file that holds a small case, runs a user's two systems in it, and exits with 1 where they differ.
+
+    It holds the user's files, whose `texts` are given by where it is to write them. `names` says what a system or a
+    pass is called there; one that is not there is named by its whole path. `needs` are the packages to install.
+    """
     values = replace(case, expected=Verdict.EQUAL.value, differs=()).to_dict()
-    for side in ("reference", "candidate"):
-        source, colon, name = values[side].rpartition(":")
-        file = file_of(source) if colon else None
-        values[side] = f"{file.resolve()}:{name}" if file else values[side]
-    shown = pprint.pformat(values, width=110, sort_dicts=False)
+    named = {side: _source(values[side], names) for side in ("reference", "candidate")}
+    passes = ", ".join(_source(text, names) for text in extra_passes)
+    shown = pprint.pformat({name: values[name] for name in values if name not in named}, width=110, sort_dicts=False)
+    packages = ", ".join(needs) if texts else "bitproof, and what the two systems need"
     head = f"""Two systems that should agree in every bit, and do not: {case.name}, shrunk.
 
 `reference` is {case.reference}, `candidate` {case.candidate}. {locate(result.first_divergence)} differs first.
 {blame(result.first_divergence) or "No single call is to blame."}
 
-Run it: `python FILE` exits with 1 when the two differ, and with 0 when they agree. It needs bitproof and what the two
-systems need. Written by bitproof {__version__} with Python {platform.python_version()}.
+Run it: `python FILE` exits with 1 when the two differ, and with 0 when they agree.
+It needs {packages}. Written by bitproof {__version__} with Python {platform.python_version()}.
 The case itself: {command}"""
+    files = "".join(f"    {name!r}: {docstring(text)},\n" for name, text in texts.items())
     return f"""{docstring(head)}
+
+import sys
+import tempfile
+from pathlib import Path
 
 import bitproof
 
+FILES = {{
+{files}}}
 CASE = {shown}
 
-if __name__ == "__main__":
-    run = bitproof.run(
-        bitproof.Case.from_dict(CASE), device={result.device!r}, control="never", extra_passes={tuple(extra_passes)!r}
-    )
+
+def main(folder):
+    for name, text in FILES.items():
+        path = Path(folder, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    case = bitproof.Case.from_dict({{**CASE, "reference": {named["reference"]}, "candidate": {named["candidate"]}}})
+    run = bitproof.run(case, device={result.device!r}, control="never", extra_passes=[{passes}])
     print(run)
-    raise SystemExit(run.report.exit_status)
+    return run.report.exit_status
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        sys.exit(main(folder))
 """
+
+
+def _source(text: str, names: Mapping[str, str]) -> str:
+    """A system or a pass as an expression: below the folder that the file writes, by a whole path, or as it is."""
+    if text in names:
+        return f"folder + {'/' + names[text]!r}"
+    source, colon, name = text.rpartition(":")
+    file = file_of(source) if colon else None
+    return repr(f"{file.resolve()}:{name}" if file else text)
 
 
 def docstring(text: str) -> str:

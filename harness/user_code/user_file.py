@@ -40,7 +40,7 @@ def run_file(path: Path) -> tuple[types.ModuleType, str]:
     sha256 = hashlib.sha256(code).hexdigest()
     module = types.ModuleType(f"{path.stem}_{sha256[:8]}")
     module.__file__ = str(path)
-    root, module.__package__ = _package_of(path.resolve())
+    root, module.__package__ = package_of(path.resolve())
     sys.path[:] = [str(root), *(folder for folder in sys.path if folder != str(root))]
     sys.modules[module.__name__] = module
     with loading(str(path)):
@@ -48,7 +48,7 @@ def run_file(path: Path) -> tuple[types.ModuleType, str]:
     return module, sha256
 
 
-def _package_of(path: Path) -> tuple[Path, str]:
+def package_of(path: Path) -> tuple[Path, str]:
     """The folder that a file's modules are found in, and the name of its package there, empty outside of any."""
     folder, names = path.parent, []
     while (folder / "__init__.py").is_file():

@@ -32,6 +32,7 @@ import lit  # noqa: E402
 import pipelined  # noqa: E402
 import titan  # noqa: E402
 
+from bitproof.harness.case.case_file import read_case  # noqa: E402
 from tests.benchmarks.defective_trainers import Defect  # noqa: E402
 
 STEPS = 1
@@ -48,6 +49,12 @@ def of_model(factory: Callable[..., Any], name: str) -> Callable[..., Any]:
     return lambda case, mesh: factory(replace(case, options={"model": name, "sizes": SIZES[name]}), mesh)
 
 
+def of_titan(case_file: str) -> Callable[..., Any]:
+    """torchtitan's eager trainer of a case."""
+    options = read_case(Path(__file__).with_name(case_file)).options
+    return lambda case, mesh: titan.reference(replace(case, options=options), mesh)
+
+
 # None has the name of a module that this file imports: that would be found in its place.
 KINDS: dict[str, Callable[..., Any]] = {
     "llama": of_model(hf.plain, "Llama"),
@@ -58,8 +65,8 @@ KINDS: dict[str, Callable[..., Any]] = {
     "lightning": lit.plain,
     "accumulating": lit.accumulating,
     "pipelining": pipelined.gpipe,
-    "deepseek": titan.eager,
-    "titan_llama": titan.llama,
+    "deepseek": of_titan("titan_unchunked.json"),
+    "titan_llama": of_titan("titan_llama.json"),
 }
 
 

@@ -1,67 +1,66 @@
-"""torchtitan 0.3.0 on CPUs: what wants a GPU or a download (metrics, tokenizer, data, some passes) is replaced."""
+"""Configurations for torchtitan 0.3.0 on CPUs: what wants a GPU, a newer torch, or files that its wheel lacks, goes."""
 
-import dataclasses
-import os
 from types import SimpleNamespace as Made
 
 import torch
-import torch._utils
 
 torch._utils._get_available_device_type = lambda: "cpu"
-os.environ.setdefault("LOCAL_RANK", "0")
-# fmt: off
 import torchtitan.experiments.graph_trainer.make_fx_tracer as tracer  # noqa: E402
 from torch.distributed.fsdp import FSDPModule  # noqa: E402
-from torchtitan.components.checkpointer import CheckpointManager  # noqa: E402
-from torchtitan.components.loss import CrossEntropyLoss  # noqa: E402
-from torchtitan.components.optimizer import default_adamw  # noqa: E402
-from torchtitan.config import DebugConfig, ParallelismConfig, TrainingConfig  # noqa: E402
-from torchtitan.tools.utils import NoColor  # noqa: E402
+from torchtitan.components import metrics  # noqa: E402
+from torchtitan.experiments.graph_trainer.deepseek_v3 import config_registry as deepseek  # noqa: E402
+from torchtitan.models.common.attention import ScaledDotProductAttention  # noqa: E402
+from torchtitan.models.llama3 import config_registry as llama  # noqa: E402
 
-# fmt: on
-NEED_A_GPU = [
-    "joint_transformer_block_bucketing_reordering_pass",
-    "regional_inductor_pass",
-    "insert_kernel_annotations_pass",
-    "annotate_flex_attention_for_regional_inductor_pass",
-    "cudagraph_pass",
-]
-fakeify = tracer._fakeify_input
+no_memory = Made(device_name="cpu", device_capacity_gib=0, get_peak_stats=lambda: metrics.DeviceMemStats(*6 * [0]))
+no_memory.reset_peak_stats = metrics.build_device_memory_monitor = lambda: no_memory
 
 
-def no_fresh_symbols(fake_mode, value, *, input_name):  # on torch 2.13
-    with fake_mode.shape_env.ignore_fresh_unbacked_symbols():
-        return fakeify(fake_mode, value, input_name=input_name)
+def no_fresh_symbols(mode, value, *, input_name):  # as later torches do
+    with mode.shape_env.ignore_fresh_unbacked_symbols():
+        return fakeify(mode, value, input_name=input_name)
 
 
-tracer._fakeify_input = no_fresh_symbols
+def divided_after_the_sum(module, factor):  # gloo lacks sums of products
+    divide(module, factor)
+    module.set_force_sum_reduction_for_comms(True)
 
 
-def trainer(case, cls, spec, compile):
-    """One of torchtitan's trainers, of two layers, with random text."""
-    vocab, stats = spec.model.vocab_size, Made(max_reserved_gib=0.0, max_reserved_pct=0.0)
-    spec.model.layers = spec.model.layers[:2]
+divide, FSDPModule.set_gradient_divide_factor = FSDPModule.set_gradient_divide_factor, divided_after_the_sum
+fakeify, tracer._fakeify_input = tracer._fakeify_input, no_fresh_symbols
 
-    def batches(*, dp_rank, seq_len, local_batch_size, **_):
-        generator, positions = torch.Generator().manual_seed(dp_rank), torch.arange(seq_len).repeat(local_batch_size, 1)
-        while True:
-            text = torch.randint(vocab, (local_batch_size, seq_len + 1), generator=generator)
-            yield {"input": text[:, :-1].contiguous(), "positions": positions}, text[:, 1:].contiguous()
 
-    metrics = Made(color=NoColor(), ntokens_since_last_log=0, data_loading_times=[], should_log=lambda step: False)
-    metrics.device_memory_monitor = Made(device_name="cpu", get_peak_stats=lambda: stats)
-    sizes = dict(local_batch_size=case.batch.sequences, seq_len=case.batch.seq_len, disable_cuda_graphs=True)
-    own = cls(cls.Config(
-        model_spec=spec, compile=compile, loss=CrossEntropyLoss.Config(global_vocab_size=vocab),
-        metrics=Made(build=lambda **_: metrics), tokenizer=Made(build=lambda **_: None), dataloader=Made(build=batches),
-        activation_checkpoint=None, checkpoint=CheckpointManager.Config(enable=False),
-        optimizer=dataclasses.replace(default_adamw(lr=case.optimizer.lr), implementation="for-loop"),
-        training=TrainingConfig(steps=case.steps, mixed_precision_param=case.precision.compute, **sizes),
-        parallelism=ParallelismConfig(
-            data_parallel_shard_degree=case.parallelism.data_ranks, expert_parallel_degree=case.parallelism.ep,
-            tensor_parallel_degree=case.parallelism.tp, spmd_backend="partial_dtensor"),
-        debug=DebugConfig(seed=case.seed, deterministic=True)))  # fmt: skip
-    for module in own.model_parts[0].modules():
-        if isinstance(module, FSDPModule):
-            module.set_force_sum_reduction_for_comms(True)  # gloo lacks another
-    return own
+def random_text(*, dp_rank, seq_len, local_batch_size, **_):
+    generator = torch.Generator().manual_seed(dp_rank)
+    while True:
+        text = torch.randint(2048, (local_batch_size, seq_len + 1), generator=generator)
+        yield {"input": text[:, :-1], "positions": torch.arange(seq_len).repeat(local_batch_size, 1)}, text[:, 1:]
+
+
+def small(config):
+    """One of torchtitan's with two layers, attention without kernels for GPUs, and random text."""
+    layers = config.model_spec.model.layers = config.model_spec.model.layers[:2]
+    for layer in layers:
+        layer.attention.inner_attention = ScaledDotProductAttention.Config()
+    config.tokenizer, config.dataloader = Made(build=lambda **_: None), Made(build=random_text)
+    config.loss, config.activation_checkpoint, config.compile.components = config.loss.loss_fn, None, ["model"]
+    config.training.local_batch_size, config.training.seq_len, config.training.disable_cuda_graphs = 4, 16, True
+    config.training.mixed_precision_param, config.optimizer.implementation = "float32", "for-loop"
+    config.debug.deterministic = True
+    return config
+
+
+def deepseek_v3():
+    config = small(deepseek.graph_trainer_deepseek_v3_debugmodel())
+    config.compile.disable_passes = ["joint_transformer_block_bucketing_reordering_pass", "cudagraph_pass"]
+    return config
+
+
+def chunked_deepseek_v3():
+    config = deepseek_v3()
+    config.compile.ep_overlap.enabled = config.compile.ep_overlap.disable_early_grad_accumulation = True
+    return config
+
+
+def llama3():
+    return small(llama.llama3_debugmodel())

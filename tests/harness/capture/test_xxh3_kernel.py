@@ -16,6 +16,7 @@ from tests.harness.capture.test_digest import LARGE
 from tests.harness.capture.test_xxh3 import as_hex, random_leaves
 
 pytest.importorskip("triton", reason="Triton is an optional dependency")
+pytestmark = pytest.mark.ranks
 ROOT = Path(__file__).parents[3]
 
 # Triton reads TRITON_INTERPRET when it is imported, so each way of running the kernel has a process of its own.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -84,6 +85,7 @@ def test_a_pass_that_breaks_gradients_is_shrunk_to_one_layer_and_two_ranks(shrun
 OWN_TRAINER = """
 import bitproof, torch
 from torch import nn
+from beside import OTHER
 
 def plain(case, mesh, activation="none"):
     model = nn.Sequential(nn.Linear(4, 4), nn.GELU(activation))
@@ -100,22 +102,24 @@ def plain(case, mesh, activation="none"):
     return watched
 
 def other(case, mesh):
-    return plain(case, mesh, "tanh")
+    return plain(case, mesh, OTHER)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_of_two_systems_of_a_users_a_file_is_written_that_runs_the_small_case_and_fails(
+def test_of_two_systems_of_a_users_a_file_is_written_that_fails_without_the_folder_they_were_in(
     tmp_path: Path, capsys: Any
 ) -> None:
-    mine = tmp_path / "mine.py"
+    mine = make(tmp_path / "trainer") / "mine.py"
     mine.write_text(OWN_TRAINER)
+    mine.with_name("beside.py").write_text('OTHER = "tanh"\n')
     systems = {"reference": f"{mine}:plain", "candidate": f"{mine}:other"}
     start = replace(SMALL, name="mine", family="mine", steps=2, pipeline=Pipeline(), **systems)
     done = shrink(start, make(tmp_path / "runs"), capsys, "--tries", "2")
     file = done.folder / "shrunk" / "mine.py"
     assert done.status == 1 and any(f"{file}, " in line and "it exits with 1" in line for line in done.lines), done
+    shutil.rmtree(mine.parent)
     again = subprocess.run([sys.executable, file], cwd=make(tmp_path / "elsewhere"), capture_output=True, text=True)
     assert again.returncode == 1 and "to blame: gelu of 1 (forward)" in again.stdout, again
 

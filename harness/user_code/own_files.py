@@ -1,0 +1,86 @@
+"""The files that a file of a user's is made of: itself, and what it imports from beside it. Nothing is run."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tokenize
+from collections.abc import Iterator, Mapping
+from importlib.metadata import packages_distributions, version
+from pathlib import Path
+from typing import NamedTuple
+
+from bitproof.harness.user_code.user_file import package_of
+
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+class OwnFiles(NamedTuple):
+    """Texts by name: each lies below the folder of its root, so that what is imported from there is found there.
+
+    `names` has where each of the sources is that were asked for, as `FILE.py:NAME`, and `needs` the distributions that
+    all files import, each with its version.
+    """
+
+    texts: dict[str, str]
+    names: dict[str, str]
+    needs: list[str]
+
+
+def own_files(sources: Mapping[str, Path]) -> OwnFiles:
+    """The file of each `FILE.py:NAME`, given with it, and all that it imports from the folder it finds modules in.
+
+    What is imported under a name that is only known when it runs is left out, and so is data that a file reads.
+    Raises OSError and SyntaxError for what cannot be read as Python.
+    """
+    roots: dict[Path, str] = {}
+    texts: dict[str, str] = {}
+    names: dict[str, str] = {}
+    imported: set[str] = set()
+    for source, given in sources.items():
+        path = given.resolve()
+        root, _ = package_of(path)
+        folder = roots.setdefault(root, f"{len(roots)}/" if roots else "")
+        names[source] = f"{folder}{path.relative_to(root)}:{source.rpartition(':')[2]}"
+        pending = [path]
+        while pending:
+            file = pending.pop()
+            name = f"{folder}{file.relative_to(root)}"
+            if name in texts:
+                continue
+            with tokenize.open(file) as opened:
+                texts[name] = opened.read()
+            for module in _imports(texts[name], package_of(file)[1]):
+                found = list(_files_of(root, module))
+                pending += found
+                imported |= set() if found else {module.partition(".")[0]}
+    return OwnFiles(texts, names, _distributions(imported))
+
+
+def _imports(text: str, package: str) -> Iterator[str]:
+    """The dotted names that a file of this package imports, wherever it does: each may be a module or a name of one."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{module}.{alias.name}" if module else alias.name for alias in node.names)
+
+
+def _files_of(root: Path, module: str) -> Iterator[Path]:
+    """The files that importing a module runs, of those below the root: its packages' and its own."""
+    folder = root
+    for part in module.split("."):
+        for file in (folder / part / "__init__.py", folder / f"{part}.py"):
+            if file.is_file() and not _INSTALLED.intersection(file.parts):
+                yield file
+                break
+        folder /= part
+
+
+def _distributions(modules: set[str]) -> list[str]:
+    """The distributions that modules come from, each with its version."""
+    known = packages_distributions()
+    found = {name for module in modules - set(sys.stdlib_module_names) for name in known.get(module, ())}
+    return [f"{name} {version(name)}" for name in sorted(found)]

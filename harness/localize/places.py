@@ -5,8 +5,9 @@ by the module hooks' stack, in eager forward
 by autograd's node and the forward call that made it, in eager backward; its seed is backward's, as in a graph
 by the module hooks' stack again, where backward runs a module again
 by the parameter whose gradient arrives, for what has its shape there; all else, such as buckets, has no module
-as "update", in an optimizer's step, and outside the function that computes gradients; of a system that shows no
-    such function, after a backward, of what reads gradients where neither backward nor a module's forward runs
+as "update", in an optimizer's step but for its closure, and outside the function that computes gradients; of a
+    system that shows no such function, after a backward, of what reads gradients where neither backward nor a module's
+    forward runs
 by nothing, in a graph that the system runs without showing it, and, where nothing of the model runs, of calls
     that autograd does not follow: the direction is not known, and blame pairs such calls by their values
 """
@@ -34,6 +35,7 @@ from bitproof.harness.graph.origin import innermost_user_line
 from bitproof.harness.localize.logs.calls import Place
 from bitproof.harness.localize.logs.node_places import place_of
 from bitproof.harness.operators import names
+from bitproof.harness.systems.watched_step import around_closure
 from bitproof.harness.torch_compat import compiled_calls_within, has_forward_hooks
 from bitproof.harness.torch_operators import (
     accumulated_by,
@@ -54,8 +56,8 @@ _SEEDS = names(lambda row: row.begins_gradient)
 class Places:
     """Where the running call belongs, and, of a graph, which node makes it."""
 
-    def __init__(self, model: nn.Module | None, running_chunk: Callable[[], int | None]) -> None:
-        self._names = {module: name for name, module in model.named_modules()} if model is not None else {}
+    def __init__(self, modules: Iterable[tuple[str, nn.Module]], running_chunk: Callable[[], int | None]) -> None:
+        self._names = {module: name for name, module in modules}
         self._owners: dict[Tensor, str] = {}
         self._running_chunk = running_chunk
         self._running: list[str | None] = []  # None: a graph of which nothing is known
@@ -87,6 +89,9 @@ class Places:
             place, source = place_of(self.node)
             return place, self.node.name, source
         line = innermost_user_line(sys._getframe(2))
+        if self._optimizers:  # also one that a gradient's hook runs
+            self._has_gradients = True
+            return Place(None, "update"), None, line
         autograd_node = running_autograd_node()
         if autograd_node is not None:
             self._has_gradients = True
@@ -95,8 +100,6 @@ class Places:
             place = self._backward(sequence_number_of(autograd_node))
             runs_again = bool(self._entered) and self._entered[-1][1]
             return (place._replace(module=self._running[-1]) if runs_again else place), None, line
-        if self._optimizers:
-            return Place(None, "update"), None, line
         if self._is_untold():
             self._is_lost = True
             return Place(None, None), None, line
@@ -209,8 +212,21 @@ class Places:
         self._entered.append((module, is_backward_running()))
         self._running.append(self._names.get(module, self._running[-1] if self._running else unknown))
 
-    def _begin_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _begin_update(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._optimizers.append(type(optimizer).__name__)
+        return around_closure(args, kwargs, self._outside_of_updates)
+
+    def _outside_of_updates(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """The closure of an optimizer's, which computes gradients while its step runs."""
+
+        def called() -> Any:
+            running, self._optimizers = self._optimizers, []
+            try:
+                return closure()
+            finally:
+                self._optimizers = running
+
+        return called
 
     def _end_update(self, *_: Any) -> None:
         del self._optimizers[-1:]  # a step may begin while hooks of the one before still run

@@ -3,7 +3,8 @@
 At every step it shows, in this order
 
     grad        of each parameter, as the optimizer reads it: when its `step` begins, after clipping and accumulation;
-                where a closure computes gradients, when that ends. A gradient of None is shown as one of no elements
+                where a closure computes gradients, when that ends, of several times the first. A gradient of None is
+                shown as one of no elements
     buffer      of each module, at the first of these moments as <name>@before_optimizer, and after the step
     param       each parameter after the step, a frozen one, too
     optimizer   its state as <parameter>.<state>; of an optimizer without any, the learning rate as <parameter>.lr
@@ -14,7 +15,8 @@ A function `step(index)` trains once. A function `train()` runs a framework's wh
 watched optimizer has taken one, and the loop is left after the last step of the case (`watched_loop`).
 
 Names are those of the bare model: what DistributedDataParallel, torch.compile and wrappers of blocks put into them is
-left out. Of a DTensor each rank shows its own shard. Imports torch when it is called.
+left out. Where two models of a list have a name in common, all begin with the model's place in the list. Of a DTensor
+each rank shows its own shard. Imports torch when it is called.
 """
 
 from __future__ import annotations
@@ -97,9 +99,15 @@ class WatchedStep:
         self.names: dict[str, str] = {}
         self.independent_ranks = False
         self._step = step
-        self.models = models
+        self.named_models = list(zip(_prefixes(models), models, strict=True))
         self.watched_optimizers = optimizers
         self.is_before_step = True
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """All models' modules, each by its name, as torch gives it."""
+        for prefix, model in self.named_models:
+            for name, module in model.named_modules():
+                yield (prefix + name).rstrip("."), module
 
     def step(self, index: int, observe: Observe) -> None:
         """Train once. Raises RecordingError where no optimizer took a step, or the loss is no number."""
@@ -131,6 +139,7 @@ class WatchedStep:
 
     def show_gradients(self, optimizer: Optimizer, observe: Observe) -> Any:
         """A hook that shows the gradients which the optimizer is about to read."""
+        is_shown = False
 
         def show() -> None:
             if self.is_before_step:
@@ -140,24 +149,30 @@ class WatchedStep:
                 observe("grad", name, _nothing_of(parameter) if parameter.grad is None else parameter.grad)
 
         def hook(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
-            if closure is None:
+            nonlocal is_shown
+            is_shown = False
+            changed = around_closure(args, kwargs, showing)
+            if changed is None:
                 show()
-                return None
+            return changed
 
+        def showing(closure: Callable[[], Any]) -> Callable[[], Any]:
             def shown() -> Any:
+                nonlocal is_shown
                 loss = closure()
-                show()
+                if not is_shown:  # LBFGS computes some gradients a step
+                    is_shown = True
+                    show()
                 return loss
 
-            return ((args[0], shown, *args[2:]), kwargs) if len(args) > 1 else (args, kwargs | {"closure": shown})
+            return shown
 
         return hook
 
     def _show_buffers(self, when: str, observe: Observe) -> None:
-        for model in self.models:
+        for prefix, model in self.named_models:
             for name, buffer in model.named_buffers():
-                observe("buffer", f"{_bare_name(name)}@{when}", buffer)
+                observe("buffer", f"{prefix}{_bare_name(name)}@{when}", buffer)
 
     def _show_state(self, optimizer: Optimizer, observe: Observe) -> None:
         """What the optimizer keeps of each parameter: of one that has had no gradient yet, states of no elements."""
@@ -173,7 +188,9 @@ class WatchedStep:
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
         """All models' parameters, by the names that an unwrapped model gives them."""
-        return {_bare_name(name): p for model in self.models for name, p in model.named_parameters()}
+        return {
+            prefix + _bare_name(name): p for prefix, model in self.named_models for name, p in model.named_parameters()
+        }
 
     def _held_by(self, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
         """The optimizer's parameters with their names, those of the models in their order, then any others.
@@ -194,6 +211,18 @@ class WatchedStep:
             if held.pop(id(parameter), None) or is_forgotten:
                 yield name, parameter
         yield from held.values()
+
+
+def around_closure(
+    args: tuple[Any, ...], kwargs: dict[str, Any], wrap: Callable[[Callable[[], Any]], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """What an optimizer's step is given, as its hooks have it, with the closure wrapped; None where it has none."""
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
+    if closure is None:
+        return None
+    return (
+        ((args[0], wrap(closure), *args[2:]), kwargs) if len(args) > 1 else (args, kwargs | {"closure": wrap(closure)})
+    )
 
 
 def held_optimizers(given: Any) -> list[Optimizer]:
@@ -223,6 +252,16 @@ def _bare(model: nn.Module) -> nn.Module:
             model = model.get_submodule("_orig_mod")
         else:
             return model
+
+
+def _prefixes(models: list[nn.Module]) -> list[str]:
+    """What names of each model begin with: nothing, or its place, where one name stands for tensors of two models."""
+    held: dict[str, Tensor] = {}
+    for model in models:
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if held.setdefault(_bare_name(name), tensor) is not tensor:
+                return [f"{index}." for index in range(len(models))]
+    return [""] * len(models)
 
 
 def _bare_name(name: str) -> str:

@@ -33,6 +33,7 @@ from bitproof.harness.localize.logs.parts import Parts
 from bitproof.harness.localize.places import Places
 from bitproof.harness.operators import names
 from bitproof.harness.systems import watched_loop, watched_step
+from bitproof.harness.systems.watched_step import WatchedStep
 from bitproof.harness.torch_compat import TorchDispatchMode, disable_current_modes, is_wrapper_subclass
 from bitproof.harness.torch_distributed import group_named, group_of
 from bitproof.harness.torch_operators import has_no_values, overload_of, storage_key
@@ -340,7 +341,9 @@ def logged(
     has the graphs of one that torch.compile compiles for us; of another one, compiled code is cut where modules begin,
     so that its calls have places, unless it `stays_whole`.
     """
-    places = Places(getattr(system, "model", None), getattr(system, "running_chunk", lambda: None))
+    model = getattr(system, "model", None)
+    shown = system if isinstance(system, WatchedStep) else model  # which may have several
+    places = Places(shown.named_modules() if shown is not None else (), getattr(system, "running_chunk", lambda: None))
     places.stays_whole = stays_whole or captured is not None
     recorder = CallRecorder(places, keep)
     replaced = {}

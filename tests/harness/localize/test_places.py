@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import bitproof
 from bitproof.harness.localize.logs.call_log import logged
 from bitproof.harness.localize.logs.calls import Call
 
@@ -102,6 +103,26 @@ def test_what_a_hook_calls_of_another_shape_as_a_buckets_exchange_has_no_module(
         return gradient
 
     assert [call.place[:2] for call in calls_of(hook, "neg")] == [(None, "backward")] * 2
+
+
+def test_what_an_optimizers_closure_computes_is_no_update_and_a_step_that_a_gradients_hook_takes_is_one() -> None:
+    model = Model()
+    own = torch.optim.SGD(model.parameters(), lr=0.5)
+    early = torch.optim.SGD([model.second.weight], lr=0.25)
+    model.second.weight.register_post_accumulate_grad_hook(lambda _: early.step())
+
+    def compute() -> Tensor:
+        loss: Tensor = model(torch.ones(5, 4)).sum()
+        loss.backward()
+        return loss
+
+    with logged(bitproof.watch(lambda index: None, model=model, optimizer=own)) as log:
+        own.step(compute)
+        own.step(closure=compute)
+    found = [call.place[:2] for call in log.calls if call.operator in ("mm", "add_.Tensor")]
+    forward, second = [("first", "forward"), ("second", "forward")], [("second", "backward")] * 2
+    assert found[:8] == [*forward, *second, (None, "update"), ("first", "backward"), *[(None, "update")] * 2]
+    assert found[8:10] == forward, "a closure may be given by name"
 
 
 def test_the_parts_of_an_update_are_told_by_what_runs() -> None:

@@ -72,6 +72,46 @@ def test_a_gradient_is_shown_as_the_optimizer_reads_it(closure):
     assert rows["optimizer", "weight.lr"] == 0.5, "what keeps no state shows its learning rate"
 
 
+def test_of_gradients_that_a_closure_computes_several_times_the_first_are_shown_in_every_step():
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    kept = []
+    model.weight.register_post_accumulate_grad_hook(lambda weight: kept.append(weight.grad.clone()))
+
+    def compute():
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 3)).square().mean()
+        loss.backward()
+        return loss
+
+    watched = bitproof.watch(lambda index: optimizer.step(compute), model=model, optimizer=optimizer)
+    for index in range(2):
+        kept.clear()
+        rows = shown(watched, index)
+        assert len(kept) > 1 and rows["grad", "weight"].equal(kept[0]) and not kept[0].equal(kept[-1])
+
+
+def test_two_models_with_a_name_in_common_are_told_apart_by_their_place_in_the_list():
+    models = [nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)) for _ in range(2)]
+    optimizers = [SGD(model.parameters(), lr=0.5) for model in models]
+
+    def step(index):
+        sum(model(torch.ones(4, 3)).square().mean() for model in models).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+    watched = bitproof.watch(step, model=models, optimizer=optimizers)
+    rows = shown(watched)
+    for kind in ("param", "grad"):
+        names = [f"{place}.{name}" for place in (0, 1) for name, _ in models[0].named_parameters()]
+        assert [name for of, name in rows if of == kind] == names
+    assert (
+        rows["param", "1.0.weight"].equal(models[1][0].weight)
+        and ("buffer", "1.1.running_mean@after_optimizer") in rows
+    )
+    assert dict(watched.named_modules())["1.0"] is models[1][0], "blame tells modules by the same names"
+
+
 def test_hooks_of_the_trainer_run_before_the_gradient_is_shown():
     model = nn.Linear(3, 2)
     optimizer = SGD(model.parameters(), lr=0.5)

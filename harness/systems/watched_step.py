@@ -4,7 +4,7 @@ At every step it shows, in this order
 
     grad        of each parameter, as the optimizer reads it: when its `step` begins, after clipping and accumulation;
                 where a closure computes gradients, when that ends, of several times the first. A gradient of None is
-                shown as one of no elements
+                shown as one of no elements, a sparse one as <name>.indices and <name>.values
     buffer      of each module, at the first of these moments as <name>@before_optimizer, and after the step
     param       each parameter after the step, a frozen one, too
     optimizer   its state as <parameter>.<state>; of an optimizer without any, the learning rate as <parameter>.lr
@@ -146,7 +146,9 @@ class WatchedStep:
                 self.is_before_step = False
                 self._show_buffers("before_optimizer", observe)
             for name, parameter in self._held_by(optimizer):
-                observe("grad", name, _nothing_of(parameter) if parameter.grad is None else parameter.grad)
+                gradient = _nothing_of(parameter) if parameter.grad is None else parameter.grad
+                for part, tensor in _parts(gradient).items():
+                    observe("grad", name + part, tensor)
 
         def hook(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             nonlocal is_shown
@@ -269,14 +271,37 @@ def _bare_name(name: str) -> str:
 
 
 def _leaves(state: Mapping[Any, Any] | Sequence[Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors and numbers in an optimizer's state of one parameter, by their path."""
+    """The tensors and numbers in an optimizer's state of one parameter, by their path. A list of them, which may grow
+    from step to step as LBFGS's do, counts as one tensor."""
     from torch import Tensor
 
     for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
-        if isinstance(value, (Mapping, list, tuple)):
+        if isinstance(value, (list, tuple)) and (joined := _joined(value)) is not None:
+            yield f"{prefix}{key}", joined
+        elif isinstance(value, (Mapping, list, tuple)):
             yield from _leaves(value, f"{prefix}{key}.")
         elif isinstance(value, (Tensor, int, float)):
             yield f"{prefix}{key}", _tensor_of(value)
+
+
+def _joined(values: Sequence[Any]) -> Tensor | None:
+    """All elements of a list's tensors and numbers, in order; None where it holds anything else, or several dtypes."""
+    import torch
+
+    held = [value for value in values if value is not None]
+    if not all(isinstance(value, (torch.Tensor, int, float)) for value in held):
+        return None
+    tensors = [_tensor_of(value).reshape(-1) for value in held]
+    if len({tensor.dtype for tensor in tensors}) > 1:
+        return None
+    return torch.cat(tensors) if tensors else torch.empty(0)
+
+
+def _parts(gradient: Tensor) -> dict[str, Tensor]:
+    """A gradient; of a sparse one the indices and the values, as they stand in it."""
+    if not gradient.is_sparse:
+        return {"": gradient}
+    return {".indices": gradient._indices(), ".values": gradient._values()}
 
 
 def _tensor_of(value: Any) -> Tensor:

@@ -89,6 +89,21 @@ def test_of_gradients_that_a_closure_computes_several_times_the_first_are_shown_
         kept.clear()
         rows = shown(watched, index)
         assert len(kept) > 1 and rows["grad", "weight"].equal(kept[0]) and not kept[0].equal(kept[-1])
+        [steps] = [tensor for (_, name), tensor in rows.items() if name == "weight.old_stps"]
+        assert len(steps) == 8 * len(optimizer.state[model.weight]["old_stps"]), "what grows has one name"
+
+
+def test_a_sparse_gradient_is_shown_by_its_indices_and_values():
+    model = nn.Embedding(5, 2, sparse=True)
+    optimizer = torch.optim.SparseAdam(list(model.parameters()))
+
+    def step(index):
+        model(torch.tensor([3, 1, 3])).sum().backward()
+        optimizer.step()
+
+    rows = shown(bitproof.watch(step, model=model, optimizer=optimizer))
+    assert rows["grad", "weight.indices"].tolist() == [[3, 1, 3]] and rows["grad", "weight.values"].shape == (3, 2)
+    assert ("grad", "weight") not in rows
 
 
 def test_two_models_with_a_name_in_common_are_told_apart_by_their_place_in_the_list():

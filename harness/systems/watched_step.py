@@ -99,13 +99,17 @@ class WatchedStep:
         self.names: dict[str, str] = {}
         self.independent_ranks = False
         self._step = step
-        self.named_models = list(zip(_prefixes(models), models, strict=True))
+        self.models = models
+        self._prefixes = _prefixes(models)
         self.watched_optimizers = optimizers
         self.is_before_step = True
 
+    def _named_models(self) -> Iterator[tuple[str, nn.Module]]:
+        return zip(self._prefixes, self.models, strict=True)
+
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """All models' modules, each by its name, as torch gives it."""
-        for prefix, model in self.named_models:
+        for prefix, model in self._named_models():
             for name, module in model.named_modules():
                 yield (prefix + name).rstrip("."), module
 
@@ -172,7 +176,7 @@ class WatchedStep:
         return hook
 
     def _show_buffers(self, when: str, observe: Observe) -> None:
-        for prefix, model in self.named_models:
+        for prefix, model in self._named_models():
             for name, buffer in model.named_buffers():
                 observe("buffer", f"{prefix}{_bare_name(name)}@{when}", buffer)
 
@@ -190,9 +194,8 @@ class WatchedStep:
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
         """All models' parameters, by the names that an unwrapped model gives them."""
-        return {
-            prefix + _bare_name(name): p for prefix, model in self.named_models for name, p in model.named_parameters()
-        }
+        named = self._named_models()
+        return {prefix + _bare_name(name): p for prefix, model in named for name, p in model.named_parameters()}
 
     def _held_by(self, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
         """The optimizer's parameters with their names, those of the models in their order, then any others.

@@ -6,7 +6,8 @@
                                     find a cause, a pass, a smaller case, a proof; measure what a comparison sees
     Run, Comparison, Verdict        what came of it; history: what came of earlier runs
     watch                           a system of a function that trains once
-    prove_equal, keeps_bits         two functions, modules or graphs, a graph and what a pass made of it: proved equal
+    prove(f, g, *inputs), keeps_bits
+                                    two functions, modules or graphs, a graph and what a pass made of it: proved equal
     assert_bitwise_equal            two tensors, or structures of them, agree in every bit
     BitproofError and its kinds     every error that a call can raise
     Mesh, compiler_problem          for systems: what a factory is handed, and why nothing can be compiled here

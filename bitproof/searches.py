@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from bitproof.keywords import LocalizeSettings, ProveSettings, SensitivitySettings, ShrinkSettings
 from bitproof.runs import Asked, Run, System, asked, run_asked
@@ -19,6 +19,7 @@ from bitproof.runs import Asked, Run, System, asked, run_asked
 if TYPE_CHECKING:
     from bitproof.harness.case import Case
     from bitproof.harness.options import OnEvent
+    from bitproof.harness.prove.pairs import PairProof
     from bitproof.harness.records import Bisection, ProofOutcome, Sensitivity, Shrunk
 
 
@@ -92,18 +93,41 @@ def shrink(
         return shrink_and_report(call.case, call.options, Budget(tries, timeout), folder, kept)
 
 
+@overload
 def prove(
     case: Case | str,
     *,
     report_dir: str | Path = "reports",
     timeout: float = 600.0,
     **settings: Unpack[ProveSettings],
-) -> ProofOutcome:
+) -> ProofOutcome: ...
+
+
+@overload
+def prove(case: Any, other: Any, *inputs: Any, dynamic_shapes: Any = None) -> PairProof: ...
+
+
+def prove(
+    case: Any,
+    *others: Any,
+    dynamic_shapes: Any = None,
+    report_dir: str | Path = "reports",
+    timeout: float = 600.0,
+    **settings: Unpack[ProveSettings],
+) -> ProofOutcome | PairProof:
     """Prove, without running a rank, that a case's systems compute equal bits for every input: see `verdict`.
 
     The proof is made in a process of its own, within `timeout` seconds, whose log goes to a run folder of `report_dir`.
     Raises UsageError for a call or a case that is wrong.
+
+    `prove(f, g, *inputs)` is `prove_equal(f, g, *inputs)`: of two functions, modules, graphs or exported programs.
     """
+    if others:
+        from bitproof.harness.prove.programs.subjects import prove_equal
+
+        if settings:
+            raise TypeError(f"prove(f, g, *inputs) takes no {', '.join(settings)}: those are a case's")
+        return prove_equal(case, *others, dynamic_shapes=dynamic_shapes)
     from bitproof.harness.commands.run import proofs_ahead
     from bitproof.harness.report.write import prepare_run_dir
 

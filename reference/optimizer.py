@@ -42,6 +42,12 @@ class ShardedAdamW:
             for state, value in self._adamw.state[parameter].items():
                 yield f"{name}.{state}", value
 
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Keep these moments and step counts, by the names that `state` gives them."""
+        for name, value in state.items():
+            parameter, _, key = name.rpartition(".")
+            self._adamw.state[self._parameters[parameter]][key] = value
+
 
 def layers_with_experts(model: nn.Module) -> list[Any]:
     """The layers of a model whose experts have a bias to balance them."""

@@ -15,11 +15,14 @@ from bitproof.harness.graph.graph_options import GraphOptions, check_extra_passe
 from bitproof.harness.prove.answers import NOT_PROVED, PROVED, REFUSED, OutputAnswer, Proof
 from bitproof.harness.prove.certify import certificate_of, subject_of, write_certificate
 from bitproof.harness.prove.prove import NOT_TRIED, CaseProof, prove_case, why_not
+from bitproof.harness.prove.update import UpdateProof
 from bitproof.harness.report.proofs import LAID_OUT_OTHERWISE
 from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, worst
 from bitproof.harness.torch_versions import torch_version
 
 SHOWN_OUTPUTS = 3
+
+STATE = "from equal parameters, buffers and optimizer state, where both read the same inputs"
 
 
 def prove(
@@ -76,7 +79,7 @@ def prove(
 
 def _proved(case: Case, options: GraphOptions, precompiled: Path | None) -> CaseProof:
     try:
-        return prove_case(case, options, precompiled=precompiled)
+        return prove_case(case, options, precompiled=precompiled, follow=True)
     except UsageError:
         raise
     except BitproofError as error:
@@ -120,7 +123,22 @@ def _lines(result: CaseProof) -> list[str]:
         lines.append(
             f"  operators that one side runs on all rows and the other on halves: {', '.join(proof.row_splits)}"
         )
-    return [*lines, *answer_lines(proof)]
+    return [*lines, *answer_lines(proof), *_update_lines(result.update)]
+
+
+def _update_lines(update: UpdateProof | None) -> list[str]:
+    """What is printed of what follows a proved step, and of any number of steps."""
+    if update is None:
+        return []
+    num_proved, reason = update.count(PROVED), f": {update.reason}" if update.reason else ""
+    lines = [f"  what follows the step: {update.verdict}{reason}: {num_proved} of {len(update.answers)} outputs"]
+    if update.induction.holds:
+        return [*lines, f"  any number of steps: PROVED, {STATE}"]
+    first = next((answer for answer in update.answers if answer.verdict != PROVED), None)
+    if first is not None:
+        told = f"    {first.output}: {first.verdict}" + (f": {first.reason}" if first.reason else "")
+        lines += [told, *(f"      {line}" for line in (first.finding.lines() if first.finding else [])[:4])]
+    return [*lines, f"  any number of steps: not shown, {update.induction.reason}"]
 
 
 def answer_lines(proof: Proof) -> list[str]:
@@ -197,5 +215,21 @@ def _data(result: CaseProof) -> dict[str, object]:
         "rules": sorted(proof.table.used()) if proof else [],
         "assumptions": assumptions_of(result) if proof else [],
         "seconds": dict(result.seconds),
+        "update": _update_data(result.update),
         "answers": [asdict(replace(answer, terms=(-1, -1))) | {"terms": list(answer.terms)} for answer in answers],
+    }
+
+
+def _update_data(update: UpdateProof | None) -> dict[str, object] | None:
+    """What follows a proved step, and whether any number of steps is proved; None where the step is not."""
+    if update is None:
+        return None
+    return {
+        "verdict": update.verdict,
+        "reason": update.reason,
+        "outputs": {verdict: update.count(verdict) for verdict in (PROVED, NOT_PROVED, REFUSED)},
+        "unproved": [answer.output for answer in update.answers if answer.verdict != PROVED],
+        "any_number_of_steps": update.induction.holds,
+        "only_one_since": update.induction.reason,
+        "state": list(update.induction.state),
     }

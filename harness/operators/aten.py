@@ -29,6 +29,8 @@ ATEN = (
     Operator(name="aten._functional_assert_scalar", checks=("default",), allowed=("default",)),
     Operator(name="aten._functional_sym_constrain_range", checks=("default",)),
     Operator(name="aten._functional_sym_constrain_range_for_size", checks=("default",)),
+    Operator(name="aten._fused_adam_", counts_as="aten._fused_adam"),
+    Operator(name="aten._fused_adamw_", counts_as="aten._fused_adamw"),
     Operator(name="aten._fused_rms_norm", rows=RowFlow.EACH_NORMALIZED, allowed=("default",)),
     Operator(
         name="aten._grouped_mm",

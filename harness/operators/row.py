@@ -167,7 +167,8 @@ class Operator:
     in_place_of: str | None = None
     """The operator whose result it leaves in `self`, in the overload of the same name."""
     counts_as: str | None = None
-    """The operator that gives new statistics of a batch besides what this one gives, which writes them in training."""
+    """The operator that gives, in memory of its own, what this one writes: a batch's statistics besides its results, or
+    parameters and moments."""
     commutes: bool = False
     """The result does not depend on which of two tensors comes first."""
     is_constant: bool = False

@@ -42,7 +42,7 @@ class Canonicalizer:
         self.refused: dict[int, RefusedError] = {}
         self.symbols = Symbols(table)
         self.memory = GraphMemory(graph)
-        self._generator: Term = ("seed",)  # the state that the next random call reads
+        self.generator: Term = ("seed",)  # the state that the next random call reads
         self._of_elements = (
             (known_operators.FILLS, self._filling),
             ({*known_operators.EXACT, *known_operators.DIVISIONS, known_operators.POWER}, self._exact),
@@ -157,7 +157,7 @@ class Canonicalizer:
             return self._view(call, call.reads[0])
         if call.op in known_operators.COLLECTIVES:
             return self._collective(call, args)
-        if call.op in known_operators.CARRIES:
+        if call.op in known_operators.CARRIES | known_operators.UPDATES:
             return self._results(call, "move", call.op, self._arguments(call, call.args, layouts=False))
         return self._opaque(call, call.args)
 
@@ -289,10 +289,10 @@ class Canonicalizer:
     def _opaque(self, call: Call, given: tuple[tuple[str, Any], ...]) -> Any:
         arguments = self._arguments(call, given, layouts=True)
         if call.random:
-            arguments = (*arguments, ("generator", ("value", self.table.make(self._generator))))
+            arguments = (*arguments, ("generator", ("value", self.table.make(self.generator))))
         found = self._results(call, "op", call.op, arguments)
         if call.random:
-            self._generator = ("draws", found if isinstance(found, int) else found[0])
+            self.generator = ("draws", found if isinstance(found, int) else found[0])
         return found
 
     def _results(self, call: Call, kind: str, op: str, arguments: Any) -> Any:
@@ -376,7 +376,7 @@ class Canonicalizer:
         if call.writes or call.value is None or call.op.startswith("higher_order."):
             self.memory.distrust(index)
         if call.random:
-            self._generator = ("fresh", SIDES[self.side], index, "generator", ())
+            self.generator = ("fresh", SIDES[self.side], index, "generator", ())
 
 
 _OPERANDS = (("self",), ("self", "other"), ("condition", "self", "other"))

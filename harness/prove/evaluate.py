@@ -23,6 +23,7 @@ from bitproof.harness.graph import operators as graph_operators
 from bitproof.harness.graph.groups import Partition
 from bitproof.harness.graph.symbols import source_of
 from bitproof.harness.prove.graphs.export import RefusedError, digest_of
+from bitproof.harness.prove.known_operators import ARITHMETIC, PYTHON, UPDATES
 from bitproof.harness.prove.terms import Table
 from bitproof.harness.prove.windows import row_major
 
@@ -188,7 +189,7 @@ class Evaluator:
             case ("seed",):
                 return None  # nobody reads it: random calls are not computed
             case ("out", place, index, _, _):
-                return known[place][rank][index]
+                return _each(known[place][rank])[index]
             case ("view", place, shape, strides, offset):
                 return _flat(known[place][rank]).as_strided(shape, strides, offset)
             case ("cat", places, dim):
@@ -213,6 +214,10 @@ class Evaluator:
         values = self._arguments(arguments, rank)
         if op == "reshape":
             return cast(Tensor, values["self"]).reshape(cast(list[int], values["shape"]))
+        if op.startswith(PYTHON):
+            return torch.tensor(_number(op.removeprefix(PYTHON))(*values.values()), dtype=torch.float64)
+        if op in UPDATES:
+            values = {name: [y.contiguous() for y in x] if isinstance(x, list) else x for name, x in values.items()}
         return _operator(op)(**values)
 
     def _arguments(self, arguments: Mapping[str, Any], rank: int) -> Values:
@@ -220,6 +225,8 @@ class Evaluator:
 
     def _argument(self, value: Any, rank: int) -> Any:
         match value:
+            case ("tensor", place, *_) if self._is_number(place):
+                return self._known[place][rank].item()
             case ("tensor", place, _, _, shape, strides, alignment):
                 sizes = [[self._size(n, rank) for n in numbers] for numbers in (shape, strides, [alignment])]
                 return laid_out(self._known[place][rank], sizes[0], sizes[1], sizes[2][0])
@@ -245,6 +252,11 @@ class Evaluator:
                 return partition
         return value
 
+    def _is_number(self, place: int) -> bool:
+        """Whether a term stands for a number that Python has, which tensors' operators are handed as one."""
+        term = self.table[place]
+        return term[0] == "op" and term[1].startswith(PYTHON)
+
     def _size(self, size: Any, rank: int) -> int:
         if isinstance(size, int):
             return size
@@ -267,6 +279,16 @@ def _flat(x: Tensor) -> Tensor:
     """The tensor with its elements in row-major order in memory."""
     same = tuple(x.stride()) == row_major(tuple(x.shape)) and x.storage_offset() == 0
     return x if same else x.clone(memory_format=torch.contiguous_format)
+
+
+def _each(results: Any) -> list[Any]:
+    """An operator's results, those in lists among them."""
+    return [x for value in results for x in (value if isinstance(value, list | tuple) else [value])]
+
+
+def _number(name: str) -> Callable[..., Any]:
+    """What computes a number of others, as Python calls it."""
+    return next(function for function in (float, *ARITHMETIC) if function.__name__ == name)
 
 
 @functools.cache

@@ -163,8 +163,22 @@ DIVISIONS = {ROWS["aten.div"].overload(end) for end in ("Tensor", "Scalar")}
 POWER = ROWS["aten.pow"].overload("Tensor_Scalar")
 """An operator that is a product of what it reads with itself where the exponent is 2 and the dtype real."""
 
-BATCH_NORMS = {row.overload("default"): f"{row.counts_as}.default" for row in ROWS.values() if row.counts_as}
+_COUNTED = {row.overload("default"): f"{row.counts_as}.default" for row in ROWS.values() if row.counts_as}
+
+FUSED = {op: of for op, of in _COUNTED.items() if op.startswith("aten._fused_")}
+"""Operators that update parameters and their state, lists of tensors, and the one as which each is written down."""
+
+UPDATES = frozenset(FUSED.values())
+"""These, one parameter at a time. Only tensors in rows are admitted, so that no layout is left to decide; nor does it
+count where in a line of memory one begins: the kernel takes the elements in order, as many at a time from the first on,
+by loads that need no alignment (aten/src/ATen/native/cpu/FusedAdamKernel.cpp), and a test tries each place."""
+
+BATCH_NORMS = {op: of for op, of in _COUNTED.items() if op not in FUSED}
 """Operators that write STATISTICS in training, as schemas say of some, and the one as which they are written down."""
+
+PYTHON = "python."
+"""What the names of operators begin with that compute a real number of others, as Python does: a tensor of one float64
+stands for it. `python.float` is a number read from a tensor."""
 
 STATISTICS = ("running_mean", "running_var")
 

@@ -27,6 +27,7 @@ from bitproof.harness.prove.evaluate import Evaluator, NotEvaluatedError, differ
 from bitproof.harness.prove.graphs.export import RefusedError, export_graph
 from bitproof.harness.prove.graphs.memory_layouts import Layouts
 from bitproof.harness.prove.graphs.open_sizes import SizeBounds
+from bitproof.harness.prove.induction import Induction
 from bitproof.harness.prove.terms import Rule
 
 MOST_ELEMENTS = 20_000_000
@@ -70,7 +71,8 @@ class PairProof:
     """What is known of two programs. `proof` is None where they were refused as a whole, for `reason`, or not tried.
 
     `evaluated` counts the PROVED outputs whose terms were computed, and gave both graphs' bits; `not_evaluated` says
-    why there are none. `bounds` are the sizes for which all holds, where sizes are open.
+    why there are none. `bounds` are the sizes for which all holds, where sizes are open. `induction` says whether any
+    number of steps is proved, where the two are steps.
     """
 
     verdict: str
@@ -81,6 +83,7 @@ class PairProof:
     not_evaluated: str | None = None
     seconds: tuple[tuple[str, float], ...] = ()
     bounds: tuple[str, ...] = ()
+    induction: Induction | None = None
 
     @property
     def answers(self) -> tuple[OutputAnswer, ...]:

@@ -23,11 +23,12 @@ from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.graph.groups import GroupTable
 from bitproof.harness.graph.tracing.trace import StepGraph
 from bitproof.harness.machine.determinism import set_determinism
-from bitproof.harness.prove.answers import BUFFER, INPUT, PARAMETER, REFUSED
+from bitproof.harness.prove.answers import BUFFER, INPUT, PARAMETER, PROVED, REFUSED
 from bitproof.harness.prove.graphs.export import RefusedError
 from bitproof.harness.prove.pairs import MOST_ELEMENTS, MOST_RANKS, PairProof, Provable, prove_programs, told
 from bitproof.harness.prove.precompiled import precompiled_step
 from bitproof.harness.prove.terms import Rule
+from bitproof.harness.prove.update import UpdateProof, prove_update
 from bitproof.harness.systems.autoplace import placed_case
 from bitproof.harness.systems.step_graphs import read_inputs, step_graph
 
@@ -36,9 +37,10 @@ KNOWN_SYSTEMS = ("eager", "eager_chunked", *PREPARED)
 
 @dataclass(frozen=True)
 class CaseProof(PairProof):
-    """What is known of a case: of its two systems' steps."""
+    """What is known of a case: of its two systems' steps, and, where that was asked, of what follows them."""
 
     case: Case = field(kw_only=True)
+    update: UpdateProof | None = field(default=None, kw_only=True)
 
 
 NOT_TRIED = "NOT TRIED"
@@ -65,12 +67,14 @@ def prove_case(
     device: torch.device | None = None,
     precompiled: Path | None = None,
     evaluate: bool = True,
+    follow: bool = False,
     rules: dict[str, list[Rule]] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CaseProof:
     """Prove one case on tensors of `device`, by default the CPU; `options` bring passes into the candidate's graph.
 
-    With `precompiled` the candidate is the step that this folder holds. `seconds` of what is returned are those of
+    With `precompiled` the candidate is the step that this folder holds; with `follow` what follows a proved step is
+    proved, too. `seconds` of what is returned are those of
     `clock`. This process is deterministic from then on, as a run's are: by that torch chooses operators.
 
     Raises what tracing and passes raise, and ArtifactError. What cannot be understood is part of the answer.
@@ -95,7 +99,11 @@ def prove_case(
         found = prove_programs(reference.program, other, sets, rules=rules, lap=laps.lap)
     except RefusedError as error:
         return CaseProof(REFUSED, reason=told(error), seconds=laps.all(), case=case)
-    return CaseProof(**vars(replace(found, seconds=laps.all())), case=case)
+    update = None
+    if follow and found.verdict == PROVED:
+        update = prove_update(case, found, (reference.groups, candidate_groups), device)
+        laps.lap("update")
+    return CaseProof(**vars(replace(found, seconds=laps.all())), case=case, update=update)
 
 
 def of_the_reference(case: Case) -> Case:

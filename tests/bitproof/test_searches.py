@@ -72,6 +72,8 @@ def test_prove_gives_the_answer_of_a_process_of_its_own(tmp_path: Path) -> None:
 def test_a_keyword_of_another_function_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"prove\(\) got an unexpected keyword argument 'inject'"):
         bitproof.prove(moe_seq, inject="flip-bit", report_dir=tmp_path)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="takes no until: those are a case's"):
+        bitproof.prove(abs, abs, until="chunk")  # type: ignore[call-overload]
     with pytest.raises(bitproof.UsageError, match="has no passes to tell apart"):
         bitproof.bisect(replace(moe_seq, candidate="eager_chunked"), report_dir=tmp_path)
     assert not list(tmp_path.iterdir())

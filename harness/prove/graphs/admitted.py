@@ -88,7 +88,7 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
     is_known = name in known.DRAWS | known.REFUSED or name.split(".")[1] in known.UNINITIALIZED
     if namespace not in SCANNED or is_known:
         return None
-    if _is_drawn_dropout(name, given) or _is_norm_in_training(name, given):
+    if _is_drawn_dropout(name, given) or _is_norm_in_training(name, given) or _is_update(name, given):
         return None
     allowed = names().get(name)
     if allowed is not None:
@@ -120,6 +120,24 @@ def _is_norm_in_training(name: str, given: Mapping[str, Any]) -> bool:
     sizes = {tuple(x.shape) for x in _tensors([given.get(x) for x in (*known.STATISTICS, "weight", "bias")])}
     fits = sizes == {tuple(given["input"].shape[1:2])} and 0 not in given["input"].shape
     return are_apart and fits and layout_of(given) == ROWS and type(given.get("momentum")) is float
+
+
+def _is_update(name: str, given: Mapping[str, Any]) -> bool:
+    """Whether a call is an optimizer's kernel that goes through lists of as many tensors, of one dtype and size at each
+    place, all in rows on the CPU. It writes parameters and their state, which lie apart from all else, and nothing
+    more, as it scales no gradients. It walks memory, so that other strides would pair other elements."""
+    if name not in known.FUSED or not all(given.get(x) is None for x in ("grad_scale", "found_inf")):
+        return False
+    lists = {key: x for key, x in given.items() if isinstance(x, list | tuple) and x}
+    if not all(isinstance(x, Tensor) and x.device.type == "cpu" for items in lists.values() for x in items):
+        return False
+    if len({len(items) for items in lists.values()}) != 1 or layout_of(given) != ROWS:
+        return False
+    steps = lists.pop("state_steps")
+    one_kind = all(len({(x.dtype, tuple(x.shape)) for x in own}) == 1 for own in zip(*lists.values(), strict=True))
+    updated = [storage_key(x) for key, items in lists.items() if key != "grads" for x in items]
+    others = {storage_key(x) for x in (*lists["grads"], *steps)}
+    return one_kind and len({*updated}) == len(updated) and not others.intersection(updated)
 
 
 def untold(target: Any, given: Mapping[str, Any], results: Any) -> str | None:

@@ -7,6 +7,7 @@ memory exactly where real ones do, so aliases follow from them and not from oper
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -28,10 +29,10 @@ from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
 from bitproof.harness.graph.writer import CHUNK_KEY
 from bitproof.harness.prove import known_operators as known
 from bitproof.harness.prove.graphs import admitted
-from bitproof.harness.prove.graphs.batch_norm import add_copies, results_of
 from bitproof.harness.prove.graphs.executed import runs_otherwise
 from bitproof.harness.prove.graphs.expressions import size_of
 from bitproof.harness.prove.graphs.open_sizes import OpenSizes, SizeBounds
+from bitproof.harness.prove.graphs.written_apart import add_copies, add_updates, results_of
 from bitproof.harness.prove.layouts import shows
 from bitproof.harness.torch_compat import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload
 from bitproof.harness.torch_compat import disable_current_modes as without_modes
@@ -161,6 +162,13 @@ class _Exporter:
             reason = str(error).splitlines()[0] if str(error) else ""
             raise _refused(node, f"a call that fails on fake values: {type(error).__name__}: {reason}") from error
         self.values[node] = value
+        if op in known.FUSED:
+            self._update(node, known.FUSED[op], given)
+            return
+        if isinstance(value, torch.SymFloat):
+            name = str(getattr(node.target, "__name__", node.target)) if not op else "float"
+            self._add(node, node.name, known.PYTHON + name, self._arguments(node), value)
+            return
         if symbols.is_number(value) and (op in known.SIZES or (not op and self._reads_numbers(node))):
             return  # arithmetic on sizes: whoever reads it has the size itself
         if op in known.CHECKS or (value is None and op == "getitem"):
@@ -174,6 +182,12 @@ class _Exporter:
         self._add(node, node.name, counts_as or op or _operator(node), self._arguments(node), results)
         if counts_as:
             add_copies(self.calls)
+
+    def _update(self, node: Node, op: str, given: Mapping[str, Any]) -> None:
+        """An optimizer's kernel, a call a parameter."""
+        written = operators.written_names(node.target)
+        call = Call(node.name, op, tuple(self._arguments(node)), None, place=_place(node))
+        self.values[node] = [*add_updates(self.calls, call, given, written, functools.partial(self._layout, node))]
 
     def _reads_numbers(self, node: Node) -> bool:
         return all(symbols.is_number(self.values[x]) for x in node.all_input_nodes)
@@ -239,6 +253,8 @@ class _Exporter:
             return None  # FlexAttention gives gradients of what its masks capture, and they capture nothing
         if isinstance(value, (tuple, list)):
             return tuple(self._layout(node, item) for item in value)
+        if isinstance(value, torch.SymFloat):
+            return data.Tensor("float64", "cpu", (), (), 0, self.storages.setdefault(id(value), len(self.storages)))
         return None if value is None else self._size(node, value)
 
     def _size(self, node: Node, size: Any) -> data.Size:
@@ -277,7 +293,7 @@ class _Exporter:
                 held = self.values[x]
                 if isinstance(held, GraphModule):
                     return ("graph", _nested(node, held))
-                is_call = x in self.index and not symbols.is_number(held)
+                is_call = x in self.index and (not symbols.is_number(held) or isinstance(held, torch.SymFloat))
                 return ("node", self.index[x]) if is_call else self._number(node, held)
             case list() | tuple():
                 return ("list", *(self._argument(node, item) for item in x))

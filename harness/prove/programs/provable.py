@@ -2,7 +2,8 @@
 
     function, module    traced as it runs on the given inputs, backward and writes in place included. Tensors anywhere
                         among its inputs are inputs, by position; of modules among them, and of the function if it is
-                        one, parameters and buffers are, by name. All else is part of the program.
+                        one, parameters and buffers are, by name; so are tensors that optimizers among them keep. All
+                        else is part of the program.
     graph module        as it stands, where it lists operators; otherwise traced, node by node
     exported program    as it stands: nothing of it is run but fake values, operator by operator
 
@@ -26,14 +27,17 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.graph import CodeGen
+from torch.optim import Optimizer
 
 from bitproof.harness.graph.origin import META_KEY, Origin, OriginRecorder, user_line
 from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
-from bitproof.harness.graph.tracing.trace import fixed_fake
+from bitproof.harness.graph.tracing.trace import fixed_fake, keeping_state
 from bitproof.harness.prove import known_operators as known
 from bitproof.harness.prove.answers import BUFFER, INPUT, PARAMETER
 from bitproof.harness.prove.graphs.export import RefusedError
 from bitproof.harness.prove.pairs import Provable
+from bitproof.harness.prove.programs.one_by_one import one_by_one, without_regions
+from bitproof.harness.prove.programs.optimizers import HeldOptimizers
 from bitproof.harness.torch_compat import (
     HigherOrderOperator,
     OpOverload,
@@ -46,6 +50,8 @@ from bitproof.harness.torch_compat import (
 )
 from bitproof.harness.torch_compile import lazily_compiled
 
+NO_STEP = "a graph says nothing of what calls it"
+
 OUTPUT, WRITTEN, LOSS, GRADIENT = "output ", "written ", "loss", "gradient of "
 
 
@@ -55,6 +61,8 @@ class Held:
 
     program: Provable
     values: Mapping[str, Any]
+    keeps_less: str | None = NO_STEP
+    """Why what it leaves is not all that its next call would read; None where it is, as far as tensors tell."""
 
 
 def held(subject: Any, inputs: Sequence[Any], dynamic_shapes: Any = None) -> Held:
@@ -224,14 +232,16 @@ def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
     for prefix, module in modules.items():
         state |= {f"{PARAMETER}{prefix}{name}": x for name, x in module.named_parameters()}
         state |= {f"{BUFFER}{prefix}{name}": x for name, x in module.named_buffers()}
+    own = {id(x): name.removeprefix(PARAMETER) for name, x in state.items() if name.startswith(PARAMETER)}
+    optimizers = HeldOptimizers([leaf for leaf in leaves if isinstance(leaf, Optimizer)], own)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    values = {**state, **{f"{INPUT}{i}": x for i, x in enumerate(tensors)}}
+    values = {**state, **optimizers.state, **{f"{INPUT}{i}": x for i, x in enumerate(tensors)}}
     for name, x in values.items():
         if x.layout != torch.strided or is_wrapper_subclass(type(x)):
             raise RefusedError(f"{name} is a {type(x).__name__} that is not plain memory", where="the inputs")
         if has_open_sizes(x):
             raise RefusedError(f"{name} has open sizes, and the program is more than operators", where="the inputs")
-    tracing = _Tracing(subject, leaves, rebuilt, modules)
+    tracing = _Tracing(subject, leaves, rebuilt, modules, optimizers)
     fake_mode = step_fake_mode(ShapeEnv())
     fakes = [fixed_fake(fake_mode, x, x.device) for x in values.values()]
     try:
@@ -242,11 +252,12 @@ def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
         what = f"it cannot be traced: {type(error).__name__}: {reason}"
         raise RefusedError(what, where=tracing.where or _line_of(error)) from error
     graph.graph.set_codegen(CodeGen())
-    output = graph.graph.output_node()
+    output = without_regions(graph).graph.output_node()
     traced = iter(output.args[0])  # type: ignore[arg-type]
     graph.graph.erase_node(output)
-    returned = [next(traced) if isinstance(x, Tensor | torch.SymInt) else x for x in tracing.outputs]
-    return Held(_program(graph, list(values), fakes, returned), values)
+    returned = [(name, next(traced) if isinstance(x, Tensor | torch.SymInt) else x) for name, x in tracing.outputs]
+    program = _returning(graph, list(values), fakes, returned)
+    return Held(program, values, tracing.keeps_less)
 
 
 def _line_of(error: BaseException) -> str:
@@ -259,13 +270,20 @@ class _Tracing:
     """One function, run while it is traced; `where` is the node or line at which it stopped."""
 
     def __init__(
-        self, subject: Any, leaves: Sequence[Any], rebuilt: Callable[[list[Any]], Any], modules: Mapping[str, nn.Module]
+        self,
+        subject: Any,
+        leaves: Sequence[Any],
+        rebuilt: Callable[[list[Any]], Any],
+        modules: Mapping[str, nn.Module],
+        optimizers: HeldOptimizers,
     ) -> None:
+        self.optimizers = optimizers
+        self.keeps_less: str | None = None
         self.subject = subject
         self.leaves = leaves
         self.rebuilt = rebuilt
         self.modules = modules
-        self.outputs: list[Any] = []
+        self.outputs: list[tuple[str, Any]] = []
         self.where: str | None = None
 
     def run(self, names: Sequence[str], given: list[Tensor]) -> list[Any]:
@@ -284,14 +302,35 @@ class _Tracing:
                     if name.startswith(kind + prefix)
                 }
                 stack.enter_context(swapped_state(module, _known(module, own)))
+                stack.enter_context(keeping_state(module))
+            parameters = {name.removeprefix(PARAMETER): x for name, x in by_name.items() if name.startswith(PARAMETER)}
+            stack.enter_context(self.optimizers.swapped(by_name, parameters))
+            stack.enter_context(one_by_one())
             stack.enter_context(recorder.recording(tracer))
             stack.enter_context(backward_told(recorder.before_backward, recorder.after_backward))
             if isinstance(self.subject, GraphModule):
                 found = _Named(self.subject, self, tracer).run(*args)
             else:
                 found = self.subject(*args)
-        self.outputs = flattened(found)[0]
-        return [x for x in self.outputs if isinstance(x, Tensor | torch.SymInt)]
+        self.keeps_less = self._kept_less(parameters, by_name)
+        self.outputs = [(f"{OUTPUT}{i}", x) for i, x in enumerate(flattened(found)[0])]
+        self.outputs += [(f"{WRITTEN}{name}", x) for name, x in self.optimizers.new.items()]
+        return [x for _, x in self.outputs if isinstance(x, Tensor | torch.SymInt)]
+
+    def _kept_less(self, parameters: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str | None:
+        """What a next call would find otherwise than this one, though it is no value of an input."""
+        if changed := self.optimizers.host_side:
+            return f"the step changes what is no tensor: {', '.join(changed[:3])}"
+        if new := [name for name, x in self.optimizers.new.items() if not _lies_as(x, given.get(name))]:
+            return f"the optimizer makes state in this step, or lays it out anew: {new[0]}; take a step before"
+        if left := [name for name, x in parameters.items() if x.grad is not None]:
+            return f"the step leaves a gradient of {left[0]}, to which the next may add: end it by zero_grad()"
+        return None
+
+
+def _lies_as(x: Tensor, other: Tensor | None) -> bool:
+    kinds = [(y.dtype, y.device, y.shape, y.stride(), y.storage_offset()) for y in (x, other) if y is not None]
+    return len(kinds) == 2 and kinds[0] == kinds[1]
 
 
 def _known(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

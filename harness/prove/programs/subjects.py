@@ -1,6 +1,6 @@
-"""`prove_equal`: whether two functions, modules, graphs or exported programs give equal bits for every input.
+"""`bitproof.prove(f, g)`: whether two functions, modules, graphs or exported programs give equal bits for every input.
 
-    found = bitproof.prove_equal(f, g, x)
+    found = bitproof.prove(f, g, x)
     assert found.verdict == "PROVED", found
     found.answers            an answer an output: its verdict, the reason or the first calls that differ, a witness
 
@@ -13,6 +13,7 @@ the two would differ, and no proof would say so.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +22,9 @@ from torch import Tensor
 from bitproof.harness.prove.answers import BUFFER, PARAMETER, REFUSED
 from bitproof.harness.prove.evaluate import same_bits
 from bitproof.harness.prove.graphs.export import RefusedError
+from bitproof.harness.prove.induction import induction
 from bitproof.harness.prove.pairs import MOST_ELEMENTS, PairProof, Values, prove_programs, told
+from bitproof.harness.prove.programs.optimizers import OPTIMIZER
 from bitproof.harness.prove.programs.provable import Held, held
 from bitproof.harness.torch_compat import FakeTensor
 
@@ -47,7 +50,11 @@ def prove_equal(f: Any, g: Any, *inputs: Any, dynamic_shapes: Any = None) -> Pai
 
 def prove_held(one: Held, other: Held) -> PairProof:
     """Prove two programs, and compute them on the values with which they came and on random ones."""
-    return prove_programs(one.program, other.program, lambda: _sets(one), must_read=())
+    found = prove_programs(one.program, other.program, lambda: _sets(one), must_read=())
+    if found.proof is None or found.graphs is None:
+        return found
+    sides = one.keeps_less, other.keeps_less
+    return replace(found, induction=induction(found.proof, found.graphs, found.verdict, sides))
 
 
 def _check_state(one: Held, other: Held) -> None:
@@ -84,11 +91,12 @@ def _is_closed(x: Tensor) -> bool:
 
 def random(like: Mapping[str, Tensor], values: Mapping[str, Any], seed: int) -> Sequence[Any]:
     """Inputs of these layouts: real numbers of magnitudes far enough apart for roundings to show, and what came with
-    the program where its elements are no real numbers, which may be indices."""
+    the program where its elements are no real numbers, which may be indices, or an optimizer's, which may be counts."""
     generator = torch.Generator().manual_seed(seed)
     found = []
     for name, x in like.items():
-        if x.is_floating_point() or x.is_complex():
+        is_kept = name.startswith(OPTIMIZER) and _has_values(values.get(name))
+        if not is_kept and (x.is_floating_point() or x.is_complex()):
             kind = torch.complex64 if x.is_complex() else torch.float32
             value = torch.randn(x.shape, generator=generator, dtype=kind)
             value = (value * torch.exp(torch.randn(x.shape, generator=generator))).to(x.dtype)

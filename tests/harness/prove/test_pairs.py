@@ -114,7 +114,7 @@ UNEQUAL = {
 def judged(name, pair):
     one, other, *inputs = pair
     open_rows = ROWS if "open rows" in name else None
-    return bitproof.prove_equal(one, other, *(inputs or (X, Y)), dynamic_shapes=open_rows)
+    return bitproof.prove(one, other, *(inputs or (X, Y)), dynamic_shapes=open_rows)
 
 
 def test_there_are_twenty_of_each():
@@ -140,7 +140,7 @@ def test_four_lines_from_import_to_an_answer():
     exec(
         "import torch, bitproof\n"
         "x = torch.randn(4, 6)\n"
-        "found = bitproof.prove_equal(lambda x: x.exp()[:2], lambda x: x[:2].exp(), x)\n"
+        "found = bitproof.prove(lambda x: x.exp()[:2], lambda x: x[:2].exp(), x)\n"
         "verdict = found.verdict\n",
         scope,
     )
@@ -155,7 +155,7 @@ def test_sizes_that_are_open_are_told_with_their_bounds():
 
 def test_an_open_and_a_fixed_size_are_refused_by_the_input():
     sides = [export(nn.ReLU(), (X,), dynamic_shapes=shapes) for shapes in (None, ({0: Dim("rows")},))]
-    found = bitproof.prove_equal(*sides)
+    found = bitproof.prove(*sides)
     assert found.verdict == "REFUSED"
     assert "input 0 is float32 [4, 6]" in found.reason
 
@@ -164,7 +164,7 @@ def test_parameters_of_other_bits_are_refused_by_name():
     other = copy.deepcopy(NET)
     with torch.no_grad():
         other.down.bias[0] += 1
-    found = bitproof.prove_equal(NET, other, X)
+    found = bitproof.prove(NET, other, X)
     assert (found.verdict, "parameter down.bias holds other bits" in found.reason) == ("REFUSED", True)
 
 
@@ -178,21 +178,21 @@ class Normed(nn.Sequential):
 
 def test_a_training_step_with_a_batch_norm_is_proved_with_its_statistics():
     images = randn(2, 3, 8, 8)
-    found = bitproof.prove_equal(trained, by_grad, Normed(), images)
+    found = bitproof.prove(trained, by_grad, Normed(), images)
     assert (found.verdict, found.evaluated) == ("PROVED", 8), found.answers
     assert {"written buffer 1.running_mean", "written buffer 1.running_var"} < {x.output for x in found.answers}
-    other = bitproof.prove_equal(Normed(), Normed(momentum=0.2), images)
+    other = bitproof.prove(Normed(), Normed(momentum=0.2), images)
     assert other.verdict == "NOT PROVED"
     assert {x.output for x in other.answers if x.witness} == {f"written buffer 1.running_{x}" for x in ("mean", "var")}
 
 
 def test_constants_alone_show_nothing():
-    found = bitproof.prove_equal(lambda x: torch.zeros(3), lambda x: torch.zeros(3), X)
+    found = bitproof.prove(lambda x: torch.zeros(3), lambda x: torch.zeros(3), X)
     assert (found.verdict, found.reason) == ("REFUSED", "no output reads an input, so that equal ones show nothing")
 
 
 def test_outputs_that_are_numbers_are_compared():
-    found = bitproof.prove_equal(lambda x: (x, 3), lambda x: (x, 4), X)
+    found = bitproof.prove(lambda x: (x, 3), lambda x: (x, 4), X)
     assert (found.verdict, found.reason) == (
         "REFUSED",
         "output 1 is 3 in the reference and 4 in the candidate, in the outputs",
@@ -200,14 +200,14 @@ def test_outputs_that_are_numbers_are_compared():
 
 
 def test_what_cannot_be_traced_is_refused_with_the_line():
-    found = bitproof.prove_equal(lambda x: x if x.sum() > 0 else -x, lambda x: x, X)
+    found = bitproof.prove(lambda x: x if x.sum() > 0 else -x, lambda x: x, X)
     assert found.verdict == "REFUSED"
     assert "it cannot be traced" in found.reason and "test_pairs.py" in found.reason
 
 
 def test_what_is_not_understood_is_refused_with_the_node():
     drop = lambda x: torch.nn.functional.dropout(x, 1.0)  # noqa: E731
-    found = bitproof.prove_equal(drop, drop, X)
+    found = bitproof.prove(drop, drop, X)
     assert found.verdict == "REFUSED" and "native_dropout" in found.reason
     drawn = lambda x: torch.nn.functional.dropout(x, 0.5)  # noqa: E731
-    assert bitproof.prove_equal(drawn, drawn, X).verdict == "PROVED"
+    assert bitproof.prove(drawn, drawn, X).verdict == "PROVED"

@@ -100,6 +100,7 @@ def test_a_hook_of_inductors_is_known_to_its_cache_by_its_source_alone():
 
 
 @pytest.mark.slow
+@pytest.mark.ranks
 @pytest.mark.filterwarnings("ignore")
 def test_inductors_own_passes_are_watched_by_name():
     def step(x, y):

@@ -1,0 +1,64 @@
+"""Operators over lists of tensors, traced as what they are on the CPU: torch's own loop of single ones.
+
+`torch._foreach_add_(xs, ys)` calls `x.add_(y)` for each pair there; only devices with a kernel for lists have another
+way. A test holds the bits of both against each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bitproof.harness.torch_compat import OpOverload
+
+PREFIX = "_foreach_"
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    name: getattr(torch.Tensor, name)
+    for stem in ("add", "sub", "mul", "div", "lerp", "addcmul", "addcdiv", "sqrt", "neg", "reciprocal", "abs", "sign")
+    for name in (stem, f"{stem}_")
+}
+FUNCTIONS |= {"zero_": torch.Tensor.zero_, "copy_": torch.Tensor.copy_, "norm": torch.linalg.vector_norm}
+"""What is called of each tensor. Of any other operator over lists a proof takes the list as it is."""
+
+_BY_KEYWORD = {"addcmul": "value", "addcdiv": "value", "addcmul_": "value", "addcdiv_": "value"}
+"""Where the last number is given by name."""
+
+
+class _OneByOne(TorchDispatchMode):
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        name = str(func).partition(".")[2].partition(".")[0].removeprefix(PREFIX)
+        is_list = isinstance(func, OpOverload) and str(func).startswith(f"aten.{PREFIX}")
+        if not is_list or name not in FUNCTIONS or any(x.device.type != "cpu" for x in args[0]):
+            return func(*args, **kwargs)
+        found = [self._one(name, place, args, kwargs) for place in range(len(args[0]))]
+        return None if name.endswith("_") else found
+
+    def _one(self, name: str, place: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        own = [x[place] if isinstance(x, list | tuple) else x for x in args]
+        if name in _BY_KEYWORD and len(own) > 3:
+            kwargs = {**kwargs, _BY_KEYWORD[name]: own.pop()}
+        return FUNCTIONS[name](*own, **kwargs)
+
+
+def one_by_one() -> AbstractContextManager[Any]:
+    """Within this, operators over lists of tensors on the CPU run one tensor after the other."""
+    return _OneByOne()  # type: ignore[no-untyped-call]
+
+
+def without_regions(module: GraphModule) -> GraphModule:
+    """A traced graph without the names that optimizers give to what a profiler shows: those compute nothing."""
+    for name in ("_record_function_exit", "_record_function_enter_new"):
+        for node in [node for node in module.graph.nodes if getattr(node.target, "namespace", None) == "profiler"]:
+            if str(node.target).split(".")[1] == name and not node.users:
+                module.graph.erase_node(node)
+    return module

@@ -1,0 +1,94 @@
+"""An optimizer among a program's inputs: its state is input and output, by name, as a module's parameters are.
+
+    optimizer NAME.KEY      what it keeps of a module's parameter NAME, a tensor; `written ...` is what a step leaves
+
+What it keeps that is no tensor, and its settings, are part of the program; where a step changes those, it is another
+program in the next step, and nothing is said of that one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from bitproof.harness.prove.graphs.export import RefusedError
+
+OPTIMIZER = "optimizer "
+
+
+class HeldOptimizers:
+    """The optimizers among what a program is given; `names` has the name of each of the modules' parameters."""
+
+    def __init__(self, optimizers: Sequence[Optimizer], names: Mapping[int, str]) -> None:
+        self.optimizers = optimizers
+        self._slots: dict[str, tuple[Optimizer, Tensor, str]] = {}
+        self._names: dict[int, str] = {}
+        for optimizer in optimizers:
+            for parameter in (x for group in optimizer.param_groups for x in group["params"]):
+                if id(parameter) not in names:
+                    what = "an optimizer of a parameter that no module among the inputs has"
+                    raise RefusedError(what, where="the inputs")
+                name = self._names[id(parameter)] = names[id(parameter)]
+                for key, value in optimizer.state.get(parameter, {}).items():
+                    if isinstance(value, Tensor):
+                        self._slots[f"{OPTIMIZER}{name}.{key}"] = optimizer, parameter, key
+        self.new: dict[str, Tensor] = {}
+        self.host_side: list[str] = []
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """Its tensors, by name."""
+        return {name: optimizer.state[parameter][key] for name, (optimizer, parameter, key) in self._slots.items()}
+
+    @contextmanager
+    def swapped(self, given: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Iterator[None]:
+        """Have the optimizers update these parameters, and keep these tensors, by name. What is in another tensor's
+        place at the end, or is kept since then, is in `new`, and what else has changed is named in `host_side`."""
+        kept = [(x, [dict(group) for group in x.param_groups], x.state) for x in self.optimizers]
+        try:
+            for optimizer, _, state in kept:
+                optimizer.state = copy.copy(state)
+                optimizer.state.clear()
+                for group in optimizer.param_groups:
+                    old, group["params"] = group["params"], [parameters[self._names[id(x)]] for x in group["params"]]
+                    pairs = zip(old, group["params"], strict=True)
+                    optimizer.state.update({own: dict(state[x]) for x, own in pairs if x in state})
+            for name, (optimizer, parameter, key) in self._slots.items():
+                optimizer.state[parameters[self._names[id(parameter)]]][key] = given[name]
+            before = self._beside()
+            yield
+            self._look_at_the_end(given, parameters, before)
+        finally:
+            for optimizer, groups, state in kept:
+                optimizer.state = state
+                for group, own in zip(optimizer.param_groups, groups, strict=False):
+                    group.clear()
+                    group.update(own)
+
+    def _look_at_the_end(self, given: Mapping[str, Tensor], parameters: Mapping[str, Tensor], before: Any) -> None:
+        names = {id(x): name for name, x in parameters.items()}
+        self.new = {}
+        for optimizer in self.optimizers:
+            for parameter, state in optimizer.state.items():
+                for key, value in state.items():
+                    name = f"{OPTIMIZER}{names[id(parameter)]}.{key}"
+                    if isinstance(value, Tensor) and given.get(name) is not value:
+                        self.new[name] = value
+        after = self._beside()
+        self.host_side = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
+
+    def _beside(self) -> dict[str, str]:
+        """What the optimizers keep that is no tensor, in words."""
+        found: dict[str, str] = {}
+        for number, optimizer in enumerate(self.optimizers):
+            for place, group in enumerate(optimizer.param_groups):
+                found |= {f"optimizer {number} group {place} {k}": repr(x) for k, x in group.items() if k != "params"}
+            for place, state in enumerate(optimizer.state.values()):
+                others = {k: repr(x) for k, x in state.items() if not isinstance(x, Tensor)}
+                found |= {f"optimizer {number} parameter {place} {k}": x for k, x in others.items()}
+        return found

@@ -104,7 +104,7 @@ def prove(
 
 
 @overload
-def prove(case: Any, other: Any, *inputs: Any, dynamic_shapes: Any = None) -> PairProof: ...
+def prove(case: Any, other: Any, /, *inputs: Any, dynamic_shapes: Any = None) -> PairProof: ...
 
 
 def prove(

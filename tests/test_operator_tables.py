@@ -36,6 +36,7 @@ ALLOWED = {
     "harness/graph/analysis/parameters.py": (1, "what FSDP writes before a gather"),
     "harness/graph/passes/bucket.py": (1, "what FSDP writes behind a reduction"),
     "harness/graph/plain.py": (1, "Python's arithmetic on sizes, by the names in a file"),
+    "harness/graph/tracing/one_by_one.py": (2, "what runs in place of an operator over lists: code, by operator"),
     "harness/prove/rules.py": (2, "rules by the kind of a term, and which terms have signs"),
     "harness/sensitivity/formulas.py": (3, "which formula computes an operator otherwise: code, by operator"),
     "reference/layers/router.py": (2, "the scores that a router may have, as a case names them"),

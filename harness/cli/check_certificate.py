@@ -28,6 +28,15 @@ def check_certificate_command(
     retrace: Annotated[
         bool, typer.Option("--retrace", help="Make both graphs anew and compare them. Needs torch, and this code.")
     ] = False,
+    signers: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Require a signature of one of these allowed signers, as ssh-keygen takes them.",
+        ),
+    ] = None,
     *,
     options: RunOptions,
 ) -> None:
@@ -35,5 +44,7 @@ def check_certificate_command(
     from bitproof.harness.commands.check_certificate import check_certificates
 
     passes, step = options.extra_passes, options.precompiled
-    found = check_certificates(folder, second=second, retrace=retrace, extra_passes=passes, precompiled=step)
+    found = check_certificates(
+        folder, second=second, retrace=retrace, extra_passes=passes, precompiled=step, signers=signers
+    )
     raise typer.Exit(found)

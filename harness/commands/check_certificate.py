@@ -15,6 +15,7 @@ from bitproof.harness.certificate.data import Certificate, Subject
 from bitproof.harness.certificate.errors import RejectedError, require
 from bitproof.harness.certificate.files import FILES, MAIN, read_certificate
 from bitproof.harness.certificate.subject import check_subject
+from bitproof.harness.commands.certificate_signature import signer_of
 from bitproof.harness.errors import CaseError, UsageError
 from bitproof.harness.graph.collector import collector_paused
 from bitproof.harness.printable import printable
@@ -32,14 +33,15 @@ def check_certificates(
     retrace: bool = False,
     extra_passes: Sequence[str] = (),
     precompiled: Path | None = None,
+    signers: Path | None = None,
 ) -> int:
     """Check the certificate in a folder, or each in the folders of it; tell what each says, what it assumes, and what
     was not checked.
 
-    With `second` the second checker must agree. With `retrace` both graphs are made again, which needs torch;
-    `extra_passes` and `precompiled` are then those that certificates were made with. Returns 0 where all are accepted
-    and every output is proved, 1 where an output is not claimed, 3 where a certificate is rejected. Raises UsageError
-    where there is none, and where options are wrong.
+    With `second` the second checker must agree; with `signers` one of those must have signed it. With `retrace` both
+    graphs are made again, which needs torch; `extra_passes` and `precompiled` are then those that certificates were
+    made with. Returns 0 where all are accepted and every output is proved, 1 where an output is not claimed, 3 where a
+    certificate is rejected. Raises UsageError where there is none, and where options are wrong.
     """
     if not retrace and (extra_passes or precompiled is not None):
         raise UsageError(
@@ -50,11 +52,19 @@ def check_certificates(
     if not folders:
         raise UsageError("there is no certificate", expected=f"a folder with {MAIN}", found=str(folder))
     with collector_paused():  # of 61 layers looking for garbage takes half of the time
-        return max(_check(folder, second, retrace, extra_passes, precompiled) for folder in folders)
+        return max(_check(folder, second, retrace, extra_passes, precompiled, signers) for folder in folders)
 
 
-def _check(folder: Path, second: bool, retrace: bool, extra_passes: Sequence[str], precompiled: Path | None) -> int:
+def _check(
+    folder: Path,
+    second: bool,
+    retrace: bool,
+    extra_passes: Sequence[str],
+    precompiled: Path | None,
+    signers: Path | None,
+) -> int:
     try:
+        by = None if signers is None else signer_of(folder / MAIN, signers)
         certificate = read_certificate(folder)
         counts = check(certificate)
         check_subject(certificate)
@@ -74,6 +84,7 @@ def _check(folder: Path, second: bool, retrace: bool, extra_passes: Sequence[str
     _tell(f"{folder}: accepted: case {certificate.case}, {len(certificate.steps)} steps; outputs: {told}")
     digest = hashlib.sha256((folder / MAIN).read_bytes()).hexdigest()
     agrees = ["the second checker finds the same"] * second
+    agrees += [] if by is None else [f"signed by {by}, as {signers} knows whose key that is"]
     for line in (f"sha256 of {MAIN}: {digest}", *agrees, *_about(certificate, subject, case, retrace)):
         _tell(f"  {line}")
     for text in certificate.assumptions:

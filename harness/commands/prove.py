@@ -15,7 +15,7 @@ from bitproof.harness.graph.graph_options import GraphOptions, check_extra_passe
 from bitproof.harness.prove.answers import NOT_PROVED, PROVED, REFUSED, OutputAnswer, Proof
 from bitproof.harness.prove.certify import certificate_of, subject_of, write_certificate
 from bitproof.harness.prove.prove import NOT_TRIED, CaseProof, prove_case, why_not
-from bitproof.harness.prove.update import UpdateProof
+from bitproof.harness.prove.whole_step import UpdateProof
 from bitproof.harness.report.proofs import LAID_OUT_OTHERWISE
 from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, worst
 from bitproof.harness.torch_versions import torch_version

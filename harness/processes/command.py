@@ -27,12 +27,15 @@ def run_command(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
     is_joined: bool = False,
+    given: str | None = None,
 ) -> Ran:
-    """Run a program with no input; `is_joined` adds what it says of errors to what it prints. Raises CommandError."""
+    """Run a program, with no input unless a text is `given`; `is_joined` adds what it says of errors to what it prints.
+    Raises CommandError."""
+    stdin = {"stdin": subprocess.DEVNULL} if given is None else {"input": given}
     try:
         done = subprocess.run(
             list(command),
-            stdin=subprocess.DEVNULL,
+            **stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT if is_joined else subprocess.PIPE,
             timeout=seconds,

@@ -141,6 +141,9 @@ CAST = "aten._to_copy.default"
 """A cast from one dtype of FLOATS to another is exact; from or to an integer it is opaque, and within a dtype a copy.
 """
 
+CONVERTS = "prims.convert_element_type.default"
+"""The cast as decompositions write it, of an argument `a`: it is written down as CAST."""
+
 COPIES = {row.overload("default"): row.copies for row in ROWS.values() if row.copies}
 """Operators whose result, where its dtype is the same, has the values of the argument named, in memory of its own."""
 

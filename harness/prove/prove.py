@@ -28,7 +28,7 @@ from bitproof.harness.prove.graphs.export import RefusedError
 from bitproof.harness.prove.pairs import MOST_ELEMENTS, MOST_RANKS, PairProof, Provable, prove_programs, told
 from bitproof.harness.prove.precompiled import precompiled_step
 from bitproof.harness.prove.terms import Rule
-from bitproof.harness.prove.update import UpdateProof, prove_update
+from bitproof.harness.prove.whole_step import UpdateProof, prove_update
 from bitproof.harness.systems.autoplace import placed_case
 from bitproof.harness.systems.step_graphs import read_inputs, step_graph
 

@@ -179,7 +179,10 @@ class _Exporter:
             raise _refused(node, objection)
         counts_as = known.BATCH_NORMS.get(op)
         results = results_of(value, given) if counts_as else value
-        self._add(node, node.name, counts_as or op or _operator(node), self._arguments(node), results)
+        arguments = self._arguments(node)
+        if op == known.CONVERTS:
+            op, arguments = known.CAST, (("self" if name == "a" else name, x) for name, x in arguments)
+        self._add(node, node.name, counts_as or op or _operator(node), arguments, results)
         if counts_as:
             add_copies(self.calls)
 

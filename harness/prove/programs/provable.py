@@ -31,12 +31,12 @@ from torch.optim import Optimizer
 
 from bitproof.harness.graph.origin import META_KEY, Origin, OriginRecorder, user_line
 from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
+from bitproof.harness.graph.tracing.one_by_one import one_by_one, without_regions
 from bitproof.harness.graph.tracing.trace import fixed_fake, keeping_state
 from bitproof.harness.prove import known_operators as known
 from bitproof.harness.prove.answers import BUFFER, INPUT, PARAMETER
 from bitproof.harness.prove.graphs.export import RefusedError
 from bitproof.harness.prove.pairs import Provable
-from bitproof.harness.prove.programs.one_by_one import one_by_one, without_regions
 from bitproof.harness.prove.programs.optimizers import HeldOptimizers
 from bitproof.harness.torch_compat import (
     HigherOrderOperator,

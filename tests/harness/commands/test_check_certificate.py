@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -219,3 +220,50 @@ def test_checking_loads_neither_torch_nor_the_prover(tmp_path):
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
     assert "accepted: case same" in told[0]
     assert json.loads(told[-1]) == [0, False, False]
+
+
+@pytest.fixture
+def keygen(tmp_path):
+    """`ssh-keygen`, a key of its own, and a file that allows its signatures."""
+    if shutil.which("ssh-keygen") is None:
+        pytest.fail("tests of signatures need ssh-keygen")
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    signers = tmp_path / "signers"
+    signers.write_text(f'kim@example.org namespaces="bitproof-certificate,other" {key.with_suffix(".pub").read_text()}')
+
+    def sign(folder, namespace="bitproof-certificate"):
+        words = ["ssh-keygen", "-q", "-Y", "sign", "-f", key, "-n", namespace, folder / "certificate.json"]
+        subprocess.run(words, check=True, capture_output=True)
+
+    return sign, signers
+
+
+def test_a_signed_certificate_is_accepted_by_the_name_of_its_signer(folder, keygen, capsys):
+    sign, signers = keygen
+    sign(folder / "same")
+    assert main(["check-certificate", str(folder / "same"), "--signers", str(signers)]) == 0
+    assert f"  signed by kim@example.org, as {signers} knows whose key that is" in capsys.readouterr().out
+    assert main(["check-certificate", str(folder / "same")]) == 0  # who does not ask is told nothing
+
+
+@pytest.mark.parametrize("flaw", ["none", "namespace", "signer", "changed", "other's"])
+def test_a_certificate_without_its_signature_is_rejected(folder, keygen, capsys, flaw):
+    sign, signers = keygen
+    same, told = folder / "same", "its signature is of something else, or for something else"
+    if flaw != "none":
+        sign(same, "other" if flaw == "namespace" else "bitproof-certificate")
+    if flaw == "none":
+        told = "nobody signed it: there is no certificate.json.sig"
+    if flaw == "signer":
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "others"], check=True)
+        signers.write_text(f"kim@example.org {(folder / 'others.pub').read_text()}")
+        told = "signed by nobody of the allowed signers"
+    if flaw == "changed":
+        change(same, lambda values: values["answers"].reverse())
+    if flaw == "other's":
+        write(folder / "less", SUB)
+        shutil.copy(same / "certificate.json.sig", folder / "less")
+        same = folder / "less"
+    assert main(["check-certificate", str(same), "--signers", str(signers)]) == 3
+    assert f"REJECTED: {told}" in capsys.readouterr().out

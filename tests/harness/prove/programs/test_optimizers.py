@@ -6,8 +6,8 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
 import bitproof
+from bitproof.harness.graph.tracing.one_by_one import FUNCTIONS, one_by_one
 from bitproof.harness.prove.evaluate import same_bits
-from bitproof.harness.prove.programs.one_by_one import FUNCTIONS, one_by_one
 from tests.harness.prove.toy_graphs import aten, randn
 
 X = randn(4, 6)

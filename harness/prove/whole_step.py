@@ -9,33 +9,24 @@
 
 from __future__ import annotations
 
-import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.fx.graph import CodeGen
 
 from bitproof.harness.case import Case
 from bitproof.harness.certificate import data
-from bitproof.harness.certificate.data import Call, Graph
+from bitproof.harness.certificate.data import Graph
 from bitproof.harness.graph.groups import GroupTable
-from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
-from bitproof.harness.graph.tracing.trace import fixed_fake
 from bitproof.harness.prove.answers import BUFFER, PARAMETER, PROVED, REFUSED, OutputAnswer, prove_graphs
 from bitproof.harness.prove.graphs.export import RefusedError, export_graph
 from bitproof.harness.prove.induction import WRITTEN, Induction, induction
 from bitproof.harness.prove.pairs import PairProof, told
-from bitproof.harness.prove.programs.one_by_one import one_by_one, without_regions
 from bitproof.harness.prove.programs.optimizers import OPTIMIZER
-from bitproof.harness.torch_compat import FakeTensorMode, swapped_state, symbolic_graph
-from bitproof.reference.optimizer import ShardedAdamW, layers_with_experts
-from bitproof.reference.parallel.mesh import Mesh
-from bitproof.reference.step import Trainer, build_sharded_model
+from bitproof.harness.systems.update_graph import update_graph
 
 GRADIENT = "gradient of "
 NOT_FOLLOWED = Induction(False, reason="what follows the step is not proved")
@@ -76,7 +67,6 @@ class _Updates:
     def __init__(self, case: Case, device: torch.device) -> None:
         self._case = case
         self._device = device
-        self._model = build_sharded_model(case, Mesh(0, case.parallelism), torch.device("meta"))
         self._traced: dict[Any, tuple[GraphModule, dict[str, Tensor]]] = {}
 
     def of(self, step: Graph, groups: GroupTable) -> Graph:
@@ -86,59 +76,25 @@ class _Updates:
             raise RefusedError("a gradient whose layout depends on data", where="the step's outputs")
         key = tuple((name, x.dtype, x.shape, x.strides) for name, x in lie.items())
         if key not in self._traced:
-            self._traced[key] = self._trace(lie)
+            like = {name.removeprefix(GRADIENT): _on_meta(x) for name, x in lie.items()}
+            self._traced[key] = self._trace(like)
         module, fakes = self._traced[key]
         return export_graph(module, list(fakes), list(fakes.values()), [], groups)
 
-    def _trace(self, lie: Mapping[str, data.Tensor]) -> tuple[GraphModule, dict[str, Tensor]]:
+    def _trace(self, like: dict[str, Tensor]) -> tuple[GraphModule, dict[str, Tensor]]:
         """The graph of the update, and its inputs on fake values, by name."""
-        mode = step_fake_mode(ShapeEnv())
-        parameters = {name: fixed_fake(mode, x, self._device) for name, x in self._model.named_parameters()}
-        buffers = {name: fixed_fake(mode, x, self._device) for name, x in self._model.named_buffers()}
-        gradients = {name: _fake(mode, x, self._device) for name, x in lie.items()}
-        by_name = {name.removeprefix(GRADIENT): x for name, x in gradients.items()}
-        state = {OPTIMIZER + name: x for name, x in self._state(mode, parameters, by_name).items()}
-        given = {PARAMETER + name: x for name, x in parameters.items()} | {BUFFER + x: y for x, y in buffers.items()}
-        given |= gradients | state
-
-        def update(tensors: list[Tensor]) -> list[Tensor]:
-            own = dict(zip(given, tensors, strict=True))
-            kinds = [_of_kind(own, kind) for kind in (PARAMETER, BUFFER, GRADIENT, OPTIMIZER)]
-            optimizer = ShardedAdamW(kinds[0], self._case.optimizer)  # type: ignore[arg-type]
-            optimizer.load(kinds[3])
-            with swapped_state(self._model, kinds[0] | kinds[1]), one_by_one():
-                layers = layers_with_experts(self._model)
-                trainer = types.SimpleNamespace(case=self._case, optimizer=optimizer, _layers_with_experts=layers)
-                Trainer.update(trainer, kinds[2])  # type: ignore[arg-type]
-            return []
-
         try:
-            module = without_regions(symbolic_graph(update, mode)(list(given.values())))
+            module, *inputs = update_graph(self._case, like, self._device)
         except Exception as error:
             reason = str(error).splitlines()[0] if str(error) else ""
             what = f"the update cannot be traced: {type(error).__name__}: {reason}"
             raise RefusedError(what, where="what follows the step") from error
-        module.graph.set_codegen(CodeGen())
-        module.recompile()
-        return module, given
-
-    def _state(
-        self, mode: FakeTensorMode, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """What the optimizer keeps after a step, in new tensors of which nothing is known but how they lie."""
-        with mode:
-            optimizer = ShardedAdamW(parameters, self._case.optimizer)  # type: ignore[arg-type]
-            optimizer.step(gradients)
-        return {name: fixed_fake(mode, x, x.device) for name, x in optimizer.state()}
+        kinds = zip((PARAMETER, BUFFER, GRADIENT, OPTIMIZER), inputs, strict=True)
+        return module, {kind + name: x for kind, own in kinds for name, x in own.items()}
 
 
-def _of_kind(tensors: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
-    return {name.removeprefix(kind): x for name, x in tensors.items() if name.startswith(kind)}
-
-
-def _fake(mode: FakeTensorMode, x: data.Tensor, device: torch.device) -> Tensor:
-    with mode:
-        return torch.empty_strided(x.shape, x.strides, dtype=getattr(torch, x.dtype), device=device)
+def _on_meta(x: data.Tensor) -> Tensor:
+    return torch.empty_strided(x.shape, x.strides, dtype=getattr(torch, x.dtype), device="meta")
 
 
 def join(step: Graph, update: Graph) -> Graph:
@@ -170,10 +126,6 @@ def join(step: Graph, update: Graph) -> Graph:
                 raise RefusedError(f"{call.name} lies otherwise after the step than before", where="the update")
         else:
             places.append(len(calls))
-            calls.append(_moved(call, told))
+            args = tuple((name, told(x)) for name, x in call.args)
+            calls.append(replace(call, args=args, value=told(call.value)))
     return Graph(tuple(calls), step.outputs)
-
-
-def _moved(call: Call, told: Any) -> Call:
-    args = tuple((name, told(x)) for name, x in call.args)
-    return replace(call, args=args, value=told(call.value))

@@ -10,10 +10,11 @@ from bitproof.builtin_cases import CASES
 from bitproof.harness.case import Parallelism
 from bitproof.harness.certificate import data
 from bitproof.harness.commands.prove import _lines, _update_data
-from bitproof.harness.prove import update
+from bitproof.harness.prove import whole_step
 from bitproof.harness.prove.answers import prove_graphs
 from bitproof.harness.prove.graphs.export import RefusedError
 from bitproof.harness.prove.prove import prove_case
+from bitproof.reference.step import Trainer
 
 pytestmark = pytest.mark.traces
 
@@ -35,7 +36,7 @@ def groups():
 
 
 def joined(case, step):
-    return update.join(step, update._Updates(case, torch.device("cpu")).of(step, groups()))
+    return whole_step.join(step, whole_step._Updates(case, torch.device("cpu")).of(step, groups()))
 
 
 def test_any_number_of_steps_is_proved_with_balanced_experts_and_optimizer_state():
@@ -91,12 +92,12 @@ def test_a_gradient_counts_by_its_elements_in_rows_and_no_other_layout_is_taken(
 def test_a_buffer_that_lies_otherwise_after_the_step_is_refused():
     found = followed()
     step = found.graphs[0]
-    own = update._Updates(found.case, torch.device("cpu")).of(step, groups())
+    own = whole_step._Updates(found.case, torch.device("cpu")).of(step, groups())
     index = next(i for i, x in enumerate(own.calls) if x.name == "buffer layers.0.moe.expert_bias")
     call = own.calls[index]
     calls = [*own.calls[:index], replace(call, value=replace(call.value, dtype="float64")), *own.calls[index + 1 :]]
     with pytest.raises(RefusedError, match="lies otherwise after the step than before"):
-        update.join(step, data.Graph(tuple(calls), own.outputs))
+        whole_step.join(step, data.Graph(tuple(calls), own.outputs))
 
 
 def test_an_update_that_cannot_be_traced_is_refused_with_the_reason(monkeypatch):
@@ -105,7 +106,7 @@ def test_an_update_that_cannot_be_traced_is_refused_with_the_reason(monkeypatch)
     def fails(*_):
         raise ValueError("no such rate")
 
-    monkeypatch.setattr(update.Trainer, "update", fails)
-    refused = update.prove_update(found.case, found, (groups(), groups()), torch.device("cpu"))
+    monkeypatch.setattr(Trainer, "update", fails)
+    refused = whole_step.prove_update(found.case, found, (groups(), groups()), torch.device("cpu"))
     assert refused.verdict == "REFUSED" and "ValueError: no such rate" in refused.reason
     assert not refused.induction.holds

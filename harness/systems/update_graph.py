@@ -1,0 +1,70 @@
+"""What every system of ours does after a step, as a graph: experts are balanced, and the optimizer updates shards."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.graph import CodeGen
+
+from bitproof.harness.case import Case
+from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
+from bitproof.harness.graph.tracing.one_by_one import one_by_one, without_regions
+from bitproof.harness.graph.tracing.trace import fixed_fake
+from bitproof.harness.torch_compat import FakeTensorMode, swapped_state, symbolic_graph
+from bitproof.reference.optimizer import ShardedAdamW, layers_with_experts
+from bitproof.reference.parallel.mesh import Mesh
+from bitproof.reference.step import Trainer, build_sharded_model
+
+
+class UpdateGraph(NamedTuple):
+    """The graph, and what it takes, in this order: tensors by name, fake ones that lie as real ones do. It writes them,
+    and returns nothing."""
+
+    module: GraphModule
+    parameters: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+    state: dict[str, Tensor]
+
+
+def update_graph(case: Case, gradients: Mapping[str, Tensor], device: torch.device) -> UpdateGraph:
+    """`Trainer.update`, traced on gradients that lie as these do, by parameter, and on the state that an optimizer has
+    after a step: before its first it is zeros. Raises whatever it raises."""
+    model = build_sharded_model(case, Mesh(0, case.parallelism), torch.device("meta"))
+    mode = step_fake_mode(ShapeEnv())
+    parameters = {name: fixed_fake(mode, x, device) for name, x in model.named_parameters()}
+    buffers = {name: fixed_fake(mode, x, device) for name, x in model.named_buffers()}
+    given = {name: fixed_fake(mode, x, device) for name, x in gradients.items()}
+    state = _state(case, mode, parameters, given)
+
+    def update(*tensors: dict[str, Tensor]) -> list[Tensor]:
+        own, held, grads, kept = tensors
+        optimizer = ShardedAdamW(own, case.optimizer)  # type: ignore[arg-type]
+        optimizer.load(kept)
+        with swapped_state(model, own | held), one_by_one():
+            layers = layers_with_experts(model)
+            trainer = types.SimpleNamespace(case=case, optimizer=optimizer, _layers_with_experts=layers)
+            Trainer.update(trainer, grads)  # type: ignore[arg-type]
+        return []
+
+    module = without_regions(symbolic_graph(update, mode)(parameters, buffers, given, state))
+    module.graph.set_codegen(CodeGen())
+    module.recompile()
+    return UpdateGraph(module, parameters, buffers, given, state)
+
+
+def _state(
+    case: Case, mode: FakeTensorMode, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """What the optimizer keeps after a step, in new tensors of which nothing is known but how they lie: a step count
+    that is known would be taken for every step's."""
+    with mode:
+        optimizer = ShardedAdamW(parameters, case.optimizer)  # type: ignore[arg-type]
+        optimizer.step(gradients)
+    return {name: fixed_fake(mode, x, x.device) for name, x in optimizer.state()}

@@ -12,18 +12,22 @@ from bitproof.harness import second_checker
 from bitproof.harness.case import Case
 from bitproof.harness.certificate.check import check
 from bitproof.harness.certificate.data import Certificate, Subject
-from bitproof.harness.certificate.errors import RejectedError, require
+from bitproof.harness.certificate.errors import RejectedError, rejecting, require
 from bitproof.harness.certificate.files import FILES, MAIN, read_certificate
 from bitproof.harness.certificate.subject import check_subject
-from bitproof.harness.commands.certificate_signature import signer_of
-from bitproof.harness.errors import CaseError, UsageError
+from bitproof.harness.errors import CaseError, MachineError, UsageError
 from bitproof.harness.graph.collector import collector_paused
 from bitproof.harness.printable import printable
+from bitproof.harness.processes.command import CommandError, Ran, run_command
 from bitproof.harness.torch_versions import COVERED, is_covered
 
 ACCEPTED, LESS, REJECTED = 0, 1, 3
 
 SHOWN_CHANGES = 8
+
+NAMESPACE, SECONDS = "bitproof-certificate", 30.0
+"""What OpenSSH's signatures of certificate.json are for, and how long ssh-keygen may take to check one. That file holds
+the digests of the others, so that its signature is the certificate's."""
 
 
 def check_certificates(
@@ -64,7 +68,7 @@ def _check(
     signers: Path | None,
 ) -> int:
     try:
-        by = None if signers is None else signer_of(folder / MAIN, signers)
+        by = None if signers is None else _signer_of(folder / MAIN, signers)
         certificate = read_certificate(folder)
         counts = check(certificate)
         check_subject(certificate)
@@ -90,6 +94,37 @@ def _check(
     for text in certificate.assumptions:
         _tell(f"  assumes that {text}")
     return ACCEPTED if counts["PROVED"] and set(counts) == {"PROVED"} else LESS
+
+
+def _signer_of(main: Path, signers: Path) -> str:
+    """The name by which a file of allowed signers knows who signed a certificate's main file, as it is now.
+
+    Raises RejectedError without a signature, and for one of another content, namespace or signer. Raises MachineError
+    where there is no ssh-keygen.
+    """
+    signature = main.with_name(f"{main.name}.sig")
+    require(signature.is_file(), f"nobody signed it: there is no {signature.name}")
+    names = _keygen("find-principals", "-f", str(signers), "-s", str(signature))
+    require(names.status == 0 and bool(names.out.strip()), "signed by nobody of the allowed signers")
+    with rejecting():
+        content = main.read_bytes().decode()  # whose every byte is signed
+    why = ""
+    for name in names.out.splitlines():
+        by = ("-I", name, "-n", NAMESPACE, "-f", str(signers), "-s", str(signature))
+        found = _keygen("verify", *by, given=content)
+        if found.status == 0:
+            return name
+        why = (found.err or found.out).strip().partition("\n")[0]
+    raise RejectedError(f"its signature is of something else, or for something else: {why}")
+
+
+def _keygen(action: str, *words: str, given: str | None = None) -> Ran:
+    try:
+        return run_command(["ssh-keygen", "-Y", action, *words], SECONDS, given=given)
+    except CommandError as error:
+        raise MachineError(
+            f"signatures are checked by ssh-keygen: {error}", fix="install OpenSSH 8.2 or later"
+        ) from error
 
 
 def _check_again(folder: Path, counts: Counter[str]) -> None:

@@ -15,6 +15,7 @@ LAUNCH = "tests/harness/execute/test_launch.py"
 TORCHRUN = "tests/harness/execute/test_torchrun.py"
 HAZARDS = "tests/harness/graph/hazards/test_planted.py"
 PAIRS = "tests/harness/prove/test_pairs.py"
+STEPS = "tests/harness/prove/programs/test_optimizers.py"
 FAULT_ROWS = "tests/harness/disturb/faults/test_catalogue.py"
 FAULT_RUNS = "tests/harness/commands/test_faults.py"
 
@@ -193,6 +194,8 @@ ELSEWHERE = {
     "harness/prove/graphs/open_sizes.py": (PAIRS, "sizes are open where pairs say so"),
     "harness/prove/programs/provable.py": (PAIRS, "pairs are made of functions, modules and graphs"),
     "harness/prove/programs/subjects.py": (PAIRS, "its function is how pairs are proved"),
+    "harness/prove/induction.py": (STEPS, "steps are proved there, and what follows for many"),
+    "harness/systems/update_graph.py": ("tests/harness/prove/test_whole_step.py", "its graph is proved there"),
     "harness/prove/memory.py": ("tests/harness/prove/test_canonical.py", "memory is told by what its readers get"),
 }
 

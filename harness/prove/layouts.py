@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
-from bitproof.harness.certificate.data import Call, Tensor
+from bitproof.harness.certificate.data import Call, Tensor, nodes_in
+from bitproof.harness.prove import known_operators as known
 from bitproof.harness.prove.known_operators import RESHAPES, SPLIT
 from bitproof.harness.prove.windows import Window, row_major, whole, window
 
@@ -55,6 +57,27 @@ def shows(call: Call, calls: Sequence[Call]) -> bool:
     x = calls[call.reads[0]].value
     is_copy = call.op in (*RESHAPES, SPLIT)
     return isinstance(x, Tensor) and (is_copy or all(x.storage == y.storage for y in call.results))
+
+
+def told_once(call: Call, calls: Sequence[Call]) -> Call:
+    """A call without the arguments that say what layouts tell of a view or a copy; dims counted from the first."""
+    tensors = [x for read in call.reads for x in calls[read].results] + call.results
+    kept = dict(call.args)
+    if call.op in known.COPIES:
+        source, own = tensors
+        gone = ["layout", "memory_format", "pin_memory"]
+        gone += ["dtype"] if source.dtype == own.dtype or {source.dtype, own.dtype} <= known.FLOATS else []
+        gone += ["device", "non_blocking"] if source.device == own.device else []
+        kept = {name: x for name, x in call.args if name not in gone}
+    elif call.op in known.FILLS and known.number_filled(call) is not None:
+        kept = {name: x for name, x in call.args if name in (*call.writes, known.FILLS[call.op])}
+    elif shows(call, calls) and call.op not in known.WAITS and all(x.is_closed for x in tensors):
+        kept = {name: x for name, x in call.args if nodes_in(x) or (name == "dim" and call.op == known.SPLIT)}
+        if tensors[0].storage == call.results[0].storage:
+            call = replace(call, op=known.VIEW)
+    if call.op in (*known.JOINS, known.SPLIT) and "dim" in kept:
+        kept["dim"] %= len(call.results[0].shape)
+    return replace(call, args=tuple(kept.items()))
 
 
 def windows_of(call: Call, x: Tensor) -> list[Window | None]:

@@ -9,6 +9,7 @@ not keep bits: the table is no list of bugs. Each model has a process of its own
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -67,12 +68,58 @@ class Pictures(nn.Sequential):
         super().__init__(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4))
 
 
+class Ours(nn.Module):
+    """A model of a case of ours, on one rank."""
+
+    def __init__(self, case: str) -> None:
+        super().__init__()
+        from bitproof.builtin_cases import CASES
+        from bitproof.reference.init import initialize
+        from bitproof.reference.models import build_model
+
+        self.model = build_model(CASES[case].model)
+        initialize(self.model, 0)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        positions = torch.arange(tokens.shape[1]).expand_as(tokens)
+        found: Tensor = self.model(tokens, positions, None)
+        return found
+
+
+class Theirs(nn.Module):
+    """A small model of transformers, by its configuration's class."""
+
+    def __init__(self, name: str, **sizes: int) -> None:
+        super().__init__()
+        import transformers
+
+        config = getattr(transformers, name)(**sizes, attn_implementation="eager", use_cache=False)
+        self.model = transformers.AutoModelForCausalLM.from_config(config)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found: Tensor = self.model(input_ids=tokens).logits
+        return found
+
+
+_SIZES = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8}
+_SIZES |= {"num_key_value_heads": 1, "intermediate_size": 32, "max_position_embeddings": 16}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_local_experts": 4}
+_GPT2 = {"vocab_size": 64, "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2}
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "attention": (Attention, (8, 16)),
     "mlp": (Mlp, (8, 16)),
     "mixed": (Mixed, (8, 16)),
     "pictures": (Pictures, (2, 3, 8, 8)),
+    "llama3 of ours": (functools.partial(Ours, "blocks_batch_llama3"), (2, 8)),
+    "qwen3_moe of ours": (functools.partial(Ours, "blocks_batch_qwen3_moe"), (2, 8)),
+    "deepseek_v3 of ours": (functools.partial(Ours, "moe_seq"), (2, 8)),
+    "Llama of transformers": (functools.partial(Theirs, "LlamaConfig", **_SIZES), (2, 8)),
+    "Qwen3 of transformers": (functools.partial(Theirs, "Qwen3Config", **_SIZES), (2, 8)),
+    "Qwen3-MoE of transformers": (functools.partial(Theirs, "Qwen3MoeConfig", **_SIZES, **_EXPERTS), (2, 8)),
+    "GPT2 of transformers": (functools.partial(Theirs, "GPT2Config", **_GPT2), (2, 8)),
 }
+"""Models, and the shape of what each reads: real numbers, or tokens where it is of words."""
 
 
 def proofs(name: str) -> list[dict[str, str | bool | None]]:
@@ -82,7 +129,8 @@ def proofs(name: str) -> list[dict[str, str | bool | None]]:
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     build, shape = MODELS[name]
-    model, x = build(), torch.randn(shape)
+    model = build()
+    x = torch.randint(0, 64, shape) if " of " in name else torch.randn(shape)
     with (
         bitproof.keeps_bits(check=False) as kept,
         torch._inductor.config.patch(force_disable_caches=True),  # type: ignore[attr-defined]
@@ -102,9 +150,13 @@ def proofs(name: str) -> list[dict[str, str | bool | None]]:
 def main(names: list[str]) -> int:
     """Run each model, print the table, and return 1 where a process fails or no pass was seen."""
     rows: dict[str, list[dict[str, str | bool | None]]] = defaultdict(list)
+    failed: list[str] = []
     for name in names:
         command = [sys.executable, __file__, "--model", name]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            failed.append(f"{name}: {done.stderr.strip().splitlines()[-1]}")
+            continue
         for each in json.loads(done.stdout.splitlines()[-1]):
             rows[str(each["name"])].append(each)
     print("| pass | graphs | left as they were | kept, by proof | seen to differ | neither | such a one |")
@@ -117,7 +169,8 @@ def main(names: list[str]) -> int:
         counts = (len(seen), len(seen) - len(changed), len(proved), len(differ), len(rest))
         print(f"| {name} | {' | '.join(map(str, counts))} | {notes[0].splitlines()[0][:120] if notes else ''} |")
     print(f"\n{len(rows)} passes, torch {torch.__version__}, models: {', '.join(names)}")
-    return int(not rows)
+    print(*(f"not compiled: {line}" for line in failed), sep="\n")
+    return int(not rows or bool(failed))
 
 
 if __name__ == "__main__":

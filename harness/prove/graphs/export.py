@@ -20,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import map_arg
 
 from bitproof.harness.certificate import data
-from bitproof.harness.certificate.data import Call, Graph, nodes_in
+from bitproof.harness.certificate.data import Call, Graph
 from bitproof.harness.errors import BitproofError
 from bitproof.harness.graph import operators, symbols
 from bitproof.harness.graph.groups import GroupTable
@@ -33,7 +33,7 @@ from bitproof.harness.prove.graphs.executed import runs_otherwise
 from bitproof.harness.prove.graphs.expressions import size_of
 from bitproof.harness.prove.graphs.open_sizes import OpenSizes, SizeBounds
 from bitproof.harness.prove.graphs.written_apart import add_copies, add_updates, results_of
-from bitproof.harness.prove.layouts import shows
+from bitproof.harness.prove.layouts import told_once
 from bitproof.harness.torch_compat import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload
 from bitproof.harness.torch_compat import disable_current_modes as without_modes
 from bitproof.harness.torch_operators import schema_of, storage_key
@@ -210,7 +210,7 @@ class _Exporter:
             random=node.op == "call_function" and _draws(node),
             place=_place(node),
         )
-        self.calls.append(self._told_once(call))
+        self.calls.append(told_once(call, self.calls))
 
     def _shared(self, node: Node, value: Any, layout: Any) -> Any:
         """Two operators hand back their argument's memory and do not say so, on fake values neither."""
@@ -219,26 +219,6 @@ class _Exporter:
         source = self.calls[self.index[node.all_input_nodes[0]]].value
         self.storages[storage_key(value)] = source.storage  # whatever shares memory with this shares that
         return source if operators.is_wait(node) else replace(layout, storage=source.storage, offset=source.offset)
-
-    def _told_once(self, call: Call) -> Call:
-        """A call without the arguments that say what layouts tell of a view or a copy; dims counted from the first."""
-        tensors = [x for read in call.reads for x in self.calls[read].results] + call.results
-        kept = dict(call.args)
-        if call.op in known.COPIES:
-            source, own = tensors
-            gone = ["layout", "memory_format", "pin_memory"]
-            gone += ["dtype"] if source.dtype == own.dtype or {source.dtype, own.dtype} <= known.FLOATS else []
-            gone += ["device", "non_blocking"] if source.device == own.device else []
-            kept = {name: x for name, x in call.args if name not in gone}
-        elif call.op in known.FILLS and known.number_filled(call) is not None:
-            kept = {name: x for name, x in call.args if name in (*call.writes, known.FILLS[call.op])}
-        elif shows(call, self.calls) and call.op not in known.WAITS and all(x.is_closed for x in tensors):
-            kept = {name: x for name, x in call.args if nodes_in(x) or (name == "dim" and call.op == known.SPLIT)}
-            if tensors[0].storage == call.results[0].storage:
-                call = replace(call, op=known.VIEW)
-        if call.op in (*known.JOINS, known.SPLIT) and "dim" in kept:
-            kept["dim"] %= len(call.results[0].shape)
-        return replace(call, args=tuple(kept.items()))
 
     def _layout(self, node: Node, value: Any) -> Any:
         if isinstance(value, Tensor):

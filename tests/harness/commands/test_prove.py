@@ -31,8 +31,10 @@ def case_file(tmp_path):
 
 def test_a_proved_case_is_told_in_a_line_with_what_it_assumes(case_file, capsys):
     assert main(["prove", "--case", case_file("moe_seq")]) == 0
-    first, *others = capsys.readouterr().out.splitlines()
+    first, update, steps, *others = capsys.readouterr().out.splitlines()
     assert first.startswith("moe_seq: PROVED: 19 PROVED of 19 outputs; 19 of 19 computed and found so; ")
+    assert update.startswith("  what follows the step: PROVED: ")
+    assert steps.startswith("  any number of steps: PROVED, ")
     assert others[1] == "Assumptions, besides those on tracing in docs/explanation/proving.md:"
 
 
@@ -109,7 +111,7 @@ def test_what_cannot_be_tried_counts_only_where_it_was_asked_for(capsys):
 
 
 def test_a_step_that_cannot_be_traced_is_refused(case_file, capsys, monkeypatch):
-    def fail(case, options, precompiled):
+    def fail(case, options, **_):
         raise TraceError("cannot trace")
 
     monkeypatch.setattr(command, "prove_case", fail)

@@ -11,8 +11,6 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tabulate import tabulate
-
 from bitproof.harness.printable import one_line, printable
 
 _ESCAPED = re.compile(r"[\\`*|~$]|\](?=[(\[:])|\[(?=[\^\[])|^\[(?=[ xX]\])|(?<![^\W_])_+|_+(?![^\W_])")
@@ -52,6 +50,8 @@ def folded(summary: str, body: str) -> str:
 
 def table_of(headers: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
     """A table of texts. A cell that is `strong` stands out."""
+    from tabulate import tabulate  # here: commands load this module before they start a host
+
     cells = [[_cell(value) for value in row] for row in rows]
     return tabulate(cells, [_cell(header) for header in headers], tablefmt="pipe", disable_numparse=True)
 

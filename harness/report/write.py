@@ -20,13 +20,19 @@ from bitproof.harness.errors import BitproofError, RecordingError, UsageError
 from bitproof.harness.records import Report
 from bitproof.harness.report import json, markdown
 from bitproof.harness.report.ci import ci_lines, comment, junit, sarif
-from bitproof.harness.report.html import document
 from bitproof.harness.report.status import error_status, worst
 
 LATEST = "latest"
 
+
+def _html(report: Report) -> str:
+    from bitproof.harness.report.html import document
+
+    return document.render(report)
+
+
 FORMATS: dict[str, tuple[str, Callable[[Report], str]]] = {
-    "html": ("report.html", document.render),
+    "html": ("report.html", _html),
     "json": (json.FILE_NAME, json.render),
     "junit": ("junit.xml", junit.render),
     "md": ("report.md", markdown.render),
@@ -53,6 +59,8 @@ def render_as(report: Report, format_name: str) -> str:
 
 def warm_up() -> None:
     """Load what the page is made with, before somebody waits for it."""
+    from bitproof.harness.report.html import document
+
     document.template()
 
 

@@ -12,7 +12,7 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -31,6 +31,8 @@ OWN = ("harness", "reference")
 _FIRST = ("text_loader", "sources")
 """Modules of `harness.runtime` that are loaded before anybody can look."""
 _IN_MEMORY = ("/dev/", "/memfd:", "/anon")
+_NO_MODULES = ("__pycache__", "include")
+"""Folders of compiled Python, and of torch's 9,000 headers. What is loaded from there counts like any loaded file."""
 
 Stat = tuple[str, int, int, int, int]
 """A file's path, inode, bytes, and when its content and its inode changed last, in nanoseconds."""
@@ -219,13 +221,15 @@ def place_of(name: str) -> str | None:
     return None if spec is None else spec.origin
 
 
-def _files(folder: str, endings: tuple[str, ...] = ("",)) -> Iterator[Stat]:
-    """Every file below a folder that ends so, compiled Python left out."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name == "__pycache__":
-                continue
-            if entry.is_dir():
-                yield from _files(entry.path, endings)
-            elif entry.name.endswith(endings) or ".so." in entry.name:
-                yield stat_of(entry.path)
+def _files(folder: str, endings: tuple[str, ...] = ("",)) -> list[Stat]:
+    """Every file below a folder that ends so, where there may be modules."""
+    found, folders = [], [folder]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir():
+                    if entry.name not in _NO_MODULES:
+                        folders.append(entry.path)
+                elif entry.name.endswith(endings) or ".so." in entry.name:
+                    found.append(stat_of(entry.path))
+    return found

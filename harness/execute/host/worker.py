@@ -177,6 +177,8 @@ def preload() -> None:
     """
     import pydoc_data.topics  # noqa: F401
 
+    import bitproof.harness.execute.host.activity_monitor
+    import bitproof.harness.execute.instruments.meetings
     import bitproof.harness.graph.analysis.mixing
     import bitproof.harness.systems.user_system
     import bitproof.reference.step  # noqa: F401

@@ -31,8 +31,8 @@ OWN = ("harness", "reference")
 _FIRST = ("text_loader", "sources")
 """Modules of `harness.runtime` that are loaded before anybody can look."""
 _IN_MEMORY = ("/dev/", "/memfd:", "/anon")
-_NO_MODULES = ("__pycache__", "include")
-"""Folders of compiled Python, and of torch's 9,000 headers. What is loaded from there counts like any loaded file."""
+_CODE, _HEADERS = (".py", ".so"), "include"
+"""Of torch's files: how those end that count, and the folder of 9,000 that do not, unless something is loaded there."""
 
 Stat = tuple[str, int, int, int, int]
 """A file's path, inode, bytes, and when its content and its inode changed last, in nanoseconds."""
@@ -152,7 +152,7 @@ def read_sources() -> Sources:
             stats.append(stat)
     own = told.hexdigest()
     found = importlib.util.find_spec("torch")
-    for stat in sorted(_files(os.path.dirname(found.origin), (".py", ".so"))) if found and found.origin else ():
+    for stat in sorted(_files(os.path.dirname(found.origin), _CODE, _HEADERS)) if found and found.origin else ():
         told.update(f"{stat}\0".encode())
         stats.append(stat)
     return Sources(told.hexdigest(), tuple(stats), own)
@@ -221,14 +221,14 @@ def place_of(name: str) -> str | None:
     return None if spec is None else spec.origin
 
 
-def _files(folder: str, endings: tuple[str, ...] = ("",)) -> list[Stat]:
-    """Every file below a folder that ends so, where there may be modules."""
+def _files(folder: str, endings: tuple[str, ...] = ("",), but: str = "") -> list[Stat]:
+    """Every file below a folder that ends so, without compiled Python and folders named `but`."""
     found, folders = [], [folder]
     while folders:
         with os.scandir(folders.pop()) as entries:
             for entry in entries:
                 if entry.is_dir():
-                    if entry.name not in _NO_MODULES:
+                    if entry.name not in ("__pycache__", but):
                         folders.append(entry.path)
                 elif entry.name.endswith(endings) or ".so." in entry.name:
                     found.append(stat_of(entry.path))

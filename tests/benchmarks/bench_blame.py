@@ -71,6 +71,8 @@ def main(*words: str) -> int:
         for (kind, name), defect in of.DEFECTS.items()
         if any(word in f"{kind} {name}" for word in wanted)
     ]
+    if not chosen:
+        raise SystemExit(f"no defect has one of the words {wanted}; they are such as 'fsdp2 decay'")
     with tempfile.TemporaryDirectory() as folder:
         results = ran(Path(folder), [case_of(Path(folder), of, kind, name) for of, kind, name, _ in chosen])
     for _, kind, name, defect in chosen:

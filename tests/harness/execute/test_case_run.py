@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bitproof.builtin_cases import CASES
+from bitproof.harness.case import Model, Parallelism
 from bitproof.harness.consistency import contradiction
 from bitproof.harness.execute.case_run import CaseRun
 from bitproof.harness.execute.launch import run_cases
@@ -185,6 +187,16 @@ def test_of_an_equal_case_every_call_is_compared_and_one_that_the_reference_neve
     assert (first.step, first.rank, first.kind, first.call.operator) == (2, 1, "activation", "mul.Tensor")
     assert re.fullmatch(r"mul.Tensor of the step itself \(update\), call \d+", first.name)
     assert first.call.how == "gives a value that the reference never had" and first.call.ranks == "1"
+
+
+def test_every_call_of_a_graph_with_experts_is_one_of_eager_s(tmp_path, one_host):
+    """Its graph reads how many rows each rank gets by operators; eager reads them as a list, by none."""
+    case = replace(
+        CASES["moe_seq"], model=Model(layers=1, dense_layers=0), parallelism=Parallelism(world_size=2), steps=1
+    )
+    [found] = run_cases([case], RunOptions(device="cpu", control="never", every_call=True), tmp_path)
+    assert (found.verdict, found.error, found.mismatched["activation"]) == (Verdict.EQUAL, None, 0)
+    assert found.compared["activation"] > 100
 
 
 def test_where_no_call_explains_a_difference_that_is_said(tmp_path, one_host):

@@ -27,6 +27,8 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / package / "deep").mkdir(parents=True)
         (tmp_path / package / "deep" / "module.py").write_text("x = 1\n")
     (tmp_path / "harness" / "costs.json").write_text("{}\n")
+    (tmp_path / "harness" / "include").mkdir()
+    (tmp_path / "harness" / "include" / "data").write_text("1\n")
     torch = tmp_path / "site" / "torch"
     (torch / "lib").mkdir(parents=True)
     (torch / "__init__.py").write_text("")
@@ -43,6 +45,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         "harness/deep/module.py",
         "harness/costs.json",
+        "harness/include/data",
         "reference/deep/module.py",
         "site/torch/__init__.py",
         "site/torch/lib/libtorch.so.2",

@@ -1,14 +1,15 @@
-"""All that bitproof uses of operators, of autograd as it runs, and of the names of storage that is private in torch."""
+"""All that bitproof uses of operators, of autograd and annotations, and of the names of storage, private in torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import traceback
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type as is_wrapper_subclass
 
@@ -92,6 +93,12 @@ def is_backward_running() -> bool:
 def backward_number() -> int:
     """Which backward autograd's engine runs on this thread; they ascend. -1 where none runs."""
     return int(torch._C._current_graph_task_id())
+
+
+def running_annotations() -> Mapping[str, Any]:
+    """What `torch.fx.traceback.annotate` says of the code that runs."""
+    found: Mapping[str, Any] = traceback.current_meta.get("custom", {})
+    return found
 
 
 def last_sequence_number() -> int:

@@ -8,6 +8,10 @@ had: both carry one sequence number. Nothing is patched in torch but the one tra
 3. Before backward, each autograd node gets a hook pair that names the origin while it runs.
 
 What the engine does between autograd nodes, adding gradients, has no origin: `module` is None.
+
+A model says which part of a mixture of experts runs by torch's own annotations, under the key that torchtitan uses:
+
+    with torch.fx.traceback.annotate({"EP": "dispatch"}):  # or "compute", or "combine"
 """
 
 from __future__ import annotations
@@ -16,10 +20,10 @@ import bisect
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import nn
@@ -27,9 +31,15 @@ from torch.fx import Node
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from bitproof import harness
-from bitproof.harness.torch_operators import last_sequence_number, sequence_number_of
+from bitproof.harness.torch_operators import last_sequence_number, running_annotations, sequence_number_of
 
 Direction = Literal["forward", "backward"]
+
+Part = Literal["dispatch", "compute", "combine"]
+"""Of a mixture of experts: rows travel to their experts, are computed with, and travel back."""
+
+_PART_ANNOTATION = "EP"
+_PARTS = frozenset(get_args(Part))
 
 META_KEY = "origin"
 
@@ -43,14 +53,19 @@ _NOT_THE_USERS = tuple(os.path.dirname(path) + os.sep for path in (torch.__file_
 
 
 class Origin(NamedTuple):
-    """Where a node came from. `module` is a fully qualified name, "" for the root, None for no owner."""
+    """Where a node came from. `module` is a fully qualified name, "" for the root, None for no owner.
+
+    `part` is that of a mixture of experts, None elsewhere.
+    """
 
     module: str | None
     direction: Direction
     source: str | None = None
+    part: Part | None = None
 
     def __str__(self) -> str:
-        return f"{self.module if self.module else 'no module'} ({self.direction})"
+        part = f", {self.part}" if self.part else ""
+        return f"{self.module if self.module else 'no module'} ({self.direction}{part})"
 
 
 UNKNOWN = Origin(None, "forward")
@@ -66,6 +81,17 @@ class ModuleCall(NamedTuple):
 def origin_of(node: Node) -> Origin:
     """A node's origin, as recorded when it was traced; passes copy it to what they write."""
     return node.meta.get(META_KEY, UNKNOWN)
+
+
+def part_in(annotations: Mapping[str, Any]) -> Part | None:
+    """The part of a mixture of experts that annotations of torch's name."""
+    part = annotations.get(_PART_ANNOTATION)
+    return part if isinstance(part, str) and part in _PARTS else None  # type: ignore[return-value]
+
+
+def running_part() -> Part | None:
+    """The part of a mixture of experts that runs now, as far as the code says it."""
+    return part_in(running_annotations())
 
 
 def calls_of(node: Node) -> tuple[ModuleCall, ...]:
@@ -135,7 +161,7 @@ class OriginRecorder:
         if self._in_backward:
             return self._backward or Origin(None, "backward")
         module = self._running[-1] if self._running else self._name
-        origin = Origin(module, "forward", innermost_user_line(sys._getframe(2)))
+        origin = Origin(module, "forward", innermost_user_line(sys._getframe(2)), running_part())
         number = last_sequence_number()  # of the autograd node this operator has just made
         if not self._sequence_numbers or number > self._sequence_numbers[-1]:
             self._sequence_numbers.append(number)

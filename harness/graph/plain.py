@@ -3,8 +3,8 @@
     module = graph_of(plain_of(module))    the same nodes, the same code, the same places
 
 Data alone: a target is a name that is looked up among torch's operators and a few of Python's functions, so reading
-runs no code that was read. Of a node's metadata only its place is kept (module, direction, source line, chunk): what
-passes need besides, such as fake values, a finished graph needs no more.
+runs no code that was read. Of a node's metadata only its place is kept (module, direction, source line, part, chunk):
+what passes need besides, such as fake values, a finished graph needs no more.
 
 Whoever reads a graph that others may have written says which operators it may call: see `graph.backend.allowed`.
 
@@ -152,7 +152,7 @@ def _read(plain: Json) -> GraphModule:
     graph = Graph()
     nodes: list[Node] = []
     attributes = {name: _read(nested) for name, nested in plain["nested"].items()}
-    places = [(Origin(*place[:3]), place[3]) for place in plain["places"]]
+    places = [(Origin(*place[:-1]), place[-1]) for place in plain["places"]]
     for op, name, target, place, args, kwargs in plain["nodes"]:
         if op not in ("placeholder", "get_attr", "call_function", "output"):
             raise UnkeptError("not a valid graph file", found=f"unknown node op {op!r}")

@@ -31,9 +31,9 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from bitproof.harness.graph.origin import innermost_user_line
+from bitproof.harness.graph.origin import innermost_user_line, running_part
 from bitproof.harness.localize.logs.calls import Place
-from bitproof.harness.localize.logs.node_places import place_of
+from bitproof.harness.localize.logs.node_places import part_of, place_of
 from bitproof.harness.operators import names
 from bitproof.harness.systems.watched_step import around_closure
 from bitproof.harness.torch_compat import compiled_calls_within, has_forward_hooks
@@ -76,6 +76,9 @@ class Places:
         self._micro_batch: int | None = None
         self._micro_batch_at: list[int | None] = []
         self._backward_of: int | None = None
+        self._part_at: list[str | None] = []
+        self._part: str | None = None
+        """Of what runs, for calls that are no update's."""
 
     def __call__(
         self, name: str, tensors: Iterable[Tensor] = (), follows: bool = False
@@ -84,9 +87,11 @@ class Places:
 
         `tensors` are what it is given; `follows` says that it reads what backward, or an update, has left.
         """
+        self._part = None
         if self.node is not None:
             self._has_gradients = True
             place, source = place_of(self.node)
+            self._part = part_of(self.node)
             return place, self.node.name, source
         line = innermost_user_line(sys._getframe(2))
         if self._optimizers:  # also one that a gradient's hook runs
@@ -98,8 +103,9 @@ class Places:
             if (parameter := accumulated_by(autograd_node)) is not None:
                 return self._arriving(parameter, tensors), None, line
             place = self._backward(sequence_number_of(autograd_node))
-            runs_again = bool(self._entered) and self._entered[-1][1]
-            return (place._replace(module=self._running[-1]) if runs_again else place), None, line
+            if self._entered and self._entered[-1][1]:  # a module runs again
+                place, self._part = place._replace(module=self._running[-1]), running_part()
+            return place, None, line
         if self._is_untold():
             self._is_lost = True
             return Place(None, None), None, line
@@ -126,11 +132,13 @@ class Places:
     def _forward(self) -> Place:
         """The innermost running module; the autograd node that the call will make is filed under it."""
         place = Place(self._running[-1] if self._running else "", "forward", self._running_chunk())
+        self._part = running_part()
         number = last_sequence_number()  # of the autograd node this call has just made
         if not self._numbers or number > self._numbers[-1]:
             self._numbers.append(number)
             self._made_at.append(place)
             self._micro_batch_at.append(self._micro_batch)
+            self._part_at.append(self._part)
         return place
 
     def _backward(self, number: int) -> Place:
@@ -138,6 +146,7 @@ class Places:
         index = bisect.bisect_right(self._numbers, number) - 1
         made_at = self._made_at[index] if index >= 0 else Place(None, "forward")
         self._backward_of = self._micro_batch_at[index] if index >= 0 else None
+        self._part = self._part_at[index] if index >= 0 else None
         return made_at._replace(direction="backward")
 
     def _arriving(self, parameter: Tensor, tensors: Iterable[Tensor]) -> Place:
@@ -156,9 +165,11 @@ class Places:
         return {"forward": self._micro_batch, "backward": self._backward_of}.get(str(place.direction))
 
     def part_of(self, place: Place) -> str | None:
-        """Which part of an update runs: an optimizer's step, by its class, clipping, loss scaling; None for others."""
+        """Which part of what `place` says runs: of an update an optimizer's step, by its class, clipping, loss scaling;
+        of a mixture of experts the part that its code, or its graph's node, names; None for others.
+        """
         if self.node is not None or place.direction != "update":
-            return None
+            return self._part
         if self._optimizers:
             return self._optimizers[-1]
         frame: FrameType | None = sys._getframe(1)

@@ -98,8 +98,9 @@ class BlamedCall:
     `how` says what is wrong with it. It ran on `rank`, the lowest of the `ranks` on which it differs, and is written
     at the line `source`; `output` says how its output differs, where that is known. `neighbours` are the calls around
     it, in execution order. `micro_batch` counts from 1, where a step has several; `part` is what of an update runs: an
-    optimizer's class, "clipping", "loss scaling". `chain` leads from it to the record that is shown, each of its calls
-    by what the one before gave. `modules` says where in the model calls differ.
+    optimizer's class, "clipping", "loss scaling"; of a mixture of experts it is "dispatch", "compute" or "combine".
+    `chain` leads from it to the record that is shown, each of its calls by what the one before gave. `modules` says
+    where in the model calls differ.
     """
 
     operator: str

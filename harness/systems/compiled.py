@@ -38,7 +38,7 @@ from bitproof.harness.graph.dump import GraphDump
 from bitproof.harness.graph.extra_pass import insert, load_pass
 from bitproof.harness.graph.graph_options import GraphOptions, parse_pass
 from bitproof.harness.graph.hazards import hazard_lines
-from bitproof.harness.graph.origin import META_KEY, Origin, origin_of, user_line
+from bitproof.harness.graph.origin import META_KEY, Origin, origin_of, part_in, user_line
 from bitproof.harness.graph.pipeline import PassRow, apply_until, run_pipeline
 from bitproof.harness.graph.tracing.export_joint import NO_CHUNKS
 from bitproof.harness.graph.tracing.trace import ChunkSymbol
@@ -210,7 +210,8 @@ class Capture:
         is_backward = node.meta.get("partitioner_tag") == "is_backward" or direction == "backward"
         lines = [user_line(path, int(line)) for path, line in _LINE.findall(node.stack_trace or "")]
         source = next((line for line in reversed(lines) if line is not None), None)
-        return Origin(module, "backward" if is_backward else "forward", source)
+        part = part_in(node.meta.get("custom") or {})
+        return Origin(module, "backward" if is_backward else "forward", source, part)
 
     def _write(self, name: str, text: str) -> None:
         if self._dump_dir is not None:

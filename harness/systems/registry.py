@@ -39,8 +39,9 @@ Of the object, these are optional:
     graph             a torch.fx.GraphModule that computes loss and gradients, which step runs as `self.graph(...)`:
                       the call to blame is told by its node, and what it reads before a wait is a race, which
                       makes the case UNVERIFIED. Each node may say in its metadata where it belongs, by
-                      any of four plain values: node.meta["bitproof"] = {"module": "layers.0.mlp", "direction":
-                      "backward", "chunk": 1, "source": "model.py:12"}; a direction is forward, backward or update
+                      any of five plain values: node.meta["bitproof"] = {"module": "layers.0.mlp", "direction":
+                      "backward", "chunk": 1, "source": "model.py:12", "part": "dispatch"}; a direction is forward,
+                      backward or update
     wrap_gradients    a method that wraps that function for a fault; without it a fault changes what is yielded
     independent_ranks True where ranks rightly train alone. Of any other system a rank that runs no collective in its
                       steps makes the case UNVERIFIED: ranks that never met show nothing of what only several can

@@ -10,7 +10,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.fx.traceback import annotate
 from torch.nn import functional
+
+DISPATCH, COMPUTE, COMBINE = {"EP": "dispatch"}, {"EP": "compute"}, {"EP": "combine"}
+"""What graphs, logs and reports call a mixture's parts, as torchtitan 0.3.0 does: torch's annotations of what runs."""
 
 
 class Exchange(Protocol):
@@ -62,9 +66,12 @@ class Experts(nn.Module):
 
     def forward(self, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
         """Apply each row's expert. Rows come, and come back, sorted by expert."""
-        rows_rD, ends_e, state = self.exchange.dispatch(rows_RD, counts_E)
-        gate_rF = functional.grouped_mm(rows_rD, self.w1.transpose(-2, -1), offs=ends_e)
-        up_rF = functional.grouped_mm(rows_rD, self.w3.transpose(-2, -1), offs=ends_e)
-        hidden_rF = functional.silu(gate_rF) * up_rF
-        y_rD = functional.grouped_mm(hidden_rF, self.w2.transpose(-2, -1), offs=ends_e)
-        return self.exchange.combine(y_rD, state)
+        with annotate(DISPATCH):
+            rows_rD, ends_e, state = self.exchange.dispatch(rows_RD, counts_E)
+        with annotate(COMPUTE):
+            gate_rF = functional.grouped_mm(rows_rD, self.w1.transpose(-2, -1), offs=ends_e)
+            up_rF = functional.grouped_mm(rows_rD, self.w3.transpose(-2, -1), offs=ends_e)
+            hidden_rF = functional.silu(gate_rF) * up_rF
+            y_rD = functional.grouped_mm(hidden_rF, self.w2.transpose(-2, -1), offs=ends_e)
+        with annotate(COMBINE):
+            return self.exchange.combine(y_rD, state)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.fx.traceback import annotate
 
-from bitproof.reference.layers.experts import Exchange, Experts, LocalExchange
+from bitproof.reference.layers.experts import COMBINE, COMPUTE, DISPATCH, Exchange, Experts, LocalExchange
 from bitproof.reference.layers.feed_forward import FeedForward
 from bitproof.reference.layers.ordered_sum import ordered_sum
 from bitproof.reference.layers.router import Router, Routing, RoutingConfig
@@ -56,15 +57,16 @@ class MoE(nn.Module):
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         """Returns (B, S, D) in x's dtype: the routed sum first, the shared experts' output added to it."""
-        x_TD = x_BSD.flatten(0, 1)
-        routing = self.router(x_TD, self.expert_bias)
-        with torch.no_grad():
-            # In place: a tracer keeps add_ and silently loses `self.tokens_per_expert = ... + ...`.
-            self.tokens_per_expert.add_(routing.counts_E)
-        y_TD = self._routed(x_TD, routing)
-        if self.shared_experts is not None:
-            y_TD = y_TD + self.shared_experts(x_TD)
-        return y_TD.view(x_BSD.shape)
+        with annotate(COMPUTE):
+            x_TD = x_BSD.flatten(0, 1)
+            routing = self.router(x_TD, self.expert_bias)
+            with torch.no_grad():
+                # In place: a tracer keeps add_ and silently loses `self.tokens_per_expert = ... + ...`.
+                self.tokens_per_expert.add_(routing.counts_E)
+            y_TD = self._routed(x_TD, routing)
+            if self.shared_experts is not None:
+                y_TD = y_TD + self.shared_experts(x_TD)
+            return y_TD.view(x_BSD.shape)
 
     def _routed(self, x_TD: Tensor, routing: Routing) -> Tensor:
         """The weighted sum of each token's experts, in ascending slot order, in float32.
@@ -73,11 +75,14 @@ class MoE(nn.Module):
         scatters by a permutation, where no two rows meet, and then sums each token's K slots.
         """
         top_k = self.config.routing.top_k
-        pairs_RD = x_TD.unsqueeze(1).expand(-1, top_k, -1).flatten(0, 1)
-        by_expert_R = routing.experts_TK.flatten().argsort(stable=True)
-        rows_RD = self.experts(pairs_RD[by_expert_R], routing.counts_E)
-        by_pair_R = by_expert_R.argsort()
-        y_TKD = rows_RD[by_pair_R].view(x_TD.shape[0], top_k, x_TD.shape[1])
-        weighted_TKD = self.wide["weighted"](self.wide["rows"](y_TKD.float()) * routing.weights_TK.unsqueeze(-1))
-        wide_TD: Tensor = self.wide["y"](ordered_sum(weighted_TKD, 1))
-        return wide_TD.to(x_TD.dtype)
+        with annotate(DISPATCH):
+            pairs_RD = x_TD.unsqueeze(1).expand(-1, top_k, -1).flatten(0, 1)
+            by_expert_R = routing.experts_TK.flatten().argsort(stable=True)
+            rows_RD = pairs_RD[by_expert_R]
+        rows_RD = self.experts(rows_RD, routing.counts_E)
+        with annotate(COMBINE):
+            by_pair_R = by_expert_R.argsort()
+            y_TKD = rows_RD[by_pair_R].view(x_TD.shape[0], top_k, x_TD.shape[1])
+            weighted_TKD = self.wide["weighted"](self.wide["rows"](y_TKD.float()) * routing.weights_TK.unsqueeze(-1))
+            wide_TD: Tensor = self.wide["y"](ordered_sum(weighted_TKD, 1))
+            return wide_TD.to(x_TD.dtype)

@@ -32,7 +32,7 @@ from bitproof.builtin_cases.overlap import CASES
 from bitproof.harness.case import Case
 from bitproof.harness.graph import operators
 from bitproof.harness.graph.origin import origin_of
-from bitproof.harness.graph.passes.overlap.timeline import is_all_to_all
+from bitproof.harness.graph.passes.overlap.timeline import is_exchange
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.processes.process import keep_to_one_core
 from bitproof.harness.systems.graph import GraphProgram, prepare
@@ -115,7 +115,7 @@ def with_timed_waits(module: GraphModule, seconds: Counter[str]) -> GraphModule:
     """The same program; all-to-alls' waits add the time they take to `seconds`, by direction."""
     copy = GraphModule(module, module.graph.__deepcopy__({}))
     for node in copy.graph.nodes:
-        if operators.is_wait(node) and is_all_to_all(operators.launch_of(node)):
+        if operators.is_wait(node) and is_exchange(operators.launch_of(node)):
             node.target = timed_wait(seconds, origin_of(operators.launch_of(node)).direction)
     copy.recompile()
     return copy

@@ -42,7 +42,8 @@ class Call(NamedTuple):
     `peers` are the ranks that take part in a collective, in their group's order, and of what is sent the sender and the
     receiver; nothing where that is not known.
     `micro_batch` counts from 1 where a step calls its model more than once.
-    `part` is what of an update runs, where that is known: an optimizer, "clipping", "loss scaling".
+    `part` is what of an update runs, where that is known: an optimizer, "clipping", "loss scaling"; and of a mixture of
+    experts "dispatch", "compute" or "combine", where the model says it.
     `draws`: its last input and its last output are states of the generator that it drew from.
     `node` and `source` name the graph's node and the user's line, where known.
     """

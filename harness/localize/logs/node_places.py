@@ -4,7 +4,8 @@ Graphs of this package carry an `Origin` and a chunk. A foreign graph says it by
 
     node.meta["bitproof"] = {"module": "layers.0.mlp", "direction": "backward", "chunk": 1, "source": "model.py:12"}
 
-All four are optional; `harness.systems.registry` tells users of them.
+These are optional, and so is "part"; `harness.systems.registry` tells users of them. Torch's own annotations, which
+`origin` knows, tell the part as well.
 
 A node that a user's pass made says nothing: it belongs where the nearest of the nodes that it reads belong, or, where
 none of those tells, the nearest of those that read it; where nothing before and nothing after it tells, as between a
@@ -20,13 +21,13 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from bitproof.harness.errors import UsageError
 from bitproof.harness.graph.operators import written_arguments
-from bitproof.harness.graph.origin import META_KEY, UNKNOWN, Origin
+from bitproof.harness.graph.origin import META_KEY, UNKNOWN, Origin, origin_of, part_in
 from bitproof.harness.graph.writer import CHUNK_KEY
 from bitproof.harness.localize.logs.calls import Place
 
 FOREIGN_KEY = "bitproof"
 _DIRECTIONS = ("forward", "backward", "update")
-_TYPES: Mapping[str, Any] = {"module": str, "direction": str, "chunk": int, "source": str}
+_TYPES: Mapping[str, Any] = {"module": str, "direction": str, "chunk": int, "source": str, "part": str}
 
 
 def place_of(node: Node) -> tuple[Place, str | None]:
@@ -46,6 +47,14 @@ def place_of(node: Node) -> tuple[Place, str | None]:
         nearest = nearest or _nearest(node, lambda node: [*node.all_input_nodes, *node.users])
         return _common(nearest, node.meta.get(CHUNK_KEY)), None
     return Place(origin.module, origin.direction, node.meta.get(CHUNK_KEY)), origin.source
+
+
+def part_of(node: Node) -> str | None:
+    """Which part of its module a node computes; None where nothing says it."""
+    if FOREIGN_KEY in node.meta:
+        part: str | None = _checked(node).get("part")
+        return part
+    return origin_of(node).part or part_in(node.meta.get("custom") or {})
 
 
 def _other_writers(node: Node) -> list[Node]:
@@ -85,7 +94,7 @@ def _checked(node: Node) -> Mapping[str, Any]:
         raise UsageError(
             f"node {node.name} of a system's graph says where it belongs in a form that is not known",
             expected="a mapping with some of module (text), direction (forward, backward or update), chunk (number), "
-            "source (text)",
+            "source (text), part (text)",
             found=repr(said),
             where=f'node.meta["{FOREIGN_KEY}"]',
         )

@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 from bitproof.harness.case import Chunking
 from bitproof.harness.graph.context import PassContext
 from bitproof.harness.graph.operators import operator_name
-from bitproof.harness.graph.origin import Origin
+from bitproof.harness.graph.origin import Origin, Part
 from bitproof.harness.graph.pipeline import build_pipeline, run_pipeline
 from bitproof.harness.graph.stages import OPEN, RESOLVED
 from bitproof.harness.graph.symbols import free_symbols
@@ -195,13 +195,17 @@ class Sketch:
         return node
 
     def call(self, target: Any, *args: Any, at: str | None = "layers.0", backward: bool = False, **kwargs: Any) -> Node:
-        """Add a call whose owner is the module `at`; None is for what autograd does by itself."""
+        """Add a call whose owner is the module `at`; None is for what autograd does by itself.
+
+        An all-to-all is one of dispatch.
+        """
         values = map_arg((args, kwargs), lambda node: node.meta["val"])
         with torch.no_grad(), self.mode:
             value = target(*values[0], **values[1])
         packet = getattr(target, "overloadpacket", target)
         node = self.graph.create_node("call_function", target, args, kwargs, name=packet.__name__)
-        node.meta |= {"val": value, "origin": Origin(at, "backward" if backward else "forward")}
+        part: Part | None = "dispatch" if packet.__name__ == "all_to_all_single" else None
+        node.meta |= {"val": value, "origin": Origin(at, "backward" if backward else "forward", part=part)}
         return node
 
     def attribute(self, name: str, value: Any) -> Node:

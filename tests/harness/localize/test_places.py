@@ -7,9 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.traceback import annotate
 from torch.utils.checkpoint import checkpoint
 
 import bitproof
+from bitproof.harness.graph.origin import running_part
 from bitproof.harness.localize.logs.call_log import logged
 from bitproof.harness.localize.logs.calls import Call
 
@@ -150,3 +152,48 @@ def test_the_parts_of_an_update_are_told_by_what_runs() -> None:
     assert [*dict.fromkeys(parts)] == ["loss scaling", "clipping", None, "SGD"]
     assert {call.part for call in log.calls if call.place.direction != "update"} == {None}
     assert str(log.calls[-1]) == "add_.Tensor of the step itself (update, SGD)"
+
+
+class Experts(nn.Module):
+    """Rows travel (sin), are computed with (exp) and travel back (tanh); others annotate, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with annotate({"tag": "mine", "EP": "compute"}):
+            with annotate({"EP": "dispatch"}):
+                x = x.sin()
+            x = x.exp()
+            with annotate({"EP": "combine"}):
+                return x.tanh()
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_the_parts_of_a_mixture_are_those_that_its_code_names_in_backward_too_and_where_it_runs_again(
+    recomputes: bool,
+) -> None:
+    model = nn.Sequential(nn.Sigmoid(), Experts(), nn.Sigmoid())
+
+    class Step:
+        def __init__(self) -> None:
+            self.model = model
+
+        def gradients(self) -> None:
+            x = torch.ones(3, requires_grad=True)
+            y = checkpoint(model, x, use_reentrant=False) if recomputes else model(x)
+            y.sum().backward()
+
+    system = Step()
+    with logged(system) as log:
+        system.gradients()
+    forward = {"sigmoid": None, "sin": "dispatch", "exp": "compute", "tanh": "combine"}
+    backward = {"cos": "dispatch", "tanh_backward": "combine", "sigmoid_backward": None}
+    parts = forward | backward
+    found = [(call.operator, call.part) for call in log.calls if call.operator in parts]
+    assert len(found) == 5 + 4 + 5 * recomputes
+    assert found == [(operator, parts[operator]) for operator, _ in found]
+
+
+@pytest.mark.parametrize("said", ["elsewhere", 1, None, ["dispatch"]])
+def test_an_annotation_that_names_no_part_of_a_mixture_is_none(said: object) -> None:
+    with annotate({"EP": said}):
+        assert running_part() is None
+    assert running_part() is None

@@ -173,7 +173,7 @@ class _Chunker:
         may only come from one, and not be a parameter's whole gradient: with uses a and b, eager computes
         ((b1 + a1) + b0) + a0 in one module, ((b1 + b0) + a1) + a0 in two; adding chunk by chunk gives neither.
         """
-        if node.target is not aten.add.Tensor or origin_of(node) != (None, "backward", None):
+        if node.target is not aten.add.Tensor or origin_of(node) != Origin(None, "backward"):
             return None
         operands = node.all_input_nodes
         roots = [pair.root for x in operands if isinstance(pair := self.env.get(x), Pair)]

@@ -1,12 +1,14 @@
 """Reorder the graph so that one chunk's all-to-all is in flight during other compute, the other chunk's above all.
 
-Needs:    collectives as launch and wait; the chunk pass's marks; a cost model, in `context.pipeline.overlap_costs`
-          or, on the CPU, the one that comes with bitproof.
+Needs:    collectives as launch and wait; the chunk pass's marks; of each all-to-all the part it belongs to; a cost
+          model, in `context.pipeline.overlap_costs` or, on the CPU, the one that comes with bitproof.
 Promises: the same nodes, hence the same bits, in an order that depends on the graph and the model alone; no node
           moves further ahead than into the chunked region before its own; the simulated step gets shorter.
-Refuses:  a graph without an all-to-all that runs once a chunk: whoever asks for overlap would get none; an
-          all-to-all that something other than one wait reads; a collective that the model does not know; a
-          model that cannot be read.
+Refuses:  a graph without an all-to-all of dispatch or combine that runs once a chunk: whoever asks for overlap would
+          get none; an all-to-all that something other than one wait reads; a collective that the model does not
+          know; a model that cannot be read.
+
+An all-to-all is below one of dispatch or combine, as its origin says; any other is a collective like the rest.
 
 A graph which the model gives no shorter order stays as it is, and the report says so.
 
@@ -41,7 +43,7 @@ from bitproof.harness.graph.analysis.dependencies import dependencies, reorder
 from bitproof.harness.graph.context import PassContext
 from bitproof.harness.graph.origin import origin_of
 from bitproof.harness.graph.passes.overlap.costs import CPU_GLOO, Cost, CostModel, node_costs
-from bitproof.harness.graph.passes.overlap.timeline import Timeline, is_all_to_all, simulate
+from bitproof.harness.graph.passes.overlap.timeline import Timeline, is_exchange, simulate
 from bitproof.harness.graph.symbols import source_of
 from bitproof.harness.graph.writer import CHUNK_KEY
 
@@ -59,7 +61,7 @@ class NodePosition(NamedTuple):
 def overlap(module: GraphModule, context: PassContext) -> GraphModule:
     """The pass: see the top of this file."""
     nodes = list(module.graph.nodes)
-    launches = [node for node in nodes if is_all_to_all(node)]
+    launches = [node for node in nodes if is_exchange(node)]
     chunked = [launch for launch in launches if CHUNK_KEY in launch.meta]
     if context.chunking is None or not chunked:
         raise _refuse_nothing_to_hide(context.chunking, len(launches))
@@ -92,8 +94,9 @@ def _refuse_nothing_to_hide(chunking: Chunking | None, num_launches: int) -> Pas
     """A case that asks for overlap and gets none would compare something else than it says."""
     return PassError(
         "there is no all-to-all that overlap could hide",
-        expected="an expert layer's all-to-alls within the chunked modules, as with modules='layers.*.moe'",
-        found=f"all-to-alls in the graph: {num_launches}; in chunks of "
+        expected="an expert layer's all-to-alls within the chunked modules, as with modules='layers.*.moe', which the "
+        'model annotates {"EP": "dispatch"} or {"EP": "combine"}',
+        found=f"all-to-alls of dispatch and combine in the graph: {num_launches}; in chunks of "
         + (f"{chunking.modules!r}: 0" if chunking else "nothing, as the case has no chunking"),
         fix="chunk modules with experts on more than one rank, or leave out overlap",
     )
@@ -128,7 +131,7 @@ def find_places(nodes: list[Node], chunking: Chunking) -> dict[Node, NodePositio
     """
     regions, region, running = [], 0, None
     for node in nodes:
-        module, direction, _ = origin_of(node)
+        module, direction = origin_of(node)[:2]
         root = chunking.root_of(module) if module and CHUNK_KEY in node.meta else None
         if root and (root, direction) != running:
             region, running = region + 1, (root, direction)
@@ -165,7 +168,7 @@ def schedule(
     def release(node: Node) -> None:
         if places[node].region > oldest + 1:
             parked.setdefault(places[node].region, []).append(node)
-        elif operators.is_wait(node) and is_all_to_all(operators.launch_of(node)):
+        elif operators.is_wait(node) and is_exchange(operators.launch_of(node)):
             put_off(node)
         else:
             heapq.heappush(ready, (key_of(node), node))
@@ -175,7 +178,7 @@ def schedule(
 
     def key_of(node: Node) -> Any:
         region, part, position = places[node]
-        rank = {"placeholder": 0, "output": 3}.get(node.op, 1 if is_all_to_all(node) else 2)
+        rank = {"placeholder": 0, "output": 3}.get(node.op, 1 if is_exchange(node) else 2)
         return rank, region, part, needed_by[node], position
 
     for node in nodes:
@@ -195,7 +198,7 @@ def schedule(
             put_off(node)
             continue
         timeline.run(node)
-        if is_all_to_all(node):
+        if is_exchange(node):
             all_arrived = max(all_arrived, timeline.arrival[node])
         order.append(node)
         unfinished[places[node].region] -= 1
@@ -219,7 +222,7 @@ def _next_all_to_all(
     for node in reversed(nodes):
         own = [later for later in after[node] if places[later][:2] == places[node][:2]]
         found[node] = min((found[later] for later in own), default=len(nodes))
-        if is_all_to_all(node):
+        if is_exchange(node):
             found[node] = places[node].position
     return found
 

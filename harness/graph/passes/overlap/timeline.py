@@ -59,7 +59,7 @@ class Timeline:
         }
 
     def _all_to_alls(self, direction: str) -> dict[str, float]:
-        launches = [node for node in self.arrival if is_all_to_all(node) and origin_of(node).direction == direction]
+        launches = [node for node in self.arrival if is_exchange(node) and origin_of(node).direction == direction]
         seconds = sum((self.costs[node].transfer for node in launches), 0.0)
         blocked = sum((self.blocked.get(node, 0.0) for node in launches), 0.0)
         hidden = sum(map(self.hidden, launches), 0.0)
@@ -92,6 +92,7 @@ def simulate(nodes: Iterable[Node], costs: Mapping[Node, Cost]) -> Timeline:
     return timeline
 
 
-def is_all_to_all(node: Node) -> bool:
-    """Whether the node launches an all-to-all."""
-    return operators.is_collective(node) and operators.operator_name(node) == "all_to_all_single"
+def is_exchange(node: Node) -> bool:
+    """Whether the node launches an all-to-all by which rows travel to their experts, or back."""
+    is_all_to_all = operators.is_collective(node) and operators.operator_name(node) == "all_to_all_single"
+    return is_all_to_all and origin_of(node).part in ("dispatch", "combine")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
+from torch.fx.traceback import annotate
 
 from bitproof.harness.case import Memory, Pipeline
 from bitproof.harness.errors import PassError, TraceError
@@ -169,7 +170,8 @@ def test_every_pass_keeps_each_check_once_a_chunk(policy: str) -> None:
 def counts_arrive(module: Applied, x: Tensor) -> Tensor:
     """As an expert layer does, tells other ranks how many rows it has, and checks what they tell."""
     count = (x.detach() > 0).sum().expand(8).contiguous()
-    told = c10d.wait_tensor(c10d.all_to_all_single(count, [1] * 8, [1] * 8, "EP"))
+    with annotate({"EP": "dispatch"}):
+        told = c10d.wait_tensor(c10d.all_to_all_single(count, [1] * 8, [1] * 8, "EP"))
     torch._assert_async((told >= 0).all(), "fewer than none")
     return twice_checked(module, x)
 

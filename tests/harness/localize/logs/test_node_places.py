@@ -12,7 +12,7 @@ from bitproof.harness.errors import UsageError
 from bitproof.harness.graph.origin import UNKNOWN, Origin
 from bitproof.harness.graph.writer import CHUNK_KEY
 from bitproof.harness.localize.logs.calls import Place
-from bitproof.harness.localize.logs.node_places import place_of
+from bitproof.harness.localize.logs.node_places import part_of, place_of
 
 
 def node(**meta: Any) -> Node:
@@ -29,6 +29,15 @@ def test_a_node_of_this_packages_graphs_says_it_by_its_origin_and_chunk() -> Non
 def test_a_foreign_node_says_it_by_plain_values_of_which_all_are_optional() -> None:
     assert place_of(node(bitproof={"direction": "update"})) == (Place(None, "update"), None)
     assert place_of(node(bitproof={})) == (Place(None, None), None)
+
+
+def test_a_nodes_part_is_its_origins_or_what_a_foreign_graph_says_or_torchs_annotation() -> None:
+    assert part_of(node(origin=Origin("layers.0", "backward", part="combine"))) == "combine"
+    assert part_of(node(bitproof={"part": "routing"}, custom={"EP": "combine"})) == "routing"
+    assert part_of(node(custom={"EP": "combine", "stream": 1})) == "combine"
+    assert part_of(node(custom=None)) is part_of(node(bitproof={})) is part_of(node()) is None
+    with pytest.raises(UsageError, match=r"source \(text\), part \(text\)"):
+        part_of(node(bitproof={"part": 3}))
 
 
 def test_a_node_that_says_nothing_belongs_nowhere_that_is_known() -> None:

@@ -21,7 +21,7 @@ from bitproof.harness.graph.passes.overlap import find_places, overlap, schedule
 from bitproof.harness.graph.passes.overlap.costs import Cost, CostLine, CostModel, node_costs
 from bitproof.harness.graph.passes.overlap.timeline import simulate
 from bitproof.reference.parallel.mesh import Mesh
-from tests.harness.graph.graphs import Sketch, bits, listing, verify
+from tests.harness.graph.graphs import Sketch, bits, calls, listing, verify
 from tests.ranks import on_ranks
 
 aten = torch.ops.aten
@@ -236,8 +236,9 @@ def test_a_graph_without_all_to_alls_is_refused_as_overlap_would_do_nothing(cont
         overlap(sketch.finish(*ends), context_of(sketch, "layers.*.attention"))
     assert str(error.value) == (
         "PassError: there is no all-to-all that overlap could hide\n"
-        "  expected: an expert layer's all-to-alls within the chunked modules, as with modules='layers.*.moe'\n"
-        "  found: all-to-alls in the graph: 0; in chunks of 'layers.*.attention': 0\n"
+        "  expected: an expert layer's all-to-alls within the chunked modules, as with modules='layers.*.moe', which "
+        'the model annotates {"EP": "dispatch"} or {"EP": "combine"}\n'
+        "  found: all-to-alls of dispatch and combine in the graph: 0; in chunks of 'layers.*.attention': 0\n"
         "  fix: chunk modules with experts on more than one rank, or leave out overlap"
     )
 
@@ -253,8 +254,17 @@ def test_a_graph_whose_all_to_alls_run_in_no_chunks_is_refused(context_of, marke
         for node in module.graph.nodes:
             node.meta.pop("chunk", None)
     found = "nothing, as the case has no chunking" if marked else "'layers.*': 0"
-    with pytest.raises(PassError, match=f"found: all-to-alls in the graph: 4; in chunks of {re.escape(found)}\n"):
+    with pytest.raises(PassError, match=f"in the graph: 4; in chunks of {re.escape(found)}\n"):
         overlap(module, context)
+
+
+def test_an_all_to_all_that_no_part_of_a_mixture_launches_is_not_hidden(context_of) -> None:
+    sketch = Sketch()
+    module = forward_of_two_chunks(sketch)
+    for node in calls(module, "all_to_all_single"):
+        node.meta["origin"] = node.meta["origin"]._replace(part="compute")
+    with pytest.raises(PassError, match=r"in the graph: 0; in chunks of 'layers\.\*': 0"):
+        overlap(module, context_of(sketch))
 
 
 def test_sizes_of_what_is_in_flight_may_be_read_but_not_its_data(context_of) -> None:
@@ -272,7 +282,7 @@ def test_sizes_of_what_is_in_flight_may_be_read_but_not_its_data(context_of) -> 
         "PassError: cannot determine when the all-to-all `all_to_all_single` must have arrived\n"
         "  expected: one wait, and no other reader but of its size\n"
         "  found: waits: 1; other readers: neg\n"
-        "  came from: layers.0 (forward)"
+        "  came from: layers.0 (forward, dispatch)"
     )
 
 
@@ -288,7 +298,7 @@ def test_an_all_to_all_that_nothing_waits_for_is_refused(context_of) -> None:
         "PassError: cannot determine when the all-to-all `all_to_all_single` must have arrived\n"
         "  expected: one wait, and no other reader but of its size\n"
         "  found: waits: 2; other readers: none\n"
-        "  came from: layers.0 (forward)"
+        "  came from: layers.0 (forward, dispatch)"
     )
 
 

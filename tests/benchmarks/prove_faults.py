@@ -1,10 +1,12 @@
-"""Is any fault of the catalogue proved? `python tests/benchmarks/prove_faults.py [--layers 2] [FAULT|FAMILY ...]`.
+"""Is any fault of the catalogue proved? `prove_faults.py [--layers 2] [--witness] [FAULT|FAMILY ...]`.
 
 Every row that edits a finished graph is struck into the first of the cases of `bitproof faults` that takes it, with few
 layers and all its ranks, and the graph with it is proved against the reference. A fault must not be PROVED: it changes
 bits on some input. Told besides: where what is shown names a place at which the fault struck, and which rewrites that
 keep every bit are proved. No rank runs, so faults that only some inputs show are faults here, too. Rows that tamper
-with calls or with the order of sums strike behind a proof's back: they are left out.
+with calls or with the order of sums strike behind a proof's back: they are left out. With `--witness` both graphs are
+run on random parameters and the case's tokens, on all ranks in this process: of the outputs that are NOT PROVED it
+counts those whose bits differ there, and names those where they do not.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
+from torch.fx import GraphModule
 
 from bitproof.builtin_cases import CASES
 from bitproof.harness.case import Case
@@ -31,10 +35,12 @@ from bitproof.harness.disturb.faults import Entry, Site
 from bitproof.harness.disturb.mutate import mutate
 from bitproof.harness.errors import UsageError
 from bitproof.harness.graph.graph_options import GraphOptions
-from bitproof.harness.prove.answers import PROVED, REFUSED, prove_graphs
+from bitproof.harness.prove.answers import NOT_PROVED, PROVED, REFUSED, prove_graphs
+from bitproof.harness.prove.evaluate import NotEvaluatedError, run_graph
 from bitproof.harness.prove.explain import Shown
 from bitproof.harness.prove.graphs.export import RefusedError, export_graph
-from bitproof.harness.prove.prove import of_the_reference, traced_reference
+from bitproof.harness.prove.pairs import same_value
+from bitproof.harness.prove.prove import of_the_reference, random_inputs, traced_reference
 from bitproof.harness.systems.step_graphs import step_graph
 from tests.small import small
 
@@ -46,6 +52,8 @@ class Outcome:
     verdict: str
     is_placed: bool = False
     num_others: int = 0  # outputs that are not PROVED
+    unlike: int = 0  # of those that are NOT PROVED, those that were seen to differ
+    alike: tuple[str, ...] = ()  # and those that were not
 
 
 class Subject:
@@ -65,8 +73,27 @@ class Subject:
         )
         plain = prove_graphs(self.reference, self.write(self.module))
         assert plain.verdict == PROVED, f"{case.name} without a fault is {plain.verdict}"
+        self.names, self.outputs, self.partitions = reference.names, reference.outputs, groups.partitions()
+        self.inputs = functools.cache(lambda: random_inputs(case, reference.names, reference.inputs))
+        self.bits = functools.cache(lambda: self.run(self.module))
 
-    def prove(self, entry: Entry) -> Outcome:
+    def run(self, module: GraphModule) -> dict[str, list[Any]]:
+        """What a graph gives on every rank, by output. Raises RefusedError and NotEvaluatedError."""
+        returned, held = run_graph(module, self.inputs(), self.partitions)
+        found = {name: [own[place] for own in returned] for place, name in enumerate(self.outputs)}
+        return found | {f"written {name}": [own[place] for own in held] for place, name in enumerate(self.names)}
+
+    def seen(self, module: GraphModule, outputs: Sequence[str]) -> tuple[int, tuple[str, ...]]:
+        """How many of these outputs differ on the inputs, and which do not, or why that is not known."""
+        try:
+            found = self.run(module)
+        except (RefusedError, NotEvaluatedError) as error:
+            return 0, (f"it does not run: {str(error).splitlines()[0]}",)
+        pairs = {name: zip(found[name], self.bits()[name], strict=True) for name in outputs}
+        alike = tuple(name for name, both in pairs.items() if all(same_value(x, y) for x, y in both))
+        return len(outputs) - len(alike), alike
+
+    def prove(self, entry: Entry, witness: bool = False) -> Outcome:
         """Prove the case with a row in its graph. Raises UsageError where it finds nothing to strike."""
         module, sites = mutate(entry, self.module, self.case)
         try:
@@ -76,18 +103,20 @@ class Subject:
         findings = [answer.finding for answer in proof.answers if answer.finding]
         shown = {call for finding in findings for side in finding.first for call in side}
         num_others = len(proof.answers) - proof.count(PROVED)
-        return Outcome(proof.verdict, any(_is_at(call, sites) for call in shown), num_others)
+        left = [answer.output for answer in proof.answers if answer.verdict == NOT_PROVED]
+        seen = self.seen(module, left) if witness and left else (0, ())
+        return Outcome(proof.verdict, any(_is_at(call, sites) for call in shown), num_others, *seen)
 
 
 def _is_at(call: Shown, sites: Sequence[Site]) -> bool:
     return any(site.is_at(call.module, call.direction) for site in sites)
 
 
-def first_struck(entry: Entry, subjects: Iterable[Subject]) -> tuple[Case, Outcome] | None:
+def first_struck(entry: Entry, subjects: Iterable[Subject], witness: bool = False) -> tuple[Case, Outcome] | None:
     """The first case in which a row finds something to strike, and what is concluded; None where there is none."""
     for subject in subjects:
         try:
-            return subject.case, subject.prove(entry)
+            return subject.case, subject.prove(entry, witness)
         except UsageError:
             continue
     return None
@@ -98,15 +127,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wanted", nargs="*", help="names of faults or of families; all where none is given")
     parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--witness", action="store_true", help="run both graphs, and look for bits that differ")
     options = parser.parse_args()
     start = time.process_time()
     cases = [small(CASES[name], options.layers) for name in DEFAULT_CASES]
     subject = functools.cache(Subject)
     faults: Counter[str] = Counter()
     rewrites: Counter[str] = Counter()
+    seen: Counter[bool] = Counter()
+    unseen: Counter[bool] = Counter()
     placed, lost = 0, []
     for entry in (entry for entry in choose(options.wanted) if entry.edit is not None):
-        found = first_struck(entry, (subject(case) for case in homes(entry, cases)))
+        found = first_struck(entry, (subject(case) for case in homes(entry, cases)), options.witness)
         if found is None:
             lost.append(entry.name)
             continue
@@ -116,9 +148,15 @@ def main() -> int:
         told = [outcome.verdict]
         told += [f"{outcome.num_others} outputs"] if outcome.num_others else []
         told += ["at its place" if outcome.is_placed else "elsewhere"] if entry.is_fault else []
+        told += [f"{outcome.unlike} seen to differ"] if options.witness and outcome.verdict == NOT_PROVED else []
+        told += [f"not {', '.join(outcome.alike[:3])} and so on, {len(outcome.alike)}"] if outcome.alike else []
+        seen[entry.is_fault] += outcome.unlike
+        unseen[entry.is_fault] += len(outcome.alike)
         loud = "UNSOUND: " if entry.is_fault and outcome.verdict == PROVED else ""
         print(f"{loud}{entry.name} in {case.name}: {', '.join(told)}", flush=True)
     print(f"faults: {dict(faults)}; {placed} shown at a place where they struck; rewrites: {dict(rewrites)}")
+    if options.witness:
+        print(f"faults' outputs that are NOT PROVED: {seen[True]} seen to differ, {unseen[True]} not")
     print(f"not struck: {', '.join(lost) or 'none'}; {time.process_time() - start:.0f} s of this process")
     return int(faults[PROVED] > 0)
 

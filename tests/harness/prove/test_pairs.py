@@ -211,3 +211,11 @@ def test_what_is_not_understood_is_refused_with_the_node():
     assert found.verdict == "REFUSED" and "native_dropout" in found.reason
     drawn = lambda x: torch.nn.functional.dropout(x, 0.5)  # noqa: E731
     assert bitproof.prove(drawn, drawn, X).verdict == "PROVED"
+
+
+def test_a_cast_as_decompositions_write_it_is_one_and_another_that_rounds_is_not():
+    convert = torch.ops.prims.convert_element_type.default
+    twice = lambda dtype: lambda x: convert(convert(x.bfloat16(), dtype), torch.bfloat16)  # noqa: E731
+    found = bitproof.prove(twice(torch.float32), lambda x: x.bfloat16(), X)
+    assert (found.verdict, found.evaluated) == ("PROVED", 1)
+    assert bitproof.prove(twice(torch.float16), lambda x: x.bfloat16(), X * 1e-6).differs

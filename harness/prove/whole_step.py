@@ -74,6 +74,13 @@ class _Updates:
         lie = {name: step.calls[index].value for name, index in step.outputs if name.startswith(GRADIENT)}
         if not all(isinstance(x, data.Tensor) and x.is_closed for x in lie.values()):
             raise RefusedError("a gradient whose layout depends on data", where="the step's outputs")
+        inputs = {
+            call.value.storage for call in step.calls if call.op == "input" and isinstance(call.value, data.Tensor)
+        }
+        if shared := next((name for name, x in lie.items() if x.storage in inputs), None):
+            raise RefusedError(
+                f"{shared} lies in memory of an input, which the update writes", where="the step's outputs"
+            )
         key = tuple((name, x.dtype, x.shape, x.strides) for name, x in lie.items())
         if key not in self._traced:
             like = {name.removeprefix(GRADIENT): _on_meta(x) for name, x in lie.items()}

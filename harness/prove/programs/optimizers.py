@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bitproof.harness.prove.graphs.export import RefusedError
@@ -79,16 +79,49 @@ class HeldOptimizers:
                     name = f"{OPTIMIZER}{names[id(parameter)]}.{key}"
                     if isinstance(value, Tensor) and given.get(name) is not value:
                         self.new[name] = value
-        after = self._beside()
-        self.host_side = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
+        self.host_side = changed_beside(before, self._beside())
 
     def _beside(self) -> dict[str, str]:
         """What the optimizers keep that is no tensor, in words."""
         found: dict[str, str] = {}
         for number, optimizer in enumerate(self.optimizers):
+            found |= {f"optimizer {number} {key}": repr(x) for key, x in vars(optimizer).items() if _is_plain(x)}
             for place, group in enumerate(optimizer.param_groups):
                 found |= {f"optimizer {number} group {place} {k}": repr(x) for k, x in group.items() if k != "params"}
             for place, state in enumerate(optimizer.state.values()):
                 others = {k: repr(x) for k, x in state.items() if not isinstance(x, Tensor)}
                 found |= {f"optimizer {number} parameter {place} {k}": x for k, x in others.items()}
         return found
+
+
+def kept_beside(modules: Mapping[str, nn.Module]) -> dict[str, str]:
+    """What modules keep that is no parameter, buffer or module: numbers, texts, and which tensors, in words."""
+    parts = [(f"{prefix}{name}", part) for prefix, module in modules.items() for name, part in module.named_modules()]
+    return {f"module {name}.{key}".replace(" .", " "): _told(x) for name, part in parts for key, x in _own(part)}
+
+
+def _own(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """A module's attributes, those in lists and dictionaries among them, but for what every module has."""
+    for key, x in vars(module).items():
+        if key in _OF_EVERY_MODULE:
+            continue
+        items = enumerate(x) if isinstance(x, list | tuple) else x.items() if isinstance(x, dict) else ()
+        yield from ((f"{key}[{place}]", item) for place, item in items if _is_plain(item) or isinstance(item, Tensor))
+        if _is_plain(x) or isinstance(x, Tensor):
+            yield key, x
+
+
+_OF_EVERY_MODULE = {*vars(nn.Module())} - {"training"}
+
+
+def _is_plain(x: Any) -> bool:
+    return x is None or isinstance(x, int | float | str)
+
+
+def _told(x: Any) -> str:
+    return f"tensor {id(x)}" if isinstance(x, Tensor) else repr(x)
+
+
+def changed_beside(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """The names of what is otherwise, or there on one side alone."""
+    return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))

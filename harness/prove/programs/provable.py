@@ -37,7 +37,7 @@ from bitproof.harness.prove import known_operators as known
 from bitproof.harness.prove.answers import BUFFER, INPUT, PARAMETER
 from bitproof.harness.prove.graphs.export import RefusedError
 from bitproof.harness.prove.pairs import Provable
-from bitproof.harness.prove.programs.optimizers import HeldOptimizers
+from bitproof.harness.prove.programs.optimizers import HeldOptimizers, changed_beside, kept_beside
 from bitproof.harness.torch_compat import (
     HigherOrderOperator,
     OpOverload,
@@ -257,7 +257,9 @@ def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
     graph.graph.erase_node(output)
     returned = [(name, next(traced) if isinstance(x, Tensor | torch.SymInt) else x) for name, x in tracing.outputs]
     program = _returning(graph, list(values), fakes, returned)
-    return Held(program, values, tracing.keeps_less)
+    there = next((name for name, x in values.items() if name.startswith(PARAMETER) and x.grad is not None), None)
+    begins = f"a gradient of {there} is there before the step, which may add to it" if there else None
+    return Held(program, values, begins or tracing.keeps_less)
 
 
 def _line_of(error: BaseException) -> str:
@@ -305,6 +307,7 @@ class _Tracing:
                 stack.enter_context(keeping_state(module))
             parameters = {name.removeprefix(PARAMETER): x for name, x in by_name.items() if name.startswith(PARAMETER)}
             stack.enter_context(self.optimizers.swapped(by_name, parameters))
+            before = kept_beside(self.modules)
             stack.enter_context(one_by_one())
             stack.enter_context(recorder.recording(tracer))
             stack.enter_context(backward_told(recorder.before_backward, recorder.after_backward))
@@ -312,14 +315,26 @@ class _Tracing:
                 found = _Named(self.subject, self, tracer).run(*args)
             else:
                 found = self.subject(*args)
-        self.keeps_less = self._kept_less(parameters, by_name)
+            self._refuse_replaced(by_name)
+            changed = changed_beside(before, kept_beside(self.modules))
+        self.keeps_less = self._kept_less(parameters, by_name, changed)
         self.outputs = [(f"{OUTPUT}{i}", x) for i, x in enumerate(flattened(found)[0])]
         self.outputs += [(f"{WRITTEN}{name}", x) for name, x in self.optimizers.new.items()]
         return [x for _, x in self.outputs if isinstance(x, Tensor | torch.SymInt)]
 
-    def _kept_less(self, parameters: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str | None:
+    def _refuse_replaced(self, given: Mapping[str, Tensor]) -> None:
+        """Refuse a program that puts another tensor in the place of a parameter: no output would say so."""
+        for prefix, module in self.modules.items():
+            for name, x in module.named_parameters(remove_duplicate=False):
+                if given.get(f"{PARAMETER}{prefix}{name}", x) is not x:
+                    what = f"it puts another tensor in the place of parameter {prefix}{name}"
+                    raise RefusedError(what, where="the program")
+
+    def _kept_less(
+        self, parameters: Mapping[str, Tensor], given: Mapping[str, Tensor], changed: list[str]
+    ) -> str | None:
         """What a next call would find otherwise than this one, though it is no value of an input."""
-        if changed := self.optimizers.host_side:
+        if changed := [*self.optimizers.host_side, *changed]:
             return f"the step changes what is no tensor: {', '.join(changed[:3])}"
         if new := [name for name, x in self.optimizers.new.items() if not _lies_as(x, given.get(name))]:
             return f"the optimizer makes state in this step, or lays it out anew: {new[0]}; take a step before"

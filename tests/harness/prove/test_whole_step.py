@@ -89,6 +89,16 @@ def test_a_gradient_counts_by_its_elements_in_rows_and_no_other_layout_is_taken(
         joined(found.case, relaid(step, name, strides=(1, rows)))
 
 
+def test_a_gradient_in_memory_that_the_update_writes_is_refused():
+    found = followed()
+    step = found.graphs[0]
+    place = next(i for i, x in enumerate(step.calls) if x.name == "parameter layers.0.attention.wq.weight")
+    name = "gradient of layers.0.attention.wq.weight"
+    outputs = tuple((x, place if x == name else i) for x, i in step.outputs)
+    with pytest.raises(RefusedError, match="lies in memory of an input, which the update writes"):
+        joined(found.case, data.Graph(step.calls, outputs))
+
+
 def test_a_buffer_that_lies_otherwise_after_the_step_is_refused():
     found = followed()
     step = found.graphs[0]

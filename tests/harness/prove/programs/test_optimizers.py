@@ -170,6 +170,47 @@ def test_draws_leave_the_generator_in_one_state_on_both_sides():
     assert other.induction.reason == "the two leave the generator in other states"
 
 
+class Keeps(nn.Linear):
+    """It keeps something where nobody looks for state."""
+
+    def __init__(self, keeps):
+        super().__init__(6, 5)
+        self.keeps, self.kept = keeps, [0]
+
+    def forward(self, x):
+        match self.keeps:
+            case "count":
+                self.count = getattr(self, "count", 0) + 1
+            case "item":
+                self.kept[0] += 1
+            case "tensor":
+                self.last = x * 1.0
+            case "parameter":
+                self.weight = nn.Parameter(self.weight * 2)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("keeps", ["nothing", "count", "item", "tensor", "parameter"])
+def test_what_a_module_keeps_elsewhere_is_found(keeps):
+    net = Keeps(keeps)
+    found = bitproof.prove(net, net, X)
+    if keeps == "parameter":
+        assert found.verdict == "REFUSED" and "another tensor in the place of parameter weight" in found.reason
+        return
+    assert (found.verdict, found.induction.holds) == ("PROVED", keeps == "nothing")
+    named = {"count": "module count", "item": "module kept[0]", "tensor": "module last"}
+    told = f"the step changes what is no tensor: {named[keeps]}" if keeps in named else None
+    assert found.induction.reason == told
+
+
+def test_a_gradient_that_is_there_before_the_step_is_told():
+    net = model()
+    net(X).sum().backward()
+    held = SGD(net.parameters())
+    found = bitproof.prove(step(held), step(held), net, held, X)
+    assert found.induction.reason == "a gradient of parameter 0.weight is there before the step, which may add to it"
+
+
 def test_an_optimizer_of_parameters_that_nobody_gives_is_refused():
     held = SGD(model().parameters())
     found = bitproof.prove(step(held), step(held), model(), held, X)

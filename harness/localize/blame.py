@@ -88,9 +88,12 @@ class _Blame:
         """The call that one record's history leads to."""
         self.record = record
         picked = self._root(record)
-        if picked is None and (exchanged := self._exchanged(record)):
+        if (picked is None or picked.same == "exchanges") and (exchanged := self._exchanged(record, picked)):
             picked = self._first_of(exchanged, exchanged)
         if picked is None:  # rule 5
+            misplaced = self._misplaced(record)
+            if misplaced is not None and (misplaced.rank, misplaced.index) in self._history(record):
+                return misplaced
             return self._first_missing({rank: [wanted for wanted, _ in pairs] for rank, pairs in record.items()})
         if picked.reads and picked.partner is not None:
             came = out_of_turn(picked.site, picked.partner, self.logs, self.joined, self.known)
@@ -232,12 +235,14 @@ class _Blame:
                 return True
         return False
 
-    def _exchanged(self, record: Differing) -> set[Site]:
+    def _exchanged(self, record: Differing, root: _Picked | None) -> set[Site]:
         """Calls in the history of a tensor that holds another one's right value, which put right values elsewhere.
 
-        What follows them agrees with the reference call by call; only which tensor it belongs to is another.
+        What follows them agrees with the reference call by call; only which tensor it belongs to is another. So it does
+        up to a `root` that reads right values in another order.
         """
-        return {(rank, index) for rank, index in self._history(record) if self.logs[rank].exchanges(index)}
+        history = self._history(record) if root is None else self._before({root.site})
+        return {(rank, index) for rank, index in history if self.logs[rank].exchanges(index)}
 
     def _history(self, record: Differing) -> set[Site]:
         """Every call from which a path of values leads to what a record holds."""
@@ -322,7 +327,7 @@ class _Blame:
         found: list[Site] = []
         for rank, pairs in differing.items():
             last: dict[str, int] = {}
-            values = {wanted for wanted, has in pairs if has in self.logs[rank].reference.values}
+            values = {wanted for wanted, has in pairs if has != wanted and has in self.logs[rank].reference.values}
             for index, call in enumerate(self.logs[rank].log):
                 if call.place.direction != "update":
                     last |= dict.fromkeys(values.intersection(call.outputs), index)

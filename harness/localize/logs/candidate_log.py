@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
-from bitproof.harness.localize.logs.calls import READS_OUT, Call, is_abandoned
+from bitproof.harness.localize.logs.calls import READS_OUT, Call, Place, is_abandoned
 from bitproof.harness.localize.logs.packing import CONSTANTS, PACKING, keeps_order, name_of
 from bitproof.harness.localize.logs.reference_log import IndexedLog, ReferenceLog
 
@@ -26,7 +26,12 @@ class CandidateLog(IndexedLog):
         self._num_made, self._num_due = (
             Counter(x for call in log for x in _kinds(call)) for log in (once, reference.log)
         )
-        self._agrees = [reference.knows(call) or self._changes_nothing(index) for index, call in enumerate(calls)]
+        self._agrees = [
+            reference.knows(call)
+            or (reference.values.issuperset(call.outputs) and self.changes_nothing(index))
+            or self._comes_to_what_is_due(call)
+            for index, call in enumerate(calls)
+        ]
         self._latest: dict[str, int] = {}
         self._num_givers = Counter[str]()
         self._read_out: int | None = None
@@ -190,7 +195,7 @@ class CandidateLog(IndexedLog):
 
     def packs(self, index: int) -> bool:
         """Whether a call computes nothing: it puts values together, or takes them apart."""
-        return self.log[index].view or name_of(self.log[index]) in PACKING
+        return self.log[index].view or name_of(self.log[index]) in PACKING or self.changes_nothing(index)
 
     def _unpacks(self, index: int) -> bool:
         """Whether a call takes apart a bucket that the reference has nowhere: then its parts count each by itself.
@@ -237,8 +242,8 @@ class CandidateLog(IndexedLog):
         return packs and all(map(self.only_packs, self.bad_producers(index)))
 
     def is_wrong(self, index: int) -> bool:
-        """Whether a call is wrong in itself, whatever it packs: in what it gives, or in what it reads."""
-        return self.is_proven(index) or self.stands_for(index) is not None
+        """Whether a call is wrong in itself, whatever it packs: in what it gives, in what it reads, or in which order."""
+        return self.is_proven(index) or self.exchanges(index) or self.stands_for(index) is not None
 
     def stands_for(self, index: int) -> int | None:
         """The call of the reference that this log makes nowhere, and that a call reads most, but not all, inputs of."""
@@ -355,11 +360,20 @@ class CandidateLog(IndexedLog):
         """Whether the reference never calls such an operator there."""
         return not self.reference.calls(self.log[index])
 
-    def _changes_nothing(self, index: int) -> bool:
-        """Whether a call that the reference does not make gives a right value that it reads, as a product with 1."""
+    def changes_nothing(self, index: int) -> bool:
+        """Whether a call that the reference does not make gives a value that it reads, as a product with 1 does."""
         call = self.log[index]
         is_same = bool(call.outputs) and not call.collective and set(call.outputs) <= set(call.inputs)
-        return is_same and self.reference.values.issuperset(call.outputs) and self.is_extra(index)
+        return is_same and self.is_extra(index)
+
+    def _comes_to_what_is_due(self, call: Call) -> bool:
+        """Whether a call gives, by another way, what a call of the reference gives there that is not made here."""
+        due = self.reference.producer(call.outputs[0]) if len(call.outputs) == 1 and not call.collective else None
+        if due is None or not call.inputs:
+            return False
+        known = self.reference.log[due]
+        is_there = call.place in (known.place, Place(None, None)) and not known.collective and not known.view
+        return is_there and known.outputs == call.outputs and (known.operator, known.outputs) not in self._made
 
     def is_extra(self, index: int) -> bool:
         """Whether more calls of its operator are made in its module than the reference makes, in either chunk.

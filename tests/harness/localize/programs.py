@@ -42,7 +42,8 @@ class Op:
     """One operator call of a program. `reads` and `gives` are variables; what is written in place is both.
 
     `sizes` are the elements of each output; `group` has the ranks of each group of a collective, and `only` the one
-    rank that makes a call, where it is not made by all.
+    rank that makes a call, where it is not made by all. `gives_as` is the operator whose value a call gives by another
+    way.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Op:
     scalar: int = 0
     groups: tuple[tuple[int, ...], ...] = ()
     only: int | None = None
+    gives_as: str = ""
     node: str | None = None
     micro_batch: int | None = None
 
@@ -285,7 +287,11 @@ def result_of(op: Op, tokens: Sequence[Sequence[int]]) -> list[int]:
     if op.kind in ("elementwise", "in_place"):
         return [mixed(code, op.scalar, token) for token in tokens[0]]
     if op.kind == "first_half":
-        return [mixed(code, token, 1) for token in tokens[0]]
+        return half_way(tokens[0])
+    if op.kind == "second_half":  # of what the first gave, and what that read
+        due = replace(op, name=op.gives_as, kind="elementwise" if len(tokens) == 2 else "pairwise", gives_as="")
+        is_right = list(tokens[0]) == half_way(tokens[1])
+        return result_of(due, tokens[1:]) if is_right else [mixed(code, *each) for each in zip(*tokens, strict=True)]
     if op.kind == "both":  # two elementwise calls in one
         first, second = (number_of(part) for part in op.name.split("+"))
         return [mixed(second, 0, mixed(first, 0, token)) for token in tokens[0]]
@@ -300,8 +306,14 @@ def result_of(op: Op, tokens: Sequence[Sequence[int]]) -> list[int]:
         return [token for each in tokens for token in each]
     if op.kind == "copy":
         return list(tokens[0])
-    everything = mixed(code, op.scalar, *(mixed(*each) for each in tokens))
+    parts = [mixed(*each) for each in tokens]
+    everything = mixed(code, op.scalar, *(sorted(parts) if op.kind == "norm" else parts))
     return [mixed(everything, i) for i in range(sum(op.sizes))]
+
+
+def half_way(tokens: Sequence[int]) -> list[int]:
+    """What the first of two calls gives that come to a value by another way than the reference: it has that nowhere."""
+    return [mixed(token, 1) for token in tokens]
 
 
 def exchanged(op: Op, tokens: Sequence[Sequence[int]], turn: int) -> list[int]:
@@ -348,12 +360,17 @@ WIDEST_KINDS = (*ALL_KINDS, "drawn", "drawn", "scattered", "one's sum")
 """The same from there on: also draws from a generator. There a bucket may hold what is scattered as it is summed, and
 a candidate's calls may not say where they belong."""
 
+WITH_DETOURS = 10_000_000
+"""The same from there on: also multiplies by one, and comes to right values by other ways. There gradients may share a
+bucket in the reference, too, of which the candidate's may be packed in another order, and be shown behind what scales
+each by a norm of all, which does not know their order."""
+
 
 class Writer:
     """Writes a random program: forward of some micro-batches and chunks, backward, and an update."""
 
-    def __init__(self, rng: random.Random, kinds: Sequence[str]) -> None:
-        self.rng, self.kinds = rng, kinds
+    def __init__(self, rng: random.Random, kinds: Sequence[str], *, has_detours: bool = False) -> None:
+        self.rng, self.kinds, self.has_detours = rng, kinds, has_detours
         self.ranks = rng.choice((2, 2, 3, 4))
         self.ops: list[Op] = []
         self.sizes: dict[int, int] = {}
@@ -413,13 +430,18 @@ class Writer:
                 ]
         assert gradients is not None
         self.micro_batch = None
-        gradients = [self.reduce(gradient) for gradient in gradients]
-        for gradient in gradients:
+        is_bucketed = self.has_detours and rng.random() < 0.4
+        gradients = self.bucket(gradients) if is_bucketed else [self.reduce(gradient) for gradient in gradients]
+        shown_late = is_bucketed and rng.random() < 0.7
+        for gradient in gradients if not shown_late else ():
             self.show("grad", gradient)
         self.place = Place("layers.0", "update")
-        if rng.random() < 0.3:  # clipping: one norm of all gradients
-            [norm] = self.add("norm", gradients, [self.sizes[gradients[0]]], "mix")
-            gradients = [self.add("scale", [g, norm], [self.sizes[g]], "mix")[0] for g in gradients]
+        if shown_late or rng.random() < 0.3:  # clipping: one norm of all gradients
+            [norm] = self.add("norm", gradients, [self.sizes[gradients[0]]], "norm" if self.has_detours else "mix")
+            for by in [norm, *(self.give(size, is_own=False) for _ in range(rng.randrange(3) if shown_late else 0))]:
+                gradients = [self.add("scale", [g, by], [self.sizes[g]], "mix")[0] for g in gradients]
+        for gradient in gradients if shown_late else ():
+            self.show("grad", gradient)
         for weight, gradient in zip(weights, gradients, strict=True):
             [update] = self.add("adamw", [weight, gradient], [size], "mix", scalar=rng.randint(1, 3))
             self.show("param", update)
@@ -443,6 +465,13 @@ class Writer:
         else:
             [summed] = self.add("all_reduce", [gradient], [self.sizes[gradient]], "all_reduce", groups=every)
         return summed
+
+    def bucket(self, gradients: Sequence[int]) -> list[int]:
+        """All of them summed over ranks at once, in one bucket."""
+        sizes = [self.sizes[gradient] for gradient in gradients]
+        packed = self.add("cat", gradients, [sum(sizes)], "cat")
+        summed = self.add("all_reduce", packed, [sum(sizes)], "all_reduce", groups=(tuple(range(self.ranks)),))
+        return list(self.add("split", summed, sizes, "split"))
 
     def some(self, pool: Sequence[int], number: int) -> list[int]:
         live = [variable for variable in pool if variable not in self.spent]
@@ -512,8 +541,10 @@ class Writer:
 class Noise:
     """Rewrites a program into another one that gives the same values: what a candidate may do."""
 
-    def __init__(self, rng: random.Random, program: Program, *, is_widest: bool = False) -> None:
-        self.rng, self.program, self.is_widest = rng, program, is_widest
+    def __init__(
+        self, rng: random.Random, program: Program, *, is_widest: bool = False, has_detours: bool = False
+    ) -> None:
+        self.rng, self.program, self.is_widest, self.has_detours = rng, program, is_widest, has_detours
         self.count = 1 + max((*program.given, *(v for op in program.ops for v in op.gives)))
         self.sizes = {v: size for v, (size, _) in program.given.items()}
         self.sizes |= {v: size for op in program.ops for v, size in zip(op.gives, op.sizes, strict=True)}
@@ -526,7 +557,22 @@ class Noise:
         ops = self.bucketed(list(self.program.ops)) if self.rng.random() < 0.4 else list(self.program.ops)
         ops = self.joined(ops) if self.rng.random() < 0.3 else ops
         ops = [new for op in ops for new in self.split(op)]
+        ops = [new for op in ops for new in self.detour(op)] if self.has_detours else ops
         return replace(self.program, ops=self.shuffled(ops))
+
+    def detour(self, op: Op) -> Iterable[Op]:
+        """The same after a product with one, or by way of a value that the reference has nowhere."""
+        way, names, between = self.rng.random(), (*PAIRWISE, *ELEMENTWISE, "square"), self.new()
+        size = self.sizes.get(op.reads[0])
+        if way < 0.1 and size is not None and op.kind not in (*VIEWS, "in_place", "send", "drawn"):
+            yield Op(self.rng.choice(("mul", "div")), op.reads[:1], (between,), op.place, (size,), "copy")
+            yield replace(op, reads=(between, *op.reads[1:]))
+        elif way < 0.2 and op.kind in ("elementwise", "pairwise"):
+            first, second = self.rng.choice(names), self.rng.choice(PAIRWISE)
+            yield Op(first, op.reads[:1], (between,), op.place, op.sizes, "first_half")
+            yield replace(op, name=second, reads=(between, *op.reads), kind="second_half", gives_as=op.name)
+        else:
+            yield op
 
     def split(self, op: Op) -> Iterable[Op]:
         """The same by other calls: a call in two, under another name, after a copy, with one that nobody reads."""
@@ -698,15 +744,29 @@ def wrong_of(rng: random.Random, program: Program) -> Wrong:
     return Wrong(number, ranks, (*op.reads[:position], rng.choice(others), *op.reads[position + 1 :]))
 
 
+def packed_wrong(rng: random.Random, program: Program) -> Wrong | None:
+    """At times, a bucket that is packed in another order, on all ranks or on one; None where there is none."""
+    packed = [n for n, op in enumerate(program.ops) if op.kind == "cat" and len(set(op.reads)) > 1]
+    if not packed or rng.random() < 0.7:
+        return None
+    number, everywhere = rng.choice(packed), tuple(range(program.ranks))
+    reads = list(program.ops[number].reads)
+    while tuple(reads) == program.ops[number].reads:
+        rng.shuffle(reads)
+    return Wrong(number, everywhere if rng.random() < 0.7 else (rng.choice(everywhere),), tuple(reads))
+
+
 def generate(seed: int) -> Scene | None:
     """The program of a seed; None where its wrong call reaches nothing that is shown."""
     rng = random.Random(seed)
     kinds = WIDEST_KINDS if seed >= WIDEST else ALL_KINDS if seed >= WIDE else KINDS
-    program = Writer(rng, kinds).program()
-    candidate = Noise(rng, program, is_widest=seed >= WIDEST).rewritten()
+    has_detours = seed >= WITH_DETOURS
+    program = Writer(rng, kinds, has_detours=has_detours).program()
+    candidate = Noise(rng, program, is_widest=seed >= WIDEST, has_detours=has_detours).rewritten()
     if seed >= WIDEST and rng.random() < 0.1:
         candidate = replace(candidate, ops=[replace(op, place=Place(None, None)) for op in candidate.ops])
-    planted = wrong_of(rng, candidate)
+    planted = packed_wrong(rng, candidate) if has_detours else None
+    planted = planted or wrong_of(rng, candidate)
     origins = rng.random() < 0.8
     reference = Machine(program, origins=origins).run()
     without = Machine(candidate, origins=origins)

@@ -7,7 +7,8 @@ from collections import Counter
 from bitproof.harness.errors import cut
 from bitproof.harness.localize.logs.calls import Call, maker_of
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
-from bitproof.harness.localize.logs.packing import OVER_LISTS, name_of
+from bitproof.harness.localize.logs.packing import OVER_LISTS, keeps_order, name_of
+from bitproof.harness.localize.logs.reference_log import ReferenceLog
 
 
 def argument_differences(call: Call, partner: Call) -> str:
@@ -28,17 +29,28 @@ def input_differences(log: CandidateLog, index: int, partner: int) -> str:
         and log.reference.counterpart(partner, log) != index
     ):
         return ""
-    sides = (log.log, index), (log.reference.log, partner)
-    inputs = [Counter(calls[at].inputs) for calls, at in sides]
+    sides: tuple[tuple[CandidateLog | ReferenceLog, int], ...] = (log, index), (log.reference, partner)
+    inputs = [side.log[at].inputs for side, at in sides]
     told: list[str] = []
-    for (calls, at), other in zip(sides, reversed(inputs), strict=True):
-        odd = Counter(calls[at].inputs) - other
-        position = next((i for i, value in reversed(list(enumerate(calls[at].inputs))) if value in odd), None)
-        if position is None:
+    for (side, at), mine, other in zip(sides, inputs, reversed(inputs), strict=True):
+        odd = Counter(mine) - Counter(other)
+        positions = [i for i, value in enumerate(mine) if value in odd]
+        elsewhere = [i for i in positions if other[i : i + 1] != (mine[i],)]
+        if not positions:
             return ""
-        made = maker_of(calls, at, position)
+        made = maker_of(side.log, side.given, at, (elsewhere or positions)[-1])
         told.append("what the step is given" if made is None else f"what {made} gives")
-    return cut(f"{told[0]}, where the reference has {told[1]}", 300) if told[0] != told[1] else ""
+    if told[0] != told[1]:
+        return cut(f"{told[0]}, where the reference has {told[1]}", 300)
+    return "" if made is None else cut(f"{told[0]}, of another value", 300)
+
+
+def bucket_fillers(log: CandidateLog, index: int) -> str:
+    """What fills a bucket that the reference does not have: of a collective and of what packs for it no value tells."""
+    call = log.log[index]
+    packers = log.packers(index) if call.collective and not log.reference.alike(call) else []
+    named = list(dict.fromkeys(str(log.log[i]) for i in packers if not keeps_order(log.log[i])))
+    return cut(f"it, or what fills it: {', '.join(named)}", 300) if named else ""
 
 
 def list_differences(log: CandidateLog, missing: Call) -> str:

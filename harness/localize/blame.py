@@ -33,6 +33,7 @@ from typing import Literal, NamedTuple
 
 from bitproof.harness.localize.argument_differences import (
     argument_differences,
+    bucket_fillers,
     input_differences,
     list_differences,
     strange_output,
@@ -71,6 +72,8 @@ def find_culprit(
             log.trusts_parts = True
         if (culprit := blame.explain({rank: [pair]})) is not None:
             also = blame.others(culprit)
+            if culprit.candidate is not None and (fillers := bucket_fillers(logs[culprit.rank], culprit.candidate)):
+                culprit = replace(culprit, reading="; ".join(filter(None, (culprit.reading, fillers))))
             return replace(with_chain(culprit, rank, pair, logs, blame.joined, blame.known), also=also)
     return None
 

@@ -1,7 +1,8 @@
 """Blame over random programs with one wrong call: `python -m tests.benchmarks.blame_programs [COUNT] [FIRST SEED]`.
 
 Where values tell which call is wrong, that one must be the answer; and nobody may be blamed from whom no path of values
-leads to the record that is shown. Exits with 1 where either fails, with the seeds.
+leads to the record that is shown. Exits with 1 where either fails, with the seeds. "untold" are those where values do
+not tell and the answer says nothing of the planted call.
 """
 
 from __future__ import annotations

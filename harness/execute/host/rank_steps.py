@@ -138,7 +138,7 @@ class RankSteps:
         names, captured = replay.outputs_of(self.recorder.rank), getattr(system, "captured", None)
         keep = names if step == replay.step else {}
         made, stays_whole = getattr(system, "made", system), self.monitor.stays_whole
-        with logged(made, keep=keep, captured=captured, stays_whole=stays_whole) as log:
+        with logged(made, keep, captured, stays_whole, only_keeps=not replay.log) as log:
             yield observe
         if replay.log:
             self._trace.add_calls(step, log.calls)

@@ -98,6 +98,8 @@ class Ranks:
             Path(self.job.rank_slots.store).parent.mkdir(parents=True, exist_ok=True)
             self.port = _free_port()
         self.log_of(0).parent.mkdir(parents=True, exist_ok=True)
+        if self.job.watched:
+            import bitproof.harness.localize.logs.call_log  # noqa: F401 - once, and not by each rank
         if self.job.run.placement.in_memory:
             self.memory = SharedMemory(self.job.run.case.parallelism.world_size)
         self.board = Board(self.job.run.case.parallelism.world_size)

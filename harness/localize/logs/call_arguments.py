@@ -57,6 +57,28 @@ def given_to(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     return dict(zip((argument.name for argument in schema_of(function).arguments), args, strict=False)) | kwargs
 
 
+_LEAVES = (int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
 def tensors_in(values: Any) -> list[Tensor]:
-    """Every tensor in nested values, in order."""
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+    """Every tensor in nested values, in order.
+
+    Each call of a step is asked for its tensors some six times: torch's own `tree_leaves`, which asks of every value how
+    it nests, took a third of what logging takes.
+    """
+    found: list[Tensor] = []
+    _collect(values, found)
+    return found
+
+
+def _collect(value: Any, found: list[Tensor]) -> None:
+    if isinstance(value, Tensor):
+        found.append(value)
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            _collect(each, found)
+    elif isinstance(value, dict):
+        for each in value.values():
+            _collect(each, found)
+    elif not isinstance(value, _LEAVES):
+        found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]

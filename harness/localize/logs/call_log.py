@@ -64,6 +64,7 @@ class CallRecorder(TorchDispatchMode):
     """Logs calls while it is entered. `place` says where the running call belongs, and, of a graph, its node.
 
     `keep` names calls by their indices, each with one of its outputs; `kept` has copies of those that were computed.
+    Where nothing but these is wanted, `only_keeps`, calls are counted, and nothing is found out about them.
     A higher-order operator is one call, whatever its nested graphs run; a call over lists of tensors is logged as one
     call for each index (`lanes`). One that draws reads its generator's state, last, and gives the next. What bitproof
     itself calls, to take a digest, is none of the system's calls.
@@ -76,12 +77,13 @@ class CallRecorder(TorchDispatchMode):
         """Leave compiled code compiled: by default torch.compile steps aside for a mode, and computes other bits."""
         return True
 
-    def __init__(self, place: Places, keep: Collection[tuple[int, int]] = ()) -> None:
+    def __init__(self, place: Places, keep: Collection[tuple[int, int]] = (), only_keeps: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self.kept: dict[tuple[int, int], Tensor] = {}
         self._place = place
         self._keep = keep
+        self._only_keeps = only_keeps
         self._in_flight: dict[int, int] = {}
         self._works = Works()
         self._seen: dict[int, dict[int, weakref.ref[Tensor]]] = {}
@@ -103,26 +105,25 @@ class CallRecorder(TorchDispatchMode):
         if any(map(has_no_values, tensors_in((args, kwargs, result)))):  # a DTensor asks what shape is to come
             return result
         result = self._log(function, args, kwargs, reading, result)
-        for tensor in tensors_in((args, kwargs, result)):
+        for tensor in tensors_in((args, kwargs, result)) if not self._only_keeps else ():
             self._seen.setdefault(_storage(tensor), {})[id(tensor)] = weakref.ref(tensor)
         return result
 
     def _reading(self, function: Any, args: Any, kwargs: Any) -> _Reading:
         """What a call is given, before it runs."""
-        lanes, read = num_lanes(function, args, kwargs), read_by(function, args, kwargs)
+        lanes, generator = num_lanes(function, args, kwargs), _generator(function, args, kwargs)
+        if self._only_keeps:
+            return _Reading(lanes, [((), ())] * (lanes or 1), (), generator, _state(generator))
+        read = read_by(function, args, kwargs)
         inputs = [self._inputs(lane(read, index, lanes)) for index in range(lanes)] or [self._inputs(read)]
-        generator = _generator(function, args, kwargs)
         return _Reading(lanes, inputs, scalars_of(function, args, kwargs), generator, _state(generator))
 
     def _log(self, function: Any, args: Any, kwargs: Any, reading: _Reading, result: Any) -> Any:
         """Log a call that has run, and return what it gave."""
         lanes, inputs, left = reading.lanes, reading.inputs, _state(reading.generator)
-        read_here = [producer for _, producers in inputs for producer in producers if producer is not None]
         draws = left != reading.state
         if draws:  # what is drawn next is decided here
             inputs = [self._with_state(*inputs[0], str(reading.state))]
-        follows = any(self.calls[producer].place.direction in ("backward", "update") for producer in read_here)
-        place, node, source = self._place(name_of(function), tensors_in((args, kwargs)), follows)
         namespace = getattr(function, "namespace", None)
         if namespace == IN_PLACE_COLLECTIVES:
             result = self._held(function, tensors_in(written_by(function, args, kwargs)), result)
@@ -131,8 +132,31 @@ class CallRecorder(TorchDispatchMode):
         if lanes:
             results = result if isinstance(result, tuple) else (result,)
             parts = [(lane(written, index, lanes), lane(results, index, lanes)) for index in range(lanes)]
-        collective = namespace in COLLECTIVE_NAMESPACES
-        call = Call(
+        if self._only_keeps:
+            collective = namespace in COLLECTIVE_NAMESPACES
+            call = Call(Place(None, None), _full_name(function), (), (), collective=collective)
+        else:
+            call = self._told(function, args, kwargs, reading)._replace(draws=draws)
+        for (digests, producers), (part_written, part_result) in zip(inputs, parts, strict=True):
+            written_here = tensors_in(part_written) if not self._only_keeps else []
+            aliases = [alias for alias in self._aliases(written_here) if alias not in self._producers]
+            values = tuple(value for _, value in aliases)
+            self.calls.append(call._replace(inputs=digests, aliases=values, producers=producers))
+            self._producers |= dict.fromkeys(aliases, len(self.calls) - 1)
+            self._give(function, part_written, part_result)
+            if draws:
+                self._add_value(len(self.calls) - 1, GENERATORS, str(left))
+            if name_of(function) == READS_OUT:
+                self._add_value(len(self.calls) - 1, GENERATORS, f"number {result!r}")
+        return result
+
+    def _told(self, function: Any, args: Any, kwargs: Any, reading: _Reading) -> Call:
+        """A call that has run, without what it is given and gives: where it belongs, its numbers, its peers."""
+        read_here = [producer for _, producers in reading.inputs for producer in producers if producer is not None]
+        follows = any(self.calls[producer].place.direction in ("backward", "update") for producer in read_here)
+        place, node, source = self._place(name_of(function), tensors_in((args, kwargs)), follows)
+        collective = getattr(function, "namespace", None) in COLLECTIVE_NAMESPACES
+        return Call(
             place,
             _full_name(function),
             (),
@@ -144,20 +168,8 @@ class CallRecorder(TorchDispatchMode):
             scalars=reading.scalars,
             peers=_peers(function, args, kwargs) if collective else (),
             micro_batch=self._place.micro_batch_of(place),
-            draws=draws,
             part=self._place.part_of(place),
         )
-        for (digests, producers), (part_written, part_result) in zip(inputs, parts, strict=True):
-            aliases = [alias for alias in self._aliases(tensors_in(part_written)) if alias not in self._producers]
-            values = tuple(value for _, value in aliases)
-            self.calls.append(call._replace(inputs=digests, aliases=values, producers=producers))
-            self._producers |= dict.fromkeys(aliases, len(self.calls) - 1)
-            self._give(function, part_written, part_result)
-            if draws:
-                self._add_value(len(self.calls) - 1, GENERATORS, str(left))
-            if name_of(function) == READS_OUT:
-                self._add_value(len(self.calls) - 1, GENERATORS, f"number {result!r}")
-        return result
 
     def _with_state(
         self, digests: tuple[str, ...], producers: tuple[int | None, ...], state: str
@@ -256,9 +268,9 @@ class CallRecorder(TorchDispatchMode):
         call = self.calls[index]
         if (site := (index, len(call.outputs))) in self._keep:
             self.kept[site] = plain(tensor).clone()
-        storage, value = _storage(tensor), _digest(tensor)
+        storage, value = _storage(tensor), "" if self._only_keeps else _digest(tensor)
         self._add_value(index, storage, value)
-        if not call.view:
+        if not call.view and not self._only_keeps:
             self._parts.leave(storage, tensor, value, index)
 
     def _add_value(self, index: int, storage: int, value: str) -> None:
@@ -332,9 +344,13 @@ def _state(generator: torch.Generator | None) -> str | None:
 
 @contextmanager
 def logged(
-    system: Any, keep: Collection[tuple[int, int]] = (), captured: Capture | None = None, stays_whole: bool = False
+    system: Any,
+    keep: Collection[tuple[int, int]] = (),
+    captured: Capture | None = None,
+    stays_whole: bool = False,
+    only_keeps: bool = False,
 ) -> Iterator[CallRecorder]:
-    """Log every operator call that a system makes in this context, on this thread, and keep some outputs.
+    """Log every operator call that a system makes in this context, on this thread, and keep some outputs, or only these.
 
     A system may show its `model`, the function `gradients` that computes loss and gradients, the
     `graph` that the step runs, and `running_chunk`; of a system that shows nothing, calls have no place. `captured`
@@ -345,7 +361,7 @@ def logged(
     shown = system if isinstance(system, WatchedStep) else model  # which may have several
     places = Places(shown.named_modules() if shown is not None else (), getattr(system, "running_chunk", lambda: None))
     places.stays_whole = stays_whole or captured is not None
-    recorder = CallRecorder(places, keep)
+    recorder = CallRecorder(places, keep, only_keeps)
     replaced = {}
 
     def replace(name: str, value: Any) -> None:

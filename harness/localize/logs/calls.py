@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from bitproof.harness.errors import RecordingError
@@ -78,14 +78,18 @@ def is_abandoned(call: Call) -> bool:
     return call.collective and bool(call.inputs) and not call.outputs and not call.operator.startswith("send")
 
 
-def maker_of(calls: Sequence[Call], index: int, position: int) -> Call | None:
-    """The call that computed an input of a call, views passed over; None for what none of these calls made."""
+def maker_of(
+    calls: Sequence[Call], given: Callable[[int], Sequence[int | None]], index: int, position: int
+) -> Call | None:
+    """The call that computed an input of a call, views passed over; None for what none of these calls made.
+
+    `given` has the calls that gave a call's inputs.
+    """
     while True:
-        producers = calls[index].producers
-        made_by = producers[position] if position < len(producers) else None
+        made_by = given(index)[position]
         if made_by is None:
             return None
-        if not calls[made_by].view or not any(producer is not None for producer in calls[made_by].producers):
+        if not calls[made_by].view or not any(giver is not None for giver in given(made_by)):
             return calls[made_by]
         index, position = made_by, 0
 

@@ -21,7 +21,7 @@ class CandidateLog(IndexedLog):
         super().__init__(calls)
         self.reference = reference
         self._values = {value for call in calls for value in (*call.inputs, *call.outputs, *call.aliases)}
-        self._made = {(call.operator, call.outputs) for call in calls}
+        self._made = Counter((call.operator, call.outputs) for call in calls)
         once = (call for call in calls if not _is_again(call))
         self._num_made, self._num_due = (
             Counter(x for call in log for x in _kinds(call)) for log in (once, reference.log)
@@ -156,6 +156,10 @@ class CandidateLog(IndexedLog):
                 return there[-1]
         return self._latest.get(digest)
 
+    def given(self, index: int) -> Sequence[int | None]:
+        """The call that gave each of a call's inputs; None for what was there before the step."""
+        return self._given[index]
+
     def givers(self, index: int) -> list[int]:
         """The calls that gave a call's inputs, right or not."""
         return [giver for giver in self._given[index] if giver is not None]
@@ -267,6 +271,16 @@ class CandidateLog(IndexedLog):
                 pending += self._bad[number]
         return min(found, default=None)
 
+    def packers(self, index: int) -> list[int]:
+        """The calls that put together, or take apart, what fills a bucket of a collective."""
+        pending, found = list(self.givers(index)), set[int]()
+        while pending:
+            number = pending.pop()
+            if number not in found and self.packs(number) and not self.log[number].collective:
+                found.add(number)
+                pending += self.givers(number)
+        return sorted(found)
+
     def is_packing(self, index: int) -> bool:
         """Whether a call only packs right values, or is the collective of such."""
         earlier = self.bad_producers(index)
@@ -324,7 +338,8 @@ class CandidateLog(IndexedLog):
         wanted = set(self.reference.log[index].inputs)
         given = [number for number in self.log[mine].producers if number is not None]
         reads_it = [number for number in given if wanted & set(self.log[number].inputs)]
-        return next((number for number in reads_it if self.is_new(number) or self.is_extra(number)), None)
+        new = (number for number in reads_it if self.is_new(number) or self.is_extra(number))
+        return next((number for number in new if not self.changes_nothing(number)), None)
 
     def put_before(self, index: int) -> Call | None:
         """The call that a new one was put before: it alone reads, by new calls alone, what that made of a value.
@@ -368,12 +383,13 @@ class CandidateLog(IndexedLog):
 
     def _comes_to_what_is_due(self, call: Call) -> bool:
         """Whether a call gives, by another way, what a call of the reference gives there that is not made here."""
-        due = self.reference.producer(call.outputs[0]) if len(call.outputs) == 1 and not call.collective else None
-        if due is None or not call.inputs:
+        if call.collective or not call.inputs:
             return False
-        known = self.reference.log[due]
-        is_there = call.place in (known.place, Place(None, None)) and not known.collective and not known.view
-        return is_there and known.outputs == call.outputs and (known.operator, known.outputs) not in self._made
+        return any(
+            self._made[operator, call.outputs] < num
+            for operator, places, num in self.reference.giving(call.outputs)
+            if call.place == Place(None, None) or call.place in places
+        )
 
     def is_extra(self, index: int) -> bool:
         """Whether more calls of its operator are made in its module than the reference makes, in either chunk.

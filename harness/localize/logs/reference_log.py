@@ -53,10 +53,14 @@ class ReferenceLog(IndexedLog):
         self._indices: dict[str, list[int]] = defaultdict(list)
         self._directions: dict[str, set[str | None]] = defaultdict(set)
         self._producers: dict[str, int] = {}
+        self._giving: dict[tuple[str, ...], dict[str, tuple[set[Place], int]]] = defaultdict(dict)
         for index, call in enumerate(calls):
             for value in (*call.aliases, *call.outputs):
                 self._producers.setdefault(value, index)
             self._places[call.operator, call.outputs].add(call.place)
+            if not call.collective and not call.view:
+                places, num = self._giving[call.outputs].get(call.operator, (set[Place](), 0))
+                self._giving[call.outputs][call.operator] = places | {call.place}, num + 1
             self._indices[call.operator].append(index)
             self._directions[call.operator].add(call.place.direction)
             if call.view:
@@ -85,6 +89,10 @@ class ReferenceLog(IndexedLog):
     def gives(self, call: Call) -> bool:
         """Whether the operator gives these outputs anywhere."""
         return (call.operator, call.outputs) in self._places
+
+    def giving(self, outputs: tuple[str, ...]) -> list[tuple[str, set[Place], int]]:
+        """The operators whose calls give just this, where they do, and how often; views and collectives do not count."""
+        return [(operator, *told) for operator, told in self._giving.get(outputs, {}).items()] if outputs else []
 
     def alike(self, call: Call) -> list[int]:
         """The calls of the same operator with the same inputs, by index, in the same direction and chunk."""

@@ -782,8 +782,21 @@ def generate(seed: int) -> Scene | None:
     return Scene(seed, reference, wrong, without, sites, keys[0], differing, way)
 
 
+def tells_of(scene: Scene, culprit: Culprit | None) -> bool:
+    """Whether an answer has the planted call, be it on its way, beside it, or in what is said of what it reads."""
+    if culprit is None:
+        return False
+    planted = [scene.candidate.calls[rank][index] for rank, index in scene.planted]
+    if any((link.rank, link.candidate) in scene.planted for link in culprit.chain):
+        return True
+    return any(call in [also for _, also in culprit.also] or str(call) in culprit.reading for call in planted)
+
+
 def answer(scene: Scene) -> tuple[Culprit | None, str]:
-    """Whom blame finds, and what is wrong with that: "" where nothing is, "undetermined" where values cannot tell."""
+    """Whom blame finds, and what is wrong with that: "" where nothing is.
+
+    Where values cannot tell it is "undetermined", or "undetermined and untold" where the answer lacks the planted call.
+    """
     first = scene.first[1], scene.differing[scene.first[1]][0]
     culprit = find_culprit(scene.reference.calls, scene.candidate.calls, scene.differing, first)
     if culprit is None:
@@ -794,4 +807,6 @@ def answer(scene: Scene) -> tuple[Culprit | None, str]:
             return culprit, "blames what is not upstream"
         if site in scene.planted:
             return culprit, ""
-    return culprit, "blames another call" if scene.is_determined() else "undetermined"
+    if scene.is_determined():
+        return culprit, "blames another call"
+    return culprit, "undetermined" if tells_of(scene, culprit) else "undetermined and untold"

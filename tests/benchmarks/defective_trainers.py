@@ -239,6 +239,13 @@ def tanh_gelu_late(trainer: Trainer) -> None:
     trainer.between = lambda _: tanh_gelu(1)(trainer)
 
 
+def summed_not_averaged(trainer: Trainer) -> None:
+    """One block's gradients, of which gloo has no scaled sum."""
+    block: Any = trainer.model.blocks[1]
+    block.set_gradient_divide_factor(1.0)
+    block.set_force_sum_reduction_for_comms(True)
+
+
 def reduced_once(trainer: Trainer) -> None:
     """Gradients of two micro-batches are summed on each rank first, and over ranks once."""
     model: Any = trainer.model
@@ -294,7 +301,7 @@ DEFECTS: dict[tuple[str, str], Defect] = {
     ("fsdp2", "decay"): Defect(setting("weight_decay", 0.3), None, UPDATE, ("_foreach_mul_",)),
     ("fsdp2", "beta"): Defect(setting("betas", (0.8, 0.999)), None, UPDATE, ("_foreach_lerp_",)),
     ("fsdp2", "summed"): Defect(
-        lambda t: t.model.blocks[1].set_gradient_divide_factor(1.0),
+        summed_not_averaged,
         "blocks.1",
         BACKWARD,
         ("_reduce_scatter_base_", "div", "mul"),

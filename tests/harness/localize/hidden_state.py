@@ -1,4 +1,7 @@
-"""Trainers with state that they do not show: counts in a buffer, generators. `drawn` and `left` have a defect each."""
+"""Trainers with state that they do not show: counts in a buffer, generators, an expert bias.
+
+`drawn`, `left`, `biased` and `counts_its_own` have a defect each.
+"""
 
 from __future__ import annotations
 
@@ -56,3 +59,60 @@ def drawn(case: Any, mesh: Any) -> Trainer:
 def left(case: Any, mesh: Any) -> Trainer:
     """Rank 1 counts one too many in the first step, which is read in the third."""
     return Trainer(mesh.rank, counts_more=True)
+
+
+class Router(nn.Module):
+    """Sends each token to the expert of the highest score, bias and all; what went where steers the bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(4, 3, bias=False)
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.register_buffer("expert_bias", torch.zeros(3))
+        self.register_buffer("tokens_per_expert", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Every token by its one expert."""
+        scores, counts, bias = self.gate(x).sigmoid(), self.tokens_per_expert, self.expert_bias
+        assert isinstance(counts, Tensor) and isinstance(bias, Tensor)
+        chosen = (scores + bias).argmax(-1)
+        counts.add_(torch.bincount(chosen, minlength=3))
+        outputs = torch.stack([expert(x) for expert in self.experts], 1)
+        index = chosen[:, None]
+        return (outputs * scores[..., None]).gather(1, index[..., None].expand(-1, 1, 4)).squeeze(1)
+
+
+class Balanced(Trainer):
+    """A trainer with a router whose bias changes after each step, and is read in the next."""
+
+    def __init__(self, rank: int, speed: float = 0.5, sums: bool = True) -> None:
+        super().__init__(rank)
+        self.speed, self.sums = speed, sums
+        self.model = nn.Sequential(nn.Linear(4, 4), Router(), nn.Linear(4, 2))
+        self.model[0].register_buffer("counts", torch.zeros(4), persistent=False)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+
+    def step(self, index: int) -> Iterator[tuple[str, str, Tensor]]:
+        """Train once, then balance."""
+        yield from super().step(index)
+        router: Any = self.model[1]
+        if self.sums:
+            dist.all_reduce(router.tokens_per_expert)
+        counts = router.tokens_per_expert
+        router.expert_bias.add_((counts.mean() - counts).sign() * self.speed)
+        counts.zero_()
+
+
+def balanced(case: Any, mesh: Any) -> Balanced:
+    """Without a defect."""
+    return Balanced(mesh.rank)
+
+
+def biased(case: Any, mesh: Any) -> Balanced:
+    """The bias changes faster than it should, on all ranks."""
+    return Balanced(mesh.rank, speed=0.75)
+
+
+def counts_its_own(case: Any, mesh: Any) -> Balanced:
+    """Each rank steers its bias by its own tokens alone."""
+    return Balanced(mesh.rank, sums=False)

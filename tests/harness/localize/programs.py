@@ -243,7 +243,8 @@ class Machine:
                 result = [mixed(result[0], 666), *result[1:]]
             begin, outputs = 0, []
             for variable, size in zip(op.gives, op.sizes, strict=True):
-                self.make(rank, variable, result[begin : begin + size], size, site)
+                keeps_shape = op.kind == "copy" and op.name != "clone"  # as a product with one does
+                self.make(rank, variable, result[begin : begin + size], read[0].shape if keeps_shape else size, site)
                 outputs.append(self.tensors[rank][variable])
                 begin += size
         values = tuple(self.digest(rank, tensor) for tensor in outputs)

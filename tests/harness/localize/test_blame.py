@@ -804,3 +804,55 @@ def test_what_reads_a_sum_that_nobody_waited_for_leads_to_that_though_both_runs_
     runs = [[launch, call(f"mul {value} -> {value}2")._replace(producers=(0,))] for value in ("r", "R")]
     culprit = find_culprit([runs[0]], [runs[1]], {0: [("r2", "R2")]})
     assert culprit is not None and (culprit.how, culprit.candidate) == ("abandons", 0)
+
+
+def test_a_product_with_one_of_a_wrong_value_is_passed_over() -> None:
+    candidate = [STEP[0], call("silu a -> B"), call("mul B -> B"), call("sum B -> L")]
+    culprit = blamed(STEP, logged([(None, None), (0,), (1,), (2,)], candidate), "L")
+    assert culprit is not None and (culprit.how, culprit.candidate) == ("computes", 1)
+    packed = [call("neg x -> a"), call("cat a b -> P"), call("mul P -> P"), reduce_scatter("P -> Q")]
+    reference = [call("neg x -> a"), call("cat a c -> p"), reduce_scatter("p -> q"), call("neg b -> b2")]
+    culprit = blamed(reference, logged([(None,), (0, None), (1,), (2,)], packed), "Q")
+    assert culprit is not None and (culprit.how, culprit.candidate) == ("reads", 1)
+
+
+def test_a_value_that_the_reference_comes_to_by_another_call_there_is_right_though_another_one_comes_before() -> None:
+    reference = [call("exp x -> a")._replace(scalars=(("number", "1"),)), call("mul y -> b"), call("mm a b -> l")]
+    halves = [call("exp x -> H"), call("mul H x -> a"), call("mul y -> b")]
+    candidate = logged([(None,), (0, None), (None,), (1, 2)], [*halves, call("mm a b -> L")])
+    culprit = blamed(reference, candidate, "L")
+    assert culprit is not None and (culprit.how, culprit.candidate) == ("computes", 3)
+    made_too = logged([(None,), (0, None), (None,), (None,), (1, 2)], [*halves, reference[0], call("mm a b -> L")])
+    culprit = blamed(reference, made_too, "L")
+    assert culprit is not None and culprit.candidate == 0, "where the reference's call is made, too, this one is extra"
+
+
+def test_of_two_calls_that_read_right_values_in_another_order_the_first_made_the_other_one_do_so() -> None:
+    reference = [call("cat a b -> p"), call("split p -> a b"), call("exp a -> c"), call("exp b -> d")]
+    candidate = [call("cat b a -> P"), call("split P -> b a"), call("exp b -> d"), call("exp a -> c")]
+    logs = [[each._replace(view=each.operator == "split") for each in log] for log in (reference, candidate)]
+    given: list[tuple[int | None, ...]] = [(None, None), (0,), (1,), (1,), (2, 3)]
+    culprit = blamed(
+        logged(given, [*logs[0], call("stack c d -> q")]), logged(given, [*logs[1], call("stack d c -> Q")]), "Q"
+    )
+    assert culprit is not None and (culprit.how, culprit.candidate) == ("exchanges", 0)
+
+
+def test_a_blamed_bucket_that_the_reference_does_not_have_is_told_with_what_fills_it() -> None:
+    packed = [*APART[:2], call("cat a b -> P", BACKWARD), reduce_scatter("P -> Q")]
+    candidate = logged([(None,), (None,), (0, 1), (2,), (3,)], [*packed, call("split Q -> R S", BACKWARD)])
+    culprit = blamed(APART, candidate, "R", "S")
+    assert culprit is not None and culprit.candidate == 3
+    assert culprit.reading.endswith("it, or what fills it: cat of layers.0 (backward)")
+    known = [*candidate[:3], candidate[3]._replace(outputs=("q",)), candidate[4]._replace(inputs=("q",))]
+    culprit = blamed(known, candidate, "R", "S")
+    assert culprit is not None and (culprit.candidate, culprit.reading) == (3, ""), "which the reference fills alike"
+
+
+def test_a_copy_of_another_value_is_told_by_what_reads_it() -> None:
+    reference = [call("clone x -> x"), call("mul_ x -> a"), call("sum a -> l")]
+    candidate = [call("clone y -> y"), call("mul_ y -> A"), call("sum A -> L")]
+    given: list[tuple[int | None, ...]] = [(None,), (0,), (1,)]
+    culprit = blamed([call("neg y -> y2"), *reference], logged(given, candidate), "L")
+    assert culprit is not None and (culprit.how, culprit.candidate) == ("reads", 1)
+    assert culprit.reading == "what clone of layers.0 (forward) gives, of another value"

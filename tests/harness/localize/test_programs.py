@@ -69,6 +69,8 @@ MENDED = (
     10103477,
     10106166,
     10106377,
+    20004705,
+    20004790,
 )
 """Programs on which blame once named another call, or one that nothing leads from."""
 

@@ -346,6 +346,28 @@ def test_one_output_of_a_call_over_lists_is_kept() -> None:
     assert digest(log.kept[2, 0]) == system.seen
 
 
+def test_where_only_outputs_are_wanted_each_one_is_found_under_the_number_that_the_log_has_for_it() -> None:
+    class Many(System):
+        def step(self, x: Tensor) -> None:
+            super().step(x)
+            torch._foreach_mul_([x, y := x + 1], 2.0)
+            torch._foreach_add_([x, y], [y, x])
+            torch.manual_seed(0)
+            y[0].zero_().add_(torch.rand(()).item())
+            torch.nn.functional.dropout(y).sum()
+
+    system = Many(layers())
+    with logged(system) as log:
+        system.step(batch())
+    sites = {(index, position) for index, call in enumerate(log.calls) for position in range(len(call.outputs))}
+    with logged(Many(layers()), sites, only_keeps=True) as kept:
+        system.step(batch())
+    assert len(kept.calls) == len(log.calls) > 30
+    values = {(index, position): log.calls[index].outputs[position] for index, position in kept.kept}
+    assert {site: digest(value) for site, value in kept.kept.items()} == values
+    assert len(values) > 30 and {call.place for call in kept.calls} == {Place(None, None)}
+
+
 def test_what_recording_calls_is_none_of_the_systems_calls() -> None:
     class Digesting(System):
         def step(self, x: Tensor) -> None:

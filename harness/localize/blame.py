@@ -18,7 +18,8 @@ the record that reads nothing wrong:
 4. One that reads another right value is wrong in that, unless the value was exchanged before: by a collective that a
    rank gave another turn's value, by a new constant, or by a call that is missing, whose output its partner reads.
 5. Where there is no root, a right value lies in another one's place, or is missing. The answer is the call that put
-   right values in another order, or the reference's whose output is nowhere here though its inputs are.
+   right values in another order, the collective of a bucket from which another value came, or the reference's call
+   whose output is nowhere here though its inputs are.
 6. A new call has the place of the reference's call that it stands for, or that it was put before.
 
 docs/explanation/causes.md derives each.
@@ -45,6 +46,7 @@ from bitproof.harness.localize.logs.calls import KERNELS, Call, Place, is_abando
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
+from bitproof.harness.localize.new_calls import put_before, put_between, replaced_by
 from bitproof.harness.localize.partial_sums import regrouped
 
 Differing = Mapping[int, Iterable[Pair]]
@@ -142,8 +144,8 @@ class _Blame:
         if is_abandoned(call):
             how = "abandons"
         arguments = argument_differences(call, log.reference.log[partner]) if partner is not None else ""
-        other = log.replaced_by(call) if how == "adds" else None
-        if how == "adds" and (due := other or log.put_before(index)) is not None:  # rule 6
+        other = replaced_by(log, call) if how == "adds" else None
+        if how == "adds" and (due := other or put_before(log, index)) is not None:  # rule 6
             call = call._replace(place=due.place)
         return Culprit(
             how=how,
@@ -286,7 +288,7 @@ class _Blame:
         if made is not None and (rank, made) in self._history(
             self.record
         ):  # of another value: that is what is wrong, and no call is missing
-            if (between := log.put_between(index, made)) is not None:
+            if (between := put_between(log, index, made)) is not None:
                 new = log.log[between]
                 return Culprit(how="adds", call=new, ranks=ranks, candidate=between, reference=None, at=at)
             mine = log.log[made]

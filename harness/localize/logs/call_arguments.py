@@ -63,7 +63,7 @@ _LEAVES = (int, float, str, type(None), torch.dtype, torch.device, torch.layout,
 def tensors_in(values: Any) -> list[Tensor]:
     """Every tensor in nested values, in order.
 
-    Each call of a step is asked for its tensors some six times: torch's own `tree_leaves`, which asks of every value how
+    Each call is asked for its tensors some six times: torch's own `tree_leaves`, which asks of every value how
     it nests, took a third of what logging takes.
     """
     found: list[Tensor] = []

@@ -350,7 +350,7 @@ def logged(
     stays_whole: bool = False,
     only_keeps: bool = False,
 ) -> Iterator[CallRecorder]:
-    """Log every operator call that a system makes in this context, on this thread, and keep some outputs, or only these.
+    """Log every operator call that a system makes here, on this thread, and keep some outputs, or only these.
 
     A system may show its `model`, the function `gradients` that computes loss and gradients, the
     `graph` that the step runs, and `running_chunk`; of a system that shows nothing, calls have no place. `captured`

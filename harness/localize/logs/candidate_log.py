@@ -246,7 +246,7 @@ class CandidateLog(IndexedLog):
         return packs and all(map(self.only_packs, self.bad_producers(index)))
 
     def is_wrong(self, index: int) -> bool:
-        """Whether a call is wrong in itself, whatever it packs: in what it gives, in what it reads, or in which order."""
+        """Whether a call is wrong in itself, whatever it packs: in what it gives or reads, or in which order."""
         return self.is_proven(index) or self.exchanges(index) or self.stands_for(index) is not None
 
     def stands_for(self, index: int) -> int | None:
@@ -319,53 +319,6 @@ class CandidateLog(IndexedLog):
         call = self.reference.log[index]._replace(outputs=())  # operator, inputs and outputs are fields 1 to 3
         return next((i for i, mine in enumerate(self.log) if call.collective and mine[1:4] == call[1:4]), None)
 
-    def replaced_by(self, call: Call) -> Call | None:
-        """The first call of the reference that reads what a new call reads and that this log does not make.
-
-        What a pass puts in a call's place says nothing of where it belongs; that call does.
-        """
-        made = Counter((mine.operator, mine.place) for mine in self.log)
-        due = Counter((known.operator, known.place) for known in self.reference.log)
-        for known in self.reference.log:
-            kind = known.operator, known.place
-            reads_it = bool(call.inputs) and set(call.inputs) <= set(known.inputs)
-            if reads_it and not known.view and made[kind] < due[kind] and self._values.isdisjoint(known.outputs):
-                return known
-        return None
-
-    def put_between(self, index: int, mine: int) -> int | None:
-        """The new call that reads what a call of the reference reads, and is read by the one that stands for it."""
-        wanted = set(self.reference.log[index].inputs)
-        given = [number for number in self.log[mine].producers if number is not None]
-        reads_it = [number for number in given if wanted & set(self.log[number].inputs)]
-        new = (number for number in reads_it if self.is_new(number) or self.is_extra(number))
-        return next((number for number in new if not self.changes_nothing(number)), None)
-
-    def put_before(self, index: int) -> Call | None:
-        """The call that a new one was put before: it alone reads, by new calls alone, what that made of a value.
-
-        Others read that value as it is, and this call should. What is put after a call changes it for all readers.
-        """
-        if name_of(self.log[index]).endswith("_"):  # what is written in place is so for all that read it later
-            return None
-        value, made, read = set(self.log[index].inputs), {index}, _read_by(self.log[index])
-        as_it_is = (call for i, call in enumerate(self.log) if i != index and read & _read_by(call))
-        if not any(not call.view and self.reference.knows(call) for call in as_it_is):
-            return None
-        readers: list[int] = []
-        for number in range(index + 1, len(self.log)):
-            if made.isdisjoint(self.log[number].producers):
-                continue
-            if self.is_new(number) or self.is_extra(number):
-                made.add(number)
-            else:
-                readers.append(number)
-        if len({self.log[number].place.module for number in readers}) != 1:
-            return None
-        call = self.log[readers[0]]
-        due = self.reference.of_turn(call, self.turn(readers[0]))
-        return call if due is not None and value & set(self.reference.log[due].inputs) else None
-
     def _keeps_what_it_reads(self, call: Call) -> bool:
         """Whether a call copies a right value that the reference copies nowhere: no value in it can be wrong."""
         is_right = self.reference.values.issuperset((*call.inputs, *call.outputs))
@@ -428,8 +381,3 @@ def _kinds(call: Call) -> tuple[tuple[str | None, ...], tuple[str | None, ...]]:
 def _is_again(call: Call) -> bool:
     """Whether a call is one that backward computes again."""
     return call.node is not None and RECOMPUTED in call.node
-
-
-def _read_by(call: Call) -> set[tuple[str, int | None]]:
-    """Each value that a call reads, with the call that made it: a product with ones has the digest of what it reads."""
-    return set(zip(call.inputs, (*call.producers, *[None] * len(call.inputs)), strict=False))

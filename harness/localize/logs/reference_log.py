@@ -91,7 +91,7 @@ class ReferenceLog(IndexedLog):
         return (call.operator, call.outputs) in self._places
 
     def giving(self, outputs: tuple[str, ...]) -> list[tuple[str, set[Place], int]]:
-        """The operators whose calls give just this, where they do, and how often; views and collectives do not count."""
+        """The operators whose calls give just this, where, and how often; no views, no collectives."""
         return [(operator, *told) for operator, told in self._giving.get(outputs, {}).items()] if outputs else []
 
     def alike(self, call: Call) -> list[int]:

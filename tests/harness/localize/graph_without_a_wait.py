@@ -1,4 +1,4 @@
-"""A trainer that runs a graph of its own and shows it: `waits`, and `lacks_a_wait`, whose last sum is read too early."""
+"""A trainer that shows the graph which it runs: `waits`, and `lacks_a_wait`, whose last sum is read too early."""
 
 from __future__ import annotations
 

@@ -1,0 +1,64 @@
+"""Where a call belongs that a pass added: it has no place of its own. See rule 6 of `blame`."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from bitproof.harness.localize.logs.calls import Call
+from bitproof.harness.localize.logs.candidate_log import CandidateLog
+from bitproof.harness.localize.logs.packing import name_of
+
+
+def replaced_by(log: CandidateLog, call: Call) -> Call | None:
+    """The first call of the reference that reads what a new call reads and that this log does not make.
+
+    What a pass puts in a call's place says nothing of where it belongs; that call does.
+    """
+    made = Counter((mine.operator, mine.place) for mine in log.log)
+    due = Counter((known.operator, known.place) for known in log.reference.log)
+    for index, known in enumerate(log.reference.log):
+        kind = known.operator, known.place
+        reads_it = bool(call.inputs) and set(call.inputs) <= set(known.inputs)
+        if reads_it and not known.view and made[kind] < due[kind] and log.lacks(index):
+            return known
+    return None
+
+
+def put_between(log: CandidateLog, index: int, mine: int) -> int | None:
+    """The new call that reads what a call of the reference reads, and is read by the one that stands for it."""
+    wanted = set(log.reference.log[index].inputs)
+    given = [number for number in log.log[mine].producers if number is not None]
+    reads_it = [number for number in given if wanted & set(log.log[number].inputs)]
+    new = (number for number in reads_it if log.is_new(number) or log.is_extra(number))
+    return next((number for number in new if not log.changes_nothing(number)), None)
+
+
+def put_before(log: CandidateLog, index: int) -> Call | None:
+    """The call that a new one was put before: it alone reads, by new calls alone, what that made of a value.
+
+    Others read that value as it is, and this call should. What is put after a call changes it for all readers.
+    """
+    if name_of(log.log[index]).endswith("_"):  # what is written in place is so for all that read it later
+        return None
+    value, made, read = set(log.log[index].inputs), {index}, _read_by(log.log[index])
+    as_it_is = (call for i, call in enumerate(log.log) if i != index and read & _read_by(call))
+    if not any(not call.view and log.reference.knows(call) for call in as_it_is):
+        return None
+    readers: list[int] = []
+    for number in range(index + 1, len(log.log)):
+        if made.isdisjoint(log.log[number].producers):
+            continue
+        if log.is_new(number) or log.is_extra(number):
+            made.add(number)
+        else:
+            readers.append(number)
+    if len({log.log[number].place.module for number in readers}) != 1:
+        return None
+    call = log.log[readers[0]]
+    due = log.reference.of_turn(call, log.turn(readers[0]))
+    return call if due is not None and value & set(log.reference.log[due].inputs) else None
+
+
+def _read_by(call: Call) -> set[tuple[str, int | None]]:
+    """Each value that a call reads, with the call that made it: a product with ones has the digest of what it reads."""
+    return set(zip(call.inputs, (*call.producers, *[None] * len(call.inputs)), strict=False))

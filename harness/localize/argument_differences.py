@@ -10,6 +10,8 @@ from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.packing import OVER_LISTS, keeps_order, name_of
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
 
+GIVEN = "what the step is given"
+
 
 def argument_differences(call: Call, partner: Call) -> str:
     """The numbers and words in which two calls of one operator differ: `eps=1e-05 where the reference has 1e-06`."""
@@ -38,11 +40,22 @@ def input_differences(log: CandidateLog, index: int, partner: int) -> str:
         elsewhere = [i for i in positions if other[i : i + 1] != (mine[i],)]
         if not positions:
             return ""
-        made = maker_of(side.log, side.given, at, (elsewhere or positions)[-1])
-        told.append("what the step is given" if made is None else f"what {made} gives")
+        told.append(_what_gave(side, at, (elsewhere or positions)[-1]))
     if told[0] != told[1]:
         return cut(f"{told[0]}, where the reference has {told[1]}", 300)
-    return "" if made is None else cut(f"{told[0]}, of another value", 300)
+    return "" if told[0] == GIVEN else cut(f"{told[0]}, of another value", 300)
+
+
+def _what_gave(side: CandidateLog | ReferenceLog, index: int, position: int) -> str:
+    """What gave an input of a call, in words, and what was copied for it; views are passed over."""
+    made = maker_of(side.log, side.given, index, position)
+    if made is None:
+        return GIVEN
+    call = side.log[made]
+    if call.collective or not call.outputs or not set(call.outputs) <= set(call.inputs):
+        return f"what {call} gives"
+    copied = _what_gave(side, made, call.inputs.index(call.outputs[0]))
+    return f"what {call} gives" if copied == GIVEN else f"what {call} gives, a copy of {copied}"
 
 
 def bucket_fillers(log: CandidateLog, index: int) -> str:

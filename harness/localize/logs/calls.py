@@ -80,8 +80,8 @@ def is_abandoned(call: Call) -> bool:
 
 def maker_of(
     calls: Sequence[Call], given: Callable[[int], Sequence[int | None]], index: int, position: int
-) -> Call | None:
-    """The call that computed an input of a call, views passed over; None for what none of these calls made.
+) -> int | None:
+    """Which call computed an input of a call, views passed over; None for what none of these calls made.
 
     `given` has the calls that gave a call's inputs.
     """
@@ -90,7 +90,7 @@ def maker_of(
         if made_by is None:
             return None
         if not calls[made_by].view or not any(giver is not None for giver in given(made_by)):
-            return calls[made_by]
+            return made_by
         index, position = made_by, 0
 
 

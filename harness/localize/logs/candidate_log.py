@@ -335,9 +335,8 @@ class CandidateLog(IndexedLog):
         return is_same and (self.is_extra(index) or not self._may_stand_for_another(call))
 
     def _may_stand_for_another(self, call: Call) -> bool:
-        """Whether the reference makes a call of the operator there that could be made here too, and is not."""
-        due = self.reference.could_be(call)
-        return any(self.lacks(index) and self.has(self.reference.log[index].inputs) for index in due)
+        """Whether the reference makes a call of the operator there whose output is nowhere here."""
+        return any(self.lacks(index) for index in self.reference.could_be(call))
 
     def _comes_to_what_is_due(self, call: Call) -> bool:
         """Whether a call gives, by another way, what a call of the reference gives there that is not made here."""

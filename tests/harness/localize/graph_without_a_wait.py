@@ -20,6 +20,7 @@ class Trainer:
 
     def __init__(self, rank: int, lacks_a_wait: bool) -> None:
         self.model = nn.Sequential(nn.Linear(DIM, DIM, bias=False), nn.GELU(), nn.Linear(DIM, DIM, bias=False))
+        self.momenta = {name: torch.zeros_like(parameter) for name, parameter in self.model.named_parameters()}
         self.data = torch.Generator().manual_seed(rank)
         self.graph = make_fx(self.compute)(torch.ones(4, DIM), *self.model.parameters())
         if lacks_a_wait:
@@ -42,9 +43,11 @@ class Trainer:
         yield "loss", "loss", loss
         for (name, parameter), gradient in zip(self.model.named_parameters(), gradients, strict=True):
             yield "grad", name, gradient
+            momentum = self.momenta[name]
             with torch.no_grad():
-                parameter.sub_(gradient, alpha=0.01)
+                parameter.sub_(momentum.mul_(0.9).add_(gradient), alpha=0.01)
             yield "param", name, parameter
+            yield "optimizer", f"{name}.momentum", momentum
 
 
 def waits(case: Any, mesh: Any) -> Trainer:

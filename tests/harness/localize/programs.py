@@ -715,9 +715,30 @@ class Scene:
             right = self.right.calls[rank][index]
             if not values.issuperset((*calls[index].inputs, *right.inputs, *right.outputs)):
                 return False
-            if self.way == "reads" and values.issuperset(calls[index].outputs):
+            if self.way == "reads" and (values.issuperset(calls[index].outputs) or self.has_rivals()):
                 return False
         return True
+
+    def has_rivals(self) -> bool:
+        """Whether another call before the record reads right values, and gives what leads to no right one.
+
+        So does the first of two calls that would come to a right value by another way, had the second read nothing
+        wrong beside: a call that the reference does not make may be as wrong as one that reads another value.
+        """
+        upstream = self.candidate.upstream(self.first)
+        for rank, calls in enumerate(self.candidate.calls):
+            values = {v for call in self.reference.calls[rank] for v in (*call.inputs, *call.outputs)}
+            here = [i for r, i in upstream if r == rank]
+            for index in here:
+                call = calls[index]
+                packs = call.view or call.operator in ("cat", "clone")
+                if packs or call.collective or (rank, index) in self.planted or not values.issuperset(call.inputs):
+                    continue
+                readers = [calls[i] for i in here if i > index and set(call.outputs) & set(calls[i].inputs)]
+                right = (values.issuperset(reader.outputs) for reader in readers)
+                if not values.issuperset(call.outputs) and not any(right):
+                    return True
+        return False
 
 
 def wrong_of(rng: random.Random, program: Program) -> Wrong:

@@ -153,7 +153,9 @@ class CandidateLog(IndexedLog):
             there = [i for i in self.there(due) if digest in self.log[i].outputs]
             there = [i for i in there if self.log[i].inputs not in own or self.log[i].inputs == due.inputs]
             if there:
-                return there[-1]
+                due_here, last = self.reference.counterpart(known, self), self.log[there[-1]]
+                is_alike = due_here in there and self.log[due_here].inputs == last.inputs
+                return due_here if is_alike else there[-1]
         return self._latest.get(digest)
 
     def given(self, index: int) -> Sequence[int | None]:
@@ -335,8 +337,10 @@ class CandidateLog(IndexedLog):
         return is_same and (self.is_extra(index) or not self._may_stand_for_another(call))
 
     def _may_stand_for_another(self, call: Call) -> bool:
-        """Whether the reference makes a call of the operator there whose output is nowhere here."""
-        return any(self.lacks(index) for index in self.reference.could_be(call))
+        """Whether the reference makes one of the same inputs, or there one that gives what it reads or what is lost."""
+        due = [(index, self.reference.log[index]) for index in self.reference.could_be(call)]
+        kept = (set(known.outputs) <= set(known.inputs) for _, known in due)
+        return bool(self.reference.alike(call)) or any(kept) or any(self.lacks(index) for index, _ in due)
 
     def _comes_to_what_is_due(self, call: Call) -> bool:
         """Whether a call gives, by another way, what a call of the reference gives there that is not made here."""

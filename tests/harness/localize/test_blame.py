@@ -856,3 +856,18 @@ def test_a_copy_of_another_value_is_told_by_what_reads_it() -> None:
     culprit = blamed([call("neg y -> y2"), *reference], logged(given, candidate), "L")
     assert culprit is not None and (culprit.how, culprit.candidate) == ("reads", 1)
     assert culprit.reading == "what clone of layers.0 (forward) gives, of another value"
+
+
+def test_a_call_that_gives_what_it_reads_is_wrong_where_it_stands_for_one_of_the_reference_s() -> None:
+    update = Place(None, "update")
+    zeroed = [call("add_ c -> d"), call("zero_ d -> z", update), call("zeros -> z", update)]
+    kept = [zeroed[0], call("zero_ d -> d", update), zeroed[2]]
+    culprit = find_culprit([zeroed], [kept], {0: [("z", "d")]})
+    assert culprit is not None and (culprit.how, culprit.candidate) == ("computes", 1), "it does nothing"
+    halves = [Place("layers.0", "backward", chunk) for chunk in (0, 1)]
+    reference = [call("clone a -> a", halves[0]), call("clone b -> b", halves[1])]
+    exchanged = [call("clone b -> b", halves[0]), call("clone a -> a", halves[1])]
+    sums = [call("mm a x -> l", halves[0]), call("mm b x -> L", halves[0])]
+    given: list[tuple[int | None, ...]] = [(None,), (None,), (0, None)]
+    culprit = blamed(logged(given, [*reference, sums[0]]), logged(given, [*exchanged, sums[1]]), "L")
+    assert culprit is not None and (culprit.how, culprit.candidate) == ("reads", 0), "it copies the other half"

@@ -18,12 +18,12 @@ REMARK = (
 )
 
 
-def result_of(candidate: str, folder: Path) -> CaseResult:
+def result_of(candidate: str, folder: Path, reference: str = "right", systems: Path = SYSTEMS) -> CaseResult:
     case = Case(
         name=candidate,
         family="hidden",
-        reference=f"{SYSTEMS}:right",
-        candidate=f"{SYSTEMS}:{candidate}",
+        reference=f"{systems}:{reference}",
+        candidate=f"{systems}:{candidate}",
         steps=3,
         parallelism=Parallelism(world_size=2, ep=1),
     )
@@ -53,3 +53,33 @@ def test_what_an_earlier_step_left_is_blamed_on_the_call_that_left_it(tmp_path, 
     assert first is not None and first.call is not None and (first.step, first.rank) == (2, 1)
     assert (first.call.operator, first.call.rank) == ("add_.Tensor", 1)
     assert "the call to blame is one of step 0: it leaves what step 2 reads" in result.remarks
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("candidate", "operator", "how"),
+    [
+        (
+            "biased",
+            "mul.Tensor",
+            "gives another output from the same inputs, with other=0.2 where the reference has 0.05",
+        ),
+        ("counts_its_own", "allreduce_", "is a call of the reference that the candidate does not make"),
+    ],
+)
+def test_an_expert_bias_that_nobody_shows_is_led_back_to_what_changed_it(tmp_path, one_host, candidate, operator, how):
+    result = result_of(candidate, tmp_path, "balanced")
+    first = result.first_divergence
+    assert first is not None and first.call is not None and first.kind == "loss"
+    assert (first.call.operator, first.call.how) == (operator, how)
+    assert f"the call to blame is one of step 0: it leaves what step {first.step} reads" in result.remarks
+
+
+@pytest.mark.ranks
+def test_a_graph_of_a_foreign_trainer_that_lacks_a_wait_ends_with_the_collective_s_name(tmp_path, one_host):
+    result = result_of("lacks_a_wait", tmp_path, "waits", SYSTEMS.with_name("graph_without_a_wait.py"))
+    first = result.first_divergence
+    assert result.verdict in (Verdict.DIFFERENT, Verdict.NONDETERMINISTIC)
+    assert first is not None and first.call is not None
+    assert (first.call.operator, first.call.how) == ("all_reduce", "is launched, and never waited for")
+    assert first.call.node == "all_reduce_1"

@@ -71,6 +71,7 @@ MENDED = (
     10106377,
     20004705,
     20004790,
+    50010314,
 )
 """Programs on which blame once named another call, or one that nothing leads from."""
 

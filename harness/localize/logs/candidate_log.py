@@ -153,9 +153,7 @@ class CandidateLog(IndexedLog):
             there = [i for i in self.there(due) if digest in self.log[i].outputs]
             there = [i for i in there if self.log[i].inputs not in own or self.log[i].inputs == due.inputs]
             if there:
-                due_here, last = self.reference.counterpart(known, self), self.log[there[-1]]
-                is_alike = due_here in there and self.log[due_here].inputs == last.inputs
-                return due_here if is_alike else there[-1]
+                return there[-1]
         return self._latest.get(digest)
 
     def given(self, index: int) -> Sequence[int | None]:

@@ -692,13 +692,23 @@ class Scene:
     def may_lead(self, site: Site) -> bool:
         """Whether a path of values leads from a call to the first record.
 
-        Of two calls that give one value a log without origins does not tell which one is read.
+        Of two calls that give one value a log without origins does not tell which one is read; and no log tells which
+        of two calls that give a record's value has given that.
         """
         upstream, (rank, index) = self.candidate.upstream(self.first), site
         calls = self.candidate.calls[rank]
+        if (self.candidate.shown[self.first],) == calls[index].outputs:
+            return any(r == rank and calls[i][:4] == calls[index][:4] for r, i in upstream)
         if site in upstream or calls[index].producers or not calls[index].inputs:
             return site in upstream
         return any(r == rank and calls[i].outputs == calls[index].outputs for r, i in upstream)
+
+    def gives_as_planted(self, site: Site) -> bool:
+        """Whether a call gives the record's value as the planted one does, of the same inputs at the same place."""
+        rank, index = site
+        call = self.candidate.calls[rank][index]
+        is_last = self.candidate.shown[self.first] in call.outputs
+        return is_last and any(r == rank and self.candidate.calls[r][i][:4] == call[:4] for r, i in self.planted)
 
     def is_determined(self) -> bool:
         """Whether values tell: the reference has what the call reads, and what it should give, but not what it gives.
@@ -827,7 +837,7 @@ def answer(scene: Scene) -> tuple[Culprit | None, str]:
         site = culprit.rank, culprit.candidate
         if not scene.may_lead(site):
             return culprit, "blames what is not upstream"
-        if site in scene.planted:
+        if site in scene.planted or scene.gives_as_planted(site):
             return culprit, ""
     if scene.is_determined():
         return culprit, "blames another call"

@@ -70,13 +70,14 @@ def facts_of_rank(gpu: Mapping[str, object] | None, *, with_code: bool = True) -
 def loaded_files() -> Facts:
     """The sha256 of every file that a loaded module came from, by the module's name.
 
-    Ours, torch's and Python's own are named by digest, build and version elsewhere.
+    Torch's, Python's own and those that `own_digest` is of are named elsewhere. Trainers among our cases are not.
     """
-    passed_over = {*OWN, "torch", "bitproof", *sys.stdlib_module_names}
+    passed_over = {"torch", *sys.stdlib_module_names}
+    told = tuple(f"bitproof.{package}." for package in OWN)
     found = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if name.partition(".")[0] in passed_over or not isinstance(file, str):
+        if name.partition(".")[0] in passed_over or f"{name}.".startswith(told) or not isinstance(file, str):
             continue
         if digest := _digest(file):
             named = _NAMED_FILE.sub("", name) if name.endswith(f"_{digest[:8]}") else name

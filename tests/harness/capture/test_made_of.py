@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import types
 from pathlib import Path
@@ -87,10 +88,12 @@ def test_a_module_that_a_user_brought_is_told_by_its_content(tmp_path: Path, mon
     made_of._digest.cache_clear()
 
 
-def test_our_own_modules_and_torchs_are_told_elsewhere() -> None:
-    tops = {name.removeprefix("module ").partition(".")[0] for name in loaded_files()}
-    assert not tops & {"harness", "reference", "torch", "json"}
-    assert "numpy" in tops
+def test_our_own_modules_and_torchs_are_told_elsewhere_and_trainers_among_our_cases_are_not() -> None:
+    importlib.import_module("bitproof.builtin_cases.examples.mesh_loop")
+    names = {name.removeprefix("module ") for name in loaded_files()}
+    assert not any(f"{name}.".startswith(("bitproof.harness.", "bitproof.reference.")) for name in names)
+    assert not {name.partition(".")[0] for name in names} & {"torch", "json"}
+    assert {"numpy", "bitproof.builtin_cases.examples.mesh_loop"} <= names
 
 
 def test_a_rank_tells_its_cpu_or_its_gpu_and_not_how_gpus_are_joined() -> None:

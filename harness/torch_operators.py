@@ -117,6 +117,11 @@ def local_of(parameter: Tensor) -> Tensor:
     return getattr(parameter, "_local_tensor", parameter)
 
 
+def sparse_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """The indices and the values of a sparse tensor, as they stand in it: an index may stand there more than once."""
+    return tensor._indices(), tensor._values()
+
+
 def sequence_number_of(autograd_node: Any) -> int:
     """The sequence number of an autograd node: later forward calls have larger ones."""
     number: int = autograd_node._sequence_nr()

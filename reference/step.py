@@ -123,7 +123,7 @@ class Trainer:
             name: buffer for name, buffer in self.model.named_buffers() if name in self.model.state_dict()
         }
         self.optimizer = ShardedAdamW(self.parameters, case.optimizer)
-        self._layers_with_experts = layers_with_experts(self.model)
+        self.layers_with_experts = layers_with_experts(self.model)
         documents, self.data_sha256 = text_source(case.batch.data)
         data_ranks = mesh.parallelism.data_ranks
         self.data = TextStream(documents, case.batch, rank=mesh.coordinate(FSDP), world_size=data_ranks)
@@ -163,7 +163,7 @@ class Trainer:
 
     def update(self, gradients: Mapping[str, Tensor]) -> None:
         """Balance experts, then update every parameter from its gradient."""
-        balance_experts(self._layers_with_experts, self.case.optimizer.expert_bias_lr)
+        balance_experts(self.layers_with_experts, self.case.optimizer.expert_bias_lr)
         self.optimizer.step(gradients)
 
     def _observe_buffers(self, observe: Observe, moment: str) -> None:

@@ -49,7 +49,7 @@ def update_graph(case: Case, gradients: Mapping[str, Tensor], device: torch.devi
         optimizer.load(kept)
         with swapped_state(model, own | held), one_by_one():
             layers = layers_with_experts(model)
-            trainer = types.SimpleNamespace(case=case, optimizer=optimizer, _layers_with_experts=layers)
+            trainer = types.SimpleNamespace(case=case, optimizer=optimizer, layers_with_experts=layers)
             Trainer.update(trainer, grads)  # type: ignore[arg-type]
         return []
 

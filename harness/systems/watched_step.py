@@ -304,7 +304,10 @@ def _parts(gradient: Tensor) -> dict[str, Tensor]:
     """A gradient; of a sparse one the indices and the values, as they stand in it."""
     if not gradient.is_sparse:
         return {"": gradient}
-    return {".indices": gradient._indices(), ".values": gradient._values()}
+    from bitproof.harness.torch_operators import sparse_parts
+
+    indices, values = sparse_parts(gradient)
+    return {".indices": indices, ".values": values}
 
 
 def _tensor_of(value: Any) -> Tensor:

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from bitproof.harness.torch_compat import OpOverload
+from bitproof.harness.torch_compat import OpOverload, TorchDispatchMode
 
 PREFIX = "_foreach_"
 FUNCTIONS: dict[str, Callable[..., Any]] = {

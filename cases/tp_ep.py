@@ -1,8 +1,8 @@
 """Tensor and expert parallelism at once: DeepSeek-V3 whose layers are split over two ranks, and its experts over more.
 
 Attention, dense layers and shared experts are split over the tensor group; the tokens of a text are shared between its
-ranks, and go to the experts of an expert group that spans several tensor groups. Nothing is chunked: the sums of tensor
-parallelism must not run once a chunk.
+ranks, and go to the experts of an expert group that spans several tensor groups. Nothing is chunked here:
+`tp_chunked` has that.
 """
 
 from __future__ import annotations

@@ -96,6 +96,10 @@ ELSEWHERE = {
         "passes alone ask it",
     ),
     "harness/graph/context.py": ("tests/harness/graph/test_pipeline.py", "it holds what the runner hands on"),
+    "harness/graph/analysis/mixing_rows.py": (
+        "tests/harness/graph/analysis/test_mixing.py",
+        "it holds what rules are given and give",
+    ),
     "harness/graph/analysis/mixing_rules.py": (
         "tests/harness/graph/analysis/test_mixing.py",
         "rules are tested by what they decide",

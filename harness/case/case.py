@@ -182,14 +182,6 @@ class Case:
     def _check_chunks(self) -> None:
         if self.chunking is None:
             return
-        if self.parallelism.tp > 1 and {"graph", "precompiled"} & {self.reference, self.candidate}:
-            raise CaseError(
-                f"case {self.name} chunks a graph with tensor parallelism",
-                expected="tp = 1 with chunking: a tensor-parallel all-reduce depends on the chunked dim, so it would "
-                "run once a chunk, and only expert collectives may",
-                found=f"tp={self.parallelism.tp}, chunking={self.chunking.modules!r}",
-                fix="leave out chunking, or set tp=1",
-            )
         field_name = "sequences" if self.chunking.dim == "batch" else "seq_len"
         extent = getattr(self.batch, field_name)
         if extent % 2:

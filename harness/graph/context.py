@@ -13,7 +13,7 @@ from bitproof.harness.graph.tracing.trace import ChunkSymbol, Guard
 
 @dataclass(frozen=True)
 class PassContext:
-    """The settings of one case's pipeline. `expert_groups` names the groups whose collectives may run once a chunk,
+    """The settings of one case's pipeline. `chunk_groups` names the groups whose collectives may run once a chunk,
     among them those that isolation may make. `groups` is what is known of every group, and grows as passes add some.
     `module_calls` has the model's modules and how often the traced step called each. `is_joint` says that the step was
     exported as a joint graph, which is to be partitioned.
@@ -24,7 +24,7 @@ class PassContext:
 
     chunk_symbol: ChunkSymbol
     chunking: Chunking | None = None
-    expert_groups: frozenset[str] = frozenset()
+    chunk_groups: frozenset[str] = frozenset()
     guards: tuple[Guard, ...] = field(default=())
     memory: Memory = field(default_factory=Memory)
     pipeline: Pipeline = field(default_factory=Pipeline)

@@ -11,7 +11,7 @@ _COMPUTES = """
     _scaled_dot_product_cudnn_attention_backward _scaled_dot_product_efficient_attention_backward
     _scaled_dot_product_flash_attention_backward _scaled_dot_product_flash_attention_for_cpu_backward
     _softmax_backward_data abs bincount clamp clamp_max clamp_min copy cos embedding_dense_backward exp exp2 expm1
-    gelu gelu_backward index_add index_copy log log1p log2 logical_and logical_not logical_or
+    gelu gelu_backward index_add log log1p log2 logical_and logical_not logical_or
     native_layer_norm_backward nll_loss_forward reciprocal relu rsqrt select_backward select_scatter sigmoid
     sigmoid_backward silu silu_backward sin slice_backward slice_scatter sqrt tanh threshold_backward unfold
     view_as_complex
@@ -173,9 +173,10 @@ ATEN = (
     Operator(
         name="aten.index", carries="Tensor", moves=True, hides=Hides.CHOICE, rows=RowFlow.INDEX, allowed=("Tensor",)
     ),
+    Operator(name="aten.index_copy", rows=RowFlow.COPY_INTO, allowed=("default",)),
     Operator(name="aten.index_put", moves=True, hides=Hides.MASK, rows=RowFlow.INDEX_PUT, allowed=("default",)),
     Operator(name="aten.index_put_", rows=RowFlow.INDEX_PUT),
-    Operator(name="aten.index_select", carries="default", allowed=("default",)),
+    Operator(name="aten.index_select", carries="default", rows=RowFlow.SELECT, allowed=("default",)),
     Operator(name="aten.is_contiguous", reads_layout=True),
     Operator(name="aten.is_floating_point", reads_layout=True),
     Operator(name="aten.is_same_size", reads_layout=True),

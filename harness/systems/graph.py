@@ -49,7 +49,7 @@ from bitproof.harness.systems.graph_key import step_part
 from bitproof.harness.torch_operators import below_autograd
 from bitproof.reference.chunking import DIM_INDEX
 from bitproof.reference.data import Step as StepInputs
-from bitproof.reference.parallel.mesh import EXPERT, GROUP_NAMES, Mesh, ensure_group
+from bitproof.reference.parallel.mesh import EXPERT, GROUP_NAMES, TENSOR, Mesh, ensure_group
 from bitproof.reference.step import Trainer, WrapGradients, build_sharded_model, mean_loss
 
 log = logging.getLogger(__name__)
@@ -216,7 +216,7 @@ def finish(
     context = PassContext(
         chunk_symbol=joint.chunk_symbol,
         chunking=case.chunking,
-        expert_groups=frozenset({EXPERT}),
+        chunk_groups=frozenset({EXPERT, TENSOR}),
         guards=tuple(joint.guards),
         memory=case.memory,
         pipeline=case.pipeline,

@@ -27,6 +27,7 @@ Which share is its own a rank reads from a buffer, as the rank's code must be th
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Collection
 from typing import Any
 
@@ -194,9 +195,14 @@ def _refuse_unless_split_evenly(path: str, module: nn.Module, size: int, num_tok
 def _splitting_class(cls: type[nn.Module], size: int) -> type[nn.Module]:
     """A subclass whose forward computes this rank's part of the layer between the two sums."""
 
+    signature = inspect.signature(cls.forward)
+    own = list(signature.parameters)[1]
+
     @functools.wraps(cls.forward)
-    def forward(self: nn.Module, x: Tensor, *others: Any) -> Tensor:
-        return SumOutput.apply(cls.forward(self, SumGradient.apply(x, TENSOR), *others), TENSOR)  # type: ignore[no-untyped-call]
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+        given = signature.bind(self, *args, **kwargs).arguments
+        x = SumGradient.apply(given.pop(own), TENSOR)  # type: ignore[no-untyped-call]
+        return SumOutput.apply(cls.forward(**given, **{own: x}), TENSOR)  # type: ignore[no-untyped-call]
 
     routed = {"_routed": functools.partialmethod(_routed_share, cls, size)} if issubclass(cls, MoE) else {}
     return type(f"Split{cls.__name__}", (cls,), {"forward": forward, **routed})

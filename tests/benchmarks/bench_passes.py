@@ -73,7 +73,7 @@ def measure(num_layers: int, chunking: Chunking) -> tuple[float, float, int]:
     context = PassContext(
         chunk_symbol=joint.chunk_symbol,
         chunking=chunking,
-        expert_groups=frozenset({EXPERT}),
+        chunk_groups=frozenset({EXPERT}),
         guards=tuple(joint.guards),
         module_calls=joint.module_calls,
     )

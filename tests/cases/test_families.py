@@ -22,6 +22,7 @@ from bitproof.builtin_cases import (
     process_groups,
     regional,
     shapes,
+    tp_chunked,
     tp_ep,
     two_layouts,
     unequal,
@@ -172,6 +173,18 @@ def test_both_parallelisms_are_tried_with_groups_of_their_own_and_with_shared_on
     assert nightly.memory.policy == "offload"
     assert shared.pipeline.isolate_groups and shared.parallelism == Parallelism(tp=2, ep=2, shared_groups=True)
     assert distinct == replace(shared, name="tp_ep_distinct", parallelism=Parallelism(tp=2, ep=2))
+
+
+def test_chunks_under_tensor_parallelism_differ_from_the_cases_that_are_whole_in_their_chunks_alone():
+    batch, moe, seq, nightly, shared, llama3 = tp_chunked.CASES
+    in_chunks = replace(tp_ep.tp_ep_whole, reference="eager_chunked", chunking=tp_chunked.BATCH)
+    assert batch == replace(in_chunks, name="tp_chunked_batch", family="tp_chunked", steps=20)
+    assert [case.chunking.dim for case in tp_chunked.CASES] == ["batch", "batch", "seq", "batch", "batch", "batch"]
+    assert moe.chunking.modules == seq.chunking.modules == "layers.*.moe"
+    assert (nightly.pipeline, nightly.memory) == (tp_ep.tp_ep_nightly.pipeline, tp_ep.tp_ep_nightly.memory)
+    in_chunks = replace(tp_ep.tp_ep_shared, reference="eager_chunked", chunking=tp_chunked.BATCH)
+    assert shared == replace(in_chunks, name="tp_chunked_shared", family="tp_chunked")
+    assert llama3.parallelism == Parallelism(tp=4) and llama3.model.family == "llama3"
 
 
 def test_the_debug_model_runs_in_the_three_chunkings_on_fewer_ranks_and_steps():

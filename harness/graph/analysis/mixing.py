@@ -8,7 +8,9 @@ flattening and back, through a sort of rows by expert and its inverse, through a
 2. A call that mixes rows (a reduction, a softmax or a running sum along them, a product of which the rows are
    summed over or stand on both sides, a pick, a shift, a sort) has a mixed result, and so has what reads it.
 3. A call of a nested graph is followed through that graph.
-4. A value that is mixed, or whose rows lie in another order, must not leave the module along the chunked dim.
+4. Rows may be shared between ranks, each of which computes a run of them: see mixing_shares.py.
+5. A value that is mixed, whose rows lie in another order, or that has a rank's share of them alone, must not leave the
+   module along the chunked dim.
 
 A mixed value that stays inside is nobody's business: how many rows each expert gets decides where rows go, and
 counts go into buffers. Backward follows forward: what forward does not mix, its derivative does not.
@@ -27,7 +29,8 @@ from torch.fx import GraphModule, Node
 
 from bitproof.harness.errors import ChunkError
 from bitproof.harness.graph import operators, symbols
-from bitproof.harness.graph.analysis.mixing_rules import Rows, RuleCall, rule_of
+from bitproof.harness.graph.analysis.mixing_rows import Rows, RuleCall
+from bitproof.harness.graph.analysis.mixing_rules import follow, rule_of
 from bitproof.harness.graph.origin import origin_of
 from bitproof.harness.graph.tracing.trace import trace_forward
 from bitproof.harness.operators import named
@@ -108,6 +111,8 @@ class _Follower:
         if isinstance(state, Rows) and state.order:
             sort = next((x[1] for x in state.order if x[0] == "sort"), node)
             raise _refusal(node, self.roots[node], sort, dim, "leaves them in another order")
+        if isinstance(state, Rows) and state.share:
+            raise _refusal(node, self.roots[node], node, dim, "leaves a rank's share of them, which no sum makes whole")
 
     def _is_live_out(self, node: Node) -> bool:
         return any(
@@ -141,7 +146,7 @@ class _Follower:
         rows = {x: state for x, state in states.items() if isinstance(state, Rows)}
         if not rows:
             return self._made(node, name)
-        found = rule(RuleCall(node, self.symbol, rows, self.permutations)) if rule else None
+        found = follow(rule, RuleCall(node, self.symbol, rows, self.permutations)) if rule else None
         return Mixed(node) if found is None else found
 
     def _nested(self, node: Node, nested: GraphModule, operands: list[Any]) -> State:

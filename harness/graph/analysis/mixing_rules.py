@@ -9,85 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
 
 import sympy
 import torch
 from torch.fx import Node
 
-from bitproof.harness.graph import operators, symbols
+from bitproof.harness.graph import operators
+from bitproof.harness.graph.analysis.mixing_rows import Rows, RuleCall, rank_of, sizes_of
+from bitproof.harness.graph.analysis.mixing_shares import copied_into, cut, is_summand, joined, selected, summed
 from bitproof.harness.operators import RowFlow, named
-from bitproof.harness.torch_operators import schema_of
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Which dim of a value holds the chunked elements, one in each place or a flattened run of them.
-
-    Its size is `outer` * n * `inner`, n the chunk symbol; both are None for rows that all-to-alls have delivered.
-    `order` is what has rearranged them and has not been undone, first to last.
-    """
-
-    dim: int
-    outer: Any = 1
-    inner: Any = 1
-    order: tuple[Any, ...] = ()
-
 
 Answer = Rows | tuple[Rows | None, ...] | None
 Rule = Callable[["RuleCall"], Answer]
-
-
-@dataclass(frozen=True)
-class RuleCall:
-    """A call, the rows of its arguments, and which arguments are known to be permutations.
-
-    A permutation is (the sort that made it, whether it is the inverse of that).
-    """
-
-    node: Node
-    symbol: sympy.Symbol
-    rows: dict[Node, Rows]
-    permutations: dict[Node, tuple[Node, bool]]
-
-    @cached_property
-    def given(self) -> dict[str, Any]:
-        """All arguments by name, defaults included."""
-        declared = schema_of(self.node.target).arguments
-        defaults = {a.name: a.default_value for a in declared}
-        return defaults | dict(zip(defaults, self.node.args, strict=False)) | self.node.kwargs
-
-    @property
-    def first(self) -> Node:
-        """The first argument."""
-        return self.node.args[0]  # type: ignore[return-value]
-
-    @property
-    def result_rank(self) -> int:
-        """Dims of the result, of the first result of several."""
-        value = self.node.meta["val"]
-        return (value[0] if isinstance(value, (tuple, list)) else value).dim()
-
-    def of(self, x: Any) -> Rows | None:
-        """Where the rows of an argument are."""
-        return self.rows.get(x) if isinstance(x, Node) else None
-
-    def dims(self, name: str, rank: int) -> set[int]:
-        """A dim, or dims, given by this name; all of them for None or an empty list."""
-        found = self.given.get(name)
-        listed = [found] if isinstance(found, int) else list(found or range(rank))
-        return {dim % rank for dim in listed} if rank else set()
-
-
-def sizes_of(node: Node) -> list[Any]:
-    """A value's sizes as expressions."""
-    return [symbols.expression(size) for size in node.meta["val"].shape]
-
-
-def _rank(node: Node) -> int:
-    return node.meta["val"].dim()
 
 
 def _common(found: Iterable[Rows]) -> Rows | None:
@@ -99,7 +34,8 @@ def _common(found: Iterable[Rows]) -> Rows | None:
 def elementwise(call: RuleCall) -> Answer:
     """Each element from those at its own place, shapes aligned at their last dims."""
     rank = call.result_rank
-    return _common(replace(rows, dim=rows.dim + rank - _rank(x)) for x, rows in call.rows.items())
+    aligned = [replace(rows, dim=rows.dim + rank - rank_of(x)) for x, rows in call.rows.items()]
+    return summed(call, aligned) if any(map(is_summand, aligned)) else _common(aligned)
 
 
 def _all_results(rule: Rule) -> Rule:
@@ -115,6 +51,8 @@ def _view(call: RuleCall) -> Answer:
     """A view keeps the row-major order, and with it the number of elements before and after each row."""
     rows = call.rows[call.first]
     before, after = sizes_of(call.first), sizes_of(call.node)
+    if rows.share and rows.share.form.startswith("cut"):
+        return joined(rows, before, after)
     if rows.outer is None or rows.order:
         left, size = math.prod(before[: rows.dim]), before[rows.dim]
         return next(
@@ -128,12 +66,12 @@ def _view(call: RuleCall) -> Answer:
     outer = sympy.sympify(left) / math.prod(after[:dim])
     inner = sympy.sympify(after[dim]) / call.symbol / outer
     if not (outer.is_Integer and inner.is_Integer):
-        return None
+        return cut(rows, before, after, dim)
     return replace(rows, dim=dim, outer=int(outer), inner=int(inner))
 
 
 def _permute(call: RuleCall) -> Answer:
-    rows, rank = call.rows[call.first], _rank(call.first)
+    rows, rank = call.rows[call.first], rank_of(call.first)
     order = list(range(rank))
     if "dims" in call.given:
         order = [dim % rank for dim in call.given["dims"]]
@@ -145,7 +83,7 @@ def _permute(call: RuleCall) -> Answer:
 
 def _squeeze(call: RuleCall) -> Answer:
     rows = call.rows[call.first]
-    dropped = {dim for dim in call.dims("dim", _rank(call.first)) if sizes_of(call.first)[dim] == 1}
+    dropped = {dim for dim in call.dims("dim", rank_of(call.first)) if sizes_of(call.first)[dim] == 1}
     return replace(rows, dim=rows.dim - sum(dim < rows.dim for dim in dropped))
 
 
@@ -158,24 +96,24 @@ def _cut(call: RuleCall) -> Answer:
     """A part along another dim; along this one, only the whole."""
     rows = call.rows[call.first]
     is_whole = sizes_of(call.node)[rows.dim] == sizes_of(call.first)[rows.dim]
-    return rows if is_whole or call.dims("dim", _rank(call.first)) != {rows.dim} else None
+    return rows if is_whole or call.dims("dim", rank_of(call.first)) != {rows.dim} else None
 
 
 def _split(call: RuleCall) -> Answer:
     """Parts along another dim; along this one, of rows that were sorted: the rows of each expert."""
     rows, parts = call.rows[call.first], range(len(call.node.meta["val"]))
-    if call.dims("dim", _rank(call.first)) != {rows.dim}:
+    if call.dims("dim", rank_of(call.first)) != {rows.dim}:
         return (rows,) * len(parts)
     if not rows.order:
         return None
     tokens = [("part", call.node, i, len(parts), rows.outer, rows.inner) for i in parts]
-    return tuple(Rows(rows.dim, None, None, (*rows.order, token)) for token in tokens)
+    return tuple(replace(rows, outer=None, inner=None, order=(*rows.order, token)) for token in tokens)
 
 
 def _take(call: RuleCall) -> Answer:
     """One place of another dim, which goes."""
     rows = call.rows[call.first]
-    (dim,) = call.dims("dim", _rank(call.first))
+    (dim,) = call.dims("dim", rank_of(call.first))
     return None if dim == rows.dim else replace(rows, dim=rows.dim - (dim < rows.dim))
 
 
@@ -188,8 +126,8 @@ def _join(call: RuleCall) -> Answer:
         _, split, _, count, outer, inner = first.order[-1]
         before = first.order[:-1]
         tokens = [("part", split, i, count, outer, inner) for i in range(count)]
-        is_whole = parts == [Rows(dim, None, None, (*before, token)) for token in tokens]
-        return Rows(dim, outer, inner, before) if is_whole else None
+        is_whole = parts == [replace(first, order=(*before, token)) for token in tokens]
+        return replace(first, outer=outer, inner=inner, order=before) if is_whole else None
     rows = _common(call.rows.values())
     return None if rows is None or dim == rows.dim else rows
 
@@ -201,7 +139,7 @@ def _stack(call: RuleCall) -> Answer:
 
 def _reduce(call: RuleCall) -> Answer:
     """A sum, a mean or an extreme over other dims."""
-    rows, rank = call.rows[call.first], _rank(call.first)
+    rows, rank = call.rows[call.first], rank_of(call.first)
     reduced = call.dims("dim", rank)
     if rows.dim in reduced:
         return None
@@ -211,7 +149,7 @@ def _reduce(call: RuleCall) -> Answer:
 def _along(call: RuleCall) -> Answer:
     """A softmax, a running sum, a sort, a shift along other dims."""
     rows = call.rows[call.first]
-    return None if rows.dim in call.dims("dims" if "dims" in call.given else "dim", _rank(call.first)) else rows
+    return None if rows.dim in call.dims("dims" if "dims" in call.given else "dim", rank_of(call.first)) else rows
 
 
 def _matmul(call: RuleCall) -> Answer:
@@ -225,7 +163,7 @@ def _matmul(call: RuleCall) -> Answer:
     if rows_a and rows_b:
         return rows_a if rank == 3 and rows_a.dim == 0 and rows_a == rows_b else None
     if rows_a:
-        return rows_a if rows_a.dim < rank - 1 and _rank(a) == rank else None
+        return rows_a if rows_a.dim < rank - 1 and rank_of(a) == rank else None
     return rows_b if rows_b and rows_b.dim != rank - 2 else None
 
 
@@ -242,7 +180,7 @@ def _grouped(call: RuleCall) -> Answer:
 
 def _normalized(call: RuleCall) -> Answer:
     rows = call.rows.get(call.first)
-    return rows if rows and rows.dim < _rank(call.first) - len(call.given["normalized_shape"]) else None
+    return rows if rows and rows.dim < rank_of(call.first) - len(call.given["normalized_shape"]) else None
 
 
 def _of_batch(call: RuleCall) -> Answer:
@@ -288,9 +226,9 @@ def _index(call: RuleCall) -> Answer:
     if not places or places != list(range(places[0], places[-1] + 1)):
         return None
     found = [x for x in used if call.of(x)]
-    rank = max(map(_rank, used))
+    rank = max(map(rank_of, used))
     if source is None:
-        rows = _common(replace(call.rows[x], dim=call.rows[x].dim + rank - _rank(x)) for x in found)
+        rows = _common(replace(call.rows[x], dim=call.rows[x].dim + rank - rank_of(x)) for x in found)
         return rows and replace(rows, dim=rows.dim + places[0])
     if found:
         return None
@@ -326,11 +264,11 @@ def _all_to_all(call: RuleCall) -> Answer:
     received, sent, group = tuple(call.node.args[1]), tuple(call.node.args[2]), call.node.args[3]  # type: ignore[arg-type]
     if rows.order and rows.order[-1][:4] == ("all-to-all", sent, received, group):
         _, _, _, _, outer, inner = rows.order[-1]
-        return Rows(0, outer, inner, rows.order[:-1])
+        return replace(rows, outer=outer, inner=inner, order=rows.order[:-1])
     if len(received) == 1:
         return rows  # one rank's rows stay where they are
     token = ("all-to-all", received, sent, group, rows.outer, rows.inner)
-    return Rows(0, None, None, (*rows.order, token))
+    return replace(rows, outer=None, inner=None, order=(*rows.order, token))
 
 
 RULES: dict[RowFlow, Rule] = {
@@ -363,6 +301,8 @@ RULES: dict[RowFlow, Rule] = {
     RowFlow.INDEX: _index,
     RowFlow.INDEX_PUT: _index_put,
     RowFlow.ALL_TO_ALL: _all_to_all,
+    RowFlow.SELECT: selected,
+    RowFlow.COPY_INTO: copied_into,
     RowFlow.EACH_OF_BATCH: _all_results(_of_batch),
 }
 """What each way that rows flow means."""
@@ -373,3 +313,13 @@ def rule_of(node: Node) -> Rule | None:
     if (flow := named(operators.operator_name(node)).rows) is not None:
         return RULES[flow]
     return elementwise if torch.Tag.pointwise in getattr(node.target, "tags", ()) else None
+
+
+def follow(rule: Rule, call: RuleCall) -> Answer:
+    """Where a rule says that the rows are; of rows that ranks share, little may be done until they are whole again."""
+    forms = {rows.share.form for rows in call.rows.values() if rows.share}
+    if forms & {"cut", "cut summand"} and rule not in (_view, selected):
+        return None
+    if "summand" in forms and rule not in (elementwise, _view, _permute, _squeeze, _unsqueeze):
+        return None
+    return rule(call)

@@ -152,20 +152,10 @@ def test_experts_must_divide_the_ranks():
     assert "expert parallelism must divide the world size" in refusal(lambda: Parallelism(world_size=8, ep=3))
 
 
-def test_tensor_parallelism_goes_with_an_unchunked_graph_and_not_with_a_chunked_one():
+def test_tensor_parallelism_goes_with_a_step_in_chunks_and_with_one_that_is_whole():
     split = Parallelism(ep=1, tp=2)
     Case(name="a", family="b", reference="eager", parallelism=split)
-    assert refusal(lambda: Case(name="a", family="b", chunking=BATCH, parallelism=split)) == (
-        "CaseError: case a chunks a graph with tensor parallelism\n"
-        "  expected: tp = 1 with chunking: a tensor-parallel all-reduce depends on the chunked dim, so it would "
-        "run once a chunk, and only expert collectives may\n"
-        "  found: tp=2, chunking='layers.*'\n"
-        "  fix: leave out chunking, or set tp=1"
-    )
-
-
-def test_an_eager_step_may_be_chunked_with_tensor_parallelism():
-    split = Parallelism(ep=1, tp=2)
+    Case(name="a", family="b", chunking=BATCH, parallelism=split)
     Case(name="a", family="b", candidate="eager", chunking=BATCH, parallelism=split)
 
 

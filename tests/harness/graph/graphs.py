@@ -86,7 +86,7 @@ def context_of(joint: JointGraph, modules: str | None = None, dim: Any = "batch"
     return PassContext(
         chunk_symbol=joint.chunk_symbol,
         chunking=chunking,
-        expert_groups=frozenset({"EP"}),
+        chunk_groups=frozenset({"EP"}),
         guards=tuple(joint.guards),
         module_calls=joint.module_calls,
     )
@@ -221,7 +221,7 @@ class Sketch:
 
     def context(self, modules: str | None = None, dim: Any = "batch", early: bool = False) -> PassContext:
         chunking = Chunking(dim=dim, modules=modules, early_grad_accumulation=early) if modules else None
-        return PassContext(chunk_symbol=self.symbol, chunking=chunking, expert_groups=frozenset({"EP"}))
+        return PassContext(chunk_symbol=self.symbol, chunking=chunking, chunk_groups=frozenset({"EP"}))
 
 
 # -- looking at graphs ------------------------------------------------------------------------------

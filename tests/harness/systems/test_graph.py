@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch.fx import Node
 
-from bitproof.builtin_cases import CASES, chunking, models, overlap, process_groups, tp_ep
+from bitproof.builtin_cases import CASES, chunking, models, overlap, process_groups, tp_chunked, tp_ep
 from bitproof.harness.case import Batch, Case, Chunking, Parallelism, Pipeline
-from bitproof.harness.errors import CaseError, ChunkError, UsageError
+from bitproof.harness.errors import CaseError, UsageError
 from bitproof.harness.execute.launch import run_cases
 from bitproof.harness.graph.backend.backends import Compiled
 from bitproof.harness.graph.graph_options import GraphOptions
@@ -222,34 +222,28 @@ def seeds(program: GraphProgram) -> list[object]:
     return [n.args[1] for n in program.module.graph.nodes if str(n.target) == "aten.full_like.default"]
 
 
-def chunked_past_the_case(modules: str, case: Case = llama3_fsdp4_tp2) -> Case:
-    """A case with tensor parallelism and chunks, which no case may have whose own systems are graphs."""
-    chunking = Chunking(dim="batch", modules=modules)
-    return replace(case, reference="eager", candidate="eager_chunked", chunking=chunking)
+def lies_in(node: Node, modules: list[str]) -> bool:
+    return (origin_of(node).module or "").startswith(tuple(modules))
 
 
-def test_a_graph_with_tensor_parallel_sums_cannot_be_chunked() -> None:
-    """Case refuses such a case; a graph that gets past it is refused by the pass, by the group's name."""
-    case = chunked_past_the_case("layers.*")
-    with pytest.raises(ChunkError) as error:
-        prepare(case, CPU)
-    lines = str(error.value).splitlines()
-    assert lines[0] == "ChunkError: cannot run collective `all_reduce` (all_reduce) once a chunk"
-    assert lines[1:3] == [
-        "  expected: a collective of the expert groups (ep), or a parameter gradient's own reduction",
-        "  found: group 'tp'",
-    ]
-    assert lines[3].startswith("  came from: layers.0.attention (forward), reference/parallel/")
-    assert lines[4].startswith("  fix: chunk only modules whose other collectives do not depend on the chunked dim")
-
-
-def test_experts_whose_tokens_tensor_ranks_share_cannot_be_chunked_for_the_sum_that_brings_them_together() -> None:
-    with pytest.raises(ChunkError) as error:
-        prepare(chunked_past_the_case("layers.*.moe", tp_ep_shared), CPU)
-    lines = str(error.value).splitlines()
-    assert lines[0] == "ChunkError: cannot run collective `all_reduce_1` (all_reduce) once a chunk"
-    assert lines[2] == "  found: group 'tp'"
-    assert lines[3].startswith("  came from: layers.0.moe (forward), reference/parallel/")
+@pytest.mark.parametrize("name", ["tp_chunked_batch", "tp_chunked_seq"])
+def test_the_sums_of_a_tensor_group_run_once_a_chunk_in_chunk_order_as_the_experts_exchanges_do(name: str) -> None:
+    case = small(CASES[name])
+    program = prepared(case)
+    whole = prepared(replace(case, reference="eager", chunking=None))
+    chunked_layers = [f"layers.{i}.moe" for i in range(2)]
+    if case.chunking == tp_chunked.BATCH:
+        chunked_layers += [f"layers.{i}.attention" for i in range(2)]
+    for operator, group in (("all_reduce", "tp"), ("all_to_all_single", "ep")):
+        of_chunks, once = (
+            [x for x in p.module.graph.nodes if operator in str(x.target) and lies_in(x, chunked_layers)]
+            for p in (program, whole)
+        )
+        assert {x.args[-1] for x in of_chunks} == {group}
+        assert len(of_chunks) == 2 * len(once) > 0
+        for at in {origin_of(x)[:2] for x in of_chunks}:
+            chunks = [x.meta["chunk"] for x in of_chunks if origin_of(x)[:2] == at]
+            assert chunks == sorted(chunks) and set(chunks) == {0, 1}
 
 
 def test_tensor_ranks_send_their_share_of_the_tokens_over_the_expert_group_and_sum_over_their_own() -> None:
@@ -268,10 +262,6 @@ def test_all_to_alls_leave_the_object_that_they_share_with_tensor_parallel_sums(
     assert shared.groups["ep.expert_only"].partition == ((0, 1), (2, 3), (4, 5), (6, 7))
     assert groups_of(distinct, "all_to_all") == {"ep"} and not distinct.groups
     assert shared.module.code.replace("ep.expert_only", "ep") == distinct.module.code
-
-
-def test_modules_without_tensor_parallel_sums_can_be_chunked() -> None:
-    assert prepare(chunked_past_the_case("output"), CPU).code_hash
 
 
 def groups_of(program: GraphProgram, operator: str) -> set[str]:

@@ -2,8 +2,8 @@
 
 Needs:    every node has an origin and a `val`; `context.chunk_symbol` is the chunked dim's symbol.
 Promises: the bits that the eager chunked reference computes; no value carries the symbol any more.
-Refuses:  collectives that are neither the experts' nor a gradient's own reduction; views with a baked
-          constant; a live-out that is needed whole but cannot be joined; sequence chunks through
+Refuses:  collectives that are not the experts', a tensor group's, or a gradient's own reduction; views with
+          a baked constant; a live-out that is needed whole but cannot be joined; sequence chunks through
           attention; a module that mixes what chunks hold apart (see mixing.py); in-place writes to a
           value that also lives split or joined; a parameter with two uses; a pattern that matches
           nothing, or a module that did not run, or a call of one that would not be chunked; a chosen
@@ -24,6 +24,9 @@ the new graph or a pair of nodes, one a chunk:
    and buffers are written and random numbers drawn in chunk order, as eager does.
 6. What a chosen module writes in place is no static state: its readers there run once a chunk, and
    readers elsewhere wait for both.
+
+7. The collectives of a module, the experts' all-to-alls and a tensor group's sums, run once a chunk, in chunk order on
+   every rank, as all else that reads a pair.
 
 With early gradient accumulation, the chain from a gradient to its output (cast, reduce-scatter,
 wait) belongs to no module, so rule 2 adds the chunks before it.
@@ -79,7 +82,7 @@ class _Chunker:
     def __init__(self, module: GraphModule, context: PassContext) -> None:
         assert context.chunking is not None
         self.chunking = context.chunking
-        self.expert_groups = context.expert_groups
+        self.chunk_groups = context.chunk_groups
         self.symbol = context.chunk_symbol.symbol
         self.whole = context.chunk_symbol.hint
         self.half = self.whole // 2
@@ -204,7 +207,7 @@ class _Chunker:
             self.env[node] = self.writer.call(node, args, kwargs)
 
     def _write_once_a_chunk(self, node: Node, root: str) -> None:
-        refusals.refuse_foreign_collective(node, self.reductions, self.expert_groups)
+        refusals.refuse_foreign_collective(node, self.reductions, self.chunk_groups)
         refusals.refuse_attention_over_sequence(node, self.chunking.dim)
         refusals.refuse_baked_view(node, self.symbol)
         self._check_writes(node, root)

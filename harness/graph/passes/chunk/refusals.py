@@ -51,18 +51,17 @@ def refuse_nested_calls(node: Node, calls: Sequence[ModuleCall]) -> ChunkError:
     )
 
 
-def refuse_foreign_collective(node: Node, reductions: set[Node], expert_groups: frozenset[str]) -> None:
-    """Refuse a collective that would run once a chunk, unless it is the experts' or a gradient's reduction."""
-    if not operators.is_collective(node) or node in reductions or operators.group_name(node) in expert_groups:
+def refuse_foreign_collective(node: Node, reductions: set[Node], chunk_groups: frozenset[str]) -> None:
+    """Refuse a collective that would run once a chunk, unless it is a known group's or a gradient's reduction."""
+    if not operators.is_collective(node) or node in reductions or operators.group_name(node) in chunk_groups:
         return
     raise ChunkError(
         f"cannot run collective `{node.name}` ({operators.operator_name(node)}) once a chunk",
-        expected=f"a collective of the expert groups ({', '.join(sorted(expert_groups))}), or a parameter "
-        "gradient's own reduction",
+        expected=f"a collective of one of the groups {', '.join(sorted(chunk_groups))}, or a parameter gradient's own "
+        "reduction",
         found=f"group {operators.group_name(node)!r}",
         where=source_of(node),
-        fix="chunk only modules whose other collectives do not depend on the chunked dim "
-        "(tensor and sequence parallelism do)",
+        fix="chunk only modules whose other collectives do not depend on the chunked dim (sequence parallelism's do)",
     )
 
 

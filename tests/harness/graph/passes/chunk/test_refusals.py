@@ -49,14 +49,14 @@ def reduced_over(group: str, at: str = "layers.0") -> tuple[GraphModule, Sketch]
     return sketch.finish(sketch.call(aten.sum.default, waited, at="")), sketch
 
 
-def test_a_tensor_parallel_all_reduce_in_a_chunk_is_refused() -> None:
-    assert refusal(*reduced_over("TP")) == (
+def test_a_collective_of_a_group_that_nobody_named_is_refused_in_a_chunk() -> None:
+    assert refusal(*reduced_over("SP")) == (
         "ChunkError: cannot run collective `all_reduce` (all_reduce) once a chunk\n"
-        "  expected: a collective of the expert groups (EP), or a parameter gradient's own reduction\n"
-        "  found: group 'TP'\n"
+        "  expected: a collective of one of the groups EP, or a parameter gradient's own reduction\n"
+        "  found: group 'SP'\n"
         "  came from: layers.0 (forward)\n"
         "  fix: chunk only modules whose other collectives do not depend on the chunked dim "
-        "(tensor and sequence parallelism do)"
+        "(sequence parallelism's do)"
     )
 
 

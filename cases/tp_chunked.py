@@ -1,0 +1,51 @@
+"""The cases of `tp_ep` in chunks: each sum over a tensor group and each exchange of experts runs once a chunk, and the
+ranks of a text share the tokens of each chunk anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bitproof.builtin_cases.tp_ep import tp_ep_shared, tp_ep_whole
+from bitproof.harness.case import Chunking, Memory, Model, Parallelism, Pipeline
+
+FAMILY = "tp_chunked"
+
+BATCH = Chunking(dim="batch", modules="layers.*")
+EXPERTS = "layers.*.moe"
+
+tp_chunked_batch = replace(
+    tp_ep_whole, name="tp_chunked_batch", family=FAMILY, steps=20, reference="eager_chunked", chunking=BATCH
+)
+
+tp_chunked_moe = replace(tp_chunked_batch, name="tp_chunked_moe", steps=5, chunking=replace(BATCH, modules=EXPERTS))
+
+tp_chunked_seq = replace(tp_chunked_moe, name="tp_chunked_seq", chunking=Chunking(dim="seq", modules=EXPERTS))
+
+# With every optional pass but overlap, whose cost model for the CPU knows no all-reduce.
+tp_chunked_nightly = replace(
+    tp_chunked_batch,
+    name="tp_chunked_nightly",
+    steps=2,
+    memory=Memory(policy="offload"),
+    pipeline=Pipeline(isolate_groups=True, isolate_gathers=True, bucket=True),
+)
+
+# Experts over the ranks of one text.
+tp_chunked_shared = replace(
+    tp_ep_shared, name="tp_chunked_shared", family=FAMILY, reference="eager_chunked", chunking=BATCH
+)
+
+# No experts, four ranks a text.
+tp_chunked_llama3 = replace(
+    tp_chunked_batch, name="tp_chunked_llama3", steps=2, model=Model(family="llama3"), parallelism=Parallelism(tp=4)
+)
+
+CASES = (
+    tp_chunked_batch,
+    tp_chunked_moe,
+    tp_chunked_seq,
+    tp_chunked_nightly,
+    tp_chunked_shared,
+    tp_chunked_llama3,
+)

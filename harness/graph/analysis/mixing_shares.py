@@ -1,0 +1,103 @@
+"""Rows that the ranks of a tensor group share, as a mixture of experts does: each computes a run of them.
+
+    cut        view (T, D) as (W, T / W, D)                    rows lie in two dims
+    selected   index_select along the first of these           one run; which, the rank's own index says
+    copied     index_copy of what was computed, into zeros     all rows, zeros in place of the other ranks'
+    joined     view as (T, D)                                  a summand
+    summed     all_reduce of it                                all rows
+
+In between a run's rows are rows like others. Of those that are cut nothing else may be done, and of a summand nothing
+but moving it and adding to it: in chunks other rows are a rank's own, so that anything else would tell them apart.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import sympy
+
+from bitproof.harness.graph import operators
+from bitproof.harness.graph.analysis.mixing_rows import Rows, RuleCall, SharedRows, rank_of, sizes_of
+from bitproof.harness.operators import named
+
+_ADDS = frozenset({"add"})
+
+
+def cut(rows: Rows, before: list[Any], after: list[Any], dim: int) -> Rows | None:
+    """A view that divides the dim of the rows, whose second part is `dim` of the result, into runs."""
+    is_cut = dim > 0 and after[dim - 1] * after[dim] == before[rows.dim]
+    if rows.share or not is_cut or math.prod(after[: dim - 1]) != math.prod(before[: rows.dim]):
+        return None
+    cut_rows = SharedRows("cut", after[dim - 1], rows.outer, rows.inner)
+    return replace(_numbered_anew(rows, after[dim]), dim=dim, share=cut_rows)
+
+
+def joined(rows: Rows, before: list[Any], after: list[Any]) -> Rows | None:
+    """A view that joins the dims into which rows were cut."""
+    share, dim = rows.share, rows.dim - 1
+    assert share is not None
+    is_whole = len(after) == len(before) - 1 and after == [
+        *before[:dim],
+        before[dim] * before[dim + 1],
+        *before[dim + 2 :],
+    ]
+    if not is_whole:
+        return None
+    left = None if share.index is None else replace(share, form="summand")
+    return replace(rows, dim=dim, outer=share.outer, inner=share.inner, share=left)
+
+
+def selected(call: RuleCall) -> Rows | None:
+    """Places of another dim; of the dim before that of cut rows the run that an index says."""
+    rows, index = call.rows.get(call.first), call.given["index"]
+    dim = call.given["dim"] % rank_of(call.first)
+    if rows is None or call.of(index) or dim == rows.dim:
+        return None
+    if rows.share is None or rows.share.form != "cut":
+        return rows
+    is_one = dim == rows.dim - 1 and sizes_of(call.node)[dim] == 1
+    return replace(rows, share=replace(rows.share, form="one", index=index)) if is_one else None
+
+
+def copied_into(call: RuleCall) -> Rows | None:
+    """Into zeros, to other places of another dim; what is one run of rows to where it was taken from."""
+    rows, index, target = call.of(call.given["source"]), call.given["index"], call.first
+    dim = call.given["dim"] % rank_of(target)
+    fills = named(operators.operator_name(target)).fills
+    if rows is None or call.of(index) or fills is None or fills[1] != 0 or dim == rows.dim:
+        return None
+    share = rows.share
+    if share is None:
+        return rows
+    is_back = (
+        share.form == "one" and dim == rows.dim - 1 and index is share.index and sizes_of(target)[dim] == share.count
+    )
+    return replace(rows, share=replace(share, form="cut summand")) if is_back else None
+
+
+def is_summand(rows: Rows) -> bool:
+    """Whether zeros stand in place of other ranks' rows."""
+    return rows.share is not None and rows.share.form == "summand"
+
+
+def summed(call: RuleCall, rows: list[Rows]) -> Rows | None:
+    """A sum with a summand in it, or the sum of all ranks', which is whole; a summand serves for nothing else."""
+    name = operators.operator_name(call.node)
+    distinct = {replace(each, share=None) if is_summand(each) else each for each in rows}
+    if len(distinct) != 1:
+        return None
+    (found,) = distinct
+    if named(name).sums_ranks:
+        return found if call.given["reduce_op"] == "sum" else None
+    row = named(name)
+    is_kept = name in _ADDS or row.is_identity or row.copies or row.wait is not None
+    return replace(found, share=next(each.share for each in rows if is_summand(each))) if is_kept else None
+
+
+def _numbered_anew(rows: Rows, size: Any) -> Rows:
+    """Rows of which only the number is known: those of a run, or of none in particular."""
+    inner = sympy.sympify(size)
+    symbol = next(iter(inner.free_symbols))
+    return replace(rows, outer=1, inner=inner / symbol)

@@ -1,0 +1,68 @@
+"""Rows that ranks share are whole again once all ranks are summed; anything else done to a share is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bitproof.harness.errors import ChunkError
+from tests.harness.graph.analysis.test_mixing import Function, judge, mixes
+
+
+class Sharing(nn.Module):
+    """Computes one of two runs of the tokens and sums over two ranks what both have computed."""
+
+    def __init__(self, computes: Function, sums: Callable[[Tensor, Tensor], Tensor], at: str = "mine") -> None:
+        super().__init__()
+        self.computes, self.sums, self.at = computes, sums, at
+        self.register_buffer("mine", torch.tensor([0]))
+        self.register_buffer("other", torch.tensor([1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x_TD = x.flatten(0, 1)
+        own = x_TD.unflatten(0, (2, -1)).index_select(0, self.get_buffer("mine")).flatten(0, 1)
+        y_tD = self.computes(own)
+        rest = y_tD.new_zeros(2, *y_tD.shape)
+        y_TD = rest.index_copy(0, self.get_buffer(self.at), y_tD.unsqueeze(0)).flatten(0, 1)
+        return self.sums(y_TD, x_TD).view(x.shape)
+
+
+def over_ranks(x: Tensor, how: str = "sum") -> Tensor:
+    c10d = torch.ops._c10d_functional
+    joined: Tensor = c10d.wait_tensor(c10d.all_reduce(x, how, "tp"))
+    return joined
+
+
+RIGHT = {
+    "summed": Sharing(torch.sin, lambda y, x: over_ranks(y)),
+    "added to what ranks have whole": Sharing(torch.sin, lambda y, x: over_ranks(y + x)),
+}
+WRONG = {
+    "never summed": Sharing(torch.sin, lambda y, x: y),
+    "squared before the sum": Sharing(torch.sin, lambda y, x: over_ranks(y * y)),
+    "the largest of ranks": Sharing(torch.sin, lambda y, x: over_ranks(y, "max")),
+    "put back as another rank's": Sharing(torch.sin, lambda y, x: over_ranks(y), at="other"),
+    "mixed while it is one's own": Sharing(lambda own: own.cumsum(0), lambda y, x: over_ranks(y)),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_rows_that_ranks_share_are_whole_again_when_all_ranks_are_summed(name: str) -> None:
+    judge(RIGHT[name], "batch")
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_rank_that_does_anything_else_with_its_share_of_the_rows_is_refused(name: str) -> None:
+    with pytest.raises(ChunkError):
+        judge(WRONG[name], "batch")
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_nothing_is_computed_over_the_runs_into_which_rows_are_cut(dim: int) -> None:
+    def over_runs(x: Tensor) -> Tensor:
+        return x.flatten(0, 1).unflatten(0, (2, -1)).cumsum(dim).flatten(0, 1).view(x.shape)
+
+    assert mixes(over_runs, "batch")

@@ -21,7 +21,7 @@ from tests.small import small
 pytestmark = pytest.mark.ranks
 
 ROOT = Path(__file__).parents[1]
-PLACE = "        x_TD = x_BSD.flatten(0, 1)\n"
+PLACE = "        with annotate(COMPUTE):\n"
 ATTENTION = "        x_BSD = torch.softmax(x_BSD @ x_BSD.transpose(1, 2), -1) @ x_BSD\n"
 ASSERTION = """
 import torch

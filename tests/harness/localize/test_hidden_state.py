@@ -77,9 +77,12 @@ def test_an_expert_bias_that_nobody_shows_is_led_back_to_what_changed_it(tmp_pat
 
 @pytest.mark.ranks
 def test_a_graph_of_a_foreign_trainer_that_lacks_a_wait_ends_with_the_collective_s_name(tmp_path, one_host):
+    """Whether values are there in time is luck, in each run anew: in those that find a cause, too."""
     result = result_of("lacks_a_wait", tmp_path, "waits", SYSTEMS.with_name("graph_without_a_wait.py"))
     first = result.first_divergence
-    assert result.verdict in (Verdict.DIFFERENT, Verdict.NONDETERMINISTIC)
-    assert first is not None and first.call is not None
-    assert (first.call.operator, first.call.how) == ("all_reduce", "is launched, and never waited for")
-    assert first.call.node == "all_reduce_1"
+    assert result.verdict in (Verdict.DIFFERENT, Verdict.NONDETERMINISTIC, Verdict.UNVERIFIED)
+    if first is None or first.call is None:
+        assert "races with its collectives" in str(result.error) and "all_reduce_1" in str(result.error)
+    else:
+        assert (first.call.operator, first.call.how) == ("all_reduce", "is launched, and never waited for")
+        assert first.call.node == "all_reduce_1"

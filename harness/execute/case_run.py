@@ -281,9 +281,8 @@ class CaseRun:
 
             self.remarks.append(told_uncompared(self.case, self.graph.calls_uncompared, self.graph.calls))
         self.seconds.replay, self.every_call = explainer.seconds, explainer.every_call
-        self.remarks += explainer.remarks
-        if (first := judgement.first_divergence) is not None and first.call is None:
-            self.remarks += [f"a graph races, which may be the cause: {race}" for race in self.races]
+        races = self.races if (first := judgement.first_divergence) and first.call is None else ()
+        self.remarks += [*explainer.remarks, *(f"a graph races, which may be the cause: {race}" for race in races)]
         return judgement, recordings
 
     def _across(self, firsts: dict[Role, Recording]) -> AcrossLayouts | None:

@@ -264,6 +264,12 @@ def _decide(bound: float, may_be_close: bool, closeness: Closeness | None) -> tu
     )
 
 
+def races_beside(judgement: Judgement, races: Iterable[str]) -> list[str]:
+    """The races of a graph, where systems part and no call to blame was found."""
+    first = judgement.first_divergence
+    return [f"a graph races, which may be the cause: {race}" for race in races] if first and first.call is None else []
+
+
 def _tell(what: str, details: Iterable[str]) -> str:
     return "\n".join([what, *(f"  {detail}" for detail in _first_few(details))])
 

@@ -15,7 +15,7 @@ from bitproof.harness.compare.baselines import values_to_keep
 from bitproof.harness.compare.bits import ComparedBits
 from bitproof.harness.compare.outcome import result_of, result_of_error
 from bitproof.harness.compare.relaid import are_laid_out_otherwise
-from bitproof.harness.compare.verdict import Judgement, compare, judge, repeats
+from bitproof.harness.compare.verdict import Judgement, compare, judge, races_beside, repeats
 from bitproof.harness.disturb.regroup import Across
 from bitproof.harness.errors import BitproofError, RankError
 from bitproof.harness.execute.across import AcrossLayouts, compare_layouts
@@ -281,8 +281,7 @@ class CaseRun:
 
             self.remarks.append(told_uncompared(self.case, self.graph.calls_uncompared, self.graph.calls))
         self.seconds.replay, self.every_call = explainer.seconds, explainer.every_call
-        races = self.races if (first := judgement.first_divergence) and first.call is None else ()
-        self.remarks += [*explainer.remarks, *(f"a graph races, which may be the cause: {race}" for race in races)]
+        self.remarks += [*explainer.remarks, *races_beside(judgement, self.races)]
         return judgement, recordings
 
     def _across(self, firsts: dict[Role, Recording]) -> AcrossLayouts | None:

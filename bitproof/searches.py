@@ -121,7 +121,10 @@ def prove(
     Raises UsageError for a call or a case that is wrong.
 
     `prove(f, g, *inputs)` is `prove_equal(f, g, *inputs)`: of two functions, modules, graphs or exported programs.
+    Raises TypeError for a keyword of the other form.
     """
+    if dynamic_shapes is not None and not others:
+        raise TypeError("prove(case) takes no dynamic_shapes: those are of prove(f, g, *inputs)")
     if others:
         from bitproof.harness.prove.programs.subjects import prove_equal
 

@@ -66,7 +66,7 @@ def _view(call: RuleCall) -> Answer:
     outer = sympy.sympify(left) / math.prod(after[:dim])
     inner = sympy.sympify(after[dim]) / call.symbol / outer
     if not (outer.is_Integer and inner.is_Integer):
-        return cut(rows, before, after, dim)
+        return cut(call, before, after, dim)
     return replace(rows, dim=dim, outer=int(outer), inner=int(inner))
 
 

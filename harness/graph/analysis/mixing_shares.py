@@ -8,6 +8,7 @@
 
 In between a run's rows are rows like others. Of those that are cut nothing else may be done, and of a summand nothing
 but moving it and adding to it: in chunks other rows are a rank's own, so that anything else would tell them apart.
+That the ranks of the all_reduce's group are those that share the rows is believed: a graph does not say it.
 """
 
 from __future__ import annotations
@@ -25,25 +26,23 @@ from bitproof.harness.operators import named
 _ADDS = frozenset({"add"})
 
 
-def cut(rows: Rows, before: list[Any], after: list[Any], dim: int) -> Rows | None:
+def cut(call: RuleCall, before: list[Any], after: list[Any], dim: int) -> Rows | None:
     """A view that divides the dim of the rows, whose second part is `dim` of the result, into runs."""
+    rows = call.rows[call.first]
     is_cut = dim > 0 and after[dim - 1] * after[dim] == before[rows.dim]
-    if rows.share or not is_cut or math.prod(after[: dim - 1]) != math.prod(before[: rows.dim]):
+    inner = sympy.sympify(after[dim]) / call.symbol  # of a run only the number of its rows is known
+    is_even = inner.is_Integer and math.prod(after[: dim - 1]) == math.prod(before[: rows.dim])
+    if rows.share or not is_cut or not is_even:
         return None
-    cut_rows = SharedRows("cut", after[dim - 1], rows.outer, rows.inner)
-    return replace(_numbered_anew(rows, after[dim]), dim=dim, share=cut_rows)
+    share = SharedRows("cut", after[dim - 1], rows.outer, rows.inner)
+    return replace(rows, dim=dim, outer=1, inner=int(inner), share=share)
 
 
 def joined(rows: Rows, before: list[Any], after: list[Any]) -> Rows | None:
     """A view that joins the dims into which rows were cut."""
     share, dim = rows.share, rows.dim - 1
     assert share is not None
-    is_whole = len(after) == len(before) - 1 and after == [
-        *before[:dim],
-        before[dim] * before[dim + 1],
-        *before[dim + 2 :],
-    ]
-    if not is_whole:
+    if after != [*before[:dim], before[dim] * before[dim + 1], *before[dim + 2 :]]:
         return None
     left = None if share.index is None else replace(share, form="summand")
     return replace(rows, dim=dim, outer=share.outer, inner=share.inner, share=left)
@@ -55,18 +54,19 @@ def selected(call: RuleCall) -> Rows | None:
     dim = call.given["dim"] % rank_of(call.first)
     if rows is None or call.of(index) or dim == rows.dim:
         return None
-    if rows.share is None or rows.share.form != "cut":
+    if rows.share is None or not rows.share.form.startswith("cut"):
         return rows
-    is_one = dim == rows.dim - 1 and sizes_of(call.node)[dim] == 1
+    is_one = rows.share.form == "cut" and dim == rows.dim - 1 and sizes_of(call.node)[dim] == 1
     return replace(rows, share=replace(rows.share, form="one", index=index)) if is_one else None
 
 
 def copied_into(call: RuleCall) -> Rows | None:
-    """Into zeros, to other places of another dim; what is one run of rows to where it was taken from."""
+    """Into zeros that nobody else has, to places of another dim; what is one run of rows to where it was taken from."""
     rows, index, target = call.of(call.given["source"]), call.given["index"], call.first
     dim = call.given["dim"] % rank_of(target)
     fills = named(operators.operator_name(target)).fills
-    if rows is None or call.of(index) or fills is None or fills[1] != 0 or dim == rows.dim:
+    are_zeros = fills is not None and fills[1] == 0 and len(target.users) == 1  # who else has them may write them
+    if rows is None or call.of(index) or not are_zeros or dim == rows.dim:
         return None
     share = rows.share
     if share is None:
@@ -94,10 +94,3 @@ def summed(call: RuleCall, rows: list[Rows]) -> Rows | None:
     row = named(name)
     is_kept = name in _ADDS or row.is_identity or row.copies or row.wait is not None
     return replace(found, share=next(each.share for each in rows if is_summand(each))) if is_kept else None
-
-
-def _numbered_anew(rows: Rows, size: Any) -> Rows:
-    """Rows of which only the number is known: those of a run, or of none in particular."""
-    inner = sympy.sympify(size)
-    symbol = next(iter(inner.free_symbols))
-    return replace(rows, outer=1, inner=inner / symbol)

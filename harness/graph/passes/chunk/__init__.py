@@ -24,9 +24,8 @@ the new graph or a pair of nodes, one a chunk:
    and buffers are written and random numbers drawn in chunk order, as eager does.
 6. What a chosen module writes in place is no static state: its readers there run once a chunk, and
    readers elsewhere wait for both.
-
-7. The collectives of a module, the experts' all-to-alls and a tensor group's sums, run once a chunk, in chunk order on
-   every rank, as all else that reads a pair.
+7. The collectives of a module, the experts' all-to-alls and a tensor group's sums, run once a chunk,
+   in chunk order on every rank, as all else that reads a pair.
 
 With early gradient accumulation, the chain from a gradient to its output (cast, reduce-scatter,
 wait) belongs to no module, so rule 2 adds the chunks before it.

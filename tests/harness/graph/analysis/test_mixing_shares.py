@@ -60,6 +60,33 @@ def test_a_rank_that_does_anything_else_with_its_share_of_the_rows_is_refused(na
         judge(WRONG[name], "batch")
 
 
+class PickingAgain(Sharing):
+    """Takes another rank's run, of which it has zeros, out of what it has put back, and sums that."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        runs = x.flatten(0, 1).unflatten(0, (2, -1))
+        own = runs.index_select(0, self.get_buffer("mine"))
+        rest = own.new_zeros(2, *own.shape[1:]).index_copy(0, self.get_buffer("mine"), own)
+        return over_ranks(rest.index_select(0, self.get_buffer("other")).flatten(0, 1))
+
+
+class FillingTheRest(Sharing):
+    """Has its own rows in the place of the other rank's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = x.flatten(0, 1).unflatten(0, (2, -1)).index_select(0, self.get_buffer("mine"))
+        rest = own.new_zeros(2, *own.shape[1:])
+        rest.copy_(own.expand(rest.shape))
+        y_TD = rest.index_copy(0, self.get_buffer("mine"), own).flatten(0, 1)
+        return over_ranks(y_TD).view(x.shape)
+
+
+@pytest.mark.parametrize("cls", [PickingAgain, FillingTheRest])
+def test_a_share_is_one_summand_only_beside_zeros_and_whole(cls: type[Sharing]) -> None:
+    with pytest.raises(ChunkError):
+        judge(cls(torch.sin, lambda y, x: y), "batch")
+
+
 @pytest.mark.parametrize("dim", [0, 1])
 def test_nothing_is_computed_over_the_runs_into_which_rows_are_cut(dim: int) -> None:
     def over_runs(x: Tensor) -> Tensor:

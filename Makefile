@@ -17,7 +17,7 @@ OTHER_KINDS := (experts_seq_flex and not regional and not marked) or loop_kept_g
 
 LOCK_UV := uv
 
-.PHONY: lock run abroad docs test test-fast test-slow check bench operators cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity fuzz soak nightly clean
+.PHONY: lock run abroad wild docs test test-fast test-slow check bench operators cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity fuzz soak nightly clean
 
 run: $(VENV)/ready          ## the three cases, 20 steps on 8 ranks, and three that see more; the report goes to reports/latest
 	$(BIN)/bitproof run -k '$(CASES) or $(SIGHT)'
@@ -127,11 +127,18 @@ sensitivity: $(VENV)/ready  ## every call of the three cases' steps made wrong b
 	$(BIN)/bitproof sensitivity -k '$(CASES) or $(SIGHT)' --steps 1 --observe '**'
 	$(BIN)/bitproof sensitivity -k '$(CASES)' --limit 0 --steps 1 --every-call
 
-nightly: abroad bench fuzz operators soak test-slow cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
+nightly: abroad wild bench fuzz operators soak test-slow cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
 
 abroad: .venv-abroad/ready  ## trainers of torchtitan, transformers, Accelerate, Lightning and torch's pipelines: verdicts, causes, planted defects
 	.venv-abroad/bin/python tests/abroad/run.py
 	.venv-abroad/bin/python -m tests.benchmarks.bench_blame --abroad
+
+wild: .venv-abroad/ready .wild/common/ready .venv-torch-$(CUDA_TORCH)/ready  ## bugs that were shipped, and the releases that mend them
+	.venv-abroad/bin/python tests/wild/run.py
+
+.wild/common/ready: tests/wild/requirements.txt .venv-abroad/ready
+	PIP_CONSTRAINT=/dev/null .venv-abroad/bin/pip install --quiet --no-deps --upgrade --target .wild/common -r tests/wild/requirements.txt
+	touch $@
 
 # torchtitan wants triton, which builds of torch for the CPU do not bring.
 .venv-abroad/ready: pyproject.toml tests/abroad/requirements.txt
@@ -172,4 +179,4 @@ lock:                       ## every dependency by version and hash, for the wor
 		--extra test -c constraints.txt -o requirements.lock pyproject.toml -
 
 clean:
-	rm -rf $(VENV) .venv-abroad .venv-torch-* .triton
+	rm -rf $(VENV) .venv-abroad .venv-torch-* .triton .wild

@@ -1,0 +1,282 @@
+"""Runs bugs that were shipped: a release that has one must be DIFFERENT with the cause below, a mended one EQUAL.
+
+    python tests/wild/run.py [-k EXPRESSION] [--page docs/wild.md]
+
+Exits with 1 unless that holds for every bug. Each release has an environment of its own: its packages are installed
+into folders, as `.wild/deepspeed-0.18.2`, that lie before those of the environment that `make abroad` makes; another
+torch has the environment that `make lane-VERSION` makes. `--page` writes the lines of that page again, of the bugs that
+ran.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+FOLDERS = ROOT / ".wild"
+REPORTS = ROOT / "reports" / "wild"
+TORCH = "2.13.0"
+"""The release of the environment that `make abroad` makes."""
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A defect of a release, whose two systems are in the case of this name beside this file.
+
+    `wrong` and `mended` are packages, as pip is asked for them. Where no release has a mend, `mended` is None, and the
+    case's option of that name makes the candidate take the mend as a patch. `cause` is what the operator to blame
+    begins with, its module and its direction; `judged` is "right", or says what else the cause is.
+    """
+
+    name: str
+    thread: str | None
+    what: str
+    wrong: str
+    mended: str | None
+    cause: tuple[str, str | None, str]
+    judged: str = "right"
+
+    def row(self, wrong: dict[str, Any], mended: dict[str, Any]) -> str:
+        """The line of the page: thread, what is wrong, releases, what bitproof says, whether that is right."""
+        thread = f"[{'#' if self.thread else ''}{(self.thread or '').rpartition('/')[2] or 'new'}]"
+        link = f"https://github.com/{self.thread}" if self.thread else "#new"
+        said = f"`{cause_of(wrong)[0]}` of {cause_of(wrong)[1] or 'the step itself'} ({cause_of(wrong)[2]})"
+        how = (wrong["first_divergence"] or {}).get("how") or ""
+        cells = (
+            f"{package_of(self.wrong)} {thread}({link})",
+            self.what,
+            f"{releases_of(self.wrong)}: {wrong['verdict']}",
+            f"{releases_of(self.mended) if self.mended else 'patch'}: {mended['verdict']}",
+            f"{said} {how}",
+            self.judged,
+            f"{wrong['minutes'] + mended['minutes']:.1f}",
+        )
+        return f"| {' | '.join(cells)} |"
+
+
+def package_of(packages: str) -> str:
+    """The package that has the bug, the last one that is named."""
+    return packages.split()[-1].partition("==")[0]
+
+
+def releases_of(packages: str) -> str:
+    """Its release."""
+    return packages.split()[-1].partition("==")[2]
+
+
+HUB = "huggingface-hub==1.33.0"
+VISION = "torch==2.14.1 torchvision==0.29.1"
+BUGS: tuple[Bug, ...] = (
+    Bug(
+        "torch_191763",
+        "pytorch/pytorch/issues/191763",
+        "fused SGD on a CPU leaves parameters in bfloat16 as they are",
+        "torch==2.13.0",
+        "torch==2.14.1",
+        ("add_", None, "update"),
+    ),
+    Bug(
+        "torch_185167",
+        "pytorch/pytorch/issues/185167",
+        "a weighted loss over a batch that is divided among ranks: each rank divides by its own weights",
+        "torch==2.13.0",
+        "torch==2.14.1",
+        ("chunk", "", "forward"),
+        "near: the loss of the rows that this call takes",
+    ),
+    Bug(
+        "diffusers_14265",
+        "huggingface/diffusers/issues/14265",
+        "the backward of ring attention reads the keys, values and output of its first turn in every turn",
+        f"{HUB} diffusers==0.39.0",
+        f"{HUB} diffusers==0.40.0",
+        ("transpose", "", "backward"),
+    ),
+    Bug(
+        "diffusers_ring_of_four",
+        None,
+        "over more than two ranks the backward of ring attention takes keys from one side and hands gradients to it",
+        f"{HUB} diffusers==0.42.1",
+        None,
+        ("add_", "", "backward"),
+    ),
+    Bug(
+        "lightly_1528",
+        "lightly-ai/lightly/issues/1528",
+        "gathered rows have the gradient of this rank's loss alone",
+        f"{VISION} lightly==1.5.3",
+        f"{VISION} lightly==1.5.4",
+        ("stack", "", "backward"),
+    ),
+    Bug(
+        "lightly_1920",
+        "lightly-ai/lightly/issues/1920",
+        "SIGReg sums over ranks outside of autograd",
+        f"{VISION} lightly==1.5.23",
+        f"{VISION} lightly==1.5.24",
+        ("allreduce_", "", "backward"),
+    ),
+    Bug(
+        "lightly_1977",
+        "lightly-ai/lightly/issues/1977",
+        "Barlow Twins sums over ranks outside of autograd",
+        f"{VISION} lightly==1.5.25",
+        f"{VISION} lightly==1.5.26",
+        ("div", "", "backward"),
+        "near: the sum before this division is missing",
+    ),
+    Bug(
+        "lightning_18086",
+        "Lightning-AI/pytorch-lightning/issues/18086",
+        "gradients are not summed where a module steps by hand over a static graph",
+        "lightning==2.5.5",
+        "lightning==2.6.0",
+        ("mul", "layers.0", "backward"),
+    ),
+    Bug(
+        "megatron_5337",
+        "NVIDIA/Megatron-LM/issues/5337",
+        "a sum over tensor-parallel ranks is lost where a gradient is not contiguous",
+        "megatron-core==0.16.1",
+        None,
+        ("_unsafe_view", "encoder", "backward"),
+        "near: the sum before this product is lost",
+    ),
+    Bug(
+        "metric_learning_363",
+        "KevinMusgrave/pytorch-metric-learning/issues/363",
+        "the loss over all ranks has a gradient that is too small by their number",
+        "pytorch-metric-learning==0.9.99",
+        "pytorch-metric-learning==1.0.0",
+        ("mul", "", "forward"),
+    ),
+    Bug(
+        "torch_optimizer_454",
+        "jettify/pytorch-optimizer/issues/454",
+        "SGDW takes one and the same decay from every parameter",
+        "torch-optimizer==0.3.0",
+        None,
+        ("add_", None, "update"),
+    ),
+    Bug(
+        "vq_158",
+        "lucidrains/vector-quantize-pytorch/issues/158",
+        "lookup-free quantization sums over ranks outside of autograd",
+        "vector-quantize-pytorch==1.16.1",
+        None,
+        ("unsqueeze", "quantizer", "backward"),
+        "near: the sum before this call is missing",
+    ),
+    Bug(
+        "vq_discarded",
+        None,
+        "lookup-free quantization throws away what its sum over ranks returns",
+        "vector-quantize-pytorch==1.32.0",
+        None,
+        ("div", "quantizer", "forward"),
+    ),
+)
+
+
+def environment(packages: str) -> tuple[str, dict[str, str]]:
+    """The interpreter and the variables with which these packages are found; installs those that are missing."""
+    python, folders = sys.executable, [FOLDERS / "common"]
+    for package in packages.split():
+        name, _, release = package.partition("==")
+        if name == "torch":
+            python = str(ROOT / f".venv-torch-{release}" / "bin" / "python") if release != TORCH else python
+            continue
+        folders.insert(0, FOLDERS / f"{name}-{release}")
+        if not (folders[0] / "ready").exists():
+            install = [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--no-deps",
+                "--target",
+                str(folders[0]),
+                package,
+            ]
+            subprocess.run(install, check=True, env={**os.environ, "PIP_CONSTRAINT": os.devnull})
+            (folders[0] / "ready").touch()
+    before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    found = os.pathsep.join(filter(None, [*map(str, folders), *before]))
+    return python, {"PYTHONPATH": found, "DS_ACCELERATOR": "cpu", "LIGHTLY_DID_VERSION_CHECK": "True"}
+
+
+def run(bug: Bug, *, mended: bool) -> dict[str, Any]:
+    """The case's result with one release, and `minutes`."""
+    case: dict[str, Any] = {"like": str(HERE / f"{bug.name}.json"), "name": bug.name}
+    if mended:
+        case |= {"expected": "EQUAL", "differs": [], "options": {"mended": bug.mended is None}}
+    reports = REPORTS / bug.name / ("mended" if mended else "wrong")
+    reports.mkdir(parents=True, exist_ok=True)
+    file = reports / f"{bug.name}.json"
+    file.write_text(json.dumps(case))
+    python, variables = environment(bug.mended or bug.wrong if mended else bug.wrong)
+    command = [python, "-m", "bitproof", "run", "--case", str(file), "--report-dir", str(reports)]
+    started = time.monotonic()
+    subprocess.run([*command, "--control", "when-different"], env={**os.environ, **variables}, check=False)
+    result: dict[str, Any] = json.loads((reports / "latest" / "report.json").read_text())["cases"][0]
+    return result | {"minutes": (time.monotonic() - started) / 60}
+
+
+def cause_of(result: dict[str, Any]) -> tuple[str | None, str | None, str | None]:
+    """The operator that is to blame, its module and its direction."""
+    found = result["first_divergence"] or {}
+    return found.get("operator"), found.get("module"), found.get("direction")
+
+
+def problems(bug: Bug, wrong: dict[str, Any], mended: dict[str, Any]) -> list[str]:
+    """What is not as it should be, in words."""
+    operator, *place = cause_of(wrong)
+    found = []
+    if wrong["verdict"] != "DIFFERENT":
+        found.append(f"{bug.name}: {bug.wrong} is {wrong['verdict']}, expected DIFFERENT")
+    elif not (operator or "").startswith(bug.cause[0]) or place != list(bug.cause[1:]):
+        found.append(f"{bug.name}: to blame is {(operator, *place)}, expected {bug.cause}")
+    if mended["verdict"] != "EQUAL":
+        found.append(f"{bug.name}: {bug.mended or 'the patch'} is {mended['verdict']}, expected EQUAL")
+    return found
+
+
+def main(words: list[str]) -> int:
+    """Run them, and say what is wrong."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-k", dest="expression", default="")
+    parser.add_argument("--page", type=Path)
+    chosen = parser.parse_args(words)
+    wrong: list[str] = []
+    for bug in BUGS:
+        if not re.search(chosen.expression, bug.name):
+            continue
+        results = run(bug, mended=False), run(bug, mended=True)
+        print(bug.name, [(r["verdict"], cause_of(r), round(r["minutes"], 1)) for r in results], flush=True)
+        wrong += problems(bug, *results)
+        if chosen.page:
+            write_row(chosen.page, bug.name, bug.row(*results))
+    print("\n".join(wrong or ["every bug is as expected"]))
+    return int(bool(wrong))
+
+
+def write_row(page: Path, name: str, row: str) -> None:
+    """Replace a bug's line of the page, which ends with its name in a comment."""
+    lines = page.read_text().splitlines()
+    mark = f"<!-- {name} -->"
+    page.write_text("\n".join(f"{row} {mark}" if line.endswith(mark) else line for line in lines) + "\n")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

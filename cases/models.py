@@ -16,7 +16,7 @@ _qwen3_moe = tuple(
 
 blocks_batch_llama3 = variant(transformer_batch, "llama3", FAMILY, model=Model(family="llama3"))
 
-# The all-reduces of tensor parallelism must not run once a chunk, so nothing is chunked here.
+# Nothing is chunked here: `tp_chunked` has that.
 _llama3 = replace(unchunked, family=FAMILY, steps=5, model=Model(family="llama3"))
 llama3_fsdp4_tp2 = replace(_llama3, name="llama3_fsdp4_tp2", parallelism=Parallelism(ep=1, tp=2))
 llama3_fsdp2_tp4 = replace(_llama3, name="llama3_fsdp2_tp4", parallelism=Parallelism(ep=1, tp=4))

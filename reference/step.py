@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +21,12 @@ from bitproof.reference.data import Step as StepInputs
 from bitproof.reference.gradient_norm import gradient_norm
 from bitproof.reference.init import spread_biases
 from bitproof.reference.layers.document_mask import document_mask
+from bitproof.reference.layers.moe import MoE
 from bitproof.reference.loss import cross_entropy
 from bitproof.reference.models import build_model
 from bitproof.reference.observed_activations import Activations
 from bitproof.reference.optimizer import ShardedAdamW, balance_experts, layers_with_experts
-from bitproof.reference.parallel.expert import ExpertExchange
+from bitproof.reference.parallel.expert import CapacityExchange, ExpertExchange
 from bitproof.reference.parallel.fsdp import fully_shard, placement_hash, shardings_of
 from bitproof.reference.parallel.mesh import EXPERT, FSDP, Mesh
 from bitproof.reference.parallel.tensor import split_layers
@@ -70,8 +71,11 @@ def build_sharded_model(case: Case, mesh: Mesh, device: torch.device) -> nn.Modu
     with torch.device(device):
         model = build_model(case.model)
     for module in model.modules():
-        if hasattr(module, "exchange"):
-            module.exchange = cast(Any, ExpertExchange(mesh.size(EXPERT), EXPERT))
+        if isinstance(module, MoE):
+            capacity, size = module.config.capacity, mesh.size(EXPERT)
+            module.experts.exchange = (
+                ExpertExchange(size, EXPERT) if capacity is None else CapacityExchange(size, EXPERT, capacity)
+            )
     spread = case.batch.data == ADVERSARIAL
     num_tokens = case.batch.sequences * case.batch.seq_len // (2 if case.chunking else 1)
     plan = case.autoplace.plan if case.autoplace else None

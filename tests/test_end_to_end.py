@@ -109,6 +109,10 @@ NOT_CALLED = "layers cannot be chunked: the pattern 'layers' matches, but no cal
             {"chunking": replace(LAYERS, modules="layers.*.attention"), "pipeline": Pipeline(overlap=True)},
             "there is no all-to-all that overlap could hide",
         ),
+        (
+            {"reference": "eager", "pipeline": Pipeline(backend="cuda_graph")},
+            "(_local_scalar_dense, forward of layers.0.moe.experts): data decide a size or a number",
+        ),
     ],
 )
 def test_a_case_that_does_not_do_what_it_says_is_an_error(changes, told, tmp_path, run_here):
@@ -118,6 +122,22 @@ def test_a_case_that_does_not_do_what_it_says_is_an_error(changes, told, tmp_pat
     [result] = report["cases"]
     assert result["verdict"] == "ERROR"
     assert told in result["error"] and told in finished.stdout
+
+
+def test_a_step_between_static_inputs_and_outputs_reads_each_steps_own_text_and_is_blamed_as_any_other(
+    tmp_path, run_here
+):
+    case = written(tmp_path, small(CASES["captured_experts"]))
+    finished, report = run_here("--case", case)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    [result] = report["cases"]
+    assert (result["verdict"], result["passes"][-1]["name"]) == ("EQUAL", "cuda_graph")
+    losses = result["losses"]["candidate"]
+    assert losses == result["losses"]["reference"] and len({str(loss) for loss in losses}) == len(losses)
+    finished, report = run_here("--case", case, "--inject", "shared-experts-forgotten")
+    [result] = report["cases"]
+    first = result["first_divergence"]
+    assert (result["verdict"], first["module"], first["operator"]) == ("DIFFERENT", "layers.0.moe", "add.Tensor")
 
 
 def test_one_flipped_bit_of_one_gradient_is_reported_at_its_step_rank_and_name(tmp_path):

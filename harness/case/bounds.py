@@ -48,6 +48,7 @@ GIB = Bounds(0.0, 1e6)
 MIB = Bounds(0.0, 1e9)
 RATE = Bounds(0.0, FLOAT32_MAX)
 """Of what multiplies or is added to float32 values: a larger one would be infinity."""
+CAPACITY = Bounds(0.001, 1000.0)
 BETA = Bounds(0.0, 1.0, is_open=True)
 
 SIZES = {

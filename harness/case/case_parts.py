@@ -7,6 +7,7 @@ from typing import Literal
 
 from bitproof.harness.case.bounds import (
     BETA,
+    CAPACITY,
     GIB,
     RANKS,
     RATE,
@@ -28,6 +29,9 @@ class Model:
     The other fields make a flavor smaller or larger; None leaves what the flavor has. `dim` is the model dim, and
     hidden dims follow it in proportion, as key/value heads follow `heads`. The first `dense_layers` of `layers` have
     no experts: by default as many as the flavor has, as far as there are layers. A family refuses what it lacks.
+
+    With `capacity` an expert takes of each rank's rows, in a call, at most `capacity` times its even share, rounded up;
+    what is over is dropped: that expert adds nothing to that token. Then data decide no sizes.
     """
 
     __pydantic_config__ = STRICT
@@ -41,8 +45,11 @@ class Model:
     top_k: int | None = None
     dim: int | None = None
     heads: int | None = None
+    capacity: float | None = None
 
     def __post_init__(self) -> None:
+        if self.capacity is not None:
+            CAPACITY.check("model.capacity", self.capacity)
         for name, size in self.sizes.items():
             SIZES[name].check(f"model.{name}", size)
         if self.dim is not None and self.dim % DIM_MULTIPLE:

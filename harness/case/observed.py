@@ -66,7 +66,7 @@ def check_observed(case: Case) -> None:
                 "such as layers.*.moe or layers.**",
                 found=repr(pattern),
             )
-    is_compiled = case.pipeline.backend != "fx" and case.pipeline.until is None
+    is_compiled = case.pipeline.compiles
     if case.observe and (is_compiled or JOINT in (case.reference, case.candidate)):
         raise CaseError(
             f"case {case.name} observes activations of what does not show them",

@@ -37,7 +37,8 @@ class Pipeline:
 
     `backend`: "fx" runs the graph as it is, operator by operator; "regional_inductor" compiles regions of it,
     attention operators alone by default; "inductor" compiles the whole graph, which fuses operators and so
-    rounds less often: expect CLOSE.
+    rounds less often: expect CLOSE; "cuda_graph" captures the graph once, and replays it from inputs and into outputs
+    that keep their memory. On a CPU its calls run one by one between the same static inputs and outputs.
 
     `regions`, for "regional_inductor", marks other regions: patterns over module names, as in `Chunking`. What one call
     of a matching module computes of activations is a region, forward and backward apart, each chunk for itself.
@@ -53,7 +54,7 @@ class Pipeline:
     bucket: bool = False
     overlap: bool = False
     overlap_costs: str | None = None
-    backend: Literal["fx", "regional_inductor", "inductor"] = "fx"
+    backend: Literal["fx", "regional_inductor", "inductor", "cuda_graph"] = "fx"
     regions: tuple[str, ...] = ()
     until: str | None = None
 
@@ -70,7 +71,12 @@ class Pipeline:
     @property
     def compiles(self) -> bool:
         """Whether a backend compiles the finished graph, whole or in regions."""
-        return self.backend != "fx" and self.until is None
+        return self.backend in ("regional_inductor", "inductor") and self.until is None
+
+    @property
+    def captures(self) -> bool:
+        """Whether the finished graph is captured as a CUDA graph."""
+        return self.backend == "cuda_graph" and self.until is None
 
 
 OPTIONAL_PASSES = tuple(field.name for field in fields(Pipeline) if field.default is False)
@@ -83,6 +89,7 @@ def check_traced(case: Case) -> None:
     _check_autoplace(case)
     _check_precompiled(case)
     _check_compiled(case)
+    _check_captured(case)
 
 
 def _check_joint(case: Case) -> None:
@@ -140,14 +147,25 @@ def _check_compiled(case: Case) -> None:
         )
     pipeline = case.pipeline
     found = [f"pipeline.{name}" for name in OPTIONAL_PASSES if getattr(pipeline, name)]
-    if pipeline.backend == "regional_inductor":
-        found.append("pipeline.backend='regional_inductor'")
+    if pipeline.backend in ("regional_inductor", "cuda_graph"):
+        found.append(f"pipeline.backend={pipeline.backend!r}")
     if found:
         raise CaseError(
             f"case {case.name} asks the system compiled for what it does not do",
             expected="the backend fx or inductor, and no pass of the graph pipeline",
             found=", ".join(found),
             fix="leave it out",
+        )
+
+
+def _check_captured(case: Case) -> None:
+    """Refuse activations that a replay would not show: what looks at them is Python."""
+    if case.pipeline.captures and case.observe:
+        raise CaseError(
+            f"case {case.name} observes activations of a step that is replayed as a CUDA graph",
+            expected="observe=() with pipeline.backend='cuda_graph'",
+            found=f"observe={case.observe}",
+            fix="leave out `observe`, or choose the backend fx",
         )
 
 

@@ -322,7 +322,7 @@ def why_no_file(trial: Trial, final: CaseResult) -> str | None:
     """Why no file of plain Python can show what fails, in words; None where one may."""
     if trial.inject is not None:
         return "the difference is put in from outside of the two systems' code"
-    if trial.case.pipeline.backend != "fx":
+    if trial.case.pipeline.compiles:
         return f"what {trial.case.pipeline.backend} compiles is not the graph's own code"
     if final.device != "cpu":
         return f"it fails on {final.device}, and a file runs on the CPU, by other operators"

@@ -92,7 +92,7 @@ def steps(number: int) -> Need:
 
 
 GRAPH = Need(lambda case: case.candidate in PREPARED, "the candidate graph, joint, autoplace or precompiled")
-PLAIN = Need(lambda case: case.pipeline.backend == "fx", "a graph that runs as it is: a backend has compiled others")
+PLAIN = Need(lambda case: not case.pipeline.compiles, "a graph that runs as it is: a backend has compiled others")
 
 Edit = Callable[["GraphEditor"], "list[Site]"]
 TamperCall = Callable[["TamperedCall"], Any]

@@ -45,7 +45,7 @@ RunReplay = Callable[[Role, int, Path, Replay], str | None]
 
 def why_not(case: Case) -> str | None:
     """Why a case's calls cannot be compared, in words; None where they can."""
-    if case.pipeline.backend != "fx" and case.pipeline.until is None:
+    if case.pipeline.compiles:
         return f"backend {case.pipeline.backend} compiles calls together, so they have no partners in the reference"
     return None
 

@@ -51,7 +51,7 @@ def why_not(case: Case) -> str | None:
     for system in (case.reference, case.candidate):
         if system not in KNOWN_SYSTEMS:
             return f"system {system} is not known as a graph"
-    if case.pipeline.backend != "fx" and case.pipeline.until is None:
+    if case.pipeline.compiles:
         return (
             f"backend {case.pipeline.backend} compiles the graph into code that is not read; "
             "--until concretize_symbols proves the graph that it is given"

@@ -26,7 +26,7 @@ def why_not(case: Case) -> str | None:
     """Why a case's sensitivity cannot be measured, in words; None where it can be tried."""
     if case.candidate not in KNOWN_SYSTEMS:
         return f"system {case.candidate} is not known as a graph"
-    if case.pipeline.backend != "fx" and case.pipeline.until is None:
+    if case.pipeline.compiles:
         return f"backend {case.pipeline.backend} compiles the graph into code whose calls are not known"
     if case.observe and case.candidate != "graph":
         return f"what {case.candidate} shows of its activations is not known in the form of a graph"

@@ -30,6 +30,7 @@ from bitproof.harness.disturb.mutate import mutate
 from bitproof.harness.errors import ArtifactError
 from bitproof.harness.graph.analysis.halves import is_partitioned
 from bitproof.harness.graph.backend.backends import compile_for, compile_halves
+from bitproof.harness.graph.backend.cuda_graphs import StaticStep, check_capture
 from bitproof.harness.graph.backend.device_constants import forget_device_index
 from bitproof.harness.graph.collector import collector_paused
 from bitproof.harness.graph.context import PassContext
@@ -238,6 +239,9 @@ def finish(
         enter(f"in backend {case.pipeline.backend}")
         run, report = _compiled(module, case, context.groups)
         reports.append(report)
+    if case.pipeline.captures:
+        enter("in looking for what no CUDA graph can hold")
+        reports.append(check_capture(module))
     return GraphProgram(
         module=module,
         run=run,
@@ -288,7 +292,7 @@ def code_hash(module: GraphModule) -> str:
 
 def _compiled(module: GraphModule, case: Case, groups: GroupTable) -> tuple[Callable[..., Any], PassReport]:
     """The finished graph compiled by the case's backend, and that stage's line in the report."""
-    assert case.pipeline.backend != "fx"
+    assert case.pipeline.backend in ("inductor", "regional_inductor")
     num_nodes, sizes = len(module.graph.nodes), {name: len(g.partition[0]) for name, g in groups.groups.items()}
     start = time.perf_counter()
     compile_graph = compile_halves if is_partitioned(module.graph) else compile_for
@@ -315,9 +319,13 @@ def make_graph_system(
     state: list[Tensor] = [trainer.parameters[name] for name in program.parameter_names]
     state += [buffers[name] for name in program.buffer_names]
 
+    run: Callable[..., Any] = lambda *given: trainer.graph(*given)  # noqa: E731  # who logs calls puts another there
+    if case.pipeline.captures:
+        run = StaticStep(run, program.module, len(state))
+
     def gradients(inputs: StepInputs) -> tuple[Tensor, dict[str, Tensor]]:
         with torch.no_grad(), below_autograd() if is_plain else contextlib.nullcontext():
-            loss, *values = trainer.graph(*state, *inputs)
+            loss, *values = run(*state, *inputs)
         return loss, dict(zip(program.parameter_names, values, strict=True))
 
     trainer.gradients = wrap(gradients)

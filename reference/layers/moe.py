@@ -22,11 +22,14 @@ __all__ = ["Exchange", "Experts", "LocalExchange", "MoE", "MoEConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class MoEConfig:
-    """Routing, the hidden dim of one expert, and how many shared experts every token passes."""
+    """Routing, the hidden dim of one expert, how many shared experts every token passes, and how many times its even
+    share of rows an expert takes, None for all.
+    """
 
     routing: RoutingConfig
     hidden_dim: int
     num_shared_experts: int
+    capacity: float | None = None
 
 
 class MoE(nn.Module):

@@ -43,9 +43,17 @@ def resize(config: Any, model: Model) -> Any:
         routing = {"num_experts": sizes.get("experts"), "top_k": sizes.get("top_k")}
         given = {name: size for name, size in routing.items() if size is not None}
         changes["moe"] = replace(config.moe, routing=replace(config.moe.routing, **given))
+    if model.capacity is not None:
+        if "experts" not in known:
+            raise CaseError(
+                f"{model.family} has no experts, and so no capacity",
+                expected="capacity=None",
+                found=f"capacity={model.capacity:g}",
+            )
+        changes["moe"] = replace(changes["moe"], capacity=model.capacity)
     if "dim" in sizes:
         changes |= _with_dim(config, changes, sizes["dim"])
-    return replace(config, **changes) if sizes else config
+    return replace(config, **changes) if sizes or model.capacity is not None else config
 
 
 def _with_heads(attention: Any, heads: int) -> Any:

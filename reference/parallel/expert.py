@@ -6,11 +6,13 @@ What is received lies by sender, then expert; it is put into expert order (withi
 sender, then in the sender's order) for the grouped matrix product, and put back before it returns.
 """
 
-# E experts in all, L local experts, W ranks of the expert group, R rows sent, P rows received, D row size
+# E experts in all, L local experts, W ranks of the expert group, R rows sent, P rows received, D row size,
+# C slots of an expert for each rank's rows
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -76,3 +78,61 @@ class ExpertExchange:
         """Send the experts' rows back: the inverse of `dispatch`, (R, D) in the order rows were given."""
         rows_PD = rows_PD[route.to_sender_order_P]
         return AllToAll.apply(rows_PD, route.sent, route.received, self.group)  # type: ignore[no-untyped-call]
+
+
+class CapacityExchange:
+    """As `ExpertExchange`, but an expert takes at most C of each rank's rows, `capacity` times an even share.
+
+    C is rounded up. So no size depends on data, and the host waits for nothing. Of the rows for an expert the first C
+    go, in order; the others are dropped, and come back as zeros. Slots that are left over hold zeros.
+    """
+
+    def __init__(self, size: int, group: str, capacity: float) -> None:
+        self.size = size
+        self.group = group
+        self.capacity = Fraction(str(capacity))
+
+    def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, _Slots]:
+        """As `ExpertExchange.dispatch`; an expert's rows lie by sender, then slot."""
+        num_experts = counts_E.shape[0]
+        num_slots = -(-rows_RD.shape[0] * self.capacity.numerator // (num_experts * self.capacity.denominator))
+        ends_E = counts_E.cumsum(0)
+        starts_E = ends_E - counts_E
+        row_R = torch.arange(rows_RD.shape[0], device=rows_RD.device)
+        slot_C = torch.arange(num_slots, device=rows_RD.device)
+        # Index 0 is a row of zeros.
+        row_EC = (starts_E.unsqueeze(1) + slot_C + 1) * (slot_C < counts_E.unsqueeze(1))
+        expert_R = torch.searchsorted(ends_E, row_R, right=True)
+        place_R = row_R - starts_E[expert_R]
+        slot_R = (expert_R * num_slots + place_R + 1) * (place_R < num_slots)
+
+        sent_WLCD = _after_zeros(rows_RD)[row_EC.flatten()].view(self.size, -1, num_slots, rows_RD.shape[1])
+        rows_LWCD = self._exchange(sent_WLCD).transpose(0, 1)
+        ends_L = torch.arange(1, rows_LWCD.shape[0] + 1, dtype=torch.int32, device=rows_RD.device)
+        ends_L = ends_L * (self.size * num_slots)
+        return rows_LWCD.flatten(0, 2), ends_L, _Slots(num_slots, slot_R)
+
+    def combine(self, rows_PD: Tensor, slots: _Slots) -> Tensor:
+        """Send the experts' rows back: (R, D) in the order rows were given, zeros for those that were dropped."""
+        rows_LWCD = rows_PD.view(-1, self.size, slots.number, rows_PD.shape[1])
+        rows_WLCD = self._exchange(rows_LWCD.transpose(0, 1).contiguous())
+        return _after_zeros(rows_WLCD.flatten(0, 2))[slots.of_R]
+
+    def _exchange(self, rows_WLCD: Tensor) -> Tensor:
+        """Part i of the first dim goes to rank i; of what comes, part i is from rank i."""
+        even = [rows_WLCD.shape[1] * rows_WLCD.shape[2]] * self.size
+        sent = rows_WLCD.flatten(0, 2)
+        received: Tensor = AllToAll.apply(sent, even, even, self.group)  # type: ignore[no-untyped-call]
+        return received.view(rows_WLCD.shape)
+
+
+@dataclass(frozen=True)
+class _Slots:
+    """How many slots an expert has for a rank's rows; for each row its slot after a row of zeros, 0 where dropped."""
+
+    number: int
+    of_R: Tensor
+
+
+def _after_zeros(rows_RD: Tensor) -> Tensor:
+    return torch.cat([rows_RD.new_zeros(1, rows_RD.shape[1]), rows_RD])

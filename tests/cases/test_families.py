@@ -16,6 +16,7 @@ from bitproof.builtin_cases import (
     backends,
     bucketing,
     chunking,
+    cuda_graphs,
     debug,
     joint,
     models,
@@ -185,6 +186,28 @@ def test_chunks_under_tensor_parallelism_differ_from_the_cases_that_are_whole_in
     in_chunks = replace(tp_ep.tp_ep_shared, reference="eager_chunked", chunking=tp_chunked.BATCH)
     assert shared == replace(in_chunks, name="tp_chunked_shared", family="tp_chunked")
     assert llama3.parallelism == Parallelism(tp=4) and llama3.model.family == "llama3"
+
+
+def test_captured_cases_have_no_size_that_data_decide_and_differ_from_others_in_that_and_in_what_runs_them():
+    llama3, nightly, experts, tp = cuda_graphs.CASES
+    runs = Pipeline(backend="cuda_graph")
+    assert (
+        replace(llama3, name="blocks_batch_llama3", family="models", pipeline=Pipeline()) == models.blocks_batch_llama3
+    )
+    assert nightly.pipeline == tp.pipeline == replace(runs, isolate_gathers=True, bucket=True)
+    assert experts.pipeline == runs and experts.model == tp.model and experts.model.capacity == 1.25
+    for case in cuda_graphs.CASES:
+        assert case.pipeline.captures and not case.pipeline.compiles and not case.observe
+        assert (case.model.family == "llama3") == (case.chunking is not None), "which rows are dropped chunks decide"
+    assert not Pipeline(backend="cuda_graph", until="chunk").captures
+    with pytest.raises(CaseError, match="observes activations of a step that is replayed as a CUDA graph"):
+        replace(llama3, observe=("layers.*",))
+    with pytest.raises(CaseError, match="llama3 has no experts, and so no capacity"):
+        model_config(replace(llama3.model, capacity=1.0))
+    for capacity in (0, 0.0, -1.0, float("nan"), 1e9, True):
+        with pytest.raises(CaseError, match=r"model\.capacity is not a number that a case may have"):
+            replace(experts.model, capacity=capacity)
+    assert model_config(experts.model).moe.capacity == 1.25
 
 
 def test_the_debug_model_runs_in_the_three_chunkings_on_fewer_ranks_and_steps():

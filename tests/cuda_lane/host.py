@@ -16,6 +16,7 @@ import json
 import os
 import runpy
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ def finish_for_cuda() -> Callable[..., Any]:
 
     def prepared(traced: Any, case: Any, options: Any, enter: Callable[[str], None] = lambda place: None) -> Any:
         from bitproof.harness.errors import PassError
+        from bitproof.harness.graph.backend.cuda_graphs import obstacles
         from bitproof.harness.systems import graph
         from tests.cuda_lane import tracer
         from tests.cuda_lane.operators import current_device
@@ -42,6 +44,7 @@ def finish_for_cuda() -> Callable[..., Any]:
         if len(set(hashes)) != 1:
             raise PassError("the step's code depends on the device's index", found=", ".join(hashes))
         hazards = programs[0].hazards(case)  # of the graph for CUDA: they are looked for once
+        not_captured = Counter(found.why for found in obstacles(programs[0].module))
         enter("in mapping to the CPU")
         facts = {
             "case": case.name,
@@ -50,6 +53,7 @@ def finish_for_cuda() -> Callable[..., Any]:
             "rewritten for": len(programs),
             "code hash": hashes[0],
             "hazards": hazards,
+            "not captured": not_captured,
             "host waits": dict(host_waits(programs[0].module)),
             "mapped": dict(map_to_cpu(programs[0].module)),
         }

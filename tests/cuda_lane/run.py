@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -115,7 +116,7 @@ def add_up(report_dirs: list[Path]) -> str:
         differ, of = sum(result["mismatched"].values()), sum(result["compared"].values())
         lines.append(
             f"{program['case']:<32} {program['nodes']:>6} nodes  {program['code hash'][:12]}  "
-            f"{result['verdict']}, {differ} of {of} records differ, controls {_controls(result)}"
+            f"{result['verdict']}, {differ} of {of} records differ, controls {_controls(result)}, {_captured(program)}"
         )
     mapped = sorted({name for program in programs for name in program["mapped"]})
     equal = [result for result in results if result["verdict"] == "EQUAL"]
@@ -125,12 +126,19 @@ def add_up(report_dirs: list[Path]) -> str:
     lines.append(
         f"{len(results)} cases, {len(programs)} programs of {sum(program['nodes'] for program in programs):,} nodes, "
         f"each one code for {traced} devices ({rewritten} through every pass), {hashes[:12]} of all; "
+        f"{sum(not program['not captured'] for program in programs)} could be captured as CUDA graphs; "
         f"{len(equal)} EQUAL, controls agree in {len(agree)}, "
         f"{sum(sum(result['compared'].values()) for result in results):,} records compared; "
         f"{references[TAKEN]} runs of references, which served {references.total()}; "
         f"{seconds:.0f} s, {cpu:.0f} CPU seconds\nmapped to the CPU: {', '.join(mapped)}"
     )
     return "\n".join(lines)
+
+
+def _captured(program: dict[str, Any]) -> str:
+    """Whether a program could be captured as a CUDA graph; why not, where it could not."""
+    found = [f"{why} ({count} times)" for why, count in program["not captured"].items()]
+    return f"not captured: {'; '.join(found)}" if found else "can be captured"
 
 
 def _controls(result: dict[str, dict[str, str | None]]) -> str:

@@ -30,7 +30,7 @@ Memory = tuple[Key, ...]
 Held = Memory | Mapping[Any, Any]
 """A value's memory; of several results, that of each by its place."""
 
-_CHOOSES = ("cond", "while_loop")
+CHOOSES = ("cond", "while_loop")
 """Higher-order operators that run a graph, or do not, as data says."""
 
 
@@ -62,7 +62,7 @@ class GraphWalk:
         nodes = [node for m in module.modules() if isinstance(m, GraphModule) for node in m.graph.nodes]
         self.names_streams = any(_row_of(target).sync for target in {n.target for n in nodes if callable(n.target)})
         self.names_streams |= any("stream" in (node.meta.get("custom") or ()) for node in nodes)
-        self._has_cuda = any(_device_of(node.meta.get("val")) == "cuda" for node in nodes if node.op == "placeholder")
+        self._has_cuda = is_for_cuda(module)
         self._is_single = not (self.names_streams or self._has_cuda)
         self._order = Order(None, is_single=self._is_single)
         self._known_last_use = last_use
@@ -140,7 +140,7 @@ class GraphWalk:
         else:
             made = _flat([result]) if not effects.shares else ()
             self._found(At(node, where), self._order.call(At(node, where), reads, (*writes, *made), stream))
-            if stream != HOST and (effects.syncs_host or self._holds_up_host(node)):
+            if stream != HOST and (effects.syncs_host or (self._has_cuda and holds_up_host(node))):
                 self._order.wait_stream(HOST, stream)
         if effects.frees:
             self._order.let_go(_flat([held[x] for x in effects.frees]), At(node, where))
@@ -151,7 +151,7 @@ class GraphWalk:
     def _follow_graphs_of(self, node: Node, where: str) -> None:
         """Follow the graphs that a call is handed, where it is not known which operand is which input of them."""
         before = self._choice
-        if operators.name_of(node.target) in _CHOOSES:
+        if operators.name_of(node.target) in CHOOSES:
             self._choice = self._choice or At(node, where)
         for x in node.all_input_nodes:
             if (body := operators.graph_of(x)) is not None:
@@ -216,18 +216,7 @@ class GraphWalk:
         if not self._has_cuda or effects.row.launch is not None or effects.row.wait is not None:
             return current
         values = (node.meta.get("val"), *(x.meta.get("val") for x in node.all_input_nodes))
-        return current if any(_device_of(value) == "cuda" for value in values) else HOST
-
-    def _holds_up_host(self, node: Node) -> bool:
-        """Whether a copy between host and device returns only once it is done."""
-        if not self._has_cuda or (schema := schema_of(node.target)) is None:
-            return False
-        declared = [argument.name for argument in schema.arguments]
-        if "non_blocking" not in declared:
-            return False
-        devices = {_device_of(x.meta.get("val")) for x in (node, *node.all_input_nodes)}
-        given = dict(zip(declared, node.args, strict=False)) | node.kwargs
-        return {"cpu", "cuda"} <= devices and not given.get("non_blocking")
+        return current if any(device_of(value) == "cuda" for value in values) else HOST
 
     def _sync(self, node: Node, sync: Sync, held: Mapping[Node, Held]) -> None:
         """What a call says of streams and events, by their numbers."""
@@ -303,8 +292,26 @@ def _row_of(target: Any) -> Any:
     return operators.row_of(target)
 
 
-def _device_of(value: Any) -> str | None:
+def is_for_cuda(module: GraphModule) -> bool:
+    """Whether a graph, or one nested in it, is given values of a GPU."""
+    graphs = [each.graph for each in module.modules() if isinstance(each, GraphModule)]
+    return any(device_of(x.meta.get("val")) == "cuda" for graph in graphs for x in graph.find_nodes(op="placeholder"))
+
+
+def holds_up_host(node: Node) -> bool:
+    """Whether a call copies between host and device and returns only once that is done."""
+    if (schema := schema_of(node.target)) is None:
+        return False
+    declared = [argument.name for argument in schema.arguments]
+    if "non_blocking" not in declared:
+        return False
+    devices = {device_of(x.meta.get("val")) for x in (node, *node.all_input_nodes)}
+    given = dict(zip(declared, node.args, strict=False)) | node.kwargs
+    return {"cpu", "cuda"} <= devices and not given.get("non_blocking")
+
+
+def device_of(value: Any) -> str | None:
     """The type of the device of a value, of several that of the first."""
     if isinstance(value, Tensor):
         return value.device.type
-    return next((_device_of(x) for x in value), None) if isinstance(value, (tuple, list)) else None
+    return next((device_of(x) for x in value), None) if isinstance(value, (tuple, list)) else None

@@ -19,6 +19,7 @@ from bitproof.harness.graph.analysis.mixing import MixingCheck, refuse_mixing
 from bitproof.reference.chunking import chunk_modules
 from bitproof.reference.layers.moe import MoE, MoEConfig
 from bitproof.reference.layers.router import RoutingConfig
+from bitproof.reference.parallel.expert import CapacityExchange
 from tests.harness.graph.graphs import (
     Applied,
     D,
@@ -175,6 +176,15 @@ def test_rows_that_are_not_put_back_are_refused() -> None:
     routing = RoutingConfig(num_experts=4, top_k=2, score="softmax")
     with pytest.raises(ChunkError, match=r"cannot chunk layers\.0 along batch: "):
         judge(LeavingRowsSorted(D, MoEConfig(routing=routing, hidden_dim=8, num_shared_experts=1)), "batch")
+
+
+@pytest.mark.parametrize("dim", ["batch", "seq"])
+def test_experts_that_take_so_many_rows_of_a_call_make_rows_depend_on_each_other(dim: str) -> None:
+    routing = RoutingConfig(num_experts=4, top_k=2, score="softmax")
+    moe = MoE(D, MoEConfig(routing=routing, hidden_dim=8, num_shared_experts=1, capacity=1.0))
+    moe.experts.exchange = CapacityExchange(1, "ep", 1.0)
+    with pytest.raises(ChunkError, match=rf"cannot chunk layers\.0 along {dim}: cat `cat` computes an element"):
+        judge(moe, dim)
 
 
 def written_out(module: Applied, x: Tensor) -> Tensor:

@@ -1,0 +1,52 @@
+"""Steps whose sizes no data decide, captured as CUDA graphs: Llama 3 in chunks, and experts that take a stated number
+of rows. On a CPU the same calls run between the same static inputs and outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bitproof.builtin_cases.chunking import transformer_batch, unchunked
+from bitproof.harness.case import Memory, Model, Parallelism, Pipeline
+
+FAMILY = "cuda_graphs"
+
+captured_llama3 = replace(
+    transformer_batch,
+    name="captured_llama3",
+    family=FAMILY,
+    steps=5,
+    model=Model(family="llama3"),
+    pipeline=Pipeline(backend="cuda_graph"),
+)
+
+# With every pass whose calls can be captured: offload allocates host memory, and nothing travels to experts.
+captured_llama3_nightly = replace(
+    captured_llama3,
+    name="captured_llama3_nightly",
+    steps=2,
+    grad_norm=True,
+    memory=Memory(policy="selective"),
+    parallelism=Parallelism(tp=2),
+    pipeline=Pipeline(isolate_gathers=True, bucket=True, backend="cuda_graph"),
+)
+
+# Which rows are dropped depends on all of a call's, so chunks would drop others: nothing is chunked.
+captured_experts = replace(
+    unchunked,
+    name="captured_experts",
+    family=FAMILY,
+    steps=5,
+    model=Model(capacity=1.25),
+    pipeline=Pipeline(backend="cuda_graph"),
+)
+
+captured_experts_tp = replace(
+    captured_experts,
+    name="captured_experts_tp",
+    steps=2,
+    parallelism=Parallelism(tp=2, ep=4),
+    pipeline=Pipeline(isolate_gathers=True, bucket=True, backend="cuda_graph"),
+)
+
+CASES = (captured_llama3, captured_llama3_nightly, captured_experts, captured_experts_tp)

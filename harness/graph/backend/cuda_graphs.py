@@ -1,0 +1,229 @@
+"""The finished graph as a CUDA graph: captured once, and replayed from inputs and into outputs that keep their memory.
+
+Needs:    a graph without the chunk symbol, and state (parameters, buffers) that stays where it is.
+Promises: the calls of the graph in its order, collectives included; what the step returns lies in the same memory after
+          every replay, so a result has to be read before the next one.
+Refuses:  before anything is captured, a step that does what no capture can hold: each such call is an `Obstacle`.
+
+Obstacles are found in the graph, on a CPU too, by the rules of CUDA's stream capture (CUDA C++ Programming Guide,
+"Graphs"; torch's notes on CUDA graphs):
+
+1. A size or a number that data decide: a replay has the sizes of the capture.
+2. The host waits for a device: to read a number, to copy to pageable memory, or because the graph says so.
+3. The host computes, or calls Python: that runs once, while the step is captured, and never again.
+4. Memory is allocated for copies on a stream of their own, as offload does.
+5. Data choose a branch, or how often a loop runs; random numbers come from a generator that torch does not register.
+
+A CUDA graph needs a GPU. On a CPU, where somebody watches each operator, and where a fault was put into the graph that
+no capture can hold, the graph's calls run one by one from the same static inputs, and what they give is copied into the
+same static outputs.
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from bitproof.harness.errors import MachineError, PassError
+from bitproof.harness.graph import operators, symbols
+from bitproof.harness.graph.hazards.effects import effects_of
+from bitproof.harness.graph.hazards.walk import CHOOSES, device_of, holds_up_host, is_for_cuda
+from bitproof.harness.graph.origin import UNKNOWN, origin_of
+from bitproof.harness.operators import RowFlow, Sync, Work
+from bitproof.harness.records import PassReport
+from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload
+from bitproof.harness.torch_operators import is_watched
+
+NAME = "cuda_graph"
+MOST_TOLD = 3
+WARM_UPS = 1
+"""Runs before the capture, in which kernels are loaded and communicators made."""
+
+_HOST_WAITS = (Sync.HOST_WAITS, Sync.HOST_WAITS_EVENT, Sync.HOST_WAITS_STREAM)
+_HOST_COPIES = (Work.OFFLOAD, Work.RELOAD, Work.TRANSFER)
+
+
+# -- what no capture can hold -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """A call that a capture cannot hold, and why."""
+
+    node: Node
+    why: str
+
+    def __str__(self) -> str:
+        origin = origin_of(self.node)
+        where = "" if origin == UNKNOWN else f", {origin.direction} of {origin.module or 'the model'}"
+        return f"`{self.node.name}` ({operators.name_of(self.node.target)}{where}): {self.why}"
+
+
+def obstacles(module: GraphModule) -> list[Obstacle]:
+    """What keeps a finished graph, and those nested in it, from being captured, in their order; empty for nothing."""
+    for_cuda = is_for_cuda(module)
+    found = []
+    for graph in (each.graph for each in module.modules() if isinstance(each, GraphModule)):
+        for node in graph.nodes:
+            if (why := _why_not(node, for_cuda)) is not None:
+                found.append(Obstacle(node, why))
+    return found
+
+
+def _why_not(node: Node, for_cuda: bool) -> str | None:
+    """Why a call cannot be captured; None where it can."""
+    if node.op in ("placeholder", "output", "get_attr"):
+        return None
+    if node.op != "call_function" or not _is_operator(node.target):
+        return "Python runs, once, while the step is captured"
+    if isinstance(node.target, HigherOrderOperator) and operators.name_of(node.target) in CHOOSES:
+        return "data choose what runs"
+    given = {symbol for x in node.all_input_nodes for symbol in symbols.free_symbols(x.meta.get("val"))}
+    if symbols.free_symbols(node.meta.get("val")) - given:
+        return "data decide a size or a number"
+    effects = effects_of(node)
+    if _reads_a_number(node) or effects.row.sync in _HOST_WAITS or (for_cuda and holds_up_host(node)):
+        return "the host waits for the device"
+    if effects.row.rows in (RowFlow.INDEX, RowFlow.INDEX_PUT) and any(map(_is_mask, node.all_input_nodes[1:])):
+        return "the host waits, to count what a mask selects"
+    if effects.row.launch is not None and effects.row.launch.work in _HOST_COPIES:
+        return "it allocates host memory, for a copy on a stream of its own"
+    if operators.is_random(node) and node.kwargs.get("generator") is not None:
+        return "it draws from a generator of its own"
+    if for_cuda and _is_on_host(node):
+        return "the host computes it, once, while the step is captured"
+    return None
+
+
+def _reads_a_number(node: Node) -> bool:
+    """Whether a call tells the host a value, whatever its sizes: `item`, `equal`."""
+    return torch.Tag.data_dependent_output in getattr(node.target, "tags", ())
+
+
+def _is_mask(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.dtype in (torch.bool, torch.uint8)
+
+
+def _is_operator(target: Any) -> bool:
+    """Whether a call is of torch's operators, takes one of several results, or computes with sizes."""
+    return isinstance(target, OpOverload | HigherOrderOperator) or getattr(target, "__module__", None) == "_operator"
+
+
+def _is_on_host(node: Node) -> bool:
+    """Whether a call gives a tensor of a CPU. A number that a kernel is given is no tensor that was computed."""
+    return device_of(node.meta.get("val")) == "cpu" and node.target is not operator.getitem
+
+
+def check_capture(module: GraphModule) -> PassReport:
+    """The line in the report of a step that can be captured. Raises PassError, which names calls, for any other."""
+    start, num_nodes = time.perf_counter(), len(module.graph.nodes)
+    if found := list(dict.fromkeys(map(str, obstacles(module)))):
+        more = f", and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
+        raise PassError(
+            "the step cannot be captured as a CUDA graph",
+            expected="sizes that no data decide, and a host that waits for nothing and computes nothing",
+            found="; ".join(found[:MOST_TOLD]) + more,
+            fix="state model.capacity for experts, leave out memory.policy 'offload', or choose the backend fx",
+        )
+    facts = {"static_outputs": len(module.graph.output_node().all_input_nodes)}
+    return PassReport(NAME, time.perf_counter() - start, num_nodes, num_nodes, facts=facts)
+
+
+# -- the step ---------------------------------------------------------------------------------------
+
+
+class StaticStep:
+    """A step that is called as its graph is, with `num_state` tensors of state first, and then a step's own inputs.
+
+    `run` runs the graph's calls one by one. State is read and written where it lies; the step's own inputs are copied
+    into static ones. What a call returns is overwritten by the next.
+    """
+
+    def __init__(self, run: Callable[..., Any], module: GraphModule, num_state: int) -> None:
+        self._run = run
+        self._num_state = num_state
+        self._can_capture = not obstacles(module)  # a fault in it may be one
+        self._written = _written_inputs(module)
+        self._state: list[int] = []
+        self._static: list[Tensor] = []
+        self._outputs: list[Any] = []
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        """Take the step. Raises PassError where state lies elsewhere than it did at first."""
+        state, own = inputs[: self._num_state], inputs[self._num_state :]
+        if not self._static:
+            self._begin(state, own)
+        if [x.data_ptr() for x in state] != self._state:
+            place = next(i for i, x in enumerate(state) if x.data_ptr() != self._state[i])
+            raise PassError(
+                "a replay reads and writes state where it lay when the step was captured",
+                expected="an optimizer that updates parameters and buffers in place",
+                found=f"input {place} of the graph lies elsewhere",
+            )
+        for static, new in zip(self._static, own, strict=True):
+            static.copy_(new)
+        if self._graph is not None and not is_watched():
+            self._graph.replay()
+        else:
+            self._call(state)
+        return list(self._outputs)
+
+    def _begin(self, state: Sequence[Tensor], own: Sequence[Tensor]) -> None:
+        """Make what is static, and capture the graph where there is a GPU."""
+        self._state = [x.data_ptr() for x in state]
+        self._static = [x.clone() for x in own]
+        if self._can_capture and any(x.is_cuda for x in state):
+            self._capture(state)
+
+    def _call(self, state: Sequence[Tensor]) -> None:
+        """Run the graph's calls, and leave what they give in the static outputs."""
+        found = self._run(*state, *self._static)
+        if not self._outputs:
+            self._outputs = [x.clone() if isinstance(x, Tensor) else x for x in found]
+            return
+        for static, new in zip(self._outputs, found, strict=True):
+            if isinstance(static, Tensor):
+                static.copy_(new)
+
+    def _capture(self, state: Sequence[Tensor]) -> None:
+        """Capture the graph. Warming up runs it, so what it writes in place is put back afterwards."""
+        inputs = [*state, *self._static]
+        kept = {place: inputs[place].clone() for place in self._written}
+        try:
+            beside = torch.cuda.Stream()
+            beside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(beside):
+                for _ in range(WARM_UPS):
+                    self._run(*inputs)
+            torch.cuda.current_stream().wait_stream(beside)
+            for place, values in kept.items():
+                inputs[place].copy_(values)
+            graph = torch.cuda.CUDAGraph()
+            # Other threads, NCCL's watchdog among them, may ask for events meanwhile.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._outputs = list(self._run(*inputs))
+        except RuntimeError as error:
+            raise MachineError(
+                "CUDA cannot capture the step",
+                expected="a step in which nothing is found that a capture cannot hold",
+                found=str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__,
+                fix="choose the backend fx, and report what CUDA says",
+            ) from error
+        self._graph = graph
+
+
+def _written_inputs(module: GraphModule) -> list[int]:
+    """The places of the inputs that the graph writes in place."""
+    owners = operators.storage_owners(module.graph.nodes)
+    calls = [node for node in module.graph.nodes if node.op == "call_function"]
+    written = {owners[x] for node in calls for x in operators.written_arguments(node)}
+    return [place for place, x in enumerate(module.graph.find_nodes(op="placeholder")) if x in written]

@@ -15,8 +15,8 @@ from bitproof.builtin_cases import (
     autoplace,
     backends,
     bucketing,
+    captured,
     chunking,
-    cuda_graphs,
     debug,
     joint,
     models,
@@ -189,14 +189,14 @@ def test_chunks_under_tensor_parallelism_differ_from_the_cases_that_are_whole_in
 
 
 def test_captured_cases_have_no_size_that_data_decide_and_differ_from_others_in_that_and_in_what_runs_them():
-    llama3, nightly, experts, tp = cuda_graphs.CASES
+    llama3, nightly, experts, tp = captured.CASES
     runs = Pipeline(backend="cuda_graph")
     assert (
         replace(llama3, name="blocks_batch_llama3", family="models", pipeline=Pipeline()) == models.blocks_batch_llama3
     )
     assert nightly.pipeline == tp.pipeline == replace(runs, isolate_gathers=True, bucket=True)
     assert experts.pipeline == runs and experts.model == tp.model and experts.model.capacity == 1.25
-    for case in cuda_graphs.CASES:
+    for case in captured.CASES:
         assert case.pipeline.captures and not case.pipeline.compiles and not case.observe
         assert (case.model.family == "llama3") == (case.chunking is not None), "which rows are dropped chunks decide"
     assert not Pipeline(backend="cuda_graph", until="chunk").captures

@@ -9,7 +9,7 @@ from dataclasses import replace
 from bitproof.builtin_cases.chunking import transformer_batch, unchunked
 from bitproof.harness.case import Memory, Model, Parallelism, Pipeline
 
-FAMILY = "cuda_graphs"
+FAMILY = "captured"
 
 captured_llama3 = replace(
     transformer_batch,

@@ -74,7 +74,7 @@ def releases_of(packages: str) -> str:
     return packages.split()[-1].partition("==")[2]
 
 
-HUB = "huggingface-hub==1.33.0"
+HUB, OLD_HUB = "huggingface-hub==1.33.0", "huggingface-hub==1.33.0 tokenizers==0.22.2"
 VISION = "torch==2.14.1 torchvision==0.29.1"
 BUGS: tuple[Bug, ...] = (
     Bug(
@@ -161,12 +161,44 @@ BUGS: tuple[Bug, ...] = (
         ("mul", "", "forward"),
     ),
     Bug(
+        "pytorch_optimizer_346",
+        "kozistr/pytorch_optimizer/issues/346",
+        "ADOPT divides by a second moment that has this step's gradient",
+        "pytorch-optimizer==3.4.0",
+        "pytorch-optimizer==3.4.1",
+        ("sqrt", None, "update"),
+    ),
+    Bug(
         "torch_optimizer_454",
         "jettify/pytorch-optimizer/issues/454",
         "SGDW takes one and the same decay from every parameter",
         "torch-optimizer==0.3.0",
         None,
         ("add_", None, "update"),
+    ),
+    Bug(
+        "transformers_45120",
+        "huggingface/transformers/issues/45120",
+        "the router hands probabilities to a loss that takes them for logits",
+        f"{OLD_HUB} transformers==5.5.0",
+        f"{OLD_HUB} transformers==5.6.0",
+        ("cat", "", "forward"),
+    ),
+    Bug(
+        "transformers_48205",
+        "huggingface/transformers/pull/48205",
+        "the router's gradient lacks what experts of other ranks add to it",
+        f"{HUB} transformers==5.16.1",
+        f"{HUB} transformers==5.17.0",
+        ("scatter", "model.layers.1.mlp.gate", "backward"),
+    ),
+    Bug(
+        "transformers_48687",
+        "huggingface/transformers/issues/48687",
+        "the router learns from experts that its rank does not have",
+        f"{HUB} transformers==5.17.0",
+        f"{HUB} transformers==5.18.0",
+        ("masked_fill", "model.layers.1.mlp.experts", "backward"),
     ),
     Bug(
         "vq_158",
@@ -176,6 +208,14 @@ BUGS: tuple[Bug, ...] = (
         None,
         ("unsqueeze", "quantizer", "backward"),
         "near: the sum before this call is missing",
+    ),
+    Bug(
+        "vq_222",
+        "lucidrains/vector-quantize-pytorch/issues/222",
+        "each rank's codebook takes a step by that rank's gradient",
+        "vector-quantize-pytorch==1.23.1",
+        "vector-quantize-pytorch==1.32.0",
+        ("allreduce_", "quantizer", "forward"),
     ),
     Bug(
         "vq_discarded",

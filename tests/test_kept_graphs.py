@@ -12,11 +12,13 @@ import py_compile
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bitproof.builtin_cases import CASES
 from tests.small import small
@@ -52,6 +54,17 @@ class Checkout:
         command = [sys.executable, "-m", "bitproof", "precompile", "case.json", "--world-size", "2", "--out", out]
         variables = {"PYTHONPATH": str(self.folder), "BITPROOF_CACHE": str(self.graphs)}
         subprocess.run(command, cwd=self.folder, env=os.environ | variables, timeout=300, check=True)
+
+    def own_torch(self) -> Path:
+        """A torch of this checkout's own: links to all that is installed, but for the functions of torch.nn."""
+        installed, own = Path(torch.__file__).parent, self.folder / "torch"
+        for folder, left_out in ((Path(), "nn"), (Path("nn"), "functional.py")):
+            (own / folder).mkdir()
+            for entry in (installed / folder).iterdir():
+                if entry.name not in (left_out, "__pycache__"):
+                    (own / folder / entry.name).symlink_to(entry)
+        shutil.copy2(installed / "nn" / "functional.py", own / "nn")
+        return own
 
     def digests(self) -> list[bytes]:
         """The recordings that the last run left, byte by byte."""
@@ -161,27 +174,38 @@ def test_of_two_checkouts_that_share_a_folder_of_graphs_none_reads_what_other_co
 
 
 HELPER = "lazy_helper.py"
-LAZILY = """
-        import lazy_helper
-        x_TD = x_TD * lazy_helper.factor()
-"""
+LAZILY = "; import lazy_helper; x_TD = x_TD * lazy_helper.factor()"
 CUSTOMIZE = """
-import builtins
-builtins.factor = lambda: 1.0
+import builtins, sys
+sys.path.append("parts.zip")
+import zipped_part
+builtins.factor = lambda: 1.0 * zipped_part.FACTOR
 """
+
+
+def write_archive(file: Path, factor: float) -> None:
+    """A module in an archive, of the same size and time each time."""
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(zipfile.ZipInfo("zipped_part.py"), f"FACTOR = {factor}\n")
 
 
 def test_a_module_that_only_the_step_imports_and_what_is_patched_when_python_starts_count(tmp_path: Path) -> None:
     checkout = Checkout(tmp_path)
-    place = "        x_TD = x_BSD.flatten(0, 1)\n"
+    place = "x_TD = x_BSD.flatten(0, 1)"
     checkout.edit("reference/layers/moe.py", place, place + LAZILY)
     (tmp_path / "sitecustomize.py").write_text(CUSTOMIZE)
     (tmp_path / HELPER).write_text("import builtins\n\n\ndef factor():\n    return 1.0 * builtins.factor()\n")
+    write_archive(tmp_path / "parts.zip", 1.0)
     runs = [checkout.run()["kept_graph"] for _ in range(3)]
     assert runs[-1] is True, runs
     code = checkout.code_hash()
-    for name in (HELPER, "sitecustomize.py"):
-        checkout.edit_unseen(name, "1.0", "2.0")
+    for name in (HELPER, "sitecustomize.py", "parts.zip"):
+        if name == "parts.zip":
+            written = (tmp_path / name).stat()
+            write_archive(tmp_path / name, 2.0)
+            os.utime(tmp_path / name, ns=(written.st_atime_ns, written.st_mtime_ns))
+        else:
+            checkout.edit_unseen(name, "1.0", "2.0")
         checkout.forget_bytecode()
         assert checkout.run()["kept_graph"] is False
         assert checkout.code_hash() != code
@@ -198,3 +222,12 @@ def test_a_step_is_precompiled_of_what_files_say_and_no_run_of_other_files_reads
     assert "ArtifactError: the precompiled step was made for something else: passes" in refused
     checkout.precompile("step")
     checkout.run(*precompiled, verdict="DIFFERENT")
+    functional = checkout.own_torch() / "nn" / "functional.py"
+    checkout.run(*precompiled, verdict="DIFFERENT")
+    hide_edit(functional, lambda: functional.write_text(functional.read_text().replace("# noqa", "# nope", 1)))
+    refused = checkout.run(*precompiled, verdict="ERROR")["error"]
+    assert "ArtifactError: the precompiled step was made for something else: torch" in refused
+    checkout.precompile("step")
+    (tmp_path / "sitecustomize.py").write_text("import torch\n")
+    refused = checkout.run(*precompiled, verdict="ERROR")["error"]
+    assert "ArtifactError: the precompiled step was made for something else: start up" in refused

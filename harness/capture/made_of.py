@@ -8,22 +8,31 @@ all of them, and an EQUAL of ranks that ran other code would be one of nothing t
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
-from bitproof.harness.capture.environment import environment_variables
+from bitproof.harness.capture.environment import environment_of_keys
 from bitproof.harness.capture.manifest import commit, machine
 from bitproof.harness.errors import CaseError
-from bitproof.harness.runtime.sources import OWN, own_digest
+from bitproof.harness.runtime.sources import (
+    OWN,
+    digest_of_loaded,
+    mapped_files,
+    own_digest,
+    start_up_code,
+    torch_digest,
+)
 
 Facts = dict[str, str]
 """What a rank says of itself, by name."""
 
-_MACHINE = ("bitproof", "python", "numpy", "triton", "torch", "cuda", "cpu_capability", "architecture", "gpu_models")
+_MACHINE = (
+    *("bitproof", "python", "numpy", "triton", "torch", "cuda", "libc", "cpu_capability", "architecture", "gpu_models"),
+)
 # Variables about one machine's network, devices and folders, or about what is printed: they change no bit.
 _OF_ONE_NODE = re.compile(
     r".*(_IFNAME|_HCA|_HOSTID|_DEBUG|_DEBUG_FILE|_DEBUG_SUBSYS|_LOGS?|_HOME|_PATH|_DIR|_FILE)$"
@@ -31,6 +40,9 @@ _OF_ONE_NODE = re.compile(
 )
 # A file that a user names is a module whose name ends with a part of its sha256.
 _NAMED_FILE = re.compile(r"_[0-9a-f]{8}$")
+_MAX_HASHED = 64 << 20
+"""Bytes of a library. Of one that is larger, as CUDA's are, the size is told."""
+_OF_THE_SYSTEM = ("/lib", "/usr/lib")
 _MAX_TOLD = 20
 
 
@@ -44,8 +56,10 @@ def facts_of_process() -> Facts:
         "bitproof's sources": f"sha256 {own_digest()}",
         "commit": str(commit()),
         "build of torch": f"sha256 {_digest_of_build(build())}",
+        "files of torch": f"sha256 {torch_digest()[:16]}",
     }
-    named = {name: value for name, value in environment_variables().items() if not _OF_ONE_NODE.fullmatch(name)}
+    facts |= {f"run as Python starts: {name}": f"sha256 {digest[:16]}" for name, digest in start_up_code().items()}
+    named = {name: value for name, value in environment_of_keys().items() if not _OF_ONE_NODE.fullmatch(name)}
     return facts | {f"environment {name}": value for name, value in named.items()}
 
 
@@ -68,29 +82,36 @@ def facts_of_rank(gpu: Mapping[str, object] | None, *, with_code: bool = True) -
 
 
 def loaded_files() -> Facts:
-    """The sha256 of every file that a loaded module came from, by the module's name.
+    """The sha256 of every file that a loaded module came from, by the module's name, and of libraries by theirs.
 
-    Torch's, Python's own and those that `own_digest` is of are named elsewhere. Trainers among our cases are not.
+    Torch's, Python's own and those that `own_digest` is of are named elsewhere. Trainers among our cases are not. What
+    says where an editable installation lies, and the system's libraries, may be others on each machine.
     """
+    import torch
+
     passed_over = {"torch", *sys.stdlib_module_names}
     told = tuple(f"bitproof.{package}." for package in OWN)
-    found = {}
+    found, files = {}, set()
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if name.partition(".")[0] in passed_over or f"{name}.".startswith(told) or not isinstance(file, str):
+        if isinstance(file, str):
+            files.add(file)
+        is_told = name.partition(".")[0] in passed_over or f"{name}.".startswith((*told, "__editable__"))
+        if is_told or not isinstance(file, str):
             continue
-        if digest := _digest(file):
+        if digest := digest_of_loaded(file):
             named = _NAMED_FILE.sub("", name) if name.endswith(f"_{digest[:8]}") else name
             found[f"module {named}"] = f"sha256 {digest[:16]}"
+    elsewhere = (*_OF_THE_SYSTEM, f"{sysconfig.get_path('stdlib')}/lib-dynload/", f"{os.path.dirname(torch.__file__)}/")
+    for file in mapped_files() - files - {os.path.realpath(sys.executable)}:
+        if not file.startswith(elsewhere) and os.path.isfile(file):
+            found[f"library {os.path.basename(file)}"] = _told_of_library(file)
     return found
 
 
-@cache
-def _digest(file: str) -> str | None:
-    try:
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    except OSError:
-        return None
+def _told_of_library(file: str) -> str:
+    size = os.path.getsize(file)
+    return f"{size} bytes" if size > _MAX_HASHED else f"sha256 {str(digest_of_loaded(file))[:16]}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,12 +5,13 @@
     world_size    how many ranks                           backend       what runs the graph
     model         family, sizes, attention                 device        cpu or cuda
     shapes        rows and tokens of a rank's batch        capability    what the device can do
-    dtypes        computed with, reduced with              torch         version, commit, build
+    dtypes        computed with, reduced with              torch         version, commit, build, sha256 of its files
     parallelism   how ranks share the model                python        version
     chunking      what is split in two                     switches      determinism, precision
     memory        what is saved, recomputed, offloaded     environment   variables that torch reads
     pipeline      the optional passes                      seed          of the case
     compiler      and the processor, of compiled code      costs         sha256 of an overlap schedule's cost model
+    start_up      sha256 of what Python runs as it starts
 
 Names, steps, data, the optimizer and the verdict decide no graph: they may differ.
 """
@@ -36,7 +37,7 @@ from bitproof.harness.errors import ArtifactError
 from bitproof.harness.graph.pipeline import PassRow
 from bitproof.harness.machine.compiler import compiled_for
 from bitproof.harness.machine.determinism import read_switches
-from bitproof.harness.runtime.sources import own_digest
+from bitproof.harness.runtime.sources import own_digest, start_up_code, torch_digest
 from bitproof.harness.systems.graph import column_of
 from bitproof.harness.systems.graph_key import traced_part
 from bitproof.harness.torch_compat import build
@@ -77,7 +78,8 @@ def fingerprint_of(case: Case, system: str, device: torch.device) -> Fields:
         "sources": own_digest(),
         "device": device.type,
         "capability": _capability(device),
-        "torch": list(build()),
+        "torch": [*build(), torch_digest()],
+        "start_up": start_up_code(),
         "python": [sys.implementation.name, sys.version],
         "switches": {name: value for name, value in read_switches().items() if name not in _OF_STRESS},
         "environment": {name: text for name, text in environment_of_keys().items() if name.startswith(_PREFIXES)},

@@ -7,6 +7,7 @@ finished are then those that were imported, however long that took and whoever e
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import os
@@ -31,6 +32,7 @@ OWN = ("harness", "reference")
 _FIRST = ("text_loader", "sources")
 """Modules of `harness.runtime` that are loaded before anybody can look."""
 _IN_MEMORY = ("/dev/", "/memfd:", "/anon")
+_OURS = ("__main__", "bitproof")
 _CODE, _HEADERS = (".py", ".so"), "include"
 """Of torch's files: how those end that count, and the folder of 9,000 that do not, unless something is loaded there."""
 
@@ -110,18 +112,22 @@ class Installation:
 
 at_start: tuple[float, Sources] | None = None
 
+loaded_at_start: frozenset[str] = frozenset()
+"""The modules that a process of ours had before it imported anything of ours: Python's, and what its start runs."""
+
 
 def note(loaded: Iterable[str] | None = None) -> None:
     """Look at the sources: once, before anything that they hold is imported. 50 ms.
 
     A process that has `loaded` some of it, such as one that put something else in its place, vouches for nothing.
     """
-    global at_start
+    global at_start, loaded_at_start
     known = ("bitproof.harness", "bitproof.harness.runtime", *(f"bitproof.harness.runtime.{name}" for name in _FIRST))
     vouched = ("torch", *(f"bitproof.{package}" for package in OWN))
     if not any(
         f"{name}.".startswith(tuple(f"{x}." for x in vouched)) and name not in known for name in loaded or sys.modules
     ):
+        loaded_at_start = frozenset(loaded or sys.modules)
         at_start = time.time(), read_sources()
 
 
@@ -163,6 +169,62 @@ def own_digest() -> str:
     return at_start[1].own if at_start is not None else read_sources().own
 
 
+@functools.cache
+def torch_digest() -> str:
+    """The sha256 of the text of torch's Python files, and of the sizes of its libraries, which are gigabytes. 0.2 s.
+
+    Equal on machines that have one installation. What Python had compiled of these files is believed.
+    """
+    told, found = hashlib.sha256(), importlib.util.find_spec("torch")
+    folder = os.path.dirname(found.origin) if found and found.origin else ""
+    for file, _, size, *_ in sorted(_files(folder, _CODE, _HEADERS)) if folder else ():
+        told.update(f"{os.path.relpath(file, folder)}\0{size}\0".encode())
+        if file.endswith(".py"):
+            told.update(Path(file).read_bytes())
+    return told.hexdigest()
+
+
+def start_up_code() -> dict[str, str]:
+    """The sha256 of what Python runs as it starts, by name: it may put anything in torch's or our functions' place.
+
+    That is what it loads before this process imports anything of ours, and lines of .pth files. Editable installations
+    say there where packages lie, and those are named by their content.
+    """
+    names = {"sitecustomize", "usercustomize", *loaded_at_start} - sys.stdlib_module_names
+    loaded = {name: getattr(sys.modules.get(name), "__file__", None) for name in names}
+    found = {
+        name: digest
+        for name, file in loaded.items()
+        if name.partition(".")[0] not in _OURS
+        and not name.startswith("__editable__")
+        and isinstance(file, str)
+        and (digest := digest_of_loaded(file))
+    }
+    for folder in filter(os.path.isdir, sys.path):
+        for entry in os.scandir(folder):
+            if entry.name.endswith(".pth") and not entry.name.startswith("__editable__"):
+                with contextlib.suppress(OSError):
+                    lines = [line for line in Path(entry.path).read_bytes().splitlines() if line.startswith(b"import")]
+                    if lines:
+                        found[entry.name] = hashlib.sha256(b"\n".join(lines)).hexdigest()
+    return found
+
+
+def digest_of_loaded(file: str) -> str | None:
+    """The sha256 of the text that ran as a module of a file, or of what the file holds; an archive's, of what it has."""
+    return text_loader.text_digests.get(file) or _digest_of_file(file)
+
+
+@functools.cache
+def _digest_of_file(file: str) -> str | None:
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except NotADirectoryError:
+        return _digest_of_file(os.path.dirname(file))
+    except OSError:
+        return None
+
+
 def stat_of(file: str) -> Stat:
     """What identifies a file's content: two that are equal are of one file that nobody changed."""
     told = os.stat(file)
@@ -185,10 +247,16 @@ def _loaded_files() -> set[str]:
                 files.add(module.__spec__.cached)
     for folder in filter(os.path.isdir, sys.path):
         files |= {entry.path for entry in os.scandir(folder) if entry.name.endswith(".pth")}
+    return {file for file in files | mapped_files() if os.path.isabs(file) and not file.startswith(_IN_MEMORY)}
+
+
+def mapped_files() -> set[str]:
+    """Whose code is in this process's memory: Python itself, and libraries, whoever loaded them. None but on Linux."""
+    files = set()
     with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         mapped = (line.split(maxsplit=5) for line in maps)
         files |= {fields[5].rstrip("\n") for fields in mapped if len(fields) > 5 and "x" in fields[1]}
-    return {file for file in files if os.path.isabs(file) and not file.startswith(_IN_MEMORY)}
+    return files
 
 
 def _origin(module: ModuleType) -> str | None:
@@ -208,6 +276,9 @@ def _stats_since(files: Iterable[str], began: float) -> tuple[Stat | Absent, ...
 def _stat(file: str) -> Stat | Absent:
     try:
         return stat_of(file)
+    except NotADirectoryError:  # it stands in an archive, which is a file
+        archive = _stat(os.path.dirname(file))
+        return (file, *archive[1:]) if len(archive) > 1 else (file,)
     except OSError:
         return (file,)
 

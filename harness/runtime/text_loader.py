@@ -28,6 +28,9 @@ _CHECKED_HASH = (0b11).to_bytes(4, "little")
 code_digests: dict[str, str] = {}
 """By file, the sha256 of the code that this process ran as a module of it."""
 
+text_digests: dict[str, str] = {}
+"""By file, the sha256 of the text that code is of: what the file holds by now may be another one."""
+
 not_found: set[str] = set()
 """Packages and modules that this process looked for, and Python's own finder has none of."""
 
@@ -38,13 +41,15 @@ class TextLoader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
         """The code of the file's text; its digest stands in `code_digests` from now on."""
         path = self.get_filename(fullname)
-        code, compiled = self._compiled(path)
+        text = self.get_data(path)
+        code, compiled = self._compiled(path, text)
         code_digests[path] = hashlib.sha256(compiled).hexdigest()
+        text_digests[path] = hashlib.sha256(text).hexdigest()
         return code
 
     def digest(self) -> str:
         """The sha256 of the code that would run now, of a module that need not be loaded."""
-        return hashlib.sha256(self._compiled(self.path)[1]).hexdigest()
+        return hashlib.sha256(self._compiled(self.path, self.get_data(self.path))[1]).hexdigest()
 
     def ran_text(self) -> bool:
         """Whether the code that ran is what the text compiles to: bytecode that somebody forged names its hash too."""
@@ -54,8 +59,7 @@ class TextLoader(SourceFileLoader):
             digests.add(hashlib.sha256(read[1]).hexdigest())  # another process wrote it, in another form
         return code_digests.get(self.path) in digests
 
-    def _compiled(self, path: str) -> tuple[CodeType, bytes]:
-        text = self.get_data(path)
+    def _compiled(self, path: str, text: bytes) -> tuple[CodeType, bytes]:
         read, cached = self._read(text)
         if read is not None:
             return read

@@ -3,8 +3,8 @@
 100,000 by default: reports, case files, recordings, of which baselines are made (their manifest, their table, and both
 with sums that fit, as somebody with intent would leave them), histories, faults that were found, certificates, and
 precompiled steps whose sum fits, each a valid file with one to three changes of bytes, or of the JSON in it. A reader
-may accept a file, or refuse it as errors of ours. A traceback, a process that ends, more than 4 GiB or more than 30 s
-for one file is a finding: its file is kept, and the exit status is 1.
+may accept a file, or refuse it as errors of ours. A traceback, a process that ends, more than 4 GiB, or more than 30 s
+of the CPU or 10 minutes by the clock for one file, is a finding: its file is kept, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -238,12 +238,14 @@ def fuzz(target: Target, inputs: int, seed: int, tell: int) -> None:
     others = {x: x.read_bytes() for x in target.file.parent.iterdir() if x.is_file() and x != target.file}
     for _ in range(inputs):
         target.file.write_bytes(changed(content, chance))
-        signal.alarm(SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        signal.alarm(20 * SECONDS)  # by the clock, which a busy machine stretches: for what waits
         with suppress(ValueError, TypeError, AttributeError, RecursionError):  # nothing to mend in what is no manifest
             target.mend()
         found[outcome(target)] += 1
         for path, before in others.items():
             path.write_bytes(before)
+    signal.setitimer(signal.ITIMER_PROF, 0)
     signal.alarm(0)
     target.file.write_bytes(content)  # the next kind of file may be read together with this one
     os.write(tell, json.dumps(found).encode())

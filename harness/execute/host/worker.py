@@ -80,6 +80,9 @@ def run_rank(
                 agree_on_facts(facts_of_rank(read_gpu_facts(device), with_code=not job.is_alone), store, mesh)
         _forget_peak(device)
         steps.take(system)
+        if not job.is_alone:  # what a step imports first
+            with phase("compare what ranks are made of"):
+                agree_on_facts(facts_of_rank(read_gpu_facts(device)), store, mesh, "in the end")
         switches[AFTER_STEPS] = read_switches()
         injector.check_fired()
     tell(StepsEnded())
@@ -153,21 +156,22 @@ def _is_alone(job: Job, system: System, collectives: int) -> bool:
     return job.run.case.parallelism.world_size > 1 and not collectives and not may_be_alone
 
 
-def agree_on_facts(facts: Facts, store: Store, mesh: Mesh) -> None:
-    """Go on only once all ranks have said what they are made of, and it is the same.
+def agree_on_facts(facts: Facts, store: Store, mesh: Mesh, when: str = "at the start") -> None:
+    """Go on only once all ranks have said what they are made of, and it is the same. `when` is asked once in a run.
 
     Raises CaseError on the ranks that are made of something else than the first one; the others wait to be ended.
     """
-    store.set(f"made of/{mesh.rank}", json.dumps(facts))
+    about = f"made of {when}"
+    store.set(f"{about}/{mesh.rank}", json.dumps(facts))
     if mesh.rank == 0:
-        said = [json.loads(store.get(f"made of/{rank}")) for rank in range(mesh.parallelism.world_size)]
+        said = [json.loads(store.get(f"{about}/{rank}")) for rank in range(mesh.parallelism.world_size)]
         found = differences(said, all_told=False)
-        store.set("made of/verdict", json.dumps([found.ranks, found.lines]))
-    ranks, lines = json.loads(store.get("made of/verdict"))
+        store.set(f"{about}/verdict", json.dumps([found.ranks, found.lines]))
+    ranks, lines = json.loads(store.get(f"{about}/verdict"))
     if mesh.rank in ranks:
         Differences(ranks=ranks, lines=lines).refuse()
     if ranks:
-        store.get("made of/nothing that ever comes")
+        store.get(f"{about}/nothing that ever comes")
 
 
 def preload() -> None:

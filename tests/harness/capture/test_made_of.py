@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import os
 import sys
 import types
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from bitproof.harness.capture import made_of
 from bitproof.harness.capture.made_of import differences, facts_of_process, facts_of_rank, loaded_files, tell_ranks
 from bitproof.harness.errors import CaseError
+from bitproof.harness.runtime import sources
 
 FACTS = {"commit": "a", "cpu_capability": "AVX512", "environment ATEN_CPU_CAPABILITY": "avx512"}
 
@@ -46,7 +49,8 @@ def test_what_only_some_ranks_load_is_no_difference_and_what_they_have_otherwise
 
 def test_a_process_tells_sources_commit_build_and_capability() -> None:
     facts = facts_of_process()
-    assert {"bitproof's sources", "commit", "build of torch", "torch", "cpu_capability", "python"} <= facts.keys()
+    told = {"bitproof's sources", "commit", "build of torch", "files of torch", "libc", "cpu_capability", "python"}
+    assert told <= facts.keys()
     assert facts == facts_of_process()
 
 
@@ -57,6 +61,10 @@ def test_a_process_tells_sources_commit_build_and_capability() -> None:
         ("MKL_CBWR", True),
         ("NCCL_ALGO", True),
         ("LD_PRELOAD", True),
+        ("GLIBC_TUNABLES", True),
+        ("OPENBLAS_CORETYPE", True),
+        ("NVIDIA_TF32_OVERRIDE", True),
+        ("TORCH_OF_A_LATER_RELEASE", True),
         ("OMP_NUM_THREADS", True),
         ("TORCH_NCCL_AVOID_RECORD_STREAMS", True),
         ("GLOO_SOCKET_IFNAME", False),
@@ -82,10 +90,24 @@ def test_a_module_that_a_user_brought_is_told_by_its_content(tmp_path: Path, mon
     seen = []
     for text in ("lr = 1", "lr = 2"):
         file.write_text(text)
-        made_of._digest.cache_clear()
+        sources._digest_of_file.cache_clear()
         seen.append(loaded_files()["module helper_of_a_user"])
     assert seen[0] != seen[1]
-    made_of._digest.cache_clear()
+    sources._digest_of_file.cache_clear()
+
+
+def test_a_library_that_is_no_module_is_told_by_its_content_or_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "libmine.so"
+    library.write_bytes(b"code")
+    monkeypatch.setattr(
+        made_of, "mapped_files", lambda: {str(library), "/usr/lib/libc.so.6", os.path.realpath(sys.executable)}
+    )
+    known = {name: told for name, told in loaded_files().items() if name.startswith("library ")}
+    assert known == {"library libmine.so": f"sha256 {hashlib.sha256(b'code').hexdigest()[:16]}"}
+    monkeypatch.setattr(made_of, "_MAX_HASHED", 3)
+    assert loaded_files()["library libmine.so"] == "4 bytes"
 
 
 def test_our_own_modules_and_torchs_are_told_elsewhere_and_trainers_among_our_cases_are_not() -> None:

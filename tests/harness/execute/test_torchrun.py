@@ -501,8 +501,8 @@ def test_a_rank_that_dies_before_it_reaches_rank_0_is_named_within_ten_seconds(k
     assert not list(tmp_path.glob("bitproof-*"))
 
 
-def command(*arguments):
-    return [sys.executable, "-m", "bitproof", "run", "-k", "unchunked", *arguments, "--device", "cpu", "--no-control"]
+def command(*arguments, what=("-k", "unchunked")):
+    return [sys.executable, "-m", "bitproof", "run", *what, *arguments, "--device", "cpu", "--no-control"]
 
 
 def free_port():
@@ -515,11 +515,14 @@ def is_served(port):
         return asking.connect_ex(("127.0.0.1", int(port))) == 0
 
 
-def started_as(rank, folder, *arguments, port=None, root=ROOT, **environment):
+def started_as(rank, folder, *arguments, port=None, root=ROOT, what=("-k", "unchunked"), **environment):
     """A command as one rank of two, by what every launcher of ranks sets; nobody starts the other one here."""
     told = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port or free_port()}
     return subprocess.Popen(
-        [*command("--world-size", "2", "--steps", "1", *arguments), "--report-dir", str(folder / f"reports{rank}")],
+        [
+            *command("--world-size", "2", "--steps", "1", *arguments, what=what),
+            *("--report-dir", str(folder / f"reports{rank}")),
+        ],
         env=os.environ
         | told
         | {"GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(folder), "PYTHONPATH": str(root)}
@@ -574,18 +577,24 @@ def test_what_listens_and_does_not_answer_is_told_and_hears_signals(tmp_path):
 
 
 def test_ranks_with_another_environment_are_refused_before_anything_runs(tmp_path):
-    port = free_port()
+    """What Python runs as it starts on one machine, which may put anything in a function's place, counts as well."""
+    port, start_up = free_port(), tmp_path / "start_up"
+    start_up.mkdir()
+    (start_up / "sitecustomize.py").write_text("")
+    told = {"ATEN_CPU_CAPABILITY": "default", "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2", "NCCL_SOCKET_IFNAME": "x"}
     with (
         started_as(0, tmp_path, port=port) as leader,
-        started_as(1, tmp_path, port=port, ATEN_CPU_CAPABILITY="default", NCCL_SOCKET_IFNAME="x") as other,
+        started_as(1, tmp_path, port=port, PYTHONPATH=f"{start_up}:{ROOT}", **told) as other,
     ):
         _, err = leader.communicate(timeout=200)
         told = other.communicate(timeout=60)
     assert (leader.returncode, other.returncode) == (2, 2)
     assert "CaseError: rank 1 is not made of what the others are\n" in err
     assert "environment ATEN_CPU_CAPABILITY: nothing on rank 0; default on rank 1\n" in err
+    assert "environment GLIBC_TUNABLES: nothing on rank 0; glibc.cpu.hwcaps=-AVX2 on rank 1\n" in err
+    assert "run as Python starts: sitecustomize: nothing on rank 0; sha256 e3b0c44298fc1c14 on rank 1\n" in err
     assert "NCCL_SOCKET_IFNAME" not in err
-    assert "build of torch" not in err, "it is the same"
+    assert "build of torch" not in err and "files of torch" not in err, "they are the same"
     assert told == ("", ""), "rank 0 tells it"
 
 
@@ -608,6 +617,40 @@ def test_a_machine_with_an_edited_checkout_is_refused_before_anything_runs(tmp_p
     assert "CaseError: rank 1 is not made of what the others are\n" in err
     assert "sources" in err
     assert not list(tmp_path.glob("reports*/*/recordings"))
+
+
+LAZY = """
+from tests.harness.toy_systems import Toy
+
+class Lazy(Toy):
+    def misbehave(self, index):
+        import what_the_step_imports
+"""
+
+
+def test_what_only_a_step_imports_must_be_the_same_on_all_machines_too(tmp_path):
+    """It is loaded when ranks have long agreed on all else: the case is an ERROR that names it, and no EQUAL."""
+    port, case = free_port(), tmp_path / "lazy.json"
+    case.write_text(
+        case_text(replace(toy(name="lazy"), reference="lazy_trainer:Lazy", candidate="lazy_trainer:Lazy", steps=1))
+    )
+    for rank in (0, 1):
+        folder = tmp_path / f"machine{rank}"
+        folder.mkdir()
+        (folder / "lazy_trainer.py").write_text(LAZY)
+        (folder / "what_the_step_imports.py").write_text(f"rate = {rank}\n")
+    starts = [
+        started_as(
+            rank, tmp_path, port=port, what=("--case", str(case)), PYTHONPATH=f"{tmp_path / f'machine{rank}'}:{ROOT}"
+        )
+        for rank in (0, 1)
+    ]
+    with starts[0] as leader, starts[1] as other:
+        out, _ = leader.communicate(timeout=200)
+        other.communicate(timeout=60)
+    assert leader.returncode in (2, 3), out
+    assert "rank 1 is not made of what the others are" in out
+    assert "module what_the_step_imports: sha256" in out and "module lazy_trainer" not in out
 
 
 HANGING = """

@@ -87,6 +87,8 @@ def test_another_system_is_refused() -> None:
         (fingerprint, "own_digest", lambda: "edited", "sources"),
         (fingerprint, "FORM", 3, "form"),
         (fingerprint, "build", lambda: ("2.14.0", "0" * 40, "flags"), "torch"),
+        (fingerprint, "torch_digest", lambda: "edited", "torch"),
+        (fingerprint, "start_up_code", lambda: {"sitecustomize": "sha256"}, "start up"),
         (fingerprint.sys, "version", "3.12.0 (main)", "python"),
         (fingerprint, "_capability", lambda device: ["x86_64", "AVX1024"], "capability"),
         (fingerprint, "read_switches", lambda: {"deterministic_algorithms": False}, "switches"),

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.machinery
 import importlib.util
 import json
 import os
 import py_compile
 import sys
 import types
+import zipfile
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from bitproof.harness.runtime import sources
-from bitproof.harness.runtime.sources import Installation, Later, installation, note, read_sources
+from bitproof.harness.runtime.sources import (
+    Installation,
+    Later,
+    digest_of_loaded,
+    installation,
+    note,
+    read_sources,
+    start_up_code,
+    torch_digest,
+)
+from bitproof.harness.runtime.text_loader import TextLoader
 
 LOADED = ("sys", "bitproof", "bitproof.harness", "bitproof.harness.runtime", "bitproof.harness.runtime.sources")
 """What a process has loaded that looks at its files in time."""
@@ -35,6 +48,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (torch / "lib" / "libtorch.so.2").write_bytes(b"code")
     monkeypatch.setattr(sources, "ROOT", tmp_path)
     monkeypatch.setattr(sources, "at_start", None)
+    monkeypatch.setattr(sources, "loaded_at_start", frozenset())
     spec = types.SimpleNamespace(origin=str(torch / "__init__.py"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
     return tmp_path
@@ -192,3 +206,73 @@ def test_code_of_ours_that_ran_is_part_of_what_a_process_is_made_of(
     another = installation()
     assert one is not None and another is not None
     assert len({began.others, one.others, another.others}) == 3
+
+
+def test_a_module_in_an_archive_counts_by_the_archive(
+    began: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive, module = tmp_path / "modules.zip", types.ModuleType("zipped")
+    with zipfile.ZipFile(archive, "w") as written:
+        written.writestr(zipfile.ZipInfo("part/zipped.py"), "x = 1")
+    module.__spec__ = importlib.machinery.ModuleSpec("zipped", None, origin=f"{archive}/part/zipped.py")
+    module.__spec__.has_location = True
+    monkeypatch.setitem(sys.modules, "zipped", module)
+    monkeypatch.setattr(sources, "place_of", lambda name: f"{archive}/part/zipped.py")
+    later = began.later()
+    assert later is not None and later.would_load_again()
+    digest = digest_of_loaded(f"{archive}/part/zipped.py")
+    with zipfile.ZipFile(archive, "w") as written:
+        written.writestr(zipfile.ZipInfo("part/zipped.py"), "x = 2")
+    assert not later.would_load_again()
+    sources._digest_of_file.cache_clear()
+    assert digest != digest_of_loaded(f"{archive}/part/zipped.py") is not None
+
+
+def test_torchs_files_count_by_their_text_and_its_libraries_by_size(own: Path) -> None:
+    text, library = own / "site" / "torch" / "__init__.py", own / "site" / "torch" / "lib" / "libtorch.so.2"
+    found = [torch_digest.__wrapped__()]
+    os.utime(text, (1, 1))
+    assert torch_digest.__wrapped__() == found[0], "another machine has it since another day"
+    for file, content in ((text, b"x = 1"), (text, b"x = 2"), (library, b"longer code")):
+        file.write_bytes(content)
+        found.append(torch_digest.__wrapped__())
+    assert len({*found}) == 4
+
+
+def test_what_python_runs_as_it_starts_counts_by_its_text_and_where_packages_lie_does_not(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(own)])
+    before = start_up_code()
+    (own / "__editable__.mine.pth").write_text("import finder; finder.install()\n/mine\n")
+    (own / "paths.pth").write_text("/mine\n")
+    assert start_up_code() == before
+    (own / "patching.pth").write_text("/mine\nimport patches\n")
+    seen = []
+    for name in ("sitecustomize", "patches"):
+        file = own / f"{name}.py"
+        file.write_text("import torch\n")
+        module = types.ModuleType(name)
+        module.__file__ = str(file)
+        monkeypatch.setitem(sys.modules, name, module)
+    note(("patches", *LOADED))
+    for text in ("import torch", "torch = 1"):
+        for name in ("sitecustomize", "patches"):
+            (own / f"{name}.py").write_text(text)
+        sources._digest_of_file.cache_clear()
+        seen.append(start_up_code())
+    sources._digest_of_file.cache_clear()
+    assert seen[0].keys() - before.keys() == {"sitecustomize", "patches", "patching.pth"}
+    assert {name for name in seen[0] if seen[0][name] != seen[1][name]} == {"sitecustomize", "patches"}
+
+
+def test_a_text_that_ran_is_named_though_the_file_holds_another_by_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "edited_meanwhile.py"
+    file.write_text("x = 1\n")
+    loader = TextLoader("edited_meanwhile", str(file))
+    loader.get_code("edited_meanwhile")
+    ran = digest_of_loaded(str(file))
+    file.write_text("x = 2\n")
+    assert digest_of_loaded(str(file)) == ran == hashlib.sha256(b"x = 1\n").hexdigest()

@@ -211,7 +211,7 @@ def start_up_code() -> dict[str, str]:
 
 
 def digest_of_loaded(file: str) -> str | None:
-    """The sha256 of the text that ran as a module of a file, or of what the file holds; an archive's, of what it has."""
+    """The sha256 of the text that ran as a module of a file, or of what the file or the archive that it is in holds."""
     return text_loader.text_digests.get(file) or _digest_of_file(file)
 
 

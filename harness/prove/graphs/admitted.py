@@ -90,6 +90,8 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
         return None
     if _is_drawn_dropout(name, given) or _is_norm_in_training(name, given) or _is_update(name, given):
         return None
+    if reads_elsewhere(name, given):
+        return f"{name} reads each channel's statistics, and whatever lies there where they have none"
     allowed = names().get(name)
     if allowed is not None:
         layout = layout_of(given)
@@ -120,6 +122,16 @@ def _is_norm_in_training(name: str, given: Mapping[str, Any]) -> bool:
     sizes = {tuple(x.shape) for x in _tensors([given.get(x) for x in (*known.STATISTICS, "weight", "bias")])}
     fits = sizes == {tuple(given["input"].shape[1:2])} and 0 not in given["input"].shape
     return are_apart and fits and layout_of(given) == ROWS and type(given.get("momentum")) is float
+
+
+def reads_elsewhere(name: str, given: Mapping[str, Any]) -> bool:
+    """Whether a call is a batch norm's backward that lacks statistics which it reads, as it does without looking: the
+    process ends, or the call reads beyond their end."""
+    if name != "aten.native_batch_norm_backward.default" or not given:
+        return False
+    read = ("save_mean", "save_invstd") if given["train"] else known.STATISTICS
+    sizes = {tuple(x.shape) for x in _tensors([given.get(x) for x in (*read, "weight")])}
+    return any(given.get(x) is None for x in read) or sizes != {tuple(given["input"].shape[1:2])}
 
 
 def _is_update(name: str, given: Mapping[str, Any]) -> bool:

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from bitproof.harness.graph.operators import written_names
 from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
 from bitproof.harness.prove import known_operators as known
-from bitproof.harness.prove.graphs.admitted import LAYOUTS, ROWS, layout_of
+from bitproof.harness.prove.graphs.admitted import LAYOUTS, ROWS, layout_of, reads_elsewhere
 from bitproof.harness.torch_compat import FakeTensorMode, OpOverload
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -238,7 +238,7 @@ def try_call(op: OpOverload, args: Arguments, seen: Scanned) -> bool:
     """Run a call, and note what it does besides what a proof believes. Returns whether it ran on real values."""
     if any(x.layout != torch.strided or x.is_conj() or x.is_neg() or x.is_quantized for x in tensors_of(args)):
         return False
-    if any(x.numel() > 100_000 for x in tensors_of(args)):
+    if any(x.numel() > 100_000 for x in tensors_of(args)) or reads_elsewhere(str(op), _by_name(op, args)):
         return False
     call = described(op, args)
     try:

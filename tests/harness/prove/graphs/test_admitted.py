@@ -52,6 +52,20 @@ def test_an_operator_that_may_write_statistics_which_its_schema_leaves_out_is_re
 
 
 @pytest.mark.parametrize(
+    ("train", "lacks"),
+    [(True, {}), (False, {}), (True, {"save_mean": None}), (False, {"running_var": None}), (True, {"save_invstd": 3})],
+)
+def test_a_batch_norms_backward_is_taken_where_it_has_the_statistics_that_it_reads(train, lacks):
+    """Without, it ends the process; of shorter ones it reads beyond the end. The others it does not read."""
+    given = dict.fromkeys(("save_mean", "save_invstd") if train else ("running_mean", "running_var"), MEAN)
+    given |= {name: size and MEAN[:size] for name, size in lacks.items()}
+    given |= {"grad_out": X, "input": X, "weight": VAR, "train": train, "eps": 1e-5, "output_mask": [True] * 3}
+    refused = admitted.why_not(aten.native_batch_norm_backward.default, given)
+    assert ("statistics" in refused) if lacks else refused is None
+    assert not (lacks and try_call(aten.native_batch_norm_backward.default, ((), given), Scanned()))
+
+
+@pytest.mark.parametrize(
     ("name", "p", "train"),
     [("native_dropout", 0.0, True), ("native_dropout", 0.5, False), ("dropout", 0.0, True), ("dropout", 0.5, False)],
 )

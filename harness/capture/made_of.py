@@ -40,7 +40,7 @@ _OF_ONE_NODE = re.compile(
 )
 # A file that a user names is a module whose name ends with a part of its sha256.
 _NAMED_FILE = re.compile(r"_[0-9a-f]{8}$")
-_MAX_HASHED = 64 << 20
+MAX_HASHED = 64 << 20
 """Bytes of a library. Of one that is larger, as CUDA's are, the size is told."""
 _OF_THE_SYSTEM = ("/lib", "/usr/lib")
 _MAX_TOLD = 20
@@ -111,7 +111,7 @@ def loaded_files() -> Facts:
 
 def _told_of_library(file: str) -> str:
     size = os.path.getsize(file)
-    return f"{size} bytes" if size > _MAX_HASHED else f"sha256 {str(digest_of_loaded(file))[:16]}"
+    return f"{size} bytes" if size > MAX_HASHED else f"sha256 {str(digest_of_loaded(file))[:16]}"
 
 
 @dataclass(frozen=True, kw_only=True)

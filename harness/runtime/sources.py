@@ -212,15 +212,16 @@ def start_up_code() -> dict[str, str]:
 
 def digest_of_loaded(file: str) -> str | None:
     """The sha256 of the text that ran as a module of a file, or of what the file or the archive that it is in holds."""
-    return text_loader.text_digests.get(file) or _digest_of_file(file)
+    return text_loader.text_digests.get(file) or digest_of_file(file)
 
 
 @functools.cache
-def _digest_of_file(file: str) -> str | None:
+def digest_of_file(file: str) -> str | None:
+    """The sha256 of what a file holds, asked for once, or of the archive that it is in; None where there is none."""
     try:
         return hashlib.sha256(Path(file).read_bytes()).hexdigest()
     except NotADirectoryError:
-        return _digest_of_file(os.path.dirname(file))
+        return digest_of_file(os.path.dirname(file))
     except OSError:
         return None
 

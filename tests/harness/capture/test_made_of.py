@@ -90,10 +90,10 @@ def test_a_module_that_a_user_brought_is_told_by_its_content(tmp_path: Path, mon
     seen = []
     for text in ("lr = 1", "lr = 2"):
         file.write_text(text)
-        sources._digest_of_file.cache_clear()
+        sources.digest_of_file.cache_clear()
         seen.append(loaded_files()["module helper_of_a_user"])
     assert seen[0] != seen[1]
-    sources._digest_of_file.cache_clear()
+    sources.digest_of_file.cache_clear()
 
 
 def test_a_library_that_is_no_module_is_told_by_its_content_or_its_size(
@@ -106,7 +106,7 @@ def test_a_library_that_is_no_module_is_told_by_its_content_or_its_size(
     )
     known = {name: told for name, told in loaded_files().items() if name.startswith("library ")}
     assert known == {"library libmine.so": f"sha256 {hashlib.sha256(b'code').hexdigest()[:16]}"}
-    monkeypatch.setattr(made_of, "_MAX_HASHED", 3)
+    monkeypatch.setattr(made_of, "MAX_HASHED", 3)
     assert loaded_files()["library libmine.so"] == "4 bytes"
 
 

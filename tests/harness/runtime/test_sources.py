@@ -224,7 +224,7 @@ def test_a_module_in_an_archive_counts_by_the_archive(
     with zipfile.ZipFile(archive, "w") as written:
         written.writestr(zipfile.ZipInfo("part/zipped.py"), "x = 2")
     assert not later.would_load_again()
-    sources._digest_of_file.cache_clear()
+    sources.digest_of_file.cache_clear()
     assert digest != digest_of_loaded(f"{archive}/part/zipped.py") is not None
 
 
@@ -259,9 +259,9 @@ def test_what_python_runs_as_it_starts_counts_by_its_text_and_where_packages_lie
     for text in ("import torch", "torch = 1"):
         for name in ("sitecustomize", "patches"):
             (own / f"{name}.py").write_text(text)
-        sources._digest_of_file.cache_clear()
+        sources.digest_of_file.cache_clear()
         seen.append(start_up_code())
-    sources._digest_of_file.cache_clear()
+    sources.digest_of_file.cache_clear()
     assert seen[0].keys() - before.keys() == {"sitecustomize", "patches", "patching.pth"}
     assert {name for name in seen[0] if seen[0][name] != seen[1][name]} == {"sitecustomize", "patches"}
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Parallelism,
         Pipeline,
         Precision,
+        Schedule,
     )
     from bitproof.harness.errors import (
         ArtifactError,
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
     from bitproof.runs import Run, assert_as_expected, cases, diff, history, record, run
     from bitproof.searches import bisect, localize, prove, sensitivity, shrink
 
-_CASE = ("AdamW", "Batch", "Case", "Chunking", "Memory", "Model", "Parallelism", "Pipeline", "Precision")
+_CASE = ("AdamW", "Batch", "Case", "Chunking", "Memory", "Model", "Parallelism", "Pipeline", "Precision", "Schedule")
 _ERRORS = (
     "ArtifactError",
     "BitproofError",
@@ -140,6 +141,7 @@ __all__ = [
     "RankError",
     "RecordingError",
     "Run",
+    "Schedule",
     "Sensitivity",
     "Shrunk",
     "TraceError",

@@ -6,7 +6,7 @@ replaceable part: eager autograd here, a compiled graph elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -30,11 +30,13 @@ from bitproof.reference.parallel.expert import CapacityExchange, ExpertExchange
 from bitproof.reference.parallel.fsdp import fully_shard, placement_hash, shardings_of
 from bitproof.reference.parallel.mesh import EXPERT, FSDP, Mesh
 from bitproof.reference.parallel.tensor import split_layers
+from bitproof.reference.pipeline_stages import StagedGradients, keep_stages, mean_of_losses, micro_batches_of, stages_of
 
 Observe = Callable[[Kind, str, Tensor], None]
 
 
-GradientFunction = Callable[[StepInputs], tuple[Tensor, dict[str, Tensor]]]
+GradientFunction = Callable[[StepInputs], tuple[Tensor | None, dict[str, Tensor]]]
+"""Loss, None on a rank that has no part of the last stage, and gradients."""
 WrapGradients = Callable[[GradientFunction], GradientFunction]
 ShownTo = Callable[[Observe], AbstractContextManager[None]]
 
@@ -49,27 +51,32 @@ def loss_and_gradients(
     model: nn.Module,
     attention: str,
     inputs: StepInputs,
-    data_ranks: int,
+    gradient_seed: float,
     parameters: Mapping[str, nn.Parameter] | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """This rank's mean loss (float32, scalar) and its shards' gradients of the mean over all data ranks.
 
     `parameters` are the model's, by name, where somebody has them: to look for them takes a walk over all modules.
 
-    Gradients start from 1 / data_ranks and are summed over the ranks that read different data by each
-    parameter's own reduce-scatter.
+    Gradients start from `gradient_seed`, 1 / data ranks for one micro-batch, and are summed over the ranks that read
+    different data by each parameter's own reduce-scatter.
     """
     parameters = dict(model.named_parameters()) if parameters is None else parameters
     loss = mean_loss(model, attention, inputs)
-    seed = torch.full_like(loss, 1 / data_ranks)
+    seed = torch.full_like(loss, gradient_seed)
     gradients = torch.autograd.grad(loss, list(parameters.values()), seed)
     return loss, dict(zip(parameters, gradients, strict=True))
 
 
-def build_sharded_model(case: Case, mesh: Mesh, device: torch.device) -> nn.Module:
-    """The case's model as this rank holds it: sharded parameters, local experts, buffers at their start."""
+def build_sharded_model(case: Case, mesh: Mesh, device: torch.device, stages: Sequence[int] | None = None) -> nn.Module:
+    """The case's model as this rank holds it: sharded parameters, local experts, buffers at their start.
+
+    All of it, or what these stages of a pipeline have.
+    """
     with torch.device(device):
-        model = build_model(case.model)
+        model: Any = build_model(case.model)
+    if stages is not None:
+        keep_stages(model, stages, case.stages)
     for module in model.modules():
         if isinstance(module, MoE):
             capacity, size = module.config.capacity, mesh.size(EXPERT)
@@ -77,7 +84,7 @@ def build_sharded_model(case: Case, mesh: Mesh, device: torch.device) -> nn.Modu
                 ExpertExchange(size, EXPERT) if capacity is None else CapacityExchange(size, EXPERT, capacity)
             )
     spread = case.batch.data == ADVERSARIAL
-    num_tokens = case.batch.sequences * case.batch.seq_len // (2 if case.chunking else 1)
+    num_tokens = case.batch.sequences // case.micro_batches * case.batch.seq_len // (2 if case.chunking else 1)
     plan = case.autoplace.plan if case.autoplace else None
     if case.autoplace and plan is None:
         raise CaseError(
@@ -94,18 +101,19 @@ def build_sharded_model(case: Case, mesh: Mesh, device: torch.device) -> nn.Modu
 
 
 def recorded_a_step(case: Case) -> dict[Kind, int]:
-    """How many tensors of each kind a rank shows in a step of a system of ours; activations are not among them.
+    """How many tensors of each kind all ranks show in a step of a system of ours; activations are not among them.
 
-    Every rank holds a part of each parameter, and AdamW keeps two moments and a step count of it; each buffer that is
-    state is shown before and after the update.
+    Every rank of a stage holds a part of each of its parameters, and AdamW keeps two moments and a step count of it;
+    each buffer that is state is shown before and after the update. The last stage has the loss.
     """
     with torch.device("meta"):
         model = build_model(case.model)
     state = model.state_dict()
-    parameters = len(list(model.parameters()))
-    counts: dict[Kind, int] = {"loss": 1, "grad": parameters, "param": parameters, "optimizer": 3 * parameters}
-    counts["buffer"] = 2 * sum(name in state for name, _ in model.named_buffers())
-    return counts | ({"grad_norm": 1} if case.grad_norm else {})
+    world, ranks = case.parallelism.world_size, case.parallelism.stage_ranks
+    parameters = ranks * len(list(model.parameters()))
+    counts: dict[Kind, int] = {"loss": ranks, "grad": parameters, "param": parameters, "optimizer": 3 * parameters}
+    counts["buffer"] = ranks * 2 * sum(name in state for name, _ in model.named_buffers())
+    return counts | ({"grad_norm": world} if case.grad_norm else {})
 
 
 class Trainer:
@@ -116,11 +124,13 @@ class Trainer:
     balancing and AdamW, every local parameter, optimizer state, and buffers `<name>@after_optimizer`.
     """
 
-    def __init__(self, case: Case, mesh: Mesh, device: torch.device) -> None:
+    def __init__(self, case: Case, mesh: Mesh, device: torch.device, *, is_whole: bool = False) -> None:
+        """With `is_whole` a rank has all of the model, also where the case cuts it into stages."""
         self.case = case
         self.mesh = mesh
         self.device = device
-        self.model = build_sharded_model(case, mesh, device)
+        is_cut = case.parallelism.pp > 1 and not is_whole
+        self.model = build_sharded_model(case, mesh, device, stages_of(case, mesh) if is_cut else None)
         self.parameters = dict(self.model.named_parameters())
         # Buffers that training changes; constant tables are part of the model, not of its state.
         self.state_buffers = {
@@ -143,10 +153,22 @@ class Trainer:
         """Which chunk is in its forward now; None outside of chunks."""
         return running_chunk()
 
-    def eager_gradients(self, inputs: StepInputs) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss and gradients by eager autograd."""
-        data_ranks = self.mesh.parallelism.data_ranks
-        return loss_and_gradients(self.model, self.case.model.attention, inputs, data_ranks, self.parameters)
+    def running_half(self) -> tuple[str, int] | None:
+        """Of which half and micro-batch a pipeline's graphs run now; None where no such graphs run."""
+        action = getattr(self.graph, "running", None)
+        return None if action is None else (action.half, action.micro_batch)
+
+    def eager_gradients(self, inputs: StepInputs) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """Loss and gradients by eager autograd; gradients of micro-batches are added in their order."""
+        attention, seed = self.case.model.attention, self.case.gradient_seed
+        if self.case.schedule is None:
+            return loss_and_gradients(self.model, attention, inputs, seed, self.parameters)
+        losses, totals = [], dict[str, Tensor]()
+        for part in micro_batches_of(inputs, self.case.micro_batches):
+            loss, gradients = loss_and_gradients(self.model, attention, part, seed, self.parameters)
+            losses.append(loss.detach())
+            totals = {name: totals[name] + x if name in totals else x for name, x in gradients.items()}
+        return mean_of_losses(losses), totals
 
     def step(self, index: int, observe: Observe) -> None:
         """Take training step `index` (from 0), handing every value to `observe` as it stands then."""
@@ -155,7 +177,8 @@ class Trainer:
             loss, gradients = self.gradients(inputs)
         if self.chunks is not None:
             self.chunked = self.chunks.end_step(index)
-        observe("loss", "loss", loss.detach())
+        if loss is not None:
+            observe("loss", "loss", loss.detach())
         _observe_all(observe, "grad", gradients)
         if self.case.grad_norm:
             observe("grad_norm", "grad_norm", gradient_norm(gradients, shardings_of(self.model), self.mesh))
@@ -200,5 +223,7 @@ def make_eager(
     if chunked:
         assert case.chunking is not None, "Case refuses eager_chunked without chunking"
         trainer.chunks = chunk_modules(trainer.model, case.chunking, inspect_module)
+    if case.parallelism.pp > 1:
+        trainer.gradients = StagedGradients(trainer.model, case, mesh)
     trainer.gradients = wrap(trainer.gradients)
     return trainer

@@ -23,6 +23,7 @@ FLOOR = {
     "bitproof.harness.case.case_parts",
     "bitproof.harness.case.observed",
     "bitproof.harness.case.patterns",
+    "bitproof.harness.case.schedule",
     "bitproof.harness.case.shard",
     "bitproof.harness.case.texts",
     "bitproof.harness.case.traced",
@@ -213,6 +214,7 @@ def test_a_circle_is_seen():
 CIRCLES = {
     ("bitproof.harness.case.autoplace", "bitproof.harness.case.case"): "a part of a case checks the case that it is of",
     ("bitproof.harness.case.observed", "bitproof.harness.case.case"): "a part of a case checks the case that it is of",
+    ("bitproof.harness.case.schedule", "bitproof.harness.case.case"): "a part of a case checks the case that it is of",
     ("bitproof.harness.case.traced", "bitproof.harness.case.case"): "a part of a case checks the case that it is of",
     ("bitproof.harness.disturb.entry", "bitproof.harness.disturb.graph_editor"): "a row names what its edit takes",
     ("bitproof.harness.disturb.entry", "bitproof.harness.disturb.tamper"): "a row names what its call takes",
@@ -290,6 +292,7 @@ def test_only_the_worker_models_the_graph_step_its_placements_and_what_tries_or_
         "bitproof.harness.history.beside",
         "bitproof.harness.systems.autoplace",
         "bitproof.harness.systems.graph",
+        "bitproof.harness.systems.staged_gradients",
         "bitproof.harness.systems.step_graphs",
         "bitproof.harness.systems.update_graph",
     }

@@ -21,6 +21,7 @@ FAULT_RUNS = "tests/harness/commands/test_faults.py"
 
 # Where a module that has no file of tests to itself is tested, and why there.
 ELSEWHERE = {
+    "harness/systems/staged_gradients.py": (CASES, "the cases of pipelines run it"),
     "bitproof/__main__.py": ("tests/harness/runtime/test_start.py", "it is how the program starts"),
     "bitproof/__init__.py": ("tests/bitproof/test_runs.py", "its names are those of other modules"),
     "cases/__init__.py": (CASES, "families and their cases are one table"),

@@ -6,6 +6,7 @@ from bitproof.harness.case.case import KINDS, USUAL_KINDS, Case, ExpectedVerdict
 from bitproof.harness.case.case_parts import DIM_MULTIPLE, AdamW, Batch, Chunking, Memory, Model, Parallelism, Precision
 from bitproof.harness.case.observed import Boundary, boundary_of, observed_modules
 from bitproof.harness.case.patterns import pattern_of, root_of
+from bitproof.harness.case.schedule import Schedule, stage_of_layer
 from bitproof.harness.case.texts import ADVERSARIAL, PYDOC, PYDOC_LINES
 from bitproof.harness.case.traced import (
     AUTOPLACE,
@@ -48,10 +49,12 @@ __all__ = [
     "Pipeline",
     "Plan",
     "Precision",
+    "Schedule",
     "boundary_of",
     "observed_modules",
     "pattern_of",
     "refuse_unwritten",
     "root_of",
+    "stage_of_layer",
     "with_plan",
 ]

@@ -22,6 +22,7 @@ from bitproof.harness.case.bounds import (
 )
 from bitproof.harness.case.case_parts import AdamW, Batch, Chunking, Memory, Model, Parallelism, Precision
 from bitproof.harness.case.observed import check_observed
+from bitproof.harness.case.schedule import Schedule, check_schedule
 from bitproof.harness.case.traced import Pipeline, check_traced
 from bitproof.harness.errors import CaseError
 from bitproof.harness.validate import STRICT, read
@@ -61,6 +62,8 @@ class Case:
 
     `resume_at`: after so many steps the candidate saves and ends, and goes on in new processes.
 
+    `schedule`: a step takes micro-batches, through the stages of a pipeline where `parallelism.pp` says so.
+
     `requires` names what the case cannot be judged without, a device or a package: where a machine lacks it, runs that
     select nothing by name leave the case out and say so.
     """
@@ -89,6 +92,7 @@ class Case:
     reference_parallelism: Parallelism | None = None
     resume_at: int | None = None
     batch: Batch = field(default_factory=Batch)
+    schedule: Schedule | None = None
     precision: Precision = field(default_factory=Precision)
     memory: Memory = field(default_factory=Memory)
     pipeline: Pipeline = field(default_factory=Pipeline)
@@ -145,11 +149,27 @@ class Case:
         self._check_chunks()
         check_traced(self)
         check_observed(self)
+        check_schedule(self)
 
     @property
     def bound(self) -> float | None:
         """The largest relative error that the case allows, if it states one."""
         return self.close_within or self.differs_within
+
+    @property
+    def micro_batches(self) -> int:
+        """In how many parts a step takes a rank's rows."""
+        return self.schedule.micro_batches if self.schedule else 1
+
+    @property
+    def stages(self) -> int:
+        """In how many stages the model's layers are cut."""
+        return self.parallelism.pp * (self.schedule.stages_per_rank if self.schedule else 1)
+
+    @property
+    def gradient_seed(self) -> float:
+        """What backward starts from: what a micro-batch's mean loss on one rank counts for."""
+        return 1 / (self.parallelism.data_ranks * self.micro_batches)
 
     def of(self, role: str) -> Case:
         """The case as a side runs it: where the reference lies otherwise on the ranks, its own parallelism."""

@@ -111,6 +111,9 @@ class Parallelism:
     experts' are split over tp before they are sharded over the ranks of one tensor coordinate. Experts are never
     split over tp: ranks that share a text share its tokens among them, and send each to its experts.
 
+    With a pipeline, `pp` > 1, the ranks are cut into pp equal parts, each with the layers of its own stages (see
+    `Schedule`), and all of the above is so of each part: rank r has pipeline coordinate r // (world_size / pp).
+
     `shared_groups`: groups over the same ranks are one process-group object, as where meshes cache them.
     """
 
@@ -119,33 +122,42 @@ class Parallelism:
     world_size: int = 8
     ep: int = 2
     tp: int = 1
+    pp: int = 1
     shared_groups: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("world_size", "ep", "tp"):
+        for name in ("world_size", "ep", "tp", "pp"):
             RANKS.check(f"parallelism.{name}", getattr(self, name))
-        if self.world_size % self.ep:
+        if self.world_size % self.pp:
             raise CaseError(
-                "expert parallelism must divide the world size",
-                expected="world_size a multiple of ep",
-                found=f"world_size={self.world_size}, ep={self.ep}",
+                "a pipeline must divide the world size",
+                expected="world_size a multiple of pp",
+                found=f"world_size={self.world_size}, pp={self.pp}",
             )
-        if self.world_size % self.tp:
-            raise CaseError(
-                "tensor parallelism must divide the world size",
-                expected="world_size a multiple of tp",
-                found=f"world_size={self.world_size}, tp={self.tp}",
-            )
+        what = "the world size" if self.pp == 1 else "a stage's ranks"
+        for kind, name in (("expert", "ep"), ("tensor", "tp")):
+            if self.stage_ranks % getattr(self, name):
+                raise CaseError(
+                    f"{kind} parallelism must divide {what}",
+                    expected=f"{'world_size' if self.pp == 1 else 'world_size / pp'} a multiple of {name}",
+                    found=f"world_size={self.world_size}, {f'pp={self.pp}, ' if self.pp > 1 else ''}"
+                    f"{name}={getattr(self, name)}",
+                )
+
+    @property
+    def stage_ranks(self) -> int:
+        """The ranks of one stage of a pipeline; all of them where there is none."""
+        return self.world_size // self.pp
 
     @property
     def data_ranks(self) -> int:
-        """Ranks that read different data: all but those that share one model between them."""
-        return self.world_size // self.tp
+        """Ranks that read different data: of one stage all but those that share one model between them."""
+        return self.stage_ranks // self.tp
 
     @property
     def expert_fsdp(self) -> int:
         """Ranks that share one expert shard's parameters."""
-        return self.world_size // self.ep
+        return self.stage_ranks // self.ep
 
 
 @dataclass(frozen=True, kw_only=True)

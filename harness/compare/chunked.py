@@ -15,16 +15,24 @@ from bitproof.harness.records import Manifest, Recording
 Calls = Mapping[str, int]
 
 
-def agreed_by_ranks(system: str, by_rank: Sequence[dict[str, int] | None]) -> dict[str, int] | None:
-    """What every rank says that it ran in chunks. Raises RecordingError, naming the first rank that did otherwise."""
+def agreed_by_ranks(
+    system: str, by_rank: Sequence[dict[str, int] | None], stage_ranks: int | None = None
+) -> dict[str, int] | None:
+    """What every rank says that it ran in chunks; in a pipeline every rank of a stage, of that stage's modules.
+
+    Raises RecordingError, naming the first rank that did otherwise.
+    """
+    agreed: dict[str, int] | None = None
     for rank, chunked in enumerate(by_rank):
-        if chunked != by_rank[0]:
+        first = rank - rank % (stage_ranks or len(by_rank))
+        if chunked != by_rank[first]:
             raise RecordingError(
-                f"rank {rank} of {system} ran other modules in chunks than rank 0",
-                expected=f"calls a step, as on rank 0: {_tell(by_rank[0], by_rank[0], chunked)}",
-                found=_tell(chunked, by_rank[0], chunked),
+                f"rank {rank} of {system} ran other modules in chunks than rank {first}",
+                expected=f"calls a step, as on rank {first}: {_tell(by_rank[first], by_rank[first], chunked)}",
+                found=_tell(chunked, by_rank[first], chunked),
             )
-    return by_rank[0]
+        agreed = None if chunked is None else (agreed or {}) | chunked
+    return agreed
 
 
 def unlike_chunks(reference: Recording, candidate: Recording) -> Iterator[str]:

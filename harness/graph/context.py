@@ -8,6 +8,7 @@ from typing import Any
 
 from bitproof.harness.case import Chunking, Memory, Pipeline
 from bitproof.harness.graph.groups import GroupTable
+from bitproof.harness.graph.staged.cuts import Cuts
 from bitproof.harness.graph.tracing.trace import ChunkSymbol, Guard
 
 
@@ -16,7 +17,7 @@ class PassContext:
     """The settings of one case's pipeline. `chunk_groups` names the groups whose collectives may run once a chunk,
     among them those that isolation may make. `groups` is what is known of every group, and grows as passes add some.
     `module_calls` has the model's modules and how often the traced step called each. `is_joint` says that the step was
-    exported as a joint graph, which is to be partitioned.
+    exported as a joint graph, which is to be partitioned. `cuts` says where stages of a pipeline begin.
 
     `facts` is where a pass puts what the report should say of it, as JSON values; the runner empties it
     before each pass.
@@ -31,4 +32,5 @@ class PassContext:
     groups: GroupTable = field(default_factory=GroupTable)
     module_calls: Mapping[str, int] = field(default_factory=dict)
     is_joint: bool = False
+    cuts: Cuts = field(default_factory=Cuts)
     facts: dict[str, Any] = field(default_factory=dict)

@@ -69,7 +69,7 @@ def _other_counts(result: CaseResult) -> Iterator[tuple[str, object, str, object
         yield "case.model", "a model that this version of bitproof can build", by, error.what
         return
     for kind, count in counts.items():
-        expected, told = count * result.steps * result.world_size, result.compared.get(kind, 0)
+        expected, told = count * result.steps, result.compared.get(kind, 0)
         if expected != told:
             yield f"compared.{kind}", expected, "the case's model", told
 

@@ -1,6 +1,7 @@
 """Where in a step the running call belongs. That is told
 
 by a graph's node, while a graph runs (`GraphRunner`)
+by what a pipeline of graphs says that it does, around its graphs
 by the module hooks' stack, in eager forward
 by autograd's node and the forward call that made it, in eager backward; its seed is backward's, as in a graph
 by the module hooks' stack again, where backward runs a module again
@@ -56,10 +57,16 @@ _SEEDS = names(lambda row: row.begins_gradient)
 class Places:
     """Where the running call belongs, and, of a graph, which node makes it."""
 
-    def __init__(self, modules: Iterable[tuple[str, nn.Module]], running_chunk: Callable[[], int | None]) -> None:
+    def __init__(
+        self,
+        modules: Iterable[tuple[str, nn.Module]],
+        running_chunk: Callable[[], int | None],
+        running_half: Callable[[], tuple[str, int] | None] = lambda: None,
+    ) -> None:
         self._names = {module: name for name, module in modules}
         self._owners: dict[Tensor, str] = {}
         self._running_chunk = running_chunk
+        self._running_half = running_half
         self._running: list[str | None] = []  # None: a graph of which nothing is known
         self._entered: list[tuple[nn.Module, bool]] = []  # and whether backward runs it again
         self._hooked = set[nn.Module]()
@@ -94,6 +101,11 @@ class Places:
             self._part = part_of(self.node)
             return place, self.node.name, source
         line = innermost_user_line(sys._getframe(2))
+        if (
+            half := self._running_half()
+        ) is not None:  # what a pipeline's graphs are given, and what is done with theirs
+            self._has_gradients = True
+            return Place(None, half[0]), None, line
         if self._optimizers:  # also one that a gradient's hook runs
             self._has_gradients = True
             return Place(None, "update"), None, line
@@ -160,6 +172,8 @@ class Places:
 
     def micro_batch_of(self, place: Place) -> int | None:
         """How often the outermost module had been called for what is computed there; None where that says nothing."""
+        if (half := self._running_half()) is not None:
+            return half[1] + 1
         if self.node is not None or place.chunk is not None:
             return None
         return {"forward": self._micro_batch, "backward": self._backward_of}.get(str(place.direction))

@@ -108,7 +108,7 @@ def prove_case(
 
 def of_the_reference(case: Case) -> Case:
     """The case without what its reference does not depend on, so that cases which share one share its trace."""
-    kept = ("reference", "chunking", "model", "parallelism", "batch", "precision", "seed", "autoplace")
+    kept = ("reference", "chunking", "model", "parallelism", "batch", "schedule", "precision", "seed", "autoplace")
     return Case(name="reference", family="prove", **{name: getattr(case, name) for name in kept})
 
 

@@ -49,6 +49,8 @@ class UpdateProof:
 def prove_update(case: Case, step: PairProof, groups: Sequence[GroupTable], device: torch.device) -> UpdateProof:
     """Prove what follows a case's step, of which both graphs are known. What cannot be understood is in the answer."""
     assert step.graphs is not None
+    if case.schedule is not None:
+        return UpdateProof(REFUSED, reason="one micro-batch is proved, and no graph says how a step adds up several")
     try:
         updates = _Updates(case, device)
         joined = [join(graph, updates.of(graph, own)) for graph, own in zip(step.graphs, groups, strict=True)]

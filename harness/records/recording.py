@@ -19,8 +19,8 @@ REQUIRED_KINDS: tuple[Kind, ...] = ("loss", "grad", "param", "optimizer")
 
 
 def needs_one_rank(kind: str, case: Case) -> bool:
-    """Whether at each step one rank is enough to record a kind: the last stage of a user's pipeline has the loss."""
-    return kind == "loss" and case.is_foreign
+    """Whether at each step one rank is enough to record a kind: the last stage of a pipeline has the loss."""
+    return kind == "loss" and (case.is_foreign or case.parallelism.pp > 1)
 
 
 def required_kinds(case: Case) -> tuple[Kind, ...]:
@@ -243,7 +243,10 @@ class Recording:
         """One rank's records."""
         return {key: record for key, record in self.records.items() if key.rank == rank}
 
-    def losses(self, rank: int = 0) -> list[str]:
-        """One rank's losses as hexadecimal floats, in step order."""
-        records = self.records_of(rank)
+    def losses(self, rank: int | None = None) -> list[str]:
+        """One rank's losses as hexadecimal floats, in step order: by default rank 0's, in a pipeline of ours those of
+        the first rank of its last stage.
+        """
+        world, pp = self.manifest.world_size, self.manifest.case.get("parallelism", {}).get("pp", 1)
+        records = self.records_of(world - world // pp if rank is None else rank)
         return [records[key].value or "" for key in sorted(key for key in records if key.kind == "loss")]

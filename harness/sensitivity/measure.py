@@ -28,6 +28,8 @@ def why_not(case: Case) -> str | None:
         return f"system {case.candidate} is not known as a graph"
     if case.pipeline.compiles:
         return f"backend {case.pipeline.backend} compiles the graph into code whose calls are not known"
+    if case.schedule is not None:
+        return "a step in micro-batches is several runs of its graph, with sums between them"
     if case.observe and case.candidate != "graph":
         return f"what {case.candidate} shows of its activations is not known in the form of a graph"
     return None

@@ -150,7 +150,7 @@ def trace_placements(case: Case) -> Traced:
         model,
         loss,
         StepInputs(*(torch.empty(shape, dtype=torch.int64, device="meta") for _ in StepInputs._fields)),
-        gradient_seed=1 / case.parallelism.data_ranks,
+        gradient_seed=case.gradient_seed,
         device=torch.device("cpu"),
     )
     scene = PlacementInputs(

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -41,12 +42,15 @@ from bitproof.harness.graph.groups import Group, GroupTable
 from bitproof.harness.graph.hazards import hazard_lines
 from bitproof.harness.graph.observation import show_activations, shown_to
 from bitproof.harness.graph.pipeline import PassRow, apply_until, build_pipeline, run_pipeline
+from bitproof.harness.graph.staged.cut_graph import CutGraph, cut
+from bitproof.harness.graph.staged.cuts import Cuts
 from bitproof.harness.graph.tracing.export_joint import export_joint_step
 from bitproof.harness.graph.tracing.trace import JointGraph, StepGraph, trace_joint_step
 from bitproof.harness.machine.determinism import keeping_switches
 from bitproof.harness.records import Artifact, PassReport
 from bitproof.harness.systems.autoplace import placed_case
 from bitproof.harness.systems.graph_key import step_part
+from bitproof.harness.systems.staged_gradients import staged_gradients
 from bitproof.harness.torch_operators import below_autograd
 from bitproof.reference.chunking import DIM_INDEX
 from bitproof.reference.data import Step as StepInputs
@@ -75,7 +79,8 @@ class GraphProgram:
 
     `run` takes the graph's inputs: the graph itself, or what a backend compiled of it. `groups` are those, by
     name, that all ranks must make in this order before they run it. `passes` are for the report. `is_kept`: an earlier
-    run traced it (harness/systems/cached_graph.py). `layout` is the form of the state that it was traced for, unless
+    run traced it (harness/systems/cached_graph.py). `parts`: of a case that takes micro-batches the graph is one's, cut
+    into stages. `layout` is the form of the state that it was traced for, unless
     that is not known; `artifact` is what it was read from, where a process without ranks had made it.
     """
 
@@ -87,6 +92,7 @@ class GraphProgram:
     groups: Mapping[str, Group]
     trace_seconds: float
     passes: list[PassReport]
+    parts: CutGraph | None = None
     is_kept: bool = False
     layout: tuple[Layout, ...] = ()
     artifact: Artifact | None = None
@@ -155,17 +161,17 @@ def trace(
     start = time.perf_counter()
     mesh = Mesh(rank, case.parallelism)
     model = build_sharded_model(case, mesh, torch.device("meta"))
-    shape = (case.batch.sequences, case.batch.seq_len)
+    shape = (case.batch.sequences // case.micro_batches, case.batch.seq_len)
     inputs = StepInputs(*(torch.empty(shape, dtype=torch.int64, device="meta") for _ in StepInputs._fields))
 
     def loss_function(*tensors: Tensor) -> Tensor:
         return mean_loss(model, case.model.attention, StepInputs(*tensors))
 
-    seed = 1 / case.parallelism.data_ranks
+    seed = case.gradient_seed
     if system == JOINT:
         joint = export_joint_step(model, loss_function, inputs, gradient_seed=seed, device=device)
     else:
-        whole = "batch" if case.batch.sequences > 1 else "seq"  # an open dim is taken to have more than one row
+        whole = "batch" if shape[0] > 1 else "seq"  # an open dim is taken to have more than one row
         dim = DIM_INDEX[case.chunking.dim if case.chunking else whole]
         joint = trace_joint_step(
             model,
@@ -224,6 +230,7 @@ def finish(
         groups=group_table(Mesh(0, case.parallelism)),
         module_calls=joint.module_calls,
         is_joint=traced.system == JOINT,
+        cuts=Cuts(case.stages, sum(re.fullmatch(r"layers\.\d+", name) is not None for name in joint.module_calls)),
     )
     passes = apply_until(insert(build_pipeline(context), extra_passes), case.pipeline.until)
     dump = GraphDump(options.dump_dir, joint.parameter_names, joint.buffer_names) if options.dump_dir else None
@@ -251,6 +258,7 @@ def finish(
         trace_seconds=traced.seconds,
         groups=context.groups.made(),
         passes=reports,
+        parts=cut(module, context.cuts, joint.chunk_symbol) if case.schedule else None,
         layout=traced.layout,
     )
 
@@ -281,7 +289,8 @@ def mutate_program(program: GraphProgram, entry: Entry, case: Case) -> GraphProg
         facts={"sites": [list(site) for site in sites]},
     )
     passes = [*program.passes, report]
-    return replace(program, module=module, run=module, code_hash=code_hash(module), passes=passes)
+    parts = program.parts.of_other(module) if program.parts else None
+    return replace(program, module=module, run=module, code_hash=code_hash(module), passes=passes, parts=parts)
 
 
 def code_hash(module: GraphModule) -> str:
@@ -314,7 +323,15 @@ def make_graph_system(
     trainer.graph = program.run
     is_plain = program.run is program.module  # what a backend compiled calls what it likes
     trainer.chunked = program.chunked
+    if program.chunked is not None and case.schedule is not None:
+        own = {name for name, _ in trainer.model.named_modules()}
+        trainer.chunked = {name: calls * case.micro_batches for name, calls in program.chunked.items() if name in own}
     buffers = dict(trainer.model.named_buffers())
+    if program.parts is not None:
+        trainer.gradients = wrap(
+            staged_gradients(trainer, program.parts, program.parameter_names, program.buffer_names)
+        )
+        return trainer
     _check_layout(program, {**trainer.parameters, **buffers})
     state: list[Tensor] = [trainer.parameters[name] for name in program.parameter_names]
     state += [buffers[name] for name in program.buffer_names]

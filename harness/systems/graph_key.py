@@ -99,7 +99,12 @@ def graph_cache_of(
     case: Case, folder: Path | None, installation: Installation | None, system: str = TRACED[0]
 ) -> GraphCache | None:
     """Where a system's graph of a case for the CPU is kept; None for one that is not: see `systems.cached_graph`."""
-    is_plain = system != PRECOMPILED and case.pipeline.overlap_costs is None and not case.pipeline.compiles
+    is_plain = (
+        system != PRECOMPILED
+        and case.schedule is None
+        and case.pipeline.overlap_costs is None
+        and not case.pipeline.compiles
+    )
     if folder is None or installation is None or not is_plain:
         return None
     return GraphCache(folder, _key(case, system, installation), installation)

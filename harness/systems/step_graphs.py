@@ -21,6 +21,7 @@ from bitproof.reference.data import Step as StepInputs
 from bitproof.reference.data import TextStream, text_source
 from bitproof.reference.parallel import rank_order_group
 from bitproof.reference.parallel.mesh import FSDP, Mesh
+from bitproof.reference.pipeline_stages import micro_batches_of
 from bitproof.reference.step import Trainer, build_sharded_model, mean_loss
 
 
@@ -49,12 +50,12 @@ def step_graph(
     if system == "eager_chunked":
         assert case.chunking is not None, "Case refuses eager_chunked without chunking"
         chunk_modules(model, case.chunking)
-    shape = (case.batch.sequences, case.batch.seq_len)
+    shape = (case.batch.sequences // case.micro_batches, case.batch.seq_len)
     graph = trace_fixed_step(
         model,
         lambda *tensors: mean_loss(model, case.model.attention, StepInputs(*tensors)),
         StepInputs(*(torch.empty(shape, dtype=torch.int64, device="meta") for _ in StepInputs._fields)),
-        gradient_seed=1 / case.parallelism.data_ranks,
+        gradient_seed=case.gradient_seed,
         device=device,
     )
     forget_device_index(graph.module, device)
@@ -62,11 +63,12 @@ def step_graph(
 
 
 def read_inputs(case: Case, step: int) -> list[dict[str, Tensor]]:
-    """What each rank reads at a step, by the names of the graph's last inputs."""
+    """What each rank reads at a step, or in its first micro-batch, by the names of the graph's last inputs."""
     documents, _ = text_source(case.batch.data)
     ranks = [Mesh(rank, case.parallelism).coordinate(FSDP) for rank in range(case.parallelism.world_size)]
     size = case.parallelism.data_ranks
-    return [TextStream(documents, case.batch, rank=r, world_size=size).step(step)._asdict() for r in ranks]
+    steps = [TextStream(documents, case.batch, rank=r, world_size=size).step(step) for r in ranks]
+    return [micro_batches_of(inputs, case.micro_batches)[0]._asdict() for inputs in steps]
 
 
 def all_trainers(case: Case) -> list[Trainer]:

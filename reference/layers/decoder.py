@@ -43,6 +43,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.tok_embeddings = nn.Embedding(vocab_size, dim)
         self.layers = nn.ModuleList(blocks)
+        self.num_layers = len(self.layers)
         self.norm = RMSNorm(dim, eps=norm_eps)
         self.output = nn.Linear(dim, vocab_size, bias=False)
 

@@ -8,6 +8,8 @@ registers its own instance under that name.
     efsdp   ranks that hold the same experts: shards of expert parameters
     ep      ranks that share one set of experts between them, whatever text they read: token exchange
     tp      ranks that share each layer but for the routed experts, and the text they read: sums of a layer's parts
+    pp      ranks that hold the same place in each stage of a pipeline: what one stage sends the next. It is torch's own
+            group, as no graph names it
 
 A rewritten graph may ask for more groups, over the ranks of these: `ensure_group` makes them.
 """
@@ -35,6 +37,7 @@ FSDP = "fsdp"
 EXPERT_FSDP = "efsdp"
 EXPERT = "ep"
 TENSOR = "tp"
+PIPELINE = "pp"
 GROUP_NAMES = (FSDP, EXPERT_FSDP, EXPERT, TENSOR)
 
 Partition = Sequence[Sequence[int]]
@@ -61,8 +64,8 @@ _boards: list[Board] = []
 class Mesh:
     """One rank's place among all: rank r has `ep` coordinate r % ep and `efsdp` coordinate r // ep.
 
-    Its `tp` coordinate is r % tp and its `fsdp` coordinate, which also chooses its text, r // tp. It computes on
-    `device`.
+    Its `tp` coordinate is r % tp and its `fsdp` coordinate, which also chooses its text, r // tp. In a pipeline r
+    counts within the ranks of its own stages. It computes on `device`.
     """
 
     rank: int
@@ -84,12 +87,14 @@ class Mesh:
     def partition(self, group: str) -> list[list[int]]:
         """Every instance of the named group: a partition of all ranks."""
         world, ep, tp = self.parallelism.world_size, self.parallelism.ep, self.parallelism.tp
-        ranks = range(world)
+        ranks, size = range(world), self.parallelism.stage_ranks
+        parts = [ranks[first : first + size] for first in range(0, world, size)]
         return {
-            FSDP: [list(ranks[i::tp]) for i in range(tp)],
-            EXPERT_FSDP: [list(ranks[i::ep]) for i in range(ep)],
+            FSDP: [list(part[i::tp]) for part in parts for i in range(tp)],
+            EXPERT_FSDP: [list(part[i::ep]) for part in parts for i in range(ep)],
             EXPERT: [list(ranks[i : i + ep]) for i in range(0, world, ep)],
             TENSOR: [list(ranks[i : i + tp]) for i in range(0, world, tp)],
+            PIPELINE: [list(ranks[i::size]) for i in range(size)],
         }[group]
 
     def object_of(self, group: str) -> str:
@@ -160,6 +165,14 @@ def ensure_group(name: str, partition: Partition, *, high_priority: bool = False
     is_alone = all(len(ranks) == 1 for ranks in partition)
     group = LoneGroup() if is_alone else _in_rank_order(_own_part(partition, high_priority), partition)
     keep_group(name, partition, group)
+
+
+def pipeline_group(mesh: Mesh) -> dist.ProcessGroup:
+    """torch's own group of the ranks of this rank's pipeline, made by all ranks together.
+
+    It joins ranks for messages from one to another alone, which no group of ours takes.
+    """
+    return _own_part(mesh.partition(PIPELINE), False)
 
 
 def _own_part(partition: Partition, high_priority: bool) -> dist.ProcessGroup:

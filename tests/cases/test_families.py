@@ -20,6 +20,7 @@ from bitproof.builtin_cases import (
     debug,
     joint,
     models,
+    pipelines,
     process_groups,
     regional,
     shapes,
@@ -208,6 +209,16 @@ def test_captured_cases_have_no_size_that_data_decide_and_differ_from_others_in_
         with pytest.raises(CaseError, match=r"model\.capacity is not a number that a case may have"):
             replace(experts.model, capacity=capacity)
     assert model_config(experts.model).moe.capacity == 1.25
+
+
+def test_pipelines_are_held_against_eager_stages_and_against_none_on_four_and_eight_ranks():
+    gpipe, one, unstaged, interleaved, chunked = pipelines.CASES
+    assert gpipe == replace(one, name="pipeline_gpipe", schedule=replace(one.schedule, order="gpipe"))
+    assert (one.reference, one.stages, one.parallelism.stage_ranks, one.parallelism.ep) == ("eager", 2, 2, 2)
+    assert unstaged == replace(one, name="pipeline_unstaged", reference="bitproof.reference.unstaged:eager")
+    assert (interleaved.stages, interleaved.parallelism.world_size, interleaved.model.layers) == (4, 8, 4)
+    assert chunked.pipeline == Pipeline(isolate_groups=True, isolate_gathers=True, bucket=True, overlap=True)
+    assert (chunked.memory.policy, chunked.parallelism.world_size) == ("offload", 8)
 
 
 def test_the_debug_model_runs_in_the_three_chunkings_on_fewer_ranks_and_steps():

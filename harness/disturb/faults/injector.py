@@ -16,7 +16,7 @@ from bitproof.harness.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-    Gradients = tuple[torch.Tensor, dict[str, torch.Tensor]]
+    Gradients = tuple[torch.Tensor | None, dict[str, torch.Tensor]]
     GradientFunction = Callable[[Any], Gradients]
     Observe = Callable[..., None]
 

@@ -286,7 +286,7 @@ def join_recording(
         values=request.values_to_keep,
         gpus=[rank.gpu for rank in done],
         gpu_environments=[rank.gpu_environment for rank in done],
-        chunked=agreed_by_ranks(request.system, [rank.chunked for rank in done]),
+        chunked=agreed_by_ranks(request.system, [rank.chunked for rank in done], request.case.parallelism.stage_ranks),
         alone=[rank for rank, account in enumerate(done) if account.is_alone],
         compiled=[rank.compiled for rank in done],
         unshown=list(dict.fromkeys(told for rank in done for told in rank.unshown)),

@@ -104,8 +104,7 @@ def throughput_of(case: Case, system: str, device: str, done: Sequence[Done]) ->
 
 def tokens_of(case: Case) -> int:
     """The tokens of a step of all ranks: those that share a text share its tokens."""
-    batch, parallelism = case.batch, case.parallelism
-    return batch.sequences * batch.seq_len * (parallelism.world_size // parallelism.tp)
+    return case.batch.sequences * case.batch.seq_len * case.parallelism.data_ranks
 
 
 def peak_flops(case: Case, device: str, first: Done) -> tuple[float | None, str | None]:

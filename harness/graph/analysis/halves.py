@@ -78,15 +78,18 @@ def divide(module: GraphModule) -> Halves:
     is_saved = [node for node in of_forward if node in needed]
     read_again = [node for node in inputs if node in needed]
     return Halves(
-        forward=_written(module, inputs, of_forward, [loss, *is_saved]),
-        backward=_written(module, [*is_saved, *read_again], of_backward, gradients),
+        forward=written(module, inputs, of_forward, [loss, *is_saved]),
+        backward=written(module, [*is_saved, *read_again], of_backward, gradients),
         saved=[node.name for node in is_saved],
         read_again=[inputs.index(node) for node in read_again],
     )
 
 
-def _written(module: GraphModule, inputs: list[Node], calls: list[Node], outputs: list[Any]) -> GraphModule:
-    """A graph of these calls, in their order, and of the nested graphs that they are handed."""
+def written(module: GraphModule, inputs: list[Node], calls: list[Node], outputs: list[Any]) -> GraphModule:
+    """A graph of these calls of `module`, in their order, and of the nested graphs that they are handed.
+
+    `inputs` are what the calls read besides, graph inputs or not.
+    """
     graph = Graph()
     env: dict[Node, Node] = {}
     for node in inputs:

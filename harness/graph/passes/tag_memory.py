@@ -22,7 +22,8 @@ Refuses:  nothing.
 
 3. Save a value instead of its source where it is the smaller of the two and nothing else needs the source.
 4. With `offload`, move what is saved to host memory up to the budget, the largest first and the earliest
-   first among equals; but not what the first block to run backward needs, which would be back at once.
+   first among equals; but not what the first block to run backward needs, which would be back at once, nor what
+   another stage of a pipeline reads, which is there and not here.
 """
 
 from __future__ import annotations
@@ -142,7 +143,10 @@ class _Tagger:
         candidates = [
             node
             for node, reader in needs.items()
-            if second_block and place[reader] >= place[second_block[0]] and self._leaves_when_copied(node)
+            if second_block
+            and place[reader] >= place[second_block[0]]
+            and self._leaves_when_copied(node)
+            and not self.context.cuts.crosses(node)
         ]
         budget = self.context.memory.offload_gib * GIB
         moved = 0

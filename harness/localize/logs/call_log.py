@@ -25,6 +25,7 @@ from bitproof.harness.disturb.works import IN_PLACE_COLLECTIVES, TO_ONE_RANK, Wo
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.graph import offload_operators
 from bitproof.harness.graph.operators import COLLECTIVE_NAMESPACES, UNINITIALIZED, is_view, name_of
+from bitproof.harness.graph.staged.staged_step import StagedStep
 from bitproof.harness.localize.logs.call_arguments import given_to, read_by, scalars_of, tensors_in, written_by
 from bitproof.harness.localize.logs.calls import KERNELS, READS_OUT, Call, Place
 from bitproof.harness.localize.logs.foreach_calls import lane, num_lanes
@@ -352,14 +353,15 @@ def logged(
 ) -> Iterator[CallRecorder]:
     """Log every operator call that a system makes here, on this thread, and keep some outputs, or only these.
 
-    A system may show its `model`, the function `gradients` that computes loss and gradients, the
-    `graph` that the step runs, and `running_chunk`; of a system that shows nothing, calls have no place. `captured`
-    has the graphs of one that torch.compile compiles for us; of another one, compiled code is cut where modules begin,
-    so that its calls have places, unless it `stays_whole`.
+    A system may show its `model`, the function `gradients` that computes loss and gradients, the `graph` that the step
+    runs, whole or in stages, `running_chunk` and `running_half`; of a system that shows nothing, calls have no place.
+    `captured` has the graphs of one that torch.compile compiles for us; of another one, compiled code is cut where
+    modules begin, so that its calls have places, unless it `stays_whole`.
     """
     model = getattr(system, "model", None)
     shown = system if isinstance(system, WatchedStep) else model  # which may have several
-    places = Places(shown.named_modules() if shown is not None else (), getattr(system, "running_chunk", lambda: None))
+    running = [getattr(system, name, lambda: None) for name in ("running_chunk", "running_half")]
+    places = Places(shown.named_modules() if shown is not None else (), *running)
     places.stays_whole = stays_whole or captured is not None
     recorder = CallRecorder(places, keep, only_keeps)
     replaced = {}
@@ -376,8 +378,9 @@ def logged(
         replace("graph", GraphRunner(graph, places).run)
     run = lambda module: GraphRunner(module, places).run  # noqa: E731
     by_node = captured.run_by(run, recorder.kernels_called) if captured else nullcontext()
+    by_parts = graph.run_by(run) if isinstance(graph, StagedStep) else nullcontext()
     try:
-        with places.following(), by_node, recorder:
+        with places.following(), by_node, by_parts, recorder:
             yield recorder
         recorder.forget_abandoned()
         recorder.forget_only_micro_batch()

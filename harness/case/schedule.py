@@ -1,0 +1,103 @@
+"""How a step's micro-batches go through the stages of a pipeline: what a case says of it, and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from bitproof.harness.case.bounds import Bounds
+from bitproof.harness.case.traced import COMPILED, GRAPH, PREPARED
+from bitproof.harness.errors import CaseError
+from bitproof.harness.validate import STRICT
+
+if TYPE_CHECKING:
+    from bitproof.harness.case.case import Case
+
+_MICRO_BATCHES = Bounds(1, 4096)
+_STAGES = Bounds(1, 256)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """A step in micro-batches: a rank's rows are cut into so many equal parts, in order, and gradients are added in it.
+
+    Where `parallelism.pp` is more than 1, the model's layers are cut into pp * `stages_per_rank` stages, and stage s
+    lies on the ranks of pipeline coordinate s % pp. `order` is that of a rank's work: "gpipe" takes all forwards, then
+    all backwards; "1f1b" lets a backward follow each forward as soon as the pipeline is full, interleaved where a rank
+    has several stages.
+    """
+
+    __pydantic_config__ = STRICT
+
+    micro_batches: int = 4
+    order: Literal["gpipe", "1f1b"] = "1f1b"
+    stages_per_rank: int = 1
+
+    def __post_init__(self) -> None:
+        _MICRO_BATCHES.check("schedule.micro_batches", self.micro_batches)
+        _STAGES.check("schedule.stages_per_rank", self.stages_per_rank)
+        if self.order not in ("gpipe", "1f1b"):
+            raise CaseError("unknown order of a schedule", expected="gpipe or 1f1b", found=f"order={self.order!r}")
+
+
+def stage_of_layer(layer: int, num_layers: int, num_stages: int) -> int:
+    """The stage that has a layer: stages have consecutive layers, as many each as can be, the earlier ones one more."""
+    return layer * num_stages // num_layers
+
+
+def check_schedule(case: Case) -> None:
+    """Raise CaseError for stages without micro-batches, micro-batches that are not equal, and what has no stages."""
+    pp, schedule = case.parallelism.pp, case.schedule
+    if schedule is None:
+        if pp > 1:
+            raise CaseError(
+                f"case {case.name} has a pipeline and does not say what goes through it",
+                expected="schedule=Schedule(micro_batches=...) with parallelism.pp > 1",
+                found=f"parallelism.pp={pp}, schedule=None",
+            )
+        return
+    rows, count = case.batch.sequences, schedule.micro_batches
+    of_chunks = 2 if case.chunking is not None and case.chunking.dim == "batch" else 1
+    if rows % (count * of_chunks):
+        raise CaseError(
+            f"case {case.name} cannot be cut into micro-batches of equal size",
+            expected=f"batch.sequences a multiple of {count * of_chunks}: {count} micro-batches"
+            + (" of two chunks each" if of_chunks > 1 else ""),
+            found=f"batch.sequences={rows}",
+        )
+    if schedule.order == "1f1b" and count < pp:
+        raise CaseError(
+            f"case {case.name} has too few micro-batches to fill its pipeline",
+            expected=f"schedule.micro_batches of at least {pp}, one for each rank of the pipeline, or order='gpipe'",
+            found=f"schedule.micro_batches={count}",
+        )
+    if schedule.stages_per_rank > 1 and (pp == 1 or count % pp or schedule.order == "gpipe"):
+        raise CaseError(
+            f"case {case.name} gives ranks several stages in a way that has no order",
+            expected="order='1f1b', parallelism.pp > 1, and a multiple of it as schedule.micro_batches",
+            found=f"order={schedule.order!r}, parallelism.pp={pp}, schedule.micro_batches={count}",
+        )
+    _check_systems(case)
+
+
+def _check_systems(case: Case) -> None:
+    """Refuse what a step in micro-batches does not do, or not yet."""
+    systems = {case.reference, case.candidate}
+    others = sorted(name for name in systems & {*PREPARED, COMPILED} if name != GRAPH)
+    refused = {
+        f"the system {others[0] if others else ''}": bool(others),
+        "autoplace": case.autoplace is not None,
+        "observe": bool(case.observe),
+        "pipeline.backend": case.pipeline.compiles or case.pipeline.captures,
+        "grad_norm": case.grad_norm and case.parallelism.pp > 1,
+        "model.attention='flex'": case.model.attention == "flex" and case.parallelism.pp > 1,
+        "resume_at": case.resume_at is not None,
+    }
+    if found := [name for name, is_set in refused.items() if is_set]:
+        raise CaseError(
+            f"case {case.name} asks a step in micro-batches for what it does not do",
+            expected="the systems eager, eager_chunked and graph, its backend fx; no observed activations; in a "
+            "pipeline neither the norm of all gradients nor masks of documents",
+            found=", ".join(found),
+            fix="leave it out",
+        )

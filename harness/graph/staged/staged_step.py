@@ -1,0 +1,114 @@
+"""Runs a rank's part of a pipeline's step: its actions in their order, values sent from stage to stage.
+
+Needs:    the parts of its stages, its actions (actions.py), and a group of the ranks that hold one place in each stage.
+Promises: gradients are added in the order of micro-batches, and so are losses; nothing waits for a send before the end
+          of the step, so that ranks whose orders fit each other never wait in a circle.
+
+Every message has a tag that says what it is, so it is never taken for another. What a stage's forward gives is kept
+until its backward has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.fx import GraphModule
+
+from bitproof.harness.graph.staged.actions import Action
+from bitproof.harness.graph.staged.cut_graph import Crossing, CutGraph, Part
+
+Run = Callable[..., Any]
+Values = Mapping[str, Any]
+"""By the names of the whole graph's nodes."""
+
+
+class StagedStep:
+    """A rank's step. `running` is the action that runs."""
+
+    def __init__(
+        self, parts: CutGraph, actions: Sequence[Action], group: dist.ProcessGroup | None, device: torch.device
+    ) -> None:
+        self.parts = parts
+        self.actions = tuple(actions)
+        self.running: Action | None = None
+        self._group = group
+        self._device = device
+        self._run: Callable[[GraphModule], Run] = lambda module: module
+        self._sending: list[tuple[Any, Tensor]] = []
+
+    def __call__(self, state: Values, micro_batches: Sequence[Values]) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """The losses of micro-batches, where this rank has the last stage, and each own parameter's gradient."""
+        losses: list[Tensor] = []
+        gradients: dict[str, Tensor] = {}
+        kept: dict[tuple[int, int], Values] = {}
+        for action in self.actions:
+            self.running = action
+            part, place = self.parts.by_place[action.stage, action.half], (action.stage, action.micro_batch)
+            known = {**kept.pop(place, {}), **self.received(action, part)}
+            given = {**state, **self.inputs(action, micro_batches), **known}
+            found = dict(zip(part.outputs, self._run(part.module)(*(given[name] for name in part.inputs)), strict=True))
+            for index, name in enumerate(part.sent):
+                self.send(action, index, found[name])
+            if action.half == "forward":
+                later = self.parts.by_place[action.stage, "backward"].inputs
+                kept[place] = {name: x for name, x in {**known, **found}.items() if name in later}
+            for name in part.results:
+                if name == self.parts.loss:
+                    losses.append(found[name])
+                else:
+                    gradients[name] = self.add(gradients[name], found[name]) if name in gradients else found[name]
+        self.running = None
+        while self._sending:
+            self._sending.pop()[0].wait()
+        return losses, gradients
+
+    @contextmanager
+    def run_by(self, runner: Callable[[GraphModule], Run]) -> Iterator[None]:
+        """Within this context parts are run by what `runner` gives."""
+        own, self._run = self._run, runner
+        try:
+            yield
+        finally:
+            self._run = own
+
+    def inputs(self, action: Action, micro_batches: Sequence[Values]) -> Values:
+        """What an action reads of the step's input."""
+        return micro_batches[action.micro_batch]
+
+    def received(self, action: Action, part: Part) -> dict[str, Tensor]:
+        """What the neighbour's same half gave, for one that needs it."""
+        neighbour = action._replace(stage=action.stage + (-1 if action.half == "forward" else 1))
+        return {x.name: self.receive(neighbour, index, x) for index, x in enumerate(part.received)}
+
+    def receive(self, sender: Action, index: int, crossing: Crossing) -> Tensor:
+        """Wait for one of the values that an action sends."""
+        value = torch.empty(crossing.shape, dtype=crossing.dtype, device=self._device)
+        work = dist.irecv(value, group=self._group, group_src=self._rank_of(sender.stage), tag=tag_of(sender, index))
+        assert work is not None, "this rank is in the group"
+        work.wait()
+        return value
+
+    def send(self, action: Action, index: int, value: Tensor) -> None:
+        """Send one of the values of an action to the stage that needs it."""
+        self._sending = [(work, sent) for work, sent in self._sending if not work.is_completed()]
+        to = self._rank_of(action.stage + (1 if action.half == "forward" else -1))
+        value = value.contiguous()
+        work = dist.isend(value, group=self._group, group_dst=to, tag=tag_of(action, index))
+        self._sending.append((work, value))
+
+    def add(self, total: Tensor, gradient: Tensor) -> Tensor:
+        """A parameter's gradient of the micro-batches so far, and of one more."""
+        return total + gradient
+
+    def _rank_of(self, stage: int) -> int:
+        return stage % dist.get_world_size(self._group)
+
+
+def tag_of(sender: Action, index: int) -> int:
+    """What a message is: which of the values that an action sends."""
+    return ((sender.micro_batch * 512 + sender.stage) * 2 + (sender.half == "backward")) * 16 + index

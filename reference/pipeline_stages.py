@@ -1,0 +1,161 @@
+"""A model in the stages of a pipeline, eager, run by torch.distributed.pipelining.
+
+A rank keeps the layers of its own stages, under the names that they have in the whole model. The schedule is torch's;
+what a stage computes of a micro-batch is what the whole model would compute there, and each parameter's gradients are
+added in the order of micro-batches, each after its own reduction over ranks.
+
+B batch of one micro-batch, S sequence, D model dim, V vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bitproof.harness.case import Case, stage_of_layer
+from bitproof.harness.errors import CaseError
+from bitproof.reference.data import Step as StepInputs
+from bitproof.reference.layers.decoder import Decoder
+from bitproof.reference.loss import cross_entropy
+from bitproof.reference.parallel.mesh import PIPELINE, Mesh, pipeline_group
+
+
+def stages_of(case: Case, mesh: Mesh) -> range:
+    """The stages whose layers a rank has."""
+    return range(mesh.coordinate(PIPELINE), case.stages, case.parallelism.pp)
+
+
+def stage_of(name: str, num_layers: int, num_stages: int) -> int:
+    """The stage that has a module or a parameter of a decoder, by its name."""
+    root, _, below = name.partition(".")
+    if root == "layers":
+        return stage_of_layer(int(below.partition(".")[0]), num_layers, num_stages)
+    return 0 if root == "tok_embeddings" else num_stages - 1
+
+
+def keep_stages(model: Decoder, kept: Sequence[int], num_stages: int) -> None:
+    """Leave of a model, in place, what some of its stages have.
+
+    The first stage has the embeddings besides its layers, the last the final norm and the projection to logits. Raises
+    CaseError where there are more stages than layers.
+    """
+    if num_stages > model.num_layers:
+        raise CaseError(
+            "the model has too few layers for the stages of its pipeline",
+            expected=f"{num_stages} layers or more, one for each stage",
+            found=f"{model.num_layers} layers",
+            fix="choose fewer stages, or more layers (model.layers)",
+        )
+    own: Any = model
+    own.layers = nn.ModuleDict({str(layer): block for layer, block in enumerate(model.layers)})
+    for name in ("tok_embeddings", "norm", "output", *(f"layers.{layer}" for layer in own.layers)):
+        if stage_of(name, model.num_layers, num_stages) in kept:
+            continue
+        if name.startswith("layers."):
+            del own.layers[name.removeprefix("layers.")]
+        else:
+            setattr(own, name, None)
+
+
+class StageModule(nn.Module):
+    """What one stage computes of a micro-batch: of tokens, or of what the stage before gives, an activation or logits.
+
+    Its modules are those of a model of which `keep_stages` left it.
+    """
+
+    def __init__(self, model: Any, stage: int, num_stages: int) -> None:
+        super().__init__()
+        self.embeddings = model.tok_embeddings if stage == 0 else None
+        own = (
+            x for name, x in model.layers.items() if stage_of_layer(int(name), model.num_layers, num_stages) == stage
+        )
+        self.blocks = nn.ModuleList(own)
+        is_last = stage == num_stages - 1
+        self.norm = model.norm if is_last else None
+        self.output = model.output if is_last else None
+
+    def forward(self, x: Tensor, positions_BS: Tensor) -> Tensor:
+        """tokens_BS or x_BSD, to x_BSD or logits_BSV."""
+        x_BSD = x if self.embeddings is None else self.embeddings(x)
+        for block in self.blocks:
+            x_BSD = block(x_BSD, positions_BS, None)
+        if self.norm is None or self.output is None:
+            return x_BSD
+        logits_BSV: Tensor = self.output(self.norm(x_BSD))
+        return logits_BSV
+
+
+class StagedGradients:
+    """Loss and gradients of a rank's stages. All ranks make one together, and call it together."""
+
+    def __init__(self, model: Any, case: Case, mesh: Mesh) -> None:
+        from torch.distributed import pipelining  # which no case without a pipeline waits for
+
+        assert case.schedule is not None, "Case refuses a pipeline without a schedule"
+        self._parameters = dict(model.named_parameters())
+        self._seed = case.gradient_seed
+        self._losses: list[Tensor] = []
+        self._own = stages_of(case, mesh)
+        self._num_stages, group = case.stages, pipeline_group(mesh)
+        rows, config = case.batch.sequences // case.micro_batches, model.config
+        compute = getattr(torch, case.precision.compute)
+
+        def example(stage: int) -> Tensor:
+            """What a stage is given: its form, without values."""
+            if stage == 0:
+                return torch.empty(rows, case.batch.seq_len, dtype=torch.int64, device="meta")
+            width = config.vocab_size if stage == self._num_stages else config.dim
+            shape = (rows, case.batch.seq_len, width)
+            return torch.empty(shape, dtype=compute, device="meta", requires_grad=True)
+
+        stages: list[Any] = [
+            pipelining.PipelineStage(
+                StageModule(model, stage, self._num_stages),
+                stage,
+                self._num_stages,
+                mesh.device,
+                input_args=example(stage),
+                output_args=example(stage + 1),
+                group=group,
+            )
+            for stage in self._own
+        ]
+        settings: Any = {"n_microbatches": case.micro_batches, "loss_fn": self._loss, "scale_grads": False}
+        if len(stages) > 1:
+            self._schedule: Any = pipelining.ScheduleInterleaved1F1B(stages, **settings)
+        else:
+            schedules: dict[str, Any] = {"gpipe": pipelining.ScheduleGPipe, "1f1b": pipelining.Schedule1F1B}
+            self._schedule = schedules[case.schedule.order](*stages, **settings)
+
+    def __call__(self, inputs: StepInputs) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """This rank's mean loss, on a rank of the last stage, else None; its shards' gradients, as in eager."""
+        self._losses.clear()
+        tokens = (inputs.tokens_BS,) if 0 in self._own else ()
+        target = inputs.labels_BS if self._num_stages - 1 in self._own else None
+        self._schedule.step(*tokens, target=target, positions_BS=inputs.positions_BS, return_outputs=False)
+        gradients: dict[str, Any] = {name: parameter.grad for name, parameter in self._parameters.items()}
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        return mean_of_losses(self._losses) if self._losses else None, gradients
+
+    def _loss(self, logits_BSV: Tensor, labels_BS: Tensor) -> Tensor:
+        """What backward starts from: torch lets it start from 1, of the loss times what it counts for."""
+        loss = cross_entropy(logits_BSV, labels_BS)
+        self._losses.append(loss.detach())
+        return loss * self._seed
+
+
+def mean_of_losses(losses: Sequence[Tensor]) -> Tensor:
+    """The mean of micro-batches' losses, added in their order."""
+    total = losses[0]
+    for loss in losses[1:]:
+        total = total + loss
+    return total / len(losses)
+
+
+def micro_batches_of(inputs: StepInputs, number: int) -> list[StepInputs]:
+    """A step's input in equal parts of consecutive rows."""
+    return [StepInputs(*parts) for parts in zip(*(x.chunk(number) for x in inputs), strict=True)]

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+
+from bitproof.harness.case import Batch, Case, Chunking, Parallelism, Schedule, stage_of_layer
+from bitproof.harness.errors import CaseError
+
+PIPELINE = {
+    "name": "mine",
+    "family": "test",
+    "reference": "eager",
+    "parallelism": Parallelism(world_size=4, ep=2, pp=2),
+    "batch": Batch(sequences=8),
+    "schedule": Schedule(),
+}
+
+
+def test_a_pipeline_says_how_many_stages_and_micro_batches_there_are_and_what_each_counts_for():
+    case = Case(**PIPELINE)
+    assert (case.stages, case.micro_batches, case.gradient_seed) == (2, 4, 1 / 8)
+    assert (case.parallelism.stage_ranks, case.parallelism.data_ranks, case.parallelism.expert_fsdp) == (2, 2, 1)
+    assert Case.from_dict(case.to_dict()) == case
+    plain = Case(name="mine", family="test", reference="eager")
+    assert (plain.stages, plain.micro_batches, plain.gradient_seed) == (1, 1, 1 / 8)
+
+
+def test_earlier_stages_have_a_layer_more_where_layers_do_not_divide():
+    assert [stage_of_layer(layer, 5, 2) for layer in range(5)] == [0, 0, 0, 1, 1]
+    assert [stage_of_layer(layer, 4, 4) for layer in range(4)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"schedule": None}, "has a pipeline and does not say what goes through it"),
+        ({"batch": Batch(sequences=6)}, "cannot be cut into micro-batches of equal size"),
+        ({"batch": Batch(sequences=4), "chunking": Chunking(dim="batch", modules="layers.*")}, "a multiple of 8: 4"),
+        ({"schedule": Schedule(micro_batches=1)}, "too few micro-batches to fill its pipeline"),
+        ({"schedule": Schedule(stages_per_rank=2, order="gpipe")}, "several stages in a way that has no order"),
+        ({"schedule": Schedule(stages_per_rank=2, micro_batches=3), "batch": Batch(sequences=6)}, "multiple of it as"),
+        ({"candidate": "joint"}, "found: the system joint"),
+        ({"candidate": "precompiled"}, "found: the system precompiled"),
+        ({"observe": ("layers.*",)}, "found: observe"),
+        ({"grad_norm": True}, "found: grad_norm"),
+    ],
+)
+def test_what_a_step_in_micro_batches_does_not_do_is_refused_by_name(changes, told):
+    with pytest.raises(CaseError) as error:
+        Case(**PIPELINE | changes)
+    assert told in str(error.value)
+
+
+def test_orders_that_are_unknown_and_pipelines_that_do_not_divide_the_ranks_are_refused():
+    for make in (
+        lambda: Schedule(order="zigzag"),
+        lambda: Schedule(micro_batches=0),
+        lambda: Parallelism(world_size=8, pp=3),
+        lambda: Parallelism(world_size=8, pp=4, ep=4),
+        lambda: Parallelism(world_size=8, pp=4, ep=1, tp=4),
+    ):
+        with pytest.raises(CaseError):
+            make()
+    assert Schedule(micro_batches=1).micro_batches == 1

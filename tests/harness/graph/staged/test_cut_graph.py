@@ -1,0 +1,72 @@
+"""A graph in stages."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from bitproof.harness.errors import PassError
+from bitproof.harness.graph.staged.cut_graph import cut
+from bitproof.harness.graph.staged.cuts import Cuts
+from tests.harness.graph.graphs import Applied, D, Layers, chunked, parameter, trace
+from tests.harness.graph.staged.stages import layer, parts_of
+
+
+def test_stages_send_activations_one_way_and_their_gradients_the_other_and_share_no_call():
+    joint, parts = parts_of(Layers(layer(), layer(), layer()), 3)
+    assert {place: len(part.sent) for place, part in parts.by_place.items()} == {
+        **dict.fromkeys([(0, "forward"), (1, "forward"), (2, "backward"), (1, "backward")], 1),
+        **dict.fromkeys([(2, "forward"), (0, "backward")], 0),
+    }
+    calls = [
+        node.name
+        for part in parts.by_place.values()
+        for node in part.module.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+    ]
+    whole = joint.module.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+    assert sorted(calls) == sorted(node.name for node in whole)
+    again = parts.of_other(joint.module)
+    assert [x.module.code for x in again.by_place.values()] == [x.module.code for x in parts.by_place.values()]
+
+
+def test_a_graph_that_went_through_the_passes_is_cut_as_well():
+    model = Layers(layer(), layer())
+    joint = trace(model)
+    module = chunked(joint, "layers.*")
+    parts = cut(module, Cuts(2, 2), joint.chunk_symbol)
+    assert [len(part.sent) for part in parts.by_place.values()] == [2, 0, 0, 2], "each chunk crosses by itself"
+
+
+def test_a_value_that_passes_over_a_stage_is_refused_by_name():
+    last = Applied(lambda module, x: x * module.weight + module.first, weight=parameter(D))
+    model = Layers(layer(), layer(), last)
+
+    def forward(x):
+        last.first = model.layers[0](x)
+        return last(model.layers[1](last.first))
+
+    model.forward = forward
+    with pytest.raises(PassError) as error:
+        parts_of(model, 3)
+    assert "stage 2 reads in forward what stage 0 computes in forward: `add" in str(error.value)
+    parts_of(model, 2)
+
+
+def test_a_parameter_of_two_stages_is_refused_by_name():
+    shared = parameter(D)
+    tied = [Applied(lambda module, x: x * module.weight + x, weight=shared) for _ in range(2)]
+    parts_of(Layers(*tied), 1)
+    with pytest.raises(PassError) as error:
+        parts_of(Layers(*tied), 2)
+    assert "stages 0, 1 share the parameter" in str(error.value)
+
+
+def test_what_crosses_has_a_size_that_is_known_before_the_step():
+    class Picks(nn.Module):
+        def forward(self, x):
+            return x.flatten(0, 1)[x.flatten(0, 1).sum(1) > 0]
+
+    with pytest.raises(PassError) as error:
+        parts_of(Layers(Picks(), Applied(lambda module, x: x * module.weight, weight=parameter(D))), 2)
+    assert "which has no size that is known before the step" in str(error.value)

@@ -17,7 +17,7 @@ OTHER_KINDS := (experts_seq_flex and not regional and not marked) or loop_kept_g
 
 LOCK_UV := uv
 
-.PHONY: lock run abroad wild docs test test-fast test-slow check bench operators cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity fuzz soak nightly clean
+.PHONY: lock run abroad wild docs test test-fast test-slow check bench operators cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases published faults sensitivity fuzz soak nightly clean
 
 run: $(VENV)/ready          ## the three cases, 20 steps on 8 ranks, and three that see more; the report goes to reports/latest
 	$(BIN)/bitproof run -k '$(CASES) or $(SIGHT)'
@@ -113,6 +113,14 @@ LONG := debug or joint_llama3_inductor or flex_marked or autoplace_llama3_induct
 long-cases: $(VENV)/ready   ## the cases that take minutes, which the run on every submission leaves out
 	$(BIN)/bitproof run --control when-different -k '$(LONG)' --report-dir reports/long
 
+published: $(VENV)/ready    ## a model of 16 billion parameters traced, rewritten, proved, placed and precompiled; at debug size ten steps over two nodes of torchrun
+	$(BIN)/bitproof prove -k published
+	$(BIN)/bitproof precompile experts_seq_16b --out reports/published/step
+	nodes=; for node in 0 1; do \
+		OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo $(BIN)/torchrun --nnodes 2 --node-rank $$node --master-port 29777 --nproc-per-node 2 \
+			-m bitproof run -k experts_seq_nightly_debug --report-dir reports/published/node$$node & nodes="$$nodes $$!"; \
+	done; for node in $$nodes; do wait $$node || exit 1; done
+
 # What hides in the three cases as they are trained; each must be caught in every one of those that see.
 HIDDEN := rotation-contracted reciprocal-root-in-two-steps experts-summed-from-the-other-end sigmoid-by-exp \
 	router-in-float64 weights-scaled-before-they-are-normalized chunk-1-uses-chunk-0s-positions \
@@ -127,7 +135,7 @@ sensitivity: $(VENV)/ready  ## every call of the three cases' steps made wrong b
 	$(BIN)/bitproof sensitivity -k '$(CASES) or $(SIGHT)' --steps 1 --observe '**'
 	$(BIN)/bitproof sensitivity -k '$(CASES)' --limit 0 --steps 1 --every-call
 
-nightly: abroad wild bench fuzz operators soak test-slow cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases faults sensitivity lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
+nightly: abroad wild bench fuzz operators soak test-slow cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases published faults sensitivity lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
 
 abroad: .venv-abroad/ready  ## trainers of torchtitan, transformers, Accelerate, Lightning and torch's pipelines: verdicts, causes, planted defects
 	.venv-abroad/bin/python tests/abroad/run.py

@@ -22,6 +22,7 @@ from bitproof.builtin_cases import (
     pipelines,
     precompiled,
     process_groups,
+    published,
     regional,
     resume,
     shapes,
@@ -78,6 +79,7 @@ FAMILIES = (
     autoplace,
     nightly,
     debug,
+    published,
     trainers,
 )
 CASES = collect(*(family.CASES for family in FAMILIES))

@@ -7,7 +7,7 @@ from bitproof.harness.case import Memory, Pipeline
 
 FAMILY = "nightly"
 
-CASES = tuple(
+blocks_batch_nightly, experts_batch_nightly, experts_seq_nightly = CASES = tuple(
     variant(
         base,
         "nightly",

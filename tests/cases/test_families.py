@@ -22,6 +22,7 @@ from bitproof.builtin_cases import (
     models,
     pipelines,
     process_groups,
+    published,
     regional,
     shapes,
     tp_chunked,
@@ -227,6 +228,16 @@ def test_the_debug_model_runs_in_the_three_chunkings_on_fewer_ranks_and_steps():
     for case, base in zip(debug.CASES, chunking.CASES[:3], strict=True):
         assert (case.chunking, case.expected, case.steps, case.grad_norm) == (base.chunking, "EQUAL", 2, True)
         assert (case.model.flavor, case.parallelism.world_size, case.parallelism.ep) == ("debugmodel", 4, 2)
+
+
+def test_the_published_model_has_sixteen_billion_parameters_and_runs_where_gpus_are():
+    seq, placed, small = published.CASES
+    with torch.device("meta"):
+        assert round(sum(p.numel() for p in build_model(seq.model).parameters()) / 1e9, 1) == 15.7
+    assert seq.model == placed.model and seq.requires == placed.requires == "cuda" and small.requires is None
+    assert seq.pipeline == small.pipeline == Pipeline(isolate_groups=True, bucket=True, overlap=True)
+    assert seq.memory == small.memory and small.memory.policy == "offload"
+    assert {case.steps for case in published.CASES} == {10} and placed.autoplace.memory_mib == 78_000
 
 
 @pytest.mark.parametrize(

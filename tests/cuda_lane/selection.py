@@ -7,21 +7,21 @@ import json
 import re
 from dataclasses import replace
 
-from bitproof.builtin_cases import CASES, debug
+from bitproof.builtin_cases import CASES
 from bitproof.harness.case import Case, Memory, Pipeline
 
 
 def every_graph_case() -> list[Case]:
-    """The cases that run a graph as it is and must be EQUAL, those of one traced step side by side."""
+    """The cases that run a graph as it is, here, and must be EQUAL, those of one traced step side by side."""
     found = [case for case in CASES.values() if case.candidate == "graph" and case.expected == "EQUAL"]
-    found = [case for case in found if not case.pipeline.compiles]
+    found = [case for case in found if not case.pipeline.compiles and case.requires is None]
     steps = [step_of(case) for case in found]
     return [case for _, case in sorted(zip(steps, found, strict=True), key=lambda pair: steps.index(pair[0]))]
 
 
 def timed_cases() -> list[Case]:
     """Those of `every_graph_case` but the debug models, which take minutes and have a call of their own."""
-    return [case for case in every_graph_case() if case.family != debug.FAMILY]
+    return [case for case in every_graph_case() if case.model.flavor != "debugmodel"]
 
 
 def step_of(case: Case) -> tuple[object, ...]:

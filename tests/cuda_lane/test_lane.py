@@ -21,6 +21,7 @@ from bitproof.builtin_cases import (
     autoplace,
     joint,
     precompiled,
+    published,
     regional,
     resume,
     trainers,
@@ -72,6 +73,7 @@ def test_every_graph_case_is_every_case_whose_graph_runs_as_it_is():
     assert CASES.keys() - {case.name for case in every_graph_case()} == {
         *("early_accumulation", "chunked_vs_unchunked", "inductor_dense", "inductor_moe", "regional_inductor"),
         *(case.name for case in (*joint.CASES, *regional.CASES, *precompiled.CASES, *autoplace.CASES, *trainers.CASES)),
+        *(case.name for case in published.CASES if case.requires),
         *(case.name for case in (*two_layouts.CASES, *resume.CASES, *accumulation.CASES)),
     }
 

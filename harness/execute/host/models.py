@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from bitproof.harness.case import PREPARED, Case
+from bitproof.harness.errors import MachineError
 from bitproof.harness.systems.graph_key import step_part
 from bitproof.harness.systems.registry import BUILT_IN
 
@@ -27,21 +28,37 @@ def expert_sizes(case: Case) -> tuple[int, int] | None:
     return (config.dim, config.moe.hidden_dim) if hasattr(config, "moe") else None
 
 
-def check_model(case: Case, system: str) -> None:
-    """Refuse a model that the case's ranks cannot share, before any of them starts; tracing refuses it by itself.
+def check_model(case: Case, system: str, num_ranks: int = 1, memory: int | None = None) -> None:
+    """Refuse a model that the case's ranks cannot share, or whose state `num_ranks` of them cannot hold in so many
+    bytes, before any of them starts.
 
-    Of a system of the user's nothing is known. Raises CaseError.
+    Of a system of the user's nothing is known; tracing refuses what ranks cannot share by itself. Raises CaseError, and
+    MachineError.
     """
-    if system in EAGER:
-        _build(step_part(case))
+    if system not in EAGER:
+        return
+    parameters = _bytes_of_parameters(step_part(case))
+    needed = num_ranks * parameters * _COPIES
+    if memory is not None and needed > memory:
+        raise MachineError(
+            f"the ranks of case {case.name} find no memory for their state on this machine",
+            expected=f"{needed / 2**30:,.1f} GiB for parameters, gradients and moments of {num_ranks} ranks",
+            found=f"{memory / 2**30:,.1f} GiB that are free",
+            fix="prove the case, which takes no values: `bitproof prove`; or take fewer layers, or more machines",
+        )
+
+
+_COPIES = 4
+"""A parameter, its gradient, and AdamW's two moments, in float32 each."""
 
 
 @functools.lru_cache(maxsize=1)
-def _build(case: Case) -> None:
+def _bytes_of_parameters(case: Case) -> int:
     """Build the first rank's part of a model, without values: what is wrong with it is so on every rank."""
     import torch
 
     from bitproof.reference.parallel.mesh import Mesh
     from bitproof.reference.step import build_sharded_model
 
-    build_sharded_model(case, Mesh(0, case.parallelism), torch.device("meta"))
+    model = build_sharded_model(case, Mesh(0, case.parallelism), torch.device("meta"))
+    return sum(parameter.nbytes for parameter in model.parameters())

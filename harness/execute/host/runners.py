@@ -26,6 +26,7 @@ from bitproof.harness.execute.host.stage import Send, Stage, StagePlace
 from bitproof.harness.execute.preloaded import preload
 from bitproof.harness.execute.requests import AnyRequest, LocalRunRequest, RankSlots, RunRequest, StepFolder
 from bitproof.harness.execute.status_messages import End
+from bitproof.harness.machine.capacity import free_memory
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.options import OnEvent
 from bitproof.harness.processes.process import num_cores
@@ -320,9 +321,10 @@ def run_ranks(
 ) -> End:
     """Fork the ranks that have slots here from this very process, and watch them to their end.
 
-    Raises CaseError for a model that ranks cannot share.
+    Raises CaseError for a model that ranks cannot share, and MachineError for one that they cannot hold here.
     """
-    check_model(request.case, request.system)
+    on_cpu = request.placement.device == "cpu"
+    check_model(request.case, request.system, len(rank_slots.ranks), free_memory() if on_cpu else None)
     run = replace(request, timeout=max(0.0, request.timeout - prepare_seconds))
     job = Job(run=run, rank_slots=rank_slots, program=program, graph_cache=graph_cache)
     send(Event(event="start"))

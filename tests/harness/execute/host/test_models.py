@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from bitproof.builtin_cases.tp_ep import tp_ep_shared
 from bitproof.harness.case import Batch, Model, Parallelism
-from bitproof.harness.errors import CaseError
+from bitproof.harness.errors import CaseError, MachineError
 from bitproof.harness.execute.host.models import check_model, model_sizes
+from bitproof.reference.parallel.mesh import Mesh
+from bitproof.reference.step import build_sharded_model
 from tests.small import small
 
 CASE = replace(small(tp_ep_shared), parallelism=Parallelism(world_size=2, tp=2, ep=2))
@@ -41,3 +44,13 @@ def test_what_tracing_refuses_and_what_a_user_s_system_does_is_not_looked_at() -
         check_model(unknown, "eager_chunked")
     check_model(unknown, "graph")
     check_model(unknown, "mine.py:factory")
+
+
+def test_ranks_that_find_no_memory_for_their_state_are_refused_and_those_that_do_are_not() -> None:
+    model = build_sharded_model(CASE, Mesh(0, CASE.parallelism), torch.device("meta"))
+    parameters = sum(x.nbytes for x in model.parameters())
+    check_model(CASE, "eager", num_ranks=2, memory=2 * 4 * parameters)
+    check_model(CASE, "eager", num_ranks=2)
+    with pytest.raises(MachineError, match="the ranks of case tp_ep_shared find no memory for their state") as error:
+        check_model(CASE, "eager", num_ranks=2, memory=2 * 4 * parameters - 1)
+    assert "GiB for parameters, gradients and moments of 2 ranks\n  found: 0.0 GiB that are free" in str(error.value)

@@ -19,7 +19,9 @@ from bitproof.harness.user_code.names import NamesInFile, names_of
 DeviceRequest = Literal["auto", "cpu", "cuda"]
 CollectivesRequest = Literal["auto", "shared", "gloo", "native"]
 ControlRequest = Literal["always", "when_different", "never"]
-Control = Literal["always", "when_different", "never", "up_to_difference"]
+Control = Literal["always", "when_different", "never", "up_to_difference", "logged"]
+LOGS_STEP = "up_to_difference", "logged"
+"""With which second runs log the step that differs."""
 OnEvent = Callable[[Event], None]
 
 SYNTAX = "MODULE_OR_FILE:FUNCTION[@before=PASS|@after=PASS]"
@@ -103,11 +105,12 @@ class RunOptions:
 
     Beyond what they say: `timeout` is in seconds a case, and `explain_timeout` what finding the cause may take beside
     that. `control` may also be "up_to_difference": systems run a second time only where two differ, and as many steps
-    as show it. `names`, unless empty, maps the candidate's own names to the reference's, in place of those that it
-    declares itself (see `harness.user_code.names`). `kept_graphs` is the folder of prepared graphs that are kept from
-    run to run, None where every one shall be traced. `baseline_dir` is the folder of baselines that recordings are held
-    against, None for none; with `files_baselines` recordings are made to be such. `sensitivity` is measured of each
-    case that is as expected.
+    as show it; or "logged": always, once first runs were compared. With both, second runs log the step that differs,
+    so that a search need not replay it. `names`, unless empty, maps the candidate's own names to the reference's, in
+    place of those that it declares itself (see `harness.user_code.names`). `kept_graphs` is the folder of prepared
+    graphs that are kept from run to run, None where every one shall be traced. `baseline_dir` is the folder of
+    baselines that recordings are held against, None for none; with `files_baselines` recordings are made to be such.
+    `sensitivity` is measured of each case that is as expected.
     """
 
     inject: str | None = setting(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bitproof.harness.case import Case
@@ -26,4 +27,6 @@ def localize(case: Case, options: RunOptions, report_dir: Path, replay: Sequence
         print("\n".join(tell_story(result)), flush=True)
         return {LOCALIZE_FILE: render(result)}
 
+    if options.control == "always":
+        options = replace(options, control="logged")
     return run_and_report([any_difference(case)], options, report_dir, replay, tell=tell)

@@ -35,9 +35,9 @@ from bitproof.harness.execute.requests import (
 from bitproof.harness.execute.session import Client, Session
 from bitproof.harness.execute.status_messages import PreparedGraph
 from bitproof.harness.execute.two_halves import Resume
-from bitproof.harness.localize.logs.replay import LoggedStep, Replay, archive_of, archives_of
+from bitproof.harness.localize.logs.replay import SPARE_BYTES, LoggedStep, Replay, archive_of, archives_of
 from bitproof.harness.machine.devices import Placement
-from bitproof.harness.options import ROLES, OnEvent, Role, RunOptions
+from bitproof.harness.options import LOGS_STEP, ROLES, OnEvent, Role, RunOptions
 from bitproof.harness.records import (
     CaseResult,
     CaseSeconds,
@@ -242,14 +242,14 @@ class CaseRun:
         self.seconds.compare = time.monotonic() - began
         closeness = self._measure(comparison) if self._is_measurable(comparison) else None
         controls |= across.controls if across else {}
-        needs_control = control == "always" or (control != "never" and comparison.verdict == Verdict.DIFFERENT)
+        runs_twice = control in ("always", "logged") or (control != "never" and comparison.verdict == Verdict.DIFFERENT)
         self._control_steps, cut_short = steps_of_control(self.case, self.options, comparison)
         self.remarks += cut_short
-        first = comparison.first_divergence
-        if needs_control and control == "up_to_difference" and first is not None and not self._watches:
+        if runs_twice and control in LOGS_STEP and not self._watches and (first := comparison.first_divergence):
+            self._begin_explaining()
             key = Key(first.step, first.kind, first.name, first.rank)  # with what this leaves, a search replays nothing
-            self._watches["control"] = Replay(step=first.step, log=True, record=key)
-        for role in ROLES if needs_control else ():
+            self._watches["control"] = Replay(step=first.step, log=True, record=key, spare=SPARE_BYTES)
+        for role in ROLES if runs_twice else ():
             controls[role] = controls[role] or self._control(role)
         stresses = {role: self._repeat("stress", role) if self.options.stress else None for role in ROLES}
         judgement = judge(
@@ -349,7 +349,7 @@ class CaseRun:
         return self.client.work / self.case.name
 
     def _begin_explaining(self) -> None:
-        """Give the search for a cause a time of its own: the verdict is there, and took what it took."""
+        """Give the search for a cause, and second runs that it uses, a time of their own."""
         self._limit = self.options.explain_timeout
         self.deadline = time.monotonic() + self._limit
 

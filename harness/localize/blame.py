@@ -42,6 +42,7 @@ from bitproof.harness.localize.argument_differences import (
 from bitproof.harness.localize.chain import Pair, with_chain
 from bitproof.harness.localize.collective_inputs import fed_wrong, out_of_turn
 from bitproof.harness.localize.culprit import Culprit, How
+from bitproof.harness.localize.doubts import doubts
 from bitproof.harness.localize.logs.calls import KERNELS, Call, Place, is_abandoned
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
@@ -76,7 +77,8 @@ def find_culprit(
             also = blame.others(culprit)
             if culprit.candidate is not None and (fillers := bucket_fillers(logs[culprit.rank], culprit.candidate)):
                 culprit = replace(culprit, reading="; ".join(filter(None, (culprit.reading, fillers))))
-            return replace(with_chain(culprit, rank, pair, logs, blame.joined, blame.known), also=also)
+            culprit = replace(culprit, also=also, or_else=doubts(culprit, rank, pair, logs, blame.joined))
+            return with_chain(culprit, rank, pair, logs, blame.joined, blame.known)
     return None
 
 

@@ -72,7 +72,8 @@ class Culprit:
     given otherwise, `reading` of where an input comes from that the partner does not read; `instead_of` is the operator
     of the reference's call that it stands for, whose place it then has. `explains` is what it leads to: a rank, and the
     digests of both systems; `chain` are the calls that lead there; `also` are
-    other calls that are wrong, of which it knows nothing.
+    other calls that are wrong, of which it knows nothing; `or_else` are calls of which
+    no value tells whether they are wrong in its place.
     """
 
     how: How
@@ -85,6 +86,7 @@ class Culprit:
     instead_of: str = ""
     at: int | None = None
     also: tuple[tuple[How, Call], ...] = field(default=(), compare=False)
+    or_else: tuple[Call, ...] = field(default=(), compare=False)
     explains: tuple[int, str, str] | None = field(default=None, compare=False)
     chain: tuple[Link, ...] = field(default=(), compare=False)
 

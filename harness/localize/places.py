@@ -7,8 +7,8 @@ by autograd's node and the forward call that made it, in eager backward; its see
 by the module hooks' stack again, where backward runs a module again
 by the parameter whose gradient arrives, for what has its shape there; all else, such as buckets, has no module
 as "update", in an optimizer's step but for its closure, and outside the function that computes gradients; of a
-    system that shows no such function, after a backward, of what reads gradients where neither backward nor a module's
-    forward runs
+    system that shows no such function, after a backward, of what reads gradients, or writes to a module's buffers,
+    where neither backward nor a module's forward runs
 by nothing, in a graph that the system runs without showing it, and, where nothing of the model runs, of calls
     that autograd does not follow: the direction is not known, and blame pairs such calls by their values
 """
@@ -19,7 +19,7 @@ import bisect
 import functools
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
@@ -33,7 +33,7 @@ from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from bitproof.harness.graph.origin import innermost_user_line, running_part
-from bitproof.harness.localize.logs.calls import Place
+from bitproof.harness.localize.logs.calls import Call, Place
 from bitproof.harness.localize.logs.node_places import part_of, place_of
 from bitproof.harness.operators import names
 from bitproof.harness.systems.watched_step import around_closure
@@ -123,7 +123,9 @@ class Places:
             return Place(None, None), None, line
         if is_backward_running():  # what it calls at its end
             return Place(None, "backward"), None, line
-        is_after = self._has_gradients and (follows or not torch.is_grad_enabled())
+        is_after = self._has_gradients and (
+            follows or not torch.is_grad_enabled() or self._writes_buffer(name, tensors)
+        )
         if not self.computes_gradients or (is_after and not self._running):
             return Place(None, "update"), None, line
         if name in _SEEDS and self._numbers and not self._running:
@@ -140,6 +142,12 @@ class Places:
         if self._running:
             return self._running[-1] is None
         return not self._has_gradients and (self._is_lost or not torch.is_grad_enabled())
+
+    def _writes_buffer(self, name: str, tensors: Iterable[Tensor]) -> bool:
+        """Whether a call writes in place to what a module keeps beside parameters, as to an expert bias."""
+        target = next(iter(tensors), None) if name.endswith("_") else None
+        kept = (local_of(x) for module in self._names for x in module.buffers(recurse=False))
+        return target is not None and any(target is x for x in kept)
 
     def _forward(self) -> Place:
         """The innermost running module; the autograd node that the call will make is filed under it."""
@@ -264,3 +272,24 @@ class Places:
         if self._entered and self._entered[-1][0] is module:  # one that was captured whole never entered
             self._entered.pop()
             self._running.pop()
+
+
+def settled(calls: Sequence[Call]) -> list[Call]:
+    """The calls of a step, with what only its end shows: of one micro-batch they do not say which it is.
+
+    Calls of no module that follow backward and lead to the update are of it, as what steers an expert bias.
+    """
+    found, needed, last = list(calls), set[int | None](), list[int]()
+    if all(call.micro_batch in (None, 1) for call in calls):
+        found = [call._replace(micro_batch=None) for call in calls]
+    before = None
+    for index, call in reversed([*enumerate(calls)]):
+        is_loose, before = call.place[:2] == ("", "forward"), call.place.direction
+        if not is_loose and before != "update":
+            break
+        if not is_loose or index in needed:
+            last += [index] if is_loose else []
+            needed.update(call.producers)
+    for index in last if before == "backward" else ():
+        found[index] = found[index]._replace(place=Place(None, "update"), micro_batch=None)
+    return found

@@ -27,6 +27,7 @@ from bitproof.harness.localize.logs.replay import (
     Replay,
     archive_of,
     archives_of,
+    hand_on,
     name_of_output,
     read_log,
     step_of,
@@ -105,7 +106,7 @@ class Search:
         if (
             culprit.how == "inherits"
             and key.step
-            and not self.is_logged
+            and self.shows_bits
             and (left := self._left_by(key, differing, pair)) is not None
         ):
             culprit, logs, step = left
@@ -199,7 +200,8 @@ class Search:
             return []
         for side, role in enumerate(ROLES):
             sites = tuple(output.sites[side] for output in outputs if output)
-            self._replay(role, 2, Replay(step=step, outputs=sites))
+            if not self.is_logged or not hand_on(self._archives(role, 1), self._archives(role, 2), sites):
+                self._replay(role, 2, Replay(step=step, outputs=sites))
         numbers = itertools.count()
         return [output and self._bits_again(output, next(numbers)) for output in outputs]
 
@@ -251,14 +253,22 @@ def _tell(key: Key) -> str:
 
 MAX_OTHERS = 3
 
+DOUBT = (
+    "no value tells whether the call to blame is wrong, or one of these that leads to it, which may have read another "
+    "right value: "
+)
+
 
 def tell_others(culprit: Culprit) -> list[str]:
-    """A remark on calls that are wrong, too, and know nothing of the blamed one; none where there are none."""
-    if not culprit.also:
-        return []
-    told = "; ".join(f"{call} {HOW[how]}" for how, call in culprit.also[:MAX_OTHERS])
-    more = f"; and so on, {len(culprit.also)} in all" if len(culprit.also) > MAX_OTHERS else ""
-    return [f"apart from the call to blame, {told}{more}"]
+    """Remarks on calls that are wrong, too, apart from the blamed one, and on those that may be in its place."""
+    told: list[str] = []
+    for begins, texts in (
+        ("apart from the call to blame, ", [f"{call} {HOW[how]}" for how, call in culprit.also]),
+        (DOUBT, [str(call) for call in culprit.or_else]),
+    ):
+        more = f"; and so on, {len(texts)} in all" if len(texts) > MAX_OTHERS else ""
+        told += [f"{begins}{'; '.join(texts[:MAX_OTHERS])}{more}"] if texts else []
+    return told
 
 
 def held_as(reference: Recording, candidate: Recording, key: Key) -> str | None:

@@ -289,6 +289,104 @@ def swapped(trainer: Trainer) -> None:
     param_group.foreach_reduce = reduce
 
 
+class RoundedReduce:
+    """FSDP2's reduce-scatter, of rounded gradients."""
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """As the default."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
+        """Round, then reduce."""
+        input_tensor.copy_(input_tensor.bfloat16())
+        return dist.reduce_scatter_tensor(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+
+
+def reduced_in_bfloat16(trainer: Trainer) -> None:
+    """One block's gradients are rounded where FSDP2 reduces them."""
+    block: Any = trainer.model.blocks[1]
+    block.set_custom_reduce_scatter(RoundedReduce())
+
+
+def exchanged_by_hook(trainer: Trainer) -> None:
+    """Two gradients change places within DDP's bucket, before it is summed."""
+
+    def reduce(bucket: Any) -> torch.futures.Future[Tensor]:
+        norm = trainer.model.blocks[1].norm
+        pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
+        found = [gradient for parameter, gradient in pairs if parameter is norm.weight or parameter is norm.bias]
+        if len(found) == 2:
+            kept = found[0].clone()
+            found[0].copy_(found[1])
+            found[1].copy_(kept)
+        summed = bucket.buffer().div_(2)
+        dist.all_reduce(summed)
+        done: torch.futures.Future[Tensor] = torch.futures.Future()
+        done.set_result(summed)
+        return done
+
+    assert isinstance(trainer.run, DistributedDataParallel)
+    trainer.run.register_comm_hook(None, lambda _, bucket: reduce(bucket))
+
+
+def scaled_in_place(module: str) -> Callable[[Trainer], None]:
+    """A module's output, written over by a hook."""
+    return lambda t: void(t.model.get_submodule(module).register_forward_hook(lambda *given: given[2].mul_(1.01)))
+
+
+def summed_again(module: str) -> Callable[[Trainer], None]:
+    """A module's output, summed over ranks once more."""
+
+    def again(_: nn.Module, args: object, output: Tensor) -> Tensor:
+        summed = output.clone()
+        dist.all_reduce(summed)
+        return summed
+
+    return lambda t: void(t.model.get_submodule(module).register_forward_hook(again))
+
+
+def shard_of_rank_0(trainer: Trainer) -> None:
+    """A rank that begins with another one's part of a weight."""
+    weight = trainer.model.blocks[1].up.weight
+    assert isinstance(weight, DTensor)
+    whole = weight.full_tensor()
+    if trainer.rank == 1:
+        with torch.no_grad():
+            weight._local_tensor.copy_(whole[:DIM])
+
+
+def one_lost(trainer: Trainer) -> None:
+    """Of the first micro-batch one gradient is dropped."""
+
+    def between(number: int) -> None:
+        if number == 0:
+            trainer.model.blocks[1].up.weight.grad = None
+
+    trainer.between = between
+
+
+def second_weighs_more(trainer: Trainer) -> None:
+    """The micro-batches' losses are divided by 2, then by 1.9."""
+    divisors = iter([2, 1.9])
+    trainer.change_loss = lambda loss: loss / next(divisors)
+
+
+def clipped_twice(trainer: Trainer) -> None:
+    """The gradients are clipped again, to half of the norm."""
+    trainer.after_clipping = lambda: void(nn.utils.clip_grad_norm_(trainer.model.parameters(), 0.05, foreach=True))
+
+
+def one_not_clipped(trainer: Trainer) -> None:
+    """Clipping does not see the output's gradient."""
+    kept = [p for name, p in trainer.model.named_parameters() if name != "output.weight"]
+    trainer.model.parameters = lambda recurse=True: iter(kept)  # type: ignore[method-assign, assignment]
+
+
+def other_gradient_alone(trainer: Trainer) -> None:
+    """An activation that gives what it should, and another gradient."""
+    trainer.model.blocks[1].activation = lambda x: gelu(x) + (x - x.detach())
+
+
 GELU, NORM = ("gelu",), ("native_layer_norm",)
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 MUL = ("mul",)
@@ -307,6 +405,10 @@ DEFECTS: dict[tuple[str, str], Defect] = {
         ("_reduce_scatter_base_", "div", "mul"),
     ),
     ("fsdp2", "alpha"): Defect(lambda t: setattr(t.model.blocks[1], "alpha", 0.99), "blocks.1", FORWARD, ("add",)),
+    ("fsdp2", "lr"): Defect(setting("lr", 2e-3), None, UPDATE, ("_foreach_mul_",)),  # which decays, by lr
+    ("fsdp2", "reduced_in_bfloat16"): Defect(reduced_in_bfloat16, "blocks.1", BACKWARD, ("_to_copy", "copy_")),
+    ("ddp", "exchanged_by_hook"): Defect(exchanged_by_hook, None, BACKWARD, ("copy_",)),
+    ("ddp", "scaled_in_place"): Defect(scaled_in_place("embedding"), "embedding", FORWARD, ("mul_",)),
     ("ddp", "tanh_gelu"): Defect(tanh_gelu(0), "blocks.0", FORWARD, GELU),
     ("ddp", "no_sync"): Defect(without_sync, None, BACKWARD, ("allreduce_", "div_")),
     ("ddp", "other_tokens_on_rank_1"): Defect(
@@ -330,6 +432,8 @@ DEFECTS: dict[tuple[str, str], Defect] = {
     ),
     ("tp", "scaled_on_rank_1"): Defect(on_rank(1, scaled_input("blocks.0.down")), "blocks.0.down", FORWARD, MUL, 1),
     ("tp", "alpha"): Defect(lambda t: setattr(t.model.blocks[0], "alpha", 1.01), "blocks.0", FORWARD, ("add",)),
+    ("tp", "summed_again"): Defect(summed_again("blocks.1.down"), "blocks.1.down", FORWARD, ("allreduce_", "clone")),
+    ("tp", "shard_of_rank_0"): Defect(shard_of_rank_0, "blocks.1.up", FORWARD, ("mm",), 1),
     ("tp", "eps"): Defect(setting("eps", 1e-4), None, UPDATE, ("add",)),
     ("pipelined", "tanh_gelu"): Defect(tanh_gelu(1), "blocks.1", FORWARD, GELU, 1),
     ("pipelined", "other_eps"): Defect(other_eps(0), "blocks.0.norm", FORWARD, NORM, 0),
@@ -343,6 +447,8 @@ DEFECTS: dict[tuple[str, str], Defect] = {
     ("accumulating", "not_divided"): Defect(
         lambda t: setattr(t, "change_loss", lambda loss: loss), "", FORWARD, ("div", "mul")
     ),
+    ("accumulating", "one_lost"): Defect(one_lost, "blocks.1", BACKWARD, ("add", "add_")),
+    ("accumulating", "second_weighs_more"): Defect(second_weighs_more, "", FORWARD, ("div", "mul")),
     ("accumulating", "repeated"): Defect(
         lambda t: setattr(t, "change_tokens", lambda parts: [parts[0], parts[0]]), "", FORWARD, ("slice", "embedding")
     ),
@@ -361,6 +467,12 @@ DEFECTS: dict[tuple[str, str], Defect] = {
     ("clipping", "norm_type"): Defect(
         lambda t: setattr(t, "norm_type", 1.0), None, UPDATE, ("_foreach_norm", "linalg_vector_norm")
     ),
+    ("clipping", "clipped_twice"): Defect(
+        clipped_twice, None, UPDATE, ("_foreach_norm", "linalg_vector_norm", *MUL, "_foreach_mul_")
+    ),
+    ("clipping", "one_not_clipped"): Defect(
+        one_not_clipped, None, UPDATE, ("stack", "linalg_vector_norm", "_foreach_norm")
+    ),
     ("clipping", "scaled_late"): Defect(scaled_late, None, UPDATE, ("mul_",)),
     ("clipping", "other_eps"): Defect(other_eps(1), "blocks.1.norm", FORWARD, NORM),
     ("clipping", "swapped"): Defect(swapped, "blocks.1", BACKWARD, ("chunk_cat",)),
@@ -369,6 +481,13 @@ DEFECTS: dict[tuple[str, str], Defect] = {
     ("loop", "beta"): Defect(setting("betas", (0.9, 0.99)), None, UPDATE, ADDCMUL),
     ("compiled", "tanh_gelu"): Defect(tanh_gelu(1), "blocks.1", FORWARD, ("gelu",)),
     ("compiled", "other_eps"): Defect(other_eps(0), "blocks.0.norm", FORWARD, NORM),
+    ("compiled", "rounded_gradient"): Defect(
+        lambda t: void(t.model.blocks[0].up.weight.register_hook(lambda grad: grad.bfloat16().float())),
+        "blocks.0.up",
+        BACKWARD,
+        ("_to_copy",),
+    ),
+    ("compiled", "other_gradient_alone"): Defect(other_gradient_alone, "blocks.1", BACKWARD, ("add", "sub", "neg")),
     ("compiled", "alpha"): Defect(lambda t: setattr(t.model.blocks[1], "alpha", 0.99), "blocks.1", FORWARD, ("add",)),
     ("compiled", "decay"): Defect(setting("weight_decay", 0.3), None, UPDATE, ("_foreach_mul_",)),
 }

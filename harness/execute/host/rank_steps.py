@@ -19,7 +19,7 @@ from bitproof.harness.execute.host.job import Job
 from bitproof.harness.execute.instruments.profile import phase, showing_digests
 from bitproof.harness.execute.instruments.stopwatch import Stopwatch, counts_flops
 from bitproof.harness.execute.status_messages import Account, StepBegan
-from bitproof.harness.localize.logs.replay import RECORD, Replay, StepTrace, write_archive
+from bitproof.harness.localize.logs.replay import RECORD, Replay, StepTrace, name_of_spare, write_archive
 from bitproof.harness.records import Key
 
 if TYPE_CHECKING:
@@ -136,10 +136,10 @@ class RankSteps:
                 self.recorder.observe(kind, name, tensor)
 
         names, captured = replay.outputs_of(self.recorder.rank), getattr(system, "captured", None)
-        keep = names if step == replay.step else {}
+        keep, spare = (names, replay.spare) if step == replay.step else ({}, 0)
         made, stays_whole = getattr(system, "made", system), self.monitor.stays_whole
-        with logged(made, keep, captured, stays_whole, only_keeps=not replay.log) as log:
+        with logged(made, keep, captured, stays_whole, not replay.log, spare) as log:
             yield observe
         if replay.log:
             self._trace.add_calls(step, log.calls)
-        self._trace.values |= {names[site]: value for site, value in log.kept.items()}
+        self._trace.values |= {names.get(site) or name_of_spare(*site): value for site, value in log.kept.items()}

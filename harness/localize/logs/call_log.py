@@ -31,7 +31,7 @@ from bitproof.harness.localize.logs.calls import KERNELS, READS_OUT, Call, Place
 from bitproof.harness.localize.logs.foreach_calls import lane, num_lanes
 from bitproof.harness.localize.logs.node_places import GraphRunner
 from bitproof.harness.localize.logs.parts import Parts
-from bitproof.harness.localize.places import Places
+from bitproof.harness.localize.places import Places, settled
 from bitproof.harness.operators import names
 from bitproof.harness.systems import watched_loop, watched_step
 from bitproof.harness.systems.watched_step import WatchedStep
@@ -65,7 +65,7 @@ class CallRecorder(TorchDispatchMode):
     """Logs calls while it is entered. `place` says where the running call belongs, and, of a graph, its node.
 
     `keep` names calls by their indices, each with one of its outputs; `kept` has copies of those that were computed.
-    Where nothing but these is wanted, `only_keeps`, calls are counted, and nothing is found out about them.
+    With `only_keeps` calls are counted, and nothing is found out about them. Others' first `spare` bytes are kept, too.
     A higher-order operator is one call, whatever its nested graphs run; a call over lists of tensors is logged as one
     call for each index (`lanes`). One that draws reads its generator's state, last, and gives the next. What bitproof
     itself calls, to take a digest, is none of the system's calls.
@@ -78,13 +78,14 @@ class CallRecorder(TorchDispatchMode):
         """Leave compiled code compiled: by default torch.compile steps aside for a mode, and computes other bits."""
         return True
 
-    def __init__(self, place: Places, keep: Collection[tuple[int, int]] = (), only_keeps: bool = False) -> None:
+    def __init__(
+        self, place: Places, keep: Collection[tuple[int, int]] = (), only_keeps: bool = False, spare: int = 0
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self.kept: dict[tuple[int, int], Tensor] = {}
         self._place = place
-        self._keep = keep
-        self._only_keeps = only_keeps
+        self._keep, self._only_keeps, self._spare = keep, only_keeps, spare
         self._in_flight: dict[int, int] = {}
         self._works = Works()
         self._seen: dict[int, dict[int, weakref.ref[Tensor]]] = {}
@@ -255,11 +256,6 @@ class CallRecorder(TorchDispatchMode):
                 self._add_output(index, tensor)
         return result
 
-    def forget_only_micro_batch(self) -> None:
-        """Let calls say nothing of micro-batches where there is one."""
-        if all(call.micro_batch in (None, 1) for call in self.calls):
-            self.calls = [call._replace(micro_batch=None) for call in self.calls]
-
     def forget_abandoned(self) -> None:
         """Let collectives of c10d that nobody has waited for have no output, as such functional ones have none."""
         for index in self._works.abandoned():
@@ -267,7 +263,10 @@ class CallRecorder(TorchDispatchMode):
 
     def _add_output(self, index: int, tensor: Tensor) -> None:
         call = self.calls[index]
-        if (site := (index, len(call.outputs))) in self._keep:
+        site, size = (index, len(call.outputs)), tensor.numel() * tensor.element_size()
+        if is_spare := 0 < size <= self._spare and not call.view and tensor.layout is torch.strided:
+            self._spare -= size
+        if is_spare or site in self._keep:
             self.kept[site] = plain(tensor).clone()
         storage, value = _storage(tensor), "" if self._only_keeps else _digest(tensor)
         self._add_value(index, storage, value)
@@ -350,6 +349,7 @@ def logged(
     captured: Capture | None = None,
     stays_whole: bool = False,
     only_keeps: bool = False,
+    spare: int = 0,
 ) -> Iterator[CallRecorder]:
     """Log every operator call that a system makes here, on this thread, and keep some outputs, or only these.
 
@@ -363,7 +363,7 @@ def logged(
     running = [getattr(system, name, lambda: None) for name in ("running_chunk", "running_half")]
     places = Places(shown.named_modules() if shown is not None else (), *running)
     places.stays_whole = stays_whole or captured is not None
-    recorder = CallRecorder(places, keep, only_keeps)
+    recorder = CallRecorder(places, keep, only_keeps, spare)
     replaced = {}
 
     def replace(name: str, value: Any) -> None:
@@ -383,7 +383,7 @@ def logged(
         with places.following(), by_node, by_parts, recorder:
             yield recorder
         recorder.forget_abandoned()
-        recorder.forget_only_micro_batch()
+        recorder.calls = settled(recorder.calls)
     finally:
         for name, value in replaced.items():
             setattr(system, name, value)

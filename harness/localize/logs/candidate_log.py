@@ -22,7 +22,7 @@ class CandidateLog(IndexedLog):
         self.reference = reference
         self._values = {value for call in calls for value in (*call.inputs, *call.outputs, *call.aliases)}
         self._made = Counter((call.operator, call.outputs) for call in calls)
-        once = (call for call in calls if not _is_again(call))
+        once = (call for call in calls if not is_again(call))
         self._num_made, self._num_due = (
             Counter(x for call in log for x in _kinds(call)) for log in (once, reference.log)
         )
@@ -335,10 +335,13 @@ class CandidateLog(IndexedLog):
         return is_same and (self.is_extra(index) or not self._may_stand_for_another(call))
 
     def _may_stand_for_another(self, call: Call) -> bool:
-        """Whether the reference makes one of the same inputs, or there one that gives what it reads or what is lost."""
+        """Whether the reference makes one of the same inputs, or there one that gives what it reads or, of as many,
+        what is lost.
+        """
         due = [(index, self.reference.log[index]) for index in self.reference.could_be(call)]
         kept = (set(known.outputs) <= set(known.inputs) for _, known in due)
-        return bool(self.reference.alike(call)) or any(kept) or any(self.lacks(index) for index, _ in due)
+        lost = (self.lacks(index) and len(known.inputs) == len(call.inputs) for index, known in due)
+        return bool(self.reference.alike(call)) or any(kept) or any(lost)
 
     def _comes_to_what_is_due(self, call: Call) -> bool:
         """Whether a call gives, by another way, what a call of the reference gives there that is not made here."""
@@ -355,7 +358,7 @@ class CandidateLog(IndexedLog):
 
         What adds two chunks runs once here, and there as chunk 0's or chunk 1's. What is computed again does not count.
         """
-        if _is_again(self.log[index]):
+        if is_again(self.log[index]):
             return False
         everywhere, there = _kinds(self.log[index])
         kind = everywhere if self.log[index].place.direction is None else there
@@ -364,7 +367,7 @@ class CandidateLog(IndexedLog):
     def repeated_by(self, index: int) -> int | None:
         """The call that one repeats which backward computes again, by the names of their nodes."""
         call = self.log[index]
-        if not _is_again(call):
+        if not is_again(call):
             return None
         first = str(call.node).replace(RECOMPUTED, "")
         return next((number for number, known in enumerate(self.log) if known.node == first), None)
@@ -379,6 +382,6 @@ def _kinds(call: Call) -> tuple[tuple[str | None, ...], tuple[str | None, ...]]:
     return (call.operator,), (call.operator, call.place.module, call.place.direction)
 
 
-def _is_again(call: Call) -> bool:
+def is_again(call: Call) -> bool:
     """Whether a call is one that backward computes again."""
     return call.node is not None and RECOMPUTED in call.node

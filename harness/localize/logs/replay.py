@@ -10,7 +10,7 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 CALLS, STEPS, RECORDS = "calls.jsonl", "steps.json", "records.jsonl"
 _MAX_CALLS_BYTES = 4 << 30
+SPARE_BYTES = 32 << 20
+"""What second runs that log a step keep, on each rank, of what calls gave: a small step's values need no replay."""
 RECORD = "record"
 """The name under which a replay leaves a recorded tensor; `name_of_output` has those of calls' outputs."""
 
@@ -40,7 +42,8 @@ class OutputSite(NamedTuple):
 class Replay:
     """What a replay leaves of its last step: with `log` every call, and the values of a record and of outputs.
 
-    With `every_step` the log has the calls of all steps; `stressed` lets the replay run as a stressed run does.
+    With `every_step` the log has the calls of all steps; `stressed` lets the replay run as a stressed run does. Beside
+    what is asked for, each rank leaves the first values that its calls gave, as many as fit into `spare` bytes.
     """
 
     step: int
@@ -49,6 +52,7 @@ class Replay:
     outputs: tuple[OutputSite, ...] = ()
     every_step: bool = False
     stressed: bool = False
+    spare: int = 0
 
     def watches(self, step: int) -> bool:
         """Whether a step's calls are watched."""
@@ -63,6 +67,11 @@ class Replay:
 def name_of_output(number: int) -> str:
     """The name under which a replay leaves the number-th of the outputs that it is asked for."""
     return f"output{number}"
+
+
+def name_of_spare(call: int, output: int) -> str:
+    """The name under which a replay leaves an output that nobody asked it for."""
+    return f"call{call}.output{output}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +127,26 @@ def write_archive(path: Path, step_trace: StepTrace) -> None:
         for name, value in step_trace.values.items():
             archive.writestr(name, pack_value(value))
     partial.replace(path)
+
+
+def hand_on(source: Path, target: Path, outputs: Sequence[OutputSite]) -> bool:
+    """Leave in one folder of archives what a replay that is asked for these outputs leaves; False where it must run.
+
+    That is where the replay whose archives lie in `source` did not leave them unasked.
+    """
+    found: dict[int, dict[str, bytes]] = {}
+    try:
+        for number, (rank, call, output) in enumerate(outputs):
+            value = _read(archive_of(source, rank), name_of_spare(call, output))
+            found.setdefault(rank, {})[name_of_output(number)] = value
+    except RecordingError:
+        return False
+    target.mkdir(parents=True, exist_ok=True)
+    for rank, values in found.items():
+        with zipfile.ZipFile(archive_of(target, rank), "w", zipfile.ZIP_STORED) as archive:
+            for name, value in values.items():
+                archive.writestr(name, value)
+    return True
 
 
 def packed_calls(path: Path) -> bytes:

@@ -140,9 +140,10 @@ def watched(case, folder, *, logs_calls=False, **options):
 def test_second_runs_of_a_search_tell_as_much_of_a_difference_as_replays_do(tmp_path):
     replayed, arms = watched(toy("one_bit_off"), tmp_path / "a", control="when_different")
     assert arms == ["first"] * 2 + ["control"] * 2 + ["replay1"] * 2
-    logged, arms = watched(toy("one_bit_off"), tmp_path / "b", control="up_to_difference")
-    assert arms == ["first"] * 2 + ["control"] * 2
-    assert logged.first_divergence == replayed.first_divergence
+    for control in ("up_to_difference", "logged"):
+        logged, arms = watched(toy("one_bit_off"), tmp_path / control, control=control)
+        assert arms == ["first"] * 2 + ["control"] * 2
+        assert logged.first_divergence == replayed.first_divergence
     assert (logged.first_divergence.call.operator, logged.first_divergence.tensor.max_ulp) == ("bitwise_xor_.Scalar", 1)
 
 

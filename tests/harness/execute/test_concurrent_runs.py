@@ -43,7 +43,7 @@ def test_four_runs_go_at_once_where_no_side_is_a_graph():
 
 
 def test_a_second_run_that_may_not_be_needed_is_not_begun():
-    for control in ("when_different", "up_to_difference", "never"):
+    for control in ("when_different", "up_to_difference", "logged", "never"):
         assert groups_of(SMALL, RunOptions(control=control), 4) == [REFERENCE[:1], CANDIDATE[:1]]
 
 

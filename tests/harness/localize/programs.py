@@ -17,6 +17,7 @@ from typing import NamedTuple
 from bitproof.harness.localize.blame import find_culprit
 from bitproof.harness.localize.culprit import Culprit
 from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.localize.search import MAX_OTHERS
 
 Site = tuple[int, int]
 """A rank, and a call's index in its log."""
@@ -100,7 +101,15 @@ class Trace:
 
     def upstream(self, key: tuple[str, int]) -> set[Site]:
         """Every call that a path of values leads from to what is shown."""
-        pending, seen = list(self.shown_by[key]), set[Site]()
+        return self.before(self.shown_by[key])
+
+    def leading_to(self, rank: int, value: str) -> set[Site]:
+        """Every call that a path of values leads from to a call of a rank that gives a value, and that call."""
+        return self.before((rank, index) for index, call in enumerate(self.calls[rank]) if value in call.outputs)
+
+    def before(self, sites: Iterable[Site]) -> set[Site]:
+        """These calls, and every call that a path of values leads from to one of them."""
+        pending, seen = list(sites), set[Site]()
         while pending:
             site = pending.pop()
             if site not in seen:
@@ -693,10 +702,12 @@ class Scene:
         """Whether a path of values leads from a call to the first record.
 
         Of two calls that give one value a log without origins does not tell which one is read; and no log tells which
-        of two calls that give a record's value has given that.
+        of two calls that give a record's value has given that, or leads there.
         """
         upstream, (rank, index) = self.candidate.upstream(self.first), site
         calls = self.candidate.calls[rank]
+        if site in self.candidate.leading_to(self.first[1], self.candidate.shown[self.first]):
+            return True
         if (self.candidate.shown[self.first],) == calls[index].outputs:
             return any(r == rank and calls[i][:4] == calls[index][:4] for r, i in upstream)
         if site in upstream or calls[index].producers or not calls[index].inputs:
@@ -821,7 +832,12 @@ def tells_of(scene: Scene, culprit: Culprit | None) -> bool:
     planted = [scene.candidate.calls[rank][index] for rank, index in scene.planted]
     if any((link.rank, link.candidate) in scene.planted for link in culprit.chain):
         return True
-    return any(call in [also for _, also in culprit.also] or str(call) in culprit.reading for call in planted)
+    return any(
+        call in [also for _, also in culprit.also]
+        or call in culprit.or_else[:MAX_OTHERS]
+        or str(call) in culprit.reading
+        for call in planted
+    )
 
 
 def answer(scene: Scene) -> tuple[Culprit | None, str]:

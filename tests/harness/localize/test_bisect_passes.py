@@ -20,7 +20,7 @@ from bitproof.harness.execute.case_run import CaseRun
 from bitproof.harness.execute.requests import RunAnswer, RunRequest
 from bitproof.harness.execute.status_messages import PreparedGraph
 from bitproof.harness.localize.bisect_passes import Bisector, halve, shared_reference
-from bitproof.harness.localize.logs.replay import LoggedStep, Replay
+from bitproof.harness.localize.logs.replay import SPARE_BYTES, LoggedStep, Replay
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import (
@@ -442,7 +442,7 @@ def test_second_runs_of_a_search_leave_what_it_needs_of_that_step(tmp_path: Path
         ("control", True),
         ("control", True),
     ]
-    replay = Replay(step=1, log=True, record=Key(1, "loss", "weight", 0))
+    replay = Replay(step=1, log=True, record=Key(1, "loss", "weight", 0), spare=SPARE_BYTES)
     folders = [bench.work.resolve() / "batch" / f"{role}.archives1" for role in ("reference", "candidate")]
     assert [run.watch for run in bench.asked[2:]] == [LoggedStep(replay=replay, folder=folder) for folder in folders]
 

@@ -71,7 +71,7 @@ def test_an_expert_bias_that_nobody_shows_is_led_back_to_what_changed_it(tmp_pat
     result = result_of(candidate, tmp_path, "balanced")
     first = result.first_divergence
     assert first is not None and first.call is not None and first.kind == "loss"
-    assert (first.call.operator, first.call.how) == (operator, how)
+    assert (first.call.operator, first.call.how, first.call.direction) == (operator, how, "update")
     assert f"the call to blame is one of step 0: it leaves what step {first.step} reads" in result.remarks
 
 

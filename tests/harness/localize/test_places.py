@@ -154,6 +154,38 @@ def test_the_parts_of_an_update_are_told_by_what_runs() -> None:
     assert str(log.calls[-1]) == "add_.Tensor of the step itself (update, SGD)"
 
 
+def test_what_follows_all_of_backward_and_steers_a_buffer_is_of_the_update() -> None:
+    """As an expert bias, though autograd is on; what is only shown is not, nor what a module follows."""
+    model = Model()
+    model.second.register_buffer("steer", torch.zeros(2))
+    model.second.register_buffer("counts", torch.ones(2))
+
+    class Step:
+        def __init__(self) -> None:
+            self.model = model
+
+        def step(self, again: bool) -> None:
+            for _ in range(2):
+                loss = self.model(torch.rand(5, 4).exp()).sum()
+                loss.backward()
+            counts, steer = self.model.second.counts, self.model.second.steer
+            assert isinstance(counts, Tensor) and isinstance(steer, Tensor)
+            steer.add_((counts.mean() - counts) * 0.1)
+            torch.stack([loss.detach()]).tanh()
+            if again:
+                self.model(torch.ones(5, 4))
+
+    system = Step()
+    for again in (False, True):
+        with logged(system) as log:
+            system.step(again)
+        places = {call.operator: (*call.place[:2], call.micro_batch) for call in log.calls}
+        steered = ("", "forward", 2) if again else (None, "update", None)
+        assert [places[name] for name in ("mean", "sub.Tensor", "mul.Tensor")] == [steered] * 3
+        assert places["add_.Tensor"] == (None, "update", None)
+        assert places["exp"][:2] == places["stack"][:2] == places["tanh"][:2] == ("", "forward")
+
+
 class Experts(nn.Module):
     """Rows travel (sin), are computed with (exp) and travel back (tanh); others annotate, too."""
 

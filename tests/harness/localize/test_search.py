@@ -6,11 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bitproof.harness.compare.bits import BitDifference, ComparedBits
 from bitproof.harness.errors import RankError
 from bitproof.harness.localize.logs.calls import Call, Place
-from bitproof.harness.localize.logs.replay import OutputSite, Replay, StepTrace, archive_of, write_archive
+from bitproof.harness.localize.logs.replay import (
+    RECORD,
+    OutputSite,
+    Replay,
+    StepTrace,
+    archive_of,
+    archives_of,
+    name_of_output,
+    name_of_spare,
+    read_value,
+    write_archive,
+)
 from bitproof.harness.localize.search import Search
 from bitproof.harness.records import Divergence, Key, Manifest, Record, Recording
 
@@ -51,6 +63,36 @@ def test_the_chain_says_of_each_call_how_its_output_differs_from_that_of_the_sam
     assert changed == [("mm", 1, 8, 0), ("silu", 2, 8, 1), ("neg", *unknown), ("tanh", *unknown), ("sum", 4, 8, 3)]
     assert found.call.output.elements_differing == 1
     assert [[site.call for site in sites] for sites in asked] == [[], [], [0, 1, 2, 3], [0, 1, 3, 4]]
+
+
+def test_values_that_logged_runs_have_kept_are_not_fetched_again(tmp_path: Path) -> None:
+    """Each side's by itself: where one did not keep what is asked for, it alone is replayed."""
+    asked: list[Any] = []
+
+    def left(role: Any, value: str, spare: dict[str, Any]) -> None:
+        log = [Call(FORWARD, "neg", ("x",), ("y",)), Call(FORWARD, "silu", ("a",), (value,))]
+        write_archive(archive_of(archives_of(tmp_path, role), 0), StepTrace(log, [(0, 2)], values=spare))
+
+    def run_replay(role: Any, turn: int, folder: Path, replay: Replay) -> str:
+        asked.append((role, turn))
+        write_archive(archive_of(folder, 0), StepTrace(values={name_of_output(0): torch.ones(3)}))
+        return "b"
+
+    def bits(archives: Any, name: str) -> ComparedBits:
+        if name == RECORD:
+            raise RankError("not asked for")
+        values = [read_value(archives[role], name) for role in ("reference", "candidate")]
+        found = BitDifference(elements=int(values[0].sum()), elements_differing=int(values[1].sum()))
+        return ComparedBits(difference=found, digests=("b", "B"))
+
+    recordings: Any = {"reference": recording("b"), "candidate": recording("B")}
+    for spare, runs in ((name_of_spare(1, 0), []), (name_of_spare(0, 0), [("candidate", 2)])):
+        left("reference", "b", {name_of_spare(1, 0): torch.ones(2)})
+        left("candidate", "B", {spare: torch.ones(3)})
+        found = Search(recordings, tmp_path, 1, run_replay, bits, is_logged=True).explain(Divergence(**KEY._asdict()))
+        assert found.call is not None and found.call.output is not None
+        assert (found.call.operator, found.call.output.elements, found.call.output.elements_differing) == ("silu", 2, 3)
+        assert asked == runs
 
 
 @pytest.mark.parametrize("number", [1, 2])

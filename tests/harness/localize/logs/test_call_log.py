@@ -438,3 +438,18 @@ def test_another_part_of_a_storage_that_a_write_leaves_as_it_is_keeps_who_left_i
     assert calls[negated.producers[0] or 0].view, "the write changed the other part, and the whole"
     [written] = [call for call in calls if call.operator.startswith("add_")]
     assert negated.inputs[0] not in written.aliases
+
+
+def test_values_are_kept_unasked_as_long_as_there_is_room_views_left_out() -> None:
+    def step() -> None:
+        x = torch.ones(4).neg()
+        (x.view(2, 2) @ torch.ones(2, 2)).to_sparse()
+        torch.ones(5).exp()
+        torch.ones(1).tanh()
+
+    with logged(step, spare=4 * (4 + 4 + 4 + 4 + 5 + 1)) as log:
+        step()
+    kept = {site: digest(value) for site, value in log.kept.items()}
+    assert kept == {site: log.calls[site[0]].outputs[site[1]] for site in kept}
+    names = [log.calls[index].operator for index, _ in kept]
+    assert names == ["ones", "neg", "ones", "mm", "ones", "ones"]

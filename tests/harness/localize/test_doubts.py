@@ -1,0 +1,43 @@
+"""Calls that are named beside the one to blame, as no value tells whether they are wrong in its place."""
+
+from __future__ import annotations
+
+import pytest
+
+from bitproof.harness.localize.logs.calls import Call
+from tests.harness.localize.programs import answer, generate
+from tests.harness.localize.test_blame import blamed, call
+
+
+@pytest.mark.parametrize(
+    "seed", [60000176, 60000639, 60000981, 60001031, 60001300, 60001496, 60001653, 60004173, 70030336]
+)
+def test_where_values_do_not_tell_the_answer_says_so_and_has_the_planted_call(seed: int) -> None:
+    """One that reads a right value and gives another, a view of what is written later, what takes a bucket apart."""
+    scene = generate(seed)
+    assert scene is not None
+    culprit, told = answer(scene)
+    assert culprit is not None and culprit.or_else and told == "undetermined"
+
+
+def test_of_a_bucket_that_the_reference_does_not_have_what_takes_it_apart_is_named_too() -> None:
+    def logs(part: str, record: str) -> list[Call]:
+        packed = [call("cat a b -> K"), call("all_reduce K -> S", collective=True)]
+        return [*packed, call(f"split S -> {part} t")._replace(view=True), call(f"mul {part} w -> {record}")]
+
+    reference = [call("all_reduce a -> s", collective=True), call("all_reduce b -> t", collective=True)]
+    reference.append(call("mul s w -> p"))
+    assert blamed(reference, logs("s", "p"), "p") is None
+    culprit = blamed(reference, logs("X", "P"), "P")
+    assert culprit is not None and culprit.call.operator == "all_reduce"
+    assert "split of layers.0 (forward)" in map(str, culprit.or_else)
+
+
+def test_a_call_that_reads_what_the_reference_s_reads_as_often_is_not_doubted() -> None:
+    """What read another right value makes one reader more of that, and one less of the other."""
+    reference = [call("clone a -> a"), call("neg b -> n"), call("sum n -> s"), call("sum a -> t")]
+    exchanged = [call("clone a -> a"), call("clone a -> a"), call("my_neg a -> N"), call("sum N -> S"), reference[-1]]
+    culprit = blamed(reference, exchanged, "S")
+    assert culprit is not None and [each.operator for each in culprit.or_else] == ["clone"]
+    culprit = blamed(reference, exchanged[1:], "S")
+    assert culprit is not None and culprit.or_else == ()

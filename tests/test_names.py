@@ -34,7 +34,7 @@ FILES = {
     "a family of cases or faults, and the module that these are about": [
         *("attention.py", "autoplace.py", "backends.py", "chunking.py", "collectives.py", "compiled.py", "fsdp.py"),
         *("gradients.py", "kernels.py", "memory.py", "models.py", "moe.py", "optimizer.py", "precompiled.py"),
-        *("ranks.py", "tensor.py"),
+        *("optimizers.py", "ranks.py", "tensor.py"),
     ],
     "the prover's, and the checker's own, which must not share it": [
         *("calls.py", "data.py", "errors.py", "rules.py", "windows.py")

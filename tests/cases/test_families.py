@@ -20,6 +20,7 @@ from bitproof.builtin_cases import (
     debug,
     joint,
     models,
+    optimizers,
     pipelines,
     process_groups,
     published,
@@ -155,6 +156,14 @@ def test_other_models_run_5_steps_on_8_ranks_and_must_be_equal():
     for case in models.CASES:
         assert (case.steps, case.parallelism.world_size, case.expected) == (5, 8, "EQUAL")
     assert {case.model.family for case in models.CASES} == {"qwen3_moe", "llama3"}
+
+
+def test_optimizers_are_held_against_the_plain_one_of_their_kind():
+    for case in optimizers.CASES:
+        loop, _, kind = case.reference.rpartition(":")
+        assert case.candidate.startswith(f"{loop}:{kind}_") and case.name == case.candidate.rpartition(":")[2]
+    assert {case.name for case in optimizers.CASES if case.expected != "EQUAL"} == {"adamw_fused"}
+    assert [case.name for case in optimizers.CASES if case.reference_parallelism] == ["muon_fsdp"]
 
 
 def test_tensor_parallel_cases_split_eight_ranks_as_their_names_say():

@@ -253,7 +253,9 @@ def environment(packages: str) -> tuple[str, dict[str, str]]:
             (folders[0] / "ready").touch()
     before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     found = os.pathsep.join(filter(None, [*map(str, folders), *before]))
-    return python, {"PYTHONPATH": found, "DS_ACCELERATOR": "cpu", "LIGHTLY_DID_VERSION_CHECK": "True"}
+    compiled = str(folders[0] / "extensions")  # a folder each: torch locks it
+    variables = {"DS_ACCELERATOR": "cpu", "LIGHTLY_DID_VERSION_CHECK": "True", "TORCH_EXTENSIONS_DIR": compiled}
+    return python, {"PYTHONPATH": found, **variables}
 
 
 def run(bug: Bug, *, mended: bool) -> dict[str, Any]:

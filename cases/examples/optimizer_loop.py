@@ -1,0 +1,120 @@
+"""The loop of `mesh_loop` under optimizers that must take the same step, as systems.
+
+bitproof run -k optimizers
+
+adamw            parameter by parameter
+adamw_foreach    all parameters at once
+adamw_fused      in one kernel a parameter, which multiplies in another order
+muon             every rank orthogonalizes every matrix
+muon_by_layer    each rank orthogonalizes its share of the matrices and sends them to all
+muon_fsdp        parameters and momentum are sharded; a matrix is gathered to be orthogonalized
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+from torch.nn.parallel import DistributedDataParallel
+
+from bitproof import Case, Mesh
+from bitproof.builtin_cases.examples.mesh_loop import MeshLoop, MixedModel
+
+MOMENTUM, LR = 0.95, 1e-2
+
+
+def orthogonal(matrix: Tensor, turns: int = 5) -> Tensor:
+    """The matrix with singular values near 1, by a quintic Newton-Schulz iteration.
+
+    The coefficients are those of https://kellerjordan.github.io/posts/muon.
+    """
+    wide = matrix.T if matrix.size(0) > matrix.size(1) else matrix
+    x = wide / (wide.norm() + 1e-7)
+    for _ in range(turns):
+        square = x @ x.T
+        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+    return x.T if wide is not matrix else x
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum, orthogonalized where a parameter is a hidden layer's matrix.
+
+    With `by_layer`, matrix i is the work of rank i modulo the number of ranks.
+    """
+
+    def __init__(self, model: nn.Module, lr: float, *, by_layer: bool = False) -> None:
+        named = dict(model.named_parameters())
+        super().__init__(list(named.values()), {"lr": lr})
+        self.by_layer = by_layer
+        self.matrices = [p for name, p in named.items() if "blocks" in name and p.dim() == 2]
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Take a step."""
+        turn = {matrix: index for index, matrix in enumerate(self.matrices)}
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["momentum"] = torch.zeros_like(parameter)
+                update = state["momentum"].mul_(MOMENTUM).add_(parameter.grad)
+                if parameter in turn:
+                    update = self.direction(update, turn[parameter])
+                parameter.add_(update, alpha=-group["lr"])
+
+    def direction(self, update: Tensor, turn: int) -> Tensor:
+        """The orthogonalized update of a matrix, laid out as the update is."""
+        if isinstance(update, DTensor):
+            whole = DTensor.from_local(orthogonal(update.full_tensor()), update.device_mesh, [Replicate()])
+            return whole.redistribute(placements=update.placements)
+        if not self.by_layer:
+            return orthogonal(update)
+        owner = turn % dist.get_world_size()
+        made = orthogonal(update) if dist.get_rank() == owner else torch.empty_like(update)
+        dist.broadcast(made, owner)
+        return made
+
+
+def _loop(case: Case, mesh: Mesh, model: nn.Module, optimizer: torch.optim.Optimizer) -> MeshLoop:
+    loop = MeshLoop(case, mesh, model)
+    loop.optimizer = optimizer  # type: ignore[assignment]
+    loop.schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 4))
+    return loop
+
+
+def adamw(case: Case, mesh: Mesh, *, foreach: bool = False, fused: bool = False) -> MeshLoop:
+    """AdamW, parameter by parameter."""
+    model = DistributedDataParallel(MixedModel())
+    return _loop(case, mesh, model, torch.optim.AdamW(model.parameters(), lr=LR, foreach=foreach, fused=fused))
+
+
+def adamw_foreach(case: Case, mesh: Mesh) -> MeshLoop:
+    """AdamW, all parameters at once."""
+    return adamw(case, mesh, foreach=True)
+
+
+def adamw_fused(case: Case, mesh: Mesh) -> MeshLoop:
+    """AdamW in one kernel a parameter."""
+    return adamw(case, mesh, fused=True)
+
+
+def muon(case: Case, mesh: Mesh, *, by_layer: bool = False) -> MeshLoop:
+    """Every rank orthogonalizes every matrix."""
+    model = DistributedDataParallel(MixedModel())
+    return _loop(case, mesh, model, Muon(model, LR, by_layer=by_layer))
+
+
+def muon_by_layer(case: Case, mesh: Mesh) -> MeshLoop:
+    """Each rank orthogonalizes its share of the matrices."""
+    return muon(case, mesh, by_layer=True)
+
+
+def muon_fsdp(case: Case, mesh: Mesh) -> MeshLoop:
+    """Parameters and momentum sharded over all ranks."""
+    model: nn.Module = MixedModel()
+    for module in (*model.blocks, model):  # type: ignore[misc]
+        fully_shard(module, mesh=init_device_mesh("cpu", (case.parallelism.world_size,)))
+    return _loop(case, mesh, model, Muon(model, LR))

@@ -13,7 +13,7 @@ from bitproof.harness.user_code.user_file import run_file
 
 HERE = Path(__file__).parent / "wild"
 PAGE = HERE.parents[1] / "docs" / "wild.md"
-GLUE = {"experts", "loops", "ring", "run"}
+GLUE = {"experts", "loops", "ring", "run", "zero"}
 MODULE, _ = run_file(HERE / "run.py")
 BUGS = {bug.name: bug for bug in MODULE.BUGS}
 

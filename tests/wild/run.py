@@ -95,6 +95,14 @@ BUGS: tuple[Bug, ...] = (
         "near: the loss of the rows that this call takes",
     ),
     Bug(
+        "deepspeed_7837",
+        "deepspeedai/DeepSpeed/issues/7837",
+        "ZeRO-0 in bfloat16 keeps its gradients and divides them by a scale",
+        "deepspeed==0.18.5",
+        "deepspeed==0.18.6",
+        ("mul_", None, "update"),
+    ),
+    Bug(
         "diffusers_14265",
         "huggingface/diffusers/issues/14265",
         "the backward of ring attention reads the keys, values and output of its first turn in every turn",

@@ -128,11 +128,11 @@ def test_the_second_run_reads_the_graph_that_the_first_traced_and_every_change_h
     checkout.edit("harness/graph/passes/clean_up.py", "from __future__", "# an edited pass\nfrom __future__")
     assert checkout.run()["kept_graph"] is False
     assert checkout.code_hash() == code
-    place = "        x_TD = x_BSD.flatten(0, 1)\n"
-    checkout.edit("reference/layers/moe.py", place, place + "        x_TD = x_TD * 2\n")
+    place = "x_TD = x_BSD.flatten(0, 1)"
+    checkout.edit("reference/layers/moe.py", place, f"{place}; x_TD = x_TD * 2")
     assert checkout.run()["kept_graph"] is False
     assert checkout.code_hash() != code and checkout.digests() != traced
-    checkout.edit("reference/layers/moe.py", "        x_TD = x_TD * 2\n", "")
+    checkout.edit("reference/layers/moe.py", f"{place}; x_TD = x_TD * 2", place)
     assert checkout.run()["kept_graph"] is True, "what was put back is what it was"
     assert checkout.code_hash() == code
 

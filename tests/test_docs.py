@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 import yaml
 
+from bitproof.builtin_cases import CASES
 from bitproof.harness.cli import main
+from bitproof.reference.models import build_model
 from tests.workflow import Runner
 
 ROOT = Path(__file__).parents[1]
@@ -187,6 +190,20 @@ def test_every_summary_of_a_command_names_one():
     assert len(shown) == 16
     for name in shown:
         assert main([name, "--help"]) == 0
+
+
+def test_the_readmes_figures_are_those_that_a_run_of_its_cases_has():
+    """Every rank records at each step a loss, five tensors of each parameter, and a mixture's buffers twice."""
+    rows = re.findall(r"^\| (\w+) +\| \*\*EQUAL\*\* .*\| (\d+) +\| 0 ", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert [name for name, _ in rows] == [name for name in CASES if name in dict(rows)] and len(rows) == 6
+    for name, compared in rows:
+        case = CASES[name]
+        with torch.device("meta"):
+            model = build_model(case.model)
+        num_parameters = len([*model.parameters()])
+        records = 1 + 5 * num_parameters + 2 * (len(model.state_dict()) - num_parameters)
+        expected = case.steps * case.parallelism.world_size * records
+        assert int(compared) > expected if case.observe else int(compared) == expected, name
 
 
 def test_every_mark_is_one_that_is_known():

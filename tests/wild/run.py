@@ -103,6 +103,15 @@ BUGS: tuple[Bug, ...] = (
         ("mul_", None, "update"),
     ),
     Bug(
+        "deepspeed_7718",
+        "deepspeedai/DeepSpeed/issues/7718",
+        "ZeRO-2 with gradient accumulation loses micro-batches",
+        "deepspeed==0.18.2",
+        "deepspeed==0.18.3",
+        ("slice", None, "update"),
+        "near: the sum of a micro-batch, whose first call in the reference this is",
+    ),
+    Bug(
         "diffusers_14265",
         "huggingface/diffusers/issues/14265",
         "the backward of ring attention reads the keys, values and output of its first turn in every turn",

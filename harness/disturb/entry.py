@@ -3,11 +3,12 @@
 It is a function under `@row`, in the module of its family: its name, with hyphens, is the row's, and the first line of
 its docstring says what is wrong.
 
-A fault strikes in one of three ways, and a row has exactly one of them:
+A fault strikes in one of four ways, and a row has exactly one of them:
 
     edit     the candidate's finished graph is changed, before ranks are forked, as a wrong pass would leave it
     call     calls of some operators do something else, on every system that is not compiled
     order    sums over ranks are taken in another order, as `sum-order` has it
+    runner   what takes micro-batches through stages does something else, on every rank
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ Family = Literal[
     "hygiene",
     "ranks",
     "tensor",
+    "micro_batches",
     "equivalent",
 ]
 
@@ -81,6 +83,12 @@ FLOAT32 = Need(lambda case: case.precision.compute == "float32", "a step compute
 BFLOAT16 = Need(lambda case: case.precision.compute == "bfloat16", "a step computed in bfloat16")
 
 
+MICRO_BATCHES = Need(
+    lambda case: case.schedule is not None and case.candidate == "graph", "a candidate graph that takes micro-batches"
+)
+PIPELINED = Need(lambda case: case.candidate == "graph" and case.parallelism.pp > 1, "a candidate graph in a pipeline")
+
+
 def ranks(number: int) -> Need:
     """At least so many ranks."""
     return Need(lambda case: case.parallelism.world_size >= number, f"{number} ranks or more")
@@ -117,6 +125,7 @@ class Entry:
     call: TamperCall | None = None
     operators: tuple[str, ...] = ()
     order: str | None = None
+    runner: Callable[[Any], None] | None = None
     needs: tuple[Need, ...] = ()
     sees: tuple[Need, ...] = ()
     kinds: tuple[Kind, ...] = ("loss", "grad")
@@ -124,7 +133,7 @@ class Entry:
     rank: int | None = None
 
     def __post_init__(self) -> None:
-        ways = [way for way in (self.edit, self.call, self.order) if way is not None]
+        ways = [way for way in (self.edit, self.call, self.order, self.runner) if way is not None]
         assert len(ways) == 1, f"{self.name} strikes in {len(ways)} ways"
 
     @property
@@ -155,13 +164,15 @@ def row(
     *,
     operators: tuple[str, ...] = (),
     order: str | None = None,
+    runner: bool = False,
     needs: tuple[Need, ...] = (),
     sees: tuple[Need, ...] = (),
     kinds: tuple[Kind, ...] = ("loss", "grad"),
     sites: tuple[Site, ...] = (),
     rank: int | None = None,
 ) -> Callable[[Callable[..., Any]], Entry]:
-    """Make a function a row: it edits a graph, or with `operators` stands in for their calls in the update.
+    """Make a function a row: it edits a graph, or, as `runner`, what runs one in stages, or with `operators` stands in
+    for their calls in the update.
 
     With an `order` only its name and docstring count.
     """
@@ -173,10 +184,11 @@ def row(
             says=says.removesuffix("."),
             source=source,
             family=cast(Family, function.__module__.rpartition(".")[2]),
-            edit=function if not operators and order is None else None,
+            edit=function if not operators and order is None and not runner else None,
             call=function if operators else None,
             operators=operators,
             order=order,
+            runner=function if runner else None,
             needs=needs,
             sees=sees,
             kinds=kinds,

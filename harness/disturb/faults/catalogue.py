@@ -11,6 +11,7 @@ from bitproof.harness.disturb.faults import (
     gradients,
     hygiene,
     memory,
+    micro_batches,
     moe,
     numerics,
     optimizer,
@@ -30,6 +31,7 @@ FAMILIES = (
     hygiene,
     ranks,
     tensor,
+    micro_batches,
     equivalent,
 )
 

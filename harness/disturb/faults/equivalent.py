@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bitproof.harness.disturb.entry import BFLOAT16, CHUNKED, EXPERTS, Site, ranks, row
+from bitproof.harness.disturb.entry import BFLOAT16, CHUNKED, EXPERTS, MICRO_BATCHES, PIPELINED, Site, ranks, row
 
 if TYPE_CHECKING:
     from bitproof.harness.disturb.graph_editor import Call, GraphEditor
@@ -236,3 +237,90 @@ def optimizer_one_parameter_a_call(call: TamperedCall) -> Any:
         args = [[value[index]] if isinstance(value, (list, tuple)) and value else value for value in call.args]
         call.function(*args, **call.kwargs)
     call.fire()
+
+
+@row("ours: only the order of work differs", runner=True, needs=(MICRO_BATCHES,))
+def forwards_before_backwards(step: Any) -> None:
+    """a rank takes all forwards first, then all backwards."""
+    step.actions = tuple(sorted(step.actions, key=lambda action: bool(action.half == "backward")))
+
+
+@row(EXACT, runner=True, needs=(MICRO_BATCHES,))
+def gradients_added_in_place(step: Any) -> None:
+    """gradients of micro-batches are added in the first one's memory."""
+    step.add = lambda total, gradient: total.add_(gradient)
+
+
+@row(EXACT, runner=True, needs=(MICRO_BATCHES,))
+def micro_batches_summands_exchanged(step: Any) -> None:
+    """a micro-batch's gradient stands before the sum of those before it."""
+    step.add = lambda total, gradient: gradient + total
+
+
+@row(EXACT, runner=True, needs=(MICRO_BATCHES,))
+def kept_values_copied(step: Any) -> None:
+    """what forward keeps for backward is copied."""
+    own = step.taken
+    step.taken = lambda action: {name: x.clone() if hasattr(x, "clone") else x for name, x in own(action).items()}
+
+
+@row(EXACT, runner=True, needs=(PIPELINED,))
+def messages_copied(step: Any) -> None:
+    """what stages send is copied first."""
+    own = step.send
+    step.send = lambda action, index, value: own(action, index, value.clone())
+
+
+@row(EXACT, runner=True, needs=(PIPELINED, BFLOAT16))
+def messages_in_float32(step: Any) -> None:
+    """stages send float32 and narrow what they receive."""
+    import torch
+
+    send, receive = step.send, step.receive
+
+    def narrowed(sender: Any, index: int, crossing: Any) -> Any:
+        return receive(sender, index, replace(crossing, dtype=torch.float32)).to(crossing.dtype)
+
+    step.send = lambda action, index, value: send(action, index, value.float())
+    step.receive = narrowed
+
+
+@row(EXACT, runner=True, needs=(PIPELINED,))
+def messages_in_two_parts(step: Any) -> None:
+    """stages send positions in two parts and join what they receive."""
+    import torch
+
+    send, receive = step.send, step.receive
+
+    def sent(action: Any, index: int, value: Any) -> None:
+        for part, half in enumerate(value.chunk(2, 1)):
+            send(action, 2 * index + part, half)
+
+    def joined(sender: Any, index: int, crossing: Any) -> Any:
+        rows, size, *others = crossing.shape
+        half = replace(crossing, shape=(rows, size // 2, *others))
+        return torch.cat([receive(sender, 2 * index + part, half) for part in range(2)], 1)
+
+    step.send, step.receive = sent, joined
+
+
+@row("ours: only time differs", runner=True, needs=(PIPELINED,))
+def late_with_a_message(step: Any) -> None:
+    """a rank waits before it sends."""
+    import time
+
+    own = step.send
+
+    def send(*args: Any) -> None:
+        time.sleep(0.02)
+        own(*args)
+
+    step.send = send
+
+
+@row(EXACT, runner=True, needs=(PIPELINED,))
+def messages_doubled_and_halved(step: Any) -> None:
+    """stages send twice a value and halve what they receive."""
+    send, receive = step.send, step.receive
+    step.send = lambda action, index, value: send(action, index, value * 2)
+    step.receive = lambda *args: receive(*args) * 0.5

@@ -75,6 +75,12 @@ class Injector:
             self.fired = True
             self.fault.strike()
 
+    def strike_runner(self, step: Any) -> None:
+        """Change what runs a step in stages, where the fault does that."""
+        if self.entry is not None and self.entry.runner is not None:
+            self.entry.runner(step)
+            self.fired = True
+
     def fire(self) -> None:
         """Note that the fault fired, for one that is injected elsewhere."""
         self.fired = True

@@ -77,7 +77,9 @@ def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_fo
     if name in PREPARED:
         from bitproof.harness.systems.graph import make_graph_system
 
-        return make_graph_system(case, mesh, mesh.device, program, injector.wrap)
+        graph_system = make_graph_system(case, mesh, mesh.device, program, injector.wrap)
+        injector.strike_runner(graph_system.graph)
+        return graph_system
     if name in BUILT_IN:
         from bitproof.reference.step import make_eager
 

@@ -40,31 +40,33 @@ class StagedStep:
         self._device = device
         self._run: Callable[[GraphModule], Run] = lambda module: module
         self._sending: list[tuple[Any, Tensor]] = []
+        self._kept: dict[tuple[int, int], Values] = {}
 
     def __call__(self, state: Values, micro_batches: Sequence[Values]) -> tuple[list[Tensor], dict[str, Tensor]]:
         """The losses of micro-batches, where this rank has the last stage, and each own parameter's gradient."""
         losses: list[Tensor] = []
         gradients: dict[str, Tensor] = {}
-        kept: dict[tuple[int, int], Values] = {}
         for action in self.actions:
             self.running = action
-            part, place = self.parts.by_place[action.stage, action.half], (action.stage, action.micro_batch)
-            known = {**kept.pop(place, {}), **self.received(action, part)}
+            part = self.parts.by_place[action.stage, action.half]
+            known = {**self.taken(action), **self.received(action, part)}
             given = {**state, **self.inputs(action, micro_batches), **known}
             found = dict(zip(part.outputs, self._run(part.module)(*(given[name] for name in part.inputs)), strict=True))
             for index, name in enumerate(part.sent):
                 self.send(action, index, found[name])
             if action.half == "forward":
                 later = self.parts.by_place[action.stage, "backward"].inputs
-                kept[place] = {name: x for name, x in {**known, **found}.items() if name in later}
+                kept = {name: x for name, x in {**known, **found}.items() if name in later}
+                self._kept[action.stage, action.micro_batch] = kept
             for name in part.results:
                 if name == self.parts.loss:
                     losses.append(found[name])
                 else:
                     gradients[name] = self.add(gradients[name], found[name]) if name in gradients else found[name]
-        self.running = None
         while self._sending:
             self._sending.pop()[0].wait()
+        losses, gradients = self.finish(losses, gradients)
+        self.running = None
         return losses, gradients
 
     @contextmanager
@@ -79,6 +81,10 @@ class StagedStep:
     def inputs(self, action: Action, micro_batches: Sequence[Values]) -> Values:
         """What an action reads of the step's input."""
         return micro_batches[action.micro_batch]
+
+    def taken(self, action: Action) -> Values:
+        """What a backward's own forward kept for it; nothing for a forward."""
+        return self._kept.pop((action.stage, action.micro_batch), {})
 
     def received(self, action: Action, part: Part) -> dict[str, Tensor]:
         """What the neighbour's same half gave, for one that needs it."""
@@ -104,6 +110,10 @@ class StagedStep:
     def add(self, total: Tensor, gradient: Tensor) -> Tensor:
         """A parameter's gradient of the micro-batches so far, and of one more."""
         return total + gradient
+
+    def finish(self, losses: list[Tensor], gradients: dict[str, Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """What the step gives."""
+        return losses, gradients
 
     def _rank_of(self, stage: int) -> int:
         return stage % dist.get_world_size(self._group)

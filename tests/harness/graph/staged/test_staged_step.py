@@ -7,56 +7,9 @@ import torch
 
 from bitproof.harness.case import Schedule
 from bitproof.harness.graph.staged.actions import actions_of
-from bitproof.harness.graph.staged.staged_step import StagedStep, tag_of
-from tests.harness.graph.graphs import CPU, Layers, batch
-from tests.harness.graph.staged.stages import layer, parts_of
-
-
-class InOneProcess(StagedStep):
-    """All ranks of a pipeline: messages go through a box."""
-
-    def __init__(self, parts, actions):
-        super().__init__(parts, actions, None, CPU)
-        self.box = {}
-
-    def send(self, action, index, value):
-        self.box[tag_of(action, index)] = value.clone()
-
-    def receive(self, sender, index, crossing):
-        value = self.box.pop(tag_of(sender, index))
-        assert (tuple(value.shape), value.dtype) == (crossing.shape, crossing.dtype)
-        return value
-
-
-def all_actions(schedule, ranks):
-    """The actions of all ranks, one after the other in an order in which they can run."""
-    waiting, done = [actions_of(schedule, ranks, rank) for rank in range(ranks)], []
-    last = ranks * schedule.stages_per_rank - 1
-    while any(waiting):
-        for actions in waiting:
-            while actions and _can_run(actions[0], done, last):
-                done.append(actions.pop(0))
-    return done
-
-
-def _can_run(action, done, last):
-    if action.half == "forward":
-        return action.stage == 0 or action._replace(stage=action.stage - 1) in done
-    return action.stage == last or action._replace(stage=action.stage + 1) in done
-
-
-def run(joint, parts, model, schedule, ranks):
-    state = {name: x.detach().clone() for name, x in model.state_dict(keep_vars=True).items()}
-    names = [*joint.parameter_names, *joint.buffer_names]
-    step = InOneProcess(parts, all_actions(schedule, ranks))
-    micro_batches = [batch(seed=index) for index in range(schedule.micro_batches)]
-    inputs = [dict(zip(parts.placeholders[len(names) :], [x], strict=True)) for x in micro_batches]
-    with torch.no_grad():
-        losses, gradients = step(
-            {place: state[name] for place, name in zip(parts.placeholders, names, strict=False)}, inputs
-        )
-    assert not step.box, "every message was read"
-    return losses, [gradients[name] for name in parts.gradients], [state[name] for name in joint.buffer_names]
+from bitproof.harness.graph.staged.staged_step import tag_of
+from tests.harness.graph.graphs import Layers, batch
+from tests.harness.graph.staged.stages import InOneProcess, all_actions, bits, layer, parts_of, run
 
 
 def run_whole(joint, model, count):
@@ -71,10 +24,6 @@ def run_whole(joint, model, count):
         losses.append(loss)
         totals = gradients if totals is None else [a + b for a, b in zip(totals, gradients, strict=True)]
     return losses, totals, [state[name] for name in joint.buffer_names]
-
-
-def bits(values):
-    return [[x.numpy().tobytes() for x in each] for each in values]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,251 @@
+"""What goes wrong where a step takes micro-batches through stages: in messages, in what is kept, in sums over them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from bitproof.harness.disturb.entry import ANY, MICRO_BATCHES, PIPELINED, Site, row
+from bitproof.harness.disturb.faults.clock import NOW
+
+OF_OTHERS = "ours: messages and kept values are found by an index"
+SUMS = "ours: sums of floats depend on their order"
+
+Step = Any
+"""A `StagedStep`, whose methods a fault replaces."""
+
+_IN = (PIPELINED,)
+_ADDS = (Site(ANY, "backward", None, "add"),)
+
+
+def _exchanged(action: Any) -> Any:
+    """An action of the first micro-batch for the second's, and the other way round."""
+    return action._replace(micro_batch=action.micro_batch ^ 1 if action.micro_batch < 2 else action.micro_batch)
+
+
+def _received_otherwise(step: Step, half: str, other: Callable[..., Any]) -> None:
+    """Have `other` receive what a half sends: it is given what does so rightly, the sender, the index and the form."""
+    own = step.receive
+    step.receive = lambda sender, *args: other(own, sender, *args) if sender.half == half else own(sender, *args)
+
+
+def _sent_otherwise(step: Step, half: str, other: Callable[[Any], Any]) -> None:
+    """Send what `other` makes of what a half sends."""
+    own = step.send
+    step.send = lambda action, index, value: own(action, index, other(value) if action.half == half else value)
+
+
+def _given_otherwise(step: Step, place: int) -> None:
+    """Have one of the step's inputs, counted from the last, be that of another micro-batch."""
+    own, name = step.inputs, step.parts.placeholders[place]
+
+    def inputs(action: Any, micro_batches: Any) -> Any:
+        return {**own(action, micro_batches), name: own(_exchanged(action), micro_batches)[name]}
+
+    step.inputs = inputs
+
+
+@row(OF_OTHERS, runner=True, needs=_IN, sites=(Site(ANY, "forward", None, ANY),))
+def activation_of_another_micro_batch(step: Step) -> None:
+    """a stage takes the first two micro-batches' activations for each other."""
+    _received_otherwise(step, "forward", lambda own, sender, *args: own(_exchanged(sender), *args))
+
+
+@row(OF_OTHERS, runner=True, needs=_IN, kinds=("grad",), sites=(Site(ANY, "backward", None, ANY),))
+def gradient_of_another_micro_batch(step: Step) -> None:
+    """a stage takes the first two micro-batches' gradients for each other."""
+    _received_otherwise(step, "backward", lambda own, sender, *args: own(_exchanged(sender), *args))
+
+
+@row("ours: a buffer for messages that is used again too early", runner=True, needs=_IN)
+def activation_of_the_micro_batch_before(step: Step) -> None:
+    """a stage reads each activation once more, in place of the next one."""
+    last: list[Any] = []
+
+    def receive(own: Any, *args: Any) -> Any:
+        last.append(own(*args))
+        return last[max(len(last) - 2, 0)]
+
+    _received_otherwise(step, "forward", receive)
+
+
+@row(OF_OTHERS, runner=True, needs=(MICRO_BATCHES,), kinds=("grad",), sites=(Site(ANY, "backward", None, ANY),))
+def kept_values_of_the_micro_batch_before(step: Step) -> None:
+    """a backward reads what the forward of the micro-batch before it kept."""
+    own, last = step.taken, dict[int, Any]()
+
+    def taken(action: Any) -> Any:
+        if action.half == "forward":
+            return own(action)
+        values, last[action.stage] = last.get(action.stage), own(action)
+        return values or last[action.stage]
+
+    step.taken = taken
+
+
+@row(OF_OTHERS, runner=True, needs=_IN, sites=(Site(ANY, "forward", None, ANY),))
+def messages_out_of_order(step: Step) -> None:
+    """a stage sends the second micro-batch's activation first."""
+    own, held = step.send, list[Any]()
+
+    def send(action: Any, index: int, value: Any) -> None:
+        if action.half == "backward" or action.micro_batch > 1:
+            own(action, index, value)
+        elif action.micro_batch == 0:
+            held.append(value)
+        else:
+            own(_exchanged(action), index, value)
+            own(action, index, held.pop(0))
+
+    step.send = send
+
+
+@row("low-precision pipelines", runner=True, needs=_IN, sites=(Site(ANY, "forward", None, ANY),))
+def activation_rounded_on_the_way(step: Step) -> None:
+    """activations travel in 8 bits."""
+    _sent_otherwise(step, "forward", _in_eight_bits)
+
+
+@row("low-precision pipelines", runner=True, needs=_IN, kinds=("grad",), sites=(Site(ANY, "backward", None, ANY),))
+def gradient_rounded_on_the_way(step: Step) -> None:
+    """gradients of activations travel in 8 bits."""
+    _sent_otherwise(step, "backward", _in_eight_bits)
+
+
+def _in_eight_bits(value: Any) -> Any:
+    import torch
+
+    return value.to(torch.float8_e5m2).to(value.dtype)
+
+
+@row("ours: rows in another order", runner=True, needs=_IN, sites=(Site(ANY, "forward", None, ANY),))
+def rows_reversed_on_the_way(step: Step) -> None:
+    """an activation's rows are sent from the last."""
+    _sent_otherwise(step, "forward", lambda value: value.flip(0))
+
+
+@row("ours: a gradient that never arrives", runner=True, needs=_IN, kinds=("grad",))
+def gradient_that_is_not_sent(step: Step) -> None:
+    """a stage's gradient of its input is sent as zeros."""
+    _sent_otherwise(step, "backward", lambda value: value * 0)
+
+
+@row("ours: a mean that is taken twice", runner=True, needs=_IN, kinds=("grad",))
+def gradient_halved_on_the_way(step: Step) -> None:
+    """gradients of activations are halved between stages."""
+    _sent_otherwise(step, "backward", lambda value: value / 2)
+
+
+@row(OF_OTHERS, runner=True, needs=(MICRO_BATCHES,))
+def labels_of_another_micro_batch(step: Step) -> None:
+    """the loss of the first micro-batch reads the labels of the second, and the other way round."""
+    _given_otherwise(step, -2)
+
+
+@row(OF_OTHERS, runner=True, needs=(MICRO_BATCHES,))
+def tokens_of_another_micro_batch(step: Step) -> None:
+    """the first stage embeds the tokens of the second micro-batch for the first, and the other way round."""
+    _given_otherwise(step, -3)
+
+
+@row(SUMS, runner=True, needs=(MICRO_BATCHES,), kinds=("grad",), sites=_ADDS)
+def gradients_added_from_the_last(step: Step) -> None:
+    """gradients of micro-batches are added from the last one to the first."""
+    _added_at_the_end(step, lambda values: functools.reduce(lambda a, b: a + b, reversed(values)))
+
+
+@row(SUMS, runner=True, needs=(MICRO_BATCHES,), kinds=("grad",), sites=_ADDS)
+def gradients_added_in_pairs(step: Step) -> None:
+    """gradients of micro-batches are added two by two."""
+
+    def in_pairs(values: list[Any]) -> Any:
+        while len(values) > 1:
+            values = [sum(values[i + 1 : i + 2], values[i]) for i in range(0, len(values), 2)]
+        return values[0]
+
+    _added_at_the_end(step, in_pairs)
+
+
+def _added_at_the_end(step: Step, total: Callable[[list[Any]], Any]) -> None:
+    own = step.finish
+    step.add = lambda found, gradient: [*(found if isinstance(found, list) else [found]), gradient]
+    step.finish = lambda losses, found: own(
+        losses, {name: total(x) if isinstance(x, list) else x for name, x in found.items()}
+    )
+
+
+@row(SUMS, runner=True, needs=(MICRO_BATCHES,), kinds=("loss", "grad"))
+def micro_batches_from_the_last(step: Step) -> None:
+    """every stage takes the micro-batches from the last to the first."""
+    count = 1 + max(action.micro_batch for action in step.actions)
+    step.actions = tuple(action._replace(micro_batch=count - 1 - action.micro_batch) for action in step.actions)
+
+
+@row(
+    "ours: sums in the dtype of parameters",
+    runner=True,
+    needs=(MICRO_BATCHES,),
+    kinds=("grad",),
+)
+def gradients_added_in_bfloat16(step: Step) -> None:
+    """gradients of micro-batches are added in bfloat16."""
+    step.add = lambda total, gradient: (total.bfloat16() + gradient.bfloat16()).float()
+
+
+def _is_last(step: Step) -> bool:
+    return bool(step.running.micro_batch == max(action.micro_batch for action in step.actions))
+
+
+@row("DeepSpeed #7985's kind: the last micro-batch", runner=True, needs=(MICRO_BATCHES,), kinds=("grad",))
+def last_micro_batch_not_added(step: Step) -> None:
+    """the last micro-batch's gradient is left out."""
+    own = step.add
+    step.add = lambda total, gradient: total if _is_last(step) else own(total, gradient)
+
+
+@row("ours: one rank stops early", runner=True, needs=(MICRO_BATCHES,), kinds=("grad",), rank=-1)
+def last_micro_batch_not_added_on_one_rank(step: Step) -> None:
+    """the last rank leaves the last micro-batch's gradient out."""
+    own = step.add
+    is_wrong = NOW.rank == NOW.world_size - 1
+    step.add = lambda total, gradient: total if is_wrong and _is_last(step) else own(total, gradient)
+
+
+@row("ours: a sum that begins with what it adds", runner=True, needs=(MICRO_BATCHES,), kinds=("grad",))
+def first_micro_batch_added_twice(step: Step) -> None:
+    """the first micro-batch's gradient counts twice."""
+    own = step.add
+    step.add = lambda total, gradient: own(total + total if step.running.micro_batch == 1 else total, gradient)
+
+
+@row(
+    "ours: gradients that replace each other",
+    runner=True,
+    needs=(MICRO_BATCHES,),
+    kinds=("grad",),
+)
+def gradients_replace_each_other(step: Step) -> None:
+    """each micro-batch's gradient takes the place of the one before."""
+    step.add = lambda total, gradient: gradient.clone()
+
+
+@row("torch.distributed.pipelining: scale_grads beside a mean", runner=True, needs=(MICRO_BATCHES,), kinds=("grad",))
+def gradients_divided_once_more(step: Step) -> None:
+    """gradients are divided by the number of micro-batches a second time."""
+    own, count = step.finish, 1 + max(action.micro_batch for action in step.actions)
+    step.finish = lambda losses, found: own(losses, {name: x / count for name, x in found.items()})
+
+
+@row("ours: a loss that is overwritten", runner=True, needs=(MICRO_BATCHES,), kinds=("loss",))
+def loss_of_the_last_micro_batch(step: Step) -> None:
+    """the loss is the last micro-batch's."""
+    own = step.finish
+    step.finish = lambda losses, found: own([x.clone() for x in losses[-1:]], found)
+
+
+@row("ours: a sum where a mean is meant", runner=True, needs=(MICRO_BATCHES,), kinds=("loss",))
+def losses_summed(step: Step) -> None:
+    """the loss is the sum of the micro-batches' losses."""
+    own = step.finish
+    step.finish = lambda losses, found: own([sum(losses[1:], losses[0])] if losses else [], found)

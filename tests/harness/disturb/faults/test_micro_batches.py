@@ -1,0 +1,57 @@
+"""Faults of what takes micro-batches through stages, struck into a step in one process."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from bitproof.harness.case import Schedule
+from bitproof.harness.disturb.faults import CATALOGUE
+from bitproof.harness.disturb.faults.clock import NOW
+from bitproof.harness.graph.staged.actions import Action
+from tests.harness.graph.graphs import Layers
+from tests.harness.graph.staged.stages import bits, layer, parts_of, run
+
+ROWS = [entry for entry in CATALOGUE.values() if entry.runner is not None]
+OF_INPUTS = {"labels-of-another-micro-batch": "labels", "tokens-of-another-micro-batch": "tokens"}
+SCHEDULE = Schedule(micro_batches=4)
+
+
+def given(found):
+    """What a step gives, its losses as their mean."""
+    losses, gradients, buffers = found
+    return bits([[sum(losses[1:], losses[0]) / len(losses)], gradients, buffers])
+
+
+@pytest.fixture(scope="module")
+def right():
+    model = Layers(layer(), layer())
+    joint, parts = parts_of(model, 2)
+    return model, joint, parts, given(run(joint, parts, model, SCHEDULE, 2))
+
+
+@pytest.mark.parametrize("entry", [x for x in ROWS if x.name not in OF_INPUTS], ids=lambda entry: entry.name)
+def test_a_fault_changes_what_a_step_gives_and_a_right_rewrite_does_not(entry, right, monkeypatch):
+    model, joint, parts, expected = right
+    monkeypatch.setattr(NOW, "rank", 0)
+    monkeypatch.setattr(NOW, "world_size", 1)
+    found = given(run(joint, parts, model, SCHEDULE, 2, entry.runner))
+    assert (found == expected) is not entry.is_fault
+
+
+@pytest.mark.parametrize(("name", "wrong"), OF_INPUTS.items())
+def test_one_input_is_that_of_another_micro_batch(name, wrong):
+    names = ("weight", "tokens", "labels", "positions")
+    step = SimpleNamespace(
+        parts=SimpleNamespace(placeholders=names), inputs=lambda action, given: given[action.micro_batch]
+    )
+    given = [{name: (name, index) for name in names[1:]} for index in range(3)]
+    CATALOGUE[name].runner(step)
+    assert step.inputs(Action("forward", 0, 0), given) == given[0] | {wrong: (wrong, 1)}
+    assert step.inputs(Action("forward", 0, 2), given) == given[2]
+
+
+def test_there_are_twenty_faults_and_eight_right_rewrites_of_it():
+    assert sum(entry.is_fault for entry in ROWS) >= 20
+    assert sum(not entry.is_fault for entry in ROWS) >= 8

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bitproof.builtin_cases import CASES
-from bitproof.harness.case import Case, Chunking, Memory, Model, Parallelism, Pipeline
+from bitproof.harness.case import Batch, Case, Chunking, Memory, Model, Parallelism, Pipeline, Schedule
 from bitproof.harness.cli import main
 from bitproof.harness.compare.verdict import RACES
 from tests.distributions import install
@@ -165,6 +165,25 @@ def test_a_selection_of_nothing_is_a_wrong_call(tmp_path):
     finished, report = run(tmp_path, "-k", "no_such_case")
     assert (finished.returncode, report) == (2, None)
     assert "`bitproof list`" in finished.stderr
+
+
+@pytest.mark.parametrize("reference", ["eager", "bitproof.reference.unstaged:eager"])
+def test_a_pipeline_of_two_ranks_equals_eager_stages_and_no_stages_and_has_its_loss_on_the_last(
+    reference, tmp_path, run_here
+):
+    case = replace(
+        CASES["pipeline_1f1b"],
+        name="small_pipeline",
+        reference=reference,
+        model=Model(layers=2, dense_layers=1),
+        parallelism=Parallelism(world_size=2, ep=1, pp=2),
+        batch=Batch(sequences=2),
+        schedule=Schedule(micro_batches=2),
+    )
+    finished, report = run_here("--case", written(tmp_path, case))
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    [result] = report["cases"]
+    assert (result["verdict"], result["compared"]["loss"], len(result["losses"]["candidate"])) == ("EQUAL", 2, 2)
 
 
 EXAMPLES = "cases/examples/extra_passes.py"

@@ -1,8 +1,9 @@
 """Runs a rank's part of a pipeline's step: its actions in their order, values sent from stage to stage.
 
 Needs:    the parts of its stages, its actions (actions.py), and a group of the ranks that hold one place in each stage.
-Promises: gradients are added in the order of micro-batches, and so are losses; nothing waits for a send before the end
-          of the step, so that ranks whose orders fit each other never wait in a circle.
+Promises: gradients are added in the order of micro-batches, and so are losses; a rank waits for what it receives, and
+          for a send once what answers it is there, or the step is at its end. So ranks whose orders fit each other
+          never wait in a circle.
 
 Every message has a tag that says what it is, so it is never taken for another. What a stage's forward gives is kept
 until its backward has run.
@@ -39,7 +40,7 @@ class StagedStep:
         self._group = group
         self._device = device
         self._run: Callable[[GraphModule], Run] = lambda module: module
-        self._sending: list[tuple[Any, Tensor]] = []
+        self._sending: dict[Action, list[tuple[dist.Work, Tensor]]] = {}
         self._kept: dict[tuple[int, int], Values] = {}
 
     def __call__(self, state: Values, micro_batches: Sequence[Values]) -> tuple[list[Tensor], dict[str, Tensor]]:
@@ -54,7 +55,9 @@ class StagedStep:
             found = dict(zip(part.outputs, self._run(part.module)(*(given[name] for name in part.inputs)), strict=True))
             for index, name in enumerate(part.sent):
                 self.send(action, index, found[name])
-            if action.half == "forward":
+            if action.half == "backward":
+                self._await_sent(action._replace(half="forward"))  # whose gradient has come back
+            else:
                 later = self.parts.by_place[action.stage, "backward"].inputs
                 kept = {name: x for name, x in {**known, **found}.items() if name in later}
                 self._kept[action.stage, action.micro_batch] = kept
@@ -63,8 +66,8 @@ class StagedStep:
                     losses.append(found[name])
                 else:
                     gradients[name] = self.add(gradients[name], found[name]) if name in gradients else found[name]
-        while self._sending:
-            self._sending.pop()[0].wait()
+        for action in list(self._sending):
+            self._await_sent(action)
         losses, gradients = self.finish(losses, gradients)
         self.running = None
         return losses, gradients
@@ -101,11 +104,15 @@ class StagedStep:
 
     def send(self, action: Action, index: int, value: Tensor) -> None:
         """Send one of the values of an action to the stage that needs it."""
-        self._sending = [(work, sent) for work, sent in self._sending if not work.is_completed()]
         to = self._rank_of(action.stage + (1 if action.half == "forward" else -1))
         value = value.contiguous()
         work = dist.isend(value, group=self._group, group_dst=to, tag=tag_of(action, index))
-        self._sending.append((work, value))
+        assert work is not None, "this rank is in the group"
+        self._sending.setdefault(action, []).append((work, value))
+
+    def _await_sent(self, action: Action) -> None:
+        for work, _ in self._sending.pop(action, []):
+            work.wait()
 
     def add(self, total: Tensor, gradient: Tensor) -> Tensor:
         """A parameter's gradient of the micro-batches so far, and of one more."""

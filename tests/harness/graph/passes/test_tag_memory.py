@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch._higher_order_ops.flex_attention import flex_attention as flex
 from torch.fx import Node
 
 from bitproof.harness.graph.passes.tag_memory import tag_memory
+from bitproof.harness.graph.staged.cuts import Cuts
 from tests.harness.graph.graphs import Sketch, listing
 from tests.harness.graph.memory_graphs import N, aten, context_with, tags, two_blocks
 
@@ -236,3 +238,18 @@ def test_a_value_that_another_saved_value_is_a_view_of_is_not_offloaded() -> Non
         sketch.call(aten.ones.default, [N], at="layers.1", backward=True)
         read = [sketch.call(aten.sum.default, value, backward=True) for value in (product, view)]
         assert tagged(sketch, "offload", *read)["mm"] == expected
+
+
+@pytest.mark.parametrize(("stages", "tag"), [(1, "offload"), (2, "save")])
+def test_what_another_stage_of_a_pipeline_reads_is_not_offloaded_by_the_one_that_computed_it(
+    stages: int, tag: str
+) -> None:
+    sketch = Sketch()
+    x = sketch.placeholder("x", N, N)
+    product = sketch.call(aten.mm.default, x, x, at="layers.0")
+    sketch.call(aten.neg.default, product, at="layers.1")
+    output = sketch.call(aten.ones.default, [N, N], at="layers.1", backward=True)
+    module = sketch.finish(sketch.call(aten.mul.Tensor, product, output, at="layers.0", backward=True))
+    context = replace(context_with(sketch, "offload"), cuts=Cuts(stages, 2))
+    tag_memory(module, context, blocks="layers.*")
+    assert tags(module)["mm"] == tag

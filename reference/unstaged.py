@@ -21,6 +21,7 @@ class Unstaged(Trainer):
 
     def __init__(self, case: Case, mesh: Mesh) -> None:
         super().__init__(case, mesh, mesh.device, is_whole=True)
+        self.independent_ranks = case.parallelism.stage_ranks == 1
         self._own = stages_of(case, mesh)
         self._num_layers: int = self.model.num_layers  # type: ignore[assignment]
 

@@ -16,6 +16,8 @@ Step = Any
 """A `StagedStep`, whose methods a fault replaces."""
 
 _IN = (PIPELINED,)
+_LOSS = (Site("", "forward", None, "nll_loss_forward"),)
+"""The first call that reads what does not go together: values of one micro-batch, labels of another."""
 _ADDS = (Site(ANY, "backward", None, "add"),)
 
 
@@ -46,7 +48,7 @@ def _given_otherwise(step: Step, place: int) -> None:
     step.inputs = inputs
 
 
-@row(OF_OTHERS, runner=True, needs=_IN, sites=(Site(ANY, "forward", None, ANY),))
+@row(OF_OTHERS, runner=True, needs=_IN, sites=_LOSS)
 def activation_of_another_micro_batch(step: Step) -> None:
     """a stage takes the first two micro-batches' activations for each other."""
     _received_otherwise(step, "forward", lambda own, sender, *args: own(_exchanged(sender), *args))
@@ -58,7 +60,7 @@ def gradient_of_another_micro_batch(step: Step) -> None:
     _received_otherwise(step, "backward", lambda own, sender, *args: own(_exchanged(sender), *args))
 
 
-@row("ours: a buffer for messages that is used again too early", runner=True, needs=_IN)
+@row("ours: a buffer for messages that is used again too early", runner=True, needs=_IN, sites=_LOSS)
 def activation_of_the_micro_batch_before(step: Step) -> None:
     """a stage reads each activation once more, in place of the next one."""
     last: list[Any] = []
@@ -84,7 +86,7 @@ def kept_values_of_the_micro_batch_before(step: Step) -> None:
     step.taken = taken
 
 
-@row(OF_OTHERS, runner=True, needs=_IN, sites=(Site(ANY, "forward", None, ANY),))
+@row(OF_OTHERS, runner=True, needs=_IN, sites=_LOSS)
 def messages_out_of_order(step: Step) -> None:
     """a stage sends the second micro-batch's activation first."""
     own, held = step.send, list[Any]()
@@ -101,13 +103,15 @@ def messages_out_of_order(step: Step) -> None:
     step.send = send
 
 
-@row("low-precision pipelines", runner=True, needs=_IN, sites=(Site(ANY, "forward", None, ANY),))
+@row("low-precision pipelines", runner=True, needs=_IN, sites=(Site(ANY, "forward", None, "_to_copy"),))
 def activation_rounded_on_the_way(step: Step) -> None:
     """activations travel in 8 bits."""
     _sent_otherwise(step, "forward", _in_eight_bits)
 
 
-@row("low-precision pipelines", runner=True, needs=_IN, kinds=("grad",), sites=(Site(ANY, "backward", None, ANY),))
+@row(
+    "low-precision pipelines", runner=True, needs=_IN, kinds=("grad",), sites=(Site(ANY, "backward", None, "_to_copy"),)
+)
 def gradient_rounded_on_the_way(step: Step) -> None:
     """gradients of activations travel in 8 bits."""
     _sent_otherwise(step, "backward", _in_eight_bits)
@@ -119,31 +123,43 @@ def _in_eight_bits(value: Any) -> Any:
     return value.to(torch.float8_e5m2).to(value.dtype)
 
 
-@row("ours: rows in another order", runner=True, needs=_IN, sites=(Site(ANY, "forward", None, ANY),))
+@row("ours: rows in another order", runner=True, needs=_IN, sites=(Site(ANY, "forward", None, "flip"),))
 def rows_reversed_on_the_way(step: Step) -> None:
     """an activation's rows are sent from the last."""
     _sent_otherwise(step, "forward", lambda value: value.flip(0))
 
 
-@row("ours: a gradient that never arrives", runner=True, needs=_IN, kinds=("grad",))
+@row(
+    "ours: a gradient that never arrives",
+    runner=True,
+    needs=_IN,
+    kinds=("grad",),
+    sites=(Site(ANY, "backward", None, "mul"),),
+)
 def gradient_that_is_not_sent(step: Step) -> None:
     """a stage's gradient of its input is sent as zeros."""
     _sent_otherwise(step, "backward", lambda value: value * 0)
 
 
-@row("ours: a mean that is taken twice", runner=True, needs=_IN, kinds=("grad",))
+@row(
+    "ours: a mean that is taken twice",
+    runner=True,
+    needs=_IN,
+    kinds=("grad",),
+    sites=(Site(ANY, "backward", None, "div"),),
+)
 def gradient_halved_on_the_way(step: Step) -> None:
     """gradients of activations are halved between stages."""
     _sent_otherwise(step, "backward", lambda value: value / 2)
 
 
-@row(OF_OTHERS, runner=True, needs=(MICRO_BATCHES,))
+@row(OF_OTHERS, runner=True, needs=(MICRO_BATCHES,), sites=_LOSS)
 def labels_of_another_micro_batch(step: Step) -> None:
     """the loss of the first micro-batch reads the labels of the second, and the other way round."""
     _given_otherwise(step, -2)
 
 
-@row(OF_OTHERS, runner=True, needs=(MICRO_BATCHES,))
+@row(OF_OTHERS, runner=True, needs=(MICRO_BATCHES,), sites=_LOSS)
 def tokens_of_another_micro_batch(step: Step) -> None:
     """the first stage embeds the tokens of the second micro-batch for the first, and the other way round."""
     _given_otherwise(step, -3)
@@ -175,7 +191,7 @@ def _added_at_the_end(step: Step, total: Callable[[list[Any]], Any]) -> None:
     )
 
 
-@row(SUMS, runner=True, needs=(MICRO_BATCHES,), kinds=("loss", "grad"))
+@row(SUMS, runner=True, needs=(MICRO_BATCHES,), kinds=("loss", "grad"), sites=_ADDS)
 def micro_batches_from_the_last(step: Step) -> None:
     """every stage takes the micro-batches from the last to the first."""
     count = 1 + max(action.micro_batch for action in step.actions)
@@ -187,6 +203,7 @@ def micro_batches_from_the_last(step: Step) -> None:
     runner=True,
     needs=(MICRO_BATCHES,),
     kinds=("grad",),
+    sites=(Site(ANY, "backward", None, "_to_copy"),),
 )
 def gradients_added_in_bfloat16(step: Step) -> None:
     """gradients of micro-batches are added in bfloat16."""
@@ -197,14 +214,14 @@ def _is_last(step: Step) -> bool:
     return bool(step.running.micro_batch == max(action.micro_batch for action in step.actions))
 
 
-@row("DeepSpeed #7985's kind: the last micro-batch", runner=True, needs=(MICRO_BATCHES,), kinds=("grad",))
+@row("DeepSpeed #7985's kind: the last micro-batch", runner=True, needs=(MICRO_BATCHES,), kinds=("grad",), sites=_ADDS)
 def last_micro_batch_not_added(step: Step) -> None:
     """the last micro-batch's gradient is left out."""
     own = step.add
     step.add = lambda total, gradient: total if _is_last(step) else own(total, gradient)
 
 
-@row("ours: one rank stops early", runner=True, needs=(MICRO_BATCHES,), kinds=("grad",), rank=-1)
+@row("ours: one rank stops early", runner=True, needs=(MICRO_BATCHES,), kinds=("grad",), rank=-1, sites=_ADDS)
 def last_micro_batch_not_added_on_one_rank(step: Step) -> None:
     """the last rank leaves the last micro-batch's gradient out."""
     own = step.add
@@ -212,7 +229,7 @@ def last_micro_batch_not_added_on_one_rank(step: Step) -> None:
     step.add = lambda total, gradient: total if is_wrong and _is_last(step) else own(total, gradient)
 
 
-@row("ours: a sum that begins with what it adds", runner=True, needs=(MICRO_BATCHES,), kinds=("grad",))
+@row("ours: a sum that begins with what it adds", runner=True, needs=(MICRO_BATCHES,), kinds=("grad",), sites=_ADDS)
 def first_micro_batch_added_twice(step: Step) -> None:
     """the first micro-batch's gradient counts twice."""
     own = step.add
@@ -224,13 +241,20 @@ def first_micro_batch_added_twice(step: Step) -> None:
     runner=True,
     needs=(MICRO_BATCHES,),
     kinds=("grad",),
+    sites=(Site(ANY, "backward", None, "add_"),),
 )
 def gradients_replace_each_other(step: Step) -> None:
     """each micro-batch's gradient takes the place of the one before."""
     step.add = lambda total, gradient: gradient.clone()
 
 
-@row("torch.distributed.pipelining: scale_grads beside a mean", runner=True, needs=(MICRO_BATCHES,), kinds=("grad",))
+@row(
+    "torch.distributed.pipelining: scale_grads beside a mean",
+    runner=True,
+    needs=(MICRO_BATCHES,),
+    kinds=("grad",),
+    sites=(Site(ANY, "backward", None, "div"),),
+)
 def gradients_divided_once_more(step: Step) -> None:
     """gradients are divided by the number of micro-batches a second time."""
     own, count = step.finish, 1 + max(action.micro_batch for action in step.actions)

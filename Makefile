@@ -67,8 +67,9 @@ fuzz: $(VENV)/ready         ## programs with one wrong call and trainers with on
 	$(BIN)/python tests/benchmarks/compare_checkers.py
 	$(BIN)/python tests/benchmarks/fuzz_readers.py
 
-# A scan that was cut off goes on with the same file: make operators OPERATORS='--json reports/operators.json'.
-OPERATORS :=
+# Each day's scan makes other calls. One that was cut off goes on with its seed and file:
+# make operators OPERATORS='--seed 20261126 --json reports/operators.json'.
+OPERATORS := --seed $(shell date -u +%Y%m%d)
 
 operators: $(VENV)/ready    ## every operator that a proof admits does what its schema and its fake say; takes half an hour
 	$(BIN)/python tests/benchmarks/scan_operators.py $(OPERATORS)

@@ -63,7 +63,8 @@ def main() -> int:
     found = notes.read()
     known = recorded(given.samples)
     stems = by_stem(known, operators())
-    print(f"{len(known)} operators have calls that torch's samples make; {time.monotonic() - start:.0f} s", flush=True)
+    seconds = time.monotonic() - start
+    print(f"seed {given.seed}: {len(known)} operators have calls of torch's samples; {seconds:.0f} s", flush=True)
     work = {
         str(op): lambda op=op: scan(
             op, calls_of(op, known, stems), at_most=given.calls, chance=random.Random(f"{given.seed} {op}")

@@ -57,6 +57,10 @@ class Part:
     results: tuple[str, ...]
 
 
+MOST_CROSSINGS = 16
+"""How many values a stage sends its neighbour in one half at most: each has a tag of its own."""
+
+
 @dataclass(frozen=True)
 class CutGraph:
     """All parts, by stage and half, and the names of the whole graph's inputs and outputs, in order."""
@@ -179,6 +183,13 @@ class _Cut:
             later = [node for node in self._calls if node not in self._free and self._is_in(node, stage, "backward")]
             needed = [node for node in self._needed(later) if node in self._stages and self._half(node) == "forward"]
             arriving |= {node for node in needed if self._arrives(node, stage, "forward")}
+        if len(arriving) > MOST_CROSSINGS:
+            raise PassError(
+                f"{half} of stage {stage} would be sent more values than messages can be told apart",
+                expected=f"at most {MOST_CROSSINGS} values from a stage to its neighbour",
+                found=f"{len(arriving)}",
+                fix="choose other stages",
+            )
         return [node for node in self._calls if node in arriving]
 
     def _arrives(self, value: Node, stage: int, half: Half) -> bool:

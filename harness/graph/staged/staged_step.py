@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from bitproof.harness.graph.staged.actions import Action
-from bitproof.harness.graph.staged.cut_graph import Crossing, CutGraph, Part
+from bitproof.harness.graph.staged.cut_graph import MOST_CROSSINGS, Crossing, CutGraph, Part
 
 Run = Callable[..., Any]
 Values = Mapping[str, Any]
@@ -127,5 +127,5 @@ class StagedStep:
 
 
 def tag_of(sender: Action, index: int) -> int:
-    """What a message is: which of the values that an action sends."""
-    return ((sender.micro_batch * 512 + sender.stage) * 2 + (sender.half == "backward")) * 16 + index
+    """What a message is: which of the values that an action sends, of which there are fewer than MOST_CROSSINGS."""
+    return ((sender.micro_batch * 512 + sender.stage) * 2 + (sender.half == "backward")) * MOST_CROSSINGS + index

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from bitproof.harness.errors import PassError
+from bitproof.harness.graph.staged import cut_graph
 from bitproof.harness.graph.staged.cut_graph import cut
 from bitproof.harness.graph.staged.cuts import Cuts
 from tests.harness.graph.graphs import Applied, D, Layers, chunked, parameter, trace
@@ -70,3 +71,12 @@ def test_what_crosses_has_a_size_that_is_known_before_the_step():
     with pytest.raises(PassError) as error:
         parts_of(Layers(Picks(), Applied(lambda module, x: x * module.weight, weight=parameter(D))), 2)
     assert "which has no size that is known before the step" in str(error.value)
+
+
+def test_values_that_cross_have_a_tag_each(monkeypatch):
+    monkeypatch.setattr(cut_graph, "MOST_CROSSINGS", 1)
+    joint = trace(Layers(layer(), layer()))
+    with pytest.raises(
+        PassError, match="backward of stage 0 would be sent more values than messages can be told apart"
+    ):
+        cut(chunked(joint, "layers.*"), Cuts(2, 2), joint.chunk_symbol)

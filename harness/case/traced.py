@@ -183,6 +183,13 @@ def refuse_unwritten(case: Case) -> None:
             found=f"autoplace={case.autoplace}",
             fix="leave the case out, or run it without --precompiled",
         )
+    if case.schedule is not None:
+        raise CaseError(
+            f"the step of case {case.name} is cut into stages when the case runs, and is not precompiled",
+            expected="a case without `schedule`",
+            found=f"schedule={case.schedule}",
+            fix="leave the case out, or run it without --precompiled",
+        )
     if case.observe:
         raise CaseError(
             f"the step of case {case.name} shows activations, and what looks at them is not precompiled",

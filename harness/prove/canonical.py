@@ -289,7 +289,8 @@ class Canonicalizer:
     def _opaque(self, call: Call, given: tuple[tuple[str, Any], ...]) -> Any:
         arguments = self._arguments(call, given, layouts=True)
         if call.random:
-            arguments = (*arguments, ("generator", ("value", self.table.make(self.generator))))
+            own = ("value", self.table.make(self.generator))  # in place of the None that an overload is given
+            arguments = tuple((dict(arguments) | {"generator": own}).items())
         found = self._results(call, "op", call.op, arguments)
         if call.random:
             self.generator = ("draws", found if isinstance(found, int) else found[0])

@@ -20,6 +20,8 @@ from bitproof.builtin_cases import (
     accumulation,
     autoplace,
     joint,
+    optimizers,
+    pipelines,
     precompiled,
     published,
     regional,
@@ -74,7 +76,10 @@ def test_every_graph_case_is_every_case_whose_graph_runs_as_it_is():
         *("early_accumulation", "chunked_vs_unchunked", "inductor_dense", "inductor_moe", "regional_inductor"),
         *(case.name for case in (*joint.CASES, *regional.CASES, *precompiled.CASES, *autoplace.CASES, *trainers.CASES)),
         *(case.name for case in published.CASES if case.requires),
-        *(case.name for case in (*two_layouts.CASES, *resume.CASES, *accumulation.CASES)),
+        *(
+            case.name
+            for case in (*two_layouts.CASES, *resume.CASES, *accumulation.CASES, *optimizers.CASES, *pipelines.CASES)
+        ),
     }
 
 

@@ -65,6 +65,7 @@ def test_chunks_are_refused_on_either_side() -> None:
         ("autoplace_llama3_fsdp2_tp2", {}, "is placed when the case runs"),
         ("moe_seq", {"observe": ("layers.*",)}, "shows activations"),
         ("regional_inductor", {}, "compiled regions are not precompiled"),
+        ("pipeline_1f1b", {}, "is cut into stages when the case runs"),
     ],
 )
 def test_what_is_not_written_down_is_not_precompiled(name: str, changes: Any, told: str) -> None:

@@ -269,6 +269,8 @@ def test_what_python_runs_as_it_starts_counts_by_its_text_and_where_packages_lie
 def test_a_text_that_ran_is_named_though_the_file_holds_another_by_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sources.text_loader, "code_digests", {})
+    monkeypatch.setattr(sources.text_loader, "text_digests", {})
     file = tmp_path / "edited_meanwhile.py"
     file.write_text("x = 1\n")
     loader = TextLoader("edited_meanwhile", str(file))

@@ -26,6 +26,7 @@ from bitproof.harness.case import (
     Pipeline,
     Plan,
     Precision,
+    Schedule,
 )
 from bitproof.harness.machine.determinism import read_switches
 from bitproof.harness.runtime.sources import Installation, Sources
@@ -80,7 +81,11 @@ def test_each_system_has_a_graph_of_its_own() -> None:
 
 
 def test_every_field_of_a_case_is_known_to_decide_the_graph_or_not_to() -> None:
-    assert {field.name for field in fields(Case)} == DECIDES.keys() | DECIDES_NOTHING.keys() | {"autoplace"}
+    never_kept = {"schedule"}
+    assert {field.name for field in fields(Case)} == DECIDES.keys() | DECIDES_NOTHING.keys() | {
+        "autoplace"
+    } | never_kept
+    assert graph_cache_of(replace(moe_seq, schedule=Schedule(micro_batches=2)), FOLDER, INSTALLED) is None
 
 
 @pytest.mark.parametrize("name", DECIDES)

@@ -59,6 +59,14 @@ def test_a_night_is_wrong_by_a_verdict_or_a_cause():
         "| p [new](#new) | what | 2: DIFFERENT | patch: EQUAL | `add_.Tensor` of layers.0 (backward) reads other "
         "inputs | right | 2.0 |"
     )
+    assert MODULE.table([(bug, wrong | {"minutes": 1}, mended | {"minutes": 1})]).splitlines() == [
+        "bug  wrong      mended  to blame                            cause  minutes",
+        "b    DIFFERENT  EQUAL   add_.Tensor of layers.0 (backward)  right  2.0",
+        "",
+        "flagged 1 of 1, mended EQUAL 1 of 1, cause right 1 of 1, 2 minutes",
+    ]
+    unstated = MODULE.table([(bug, mended | {"minutes": 1}, wrong | {"minutes": 1})])
+    assert "NOT AS STATED" in unstated and "flagged 0 of 1, mended EQUAL 0 of 1, cause right 0 of 1" in unstated
 
 
 def test_a_bugs_line_of_the_page_is_replaced_and_no_other(tmp_path):

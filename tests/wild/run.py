@@ -318,16 +318,44 @@ def main(words: list[str]) -> int:
     parser.add_argument("--page", type=Path)
     chosen = parser.parse_args(words)
     wrong: list[str] = []
+    seen: list[tuple[Bug, dict[str, Any], dict[str, Any]]] = []
     for bug in BUGS:
         if not re.search(chosen.expression, bug.name):
             continue
-        results = run(bug, mended=False), run(bug, mended=True)
-        print(bug.name, [(r["verdict"], cause_of(r), round(r["minutes"], 1)) for r in results], flush=True)
-        wrong += problems(bug, *results)
+        try:
+            seen.append((bug, run(bug, mended=False), run(bug, mended=True)))
+        except (subprocess.CalledProcessError, OSError, LookupError) as error:
+            wrong.append(f"{bug.name}: {error!r}")
+            continue
+        wrong += problems(*seen[-1])
         if chosen.page:
-            write_row(chosen.page, bug.name, bug.row(*results))
-    print("\n".join(wrong or ["every bug is as expected"]))
+            write_row(chosen.page, bug.name, bug.row(*seen[-1][1:]))
+    print(f"\n{table(seen)}\n", *(wrong or ["every bug is as expected"]), sep="\n")
     return int(bool(wrong))
+
+
+def table(seen: list[tuple[Bug, dict[str, Any], dict[str, Any]]]) -> str:
+    """A line a bug, and a count of what was flagged, of what is EQUAL once mended, and of right causes."""
+    rows = [("bug", "wrong", "mended", "to blame", "cause", "minutes")]
+    counts = dict.fromkeys(("flagged", "mended", "right"), 0)
+    for bug, wrong, mended in seen:
+        operator, module, direction = cause_of(wrong)
+        is_stated = not problems(bug, wrong, mended)
+        counts["flagged"] += wrong["verdict"] == "DIFFERENT"
+        counts["mended"] += mended["verdict"] == "EQUAL"
+        counts["right"] += is_stated and bug.judged == "right"
+        blamed = f"{operator} of {module or 'the step itself'} ({direction})"
+        judged = bug.judged.partition(":")[0] if is_stated else "NOT AS STATED"
+        minutes = wrong["minutes"] + mended["minutes"]
+        rows.append((bug.name, wrong["verdict"], mended["verdict"], blamed, judged, f"{minutes:.1f}"))
+    total = sum(wrong["minutes"] + mended["minutes"] for _, wrong, mended in seen)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    num = len(seen)
+    return "\n".join(lines) + (
+        f"\n\nflagged {counts['flagged']} of {num}, mended EQUAL {counts['mended']} of {num}, "
+        f"cause right {counts['right']} of {num}, {total:.0f} minutes"
+    )
 
 
 def write_row(page: Path, name: str, row: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from bitproof.harness.case import ADVERSARIAL, Case, Kind
 from bitproof.harness.errors import CaseError
@@ -100,13 +101,25 @@ def build_sharded_model(case: Case, mesh: Mesh, device: torch.device, stages: Se
     return model
 
 
+class _NoInitialValues(TorchFunctionMode):
+    """Leaves out what modules begin with: on the meta device it has no effect, and loads torch's compiler, a second."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(function, "__module__", None) == nn.init.__name__:
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return function(*args, **kwargs)
+
+
 def recorded_a_step(case: Case) -> dict[Kind, int]:
     """How many tensors of each kind all ranks show in a step of a system of ours; activations are not among them.
 
     Every rank of a stage holds a part of each of its parameters, and AdamW keeps two moments and a step count of it;
     each buffer that is state is shown before and after the update. The last stage has the loss.
     """
-    with torch.device("meta"):
+    with torch.device("meta"), _NoInitialValues():
         model = build_model(case.model)
     state = model.state_dict()
     world, ranks = case.parallelism.world_size, case.parallelism.stage_ranks

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from bitproof.harness.case import Case
 from bitproof.harness.cli import main
 from bitproof.harness.history.database import read_nights
 from bitproof.harness.records import Score
 from bitproof.harness.report import json as report_json
+from tests.harness.reports import case, result, write_report, write_shard
 from tests.workflow import SHELL, Runner, read_workflow
 
 ROOT = Path(__file__).parents[1]
@@ -23,44 +25,32 @@ WORKFLOW = read_workflow(NIGHTLY)
 JOBS = WORKFLOW["jobs"]
 STEPS = [step for job in JOBS.values() for step in job["steps"]]
 
-# What stands in for `bitproof` in the steps: `run` writes a shard's report without running anything, and `faults` and
-# `sensitivity` write theirs.
-PROGRAM = f"""#!{sys.executable}
-import os, sys
-if sys.argv[1] == "doctor":
-    sys.exit(0)
-from pathlib import Path
-sys.path.insert(0, {str(ROOT)!r})
-if sys.argv[1] == "run":
-    from tests.harness.reports import case, write_shard
-    options = dict(zip(sys.argv[2::2], sys.argv[3::2]))
-    index, count = options["--shard"].split("/")
-    what = os.environ.get("SHARD_" + index, "EQUAL")
-    assert (options["-k"], options["--device"]) == (os.environ["EXPRESSION"], "cuda")
-    if what.isdecimal():
-        sys.exit(int(what))
-    folder = Path(options["--report-dir"])
-    verdicts = dict.fromkeys("ab", what)
-    made = write_shard(
-        folder.parent, int(index), int(count), [case("a"), case("b")], verdicts=verdicts, run_id=os.environ["RUN_ID"]
-    )
-    (made / "report.md").write_text("# shard " + index)
-    made.parent.rename(folder)
-    sys.exit({{"EQUAL": 0, "DIFFERENT": 1, "ERROR": 3}}[what])
-if sys.argv[1] in ("faults", "sensitivity"):
-    from bitproof.harness.records import Score
-    from tests.harness.reports import case, result, write_report
-    folder = Path(sys.argv[sys.argv.index("--report-dir") + 1])
-    what, killed = sys.argv[1], os.environ.get("KILLED", "3")
-    if what == "faults" and not killed:
-        sys.exit(3)
-    score = Score(faults=3, killed=int(killed)) if what == "faults" else None
-    made = write_report(folder, [result(case("measured"))], run_id=os.environ["RUN_ID"], faults=score)
-    (made / "report.md").write_text("# " + what)
-    sys.exit(0 if killed == "3" else 1)
-from bitproof.harness.cli import main
-sys.exit(main())
+# What stands in for `bitproof` in the steps: `run`, `faults` and `sensitivity` run nothing, and take the folder that
+# the fixture `nightly` made for them, and their status; `merge` and `history` are bitproof's own.
+PROGRAM = f"""#!/bin/sh -e
+made={{made}}/$RUN_ID
+case $1 in
+  doctor) exit 0 ;;
+  merge | history) PYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)} -m bitproof "$@" ;;
+esac
+echo "$*" >> "$made/calls"
+what=$1
+while [ $# -gt 1 ]; do
+  case $1 in
+    --shard) what=shard${{{{2%/*}}}} ;;
+    --report-dir) folder=$2 ;;
+  esac
+  shift
+done
+[ ! -d "$made/$what" ] || cp -r "$made/$what" "$folder"
+exit "$(cat "$made/$what.status")"
 """
+CALLS = [
+    "run -k a or b --shard 1/2 --device cuda",
+    "run -k a or b --shard 2/2 --device cuda",
+    "faults --device cpu",
+    "sensitivity --steps 1 --every-call",
+]
 
 
 def commands(script: str) -> list[list[str]]:
@@ -102,19 +92,54 @@ def test_the_workflow_asks_for_no_more_than_it_needs():
     assert WORKFLOW["defaults"]["run"]["shell"] == "bash", "which stops at the first failure, in pipes too"
 
 
+def foreign(name: str) -> Case:
+    """A case of a user's systems, whose counts are not held against a model: commands that read it need no torch."""
+    return case(name, reference="mine.py:make", candidate="mine.py:make")
+
+
 @pytest.fixture
 def nightly(tmp_path):
-    """A function that runs one night: the exit status, and the runner."""
+    """A function that runs one night: the exit status, and the runner.
+
+    A shard gets one verdict for all its cases, or ends with a status and leaves nothing; so do lost faults.
+    """
     program = tmp_path / "bin" / "bitproof"
     program.parent.mkdir()
-    program.write_text(PROGRAM)
+    program.write_text(PROGRAM.format(made=shlex.quote(str(tmp_path / "made"))))
     program.chmod(0o755)
     path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
 
-    def run(night: int, **shards: str) -> tuple[int, Runner]:
-        env = {"PATH": path, "EXPRESSION": "a or b", "RUN_ID": f"2026010{night}T030405Z-abcdef"} | shards
-        runner = Runner(WORKFLOW, tmp_path, env, skipped=("Install bitproof",))
-        return runner.run(run_id=str(night)), runner
+    def run(night: int, shards: tuple[str | int, ...] = ("EQUAL", "EQUAL"), killed: int | None = 3):
+        run_id = f"2026010{night}T030405Z-abcdef"
+        made = tmp_path / "made" / run_id
+        made.mkdir(parents=True)
+
+        def leave(what: str, status: int, folder: Path | None) -> None:
+            (made / f"{what}.status").write_text(str(status))
+            if folder is not None:
+                (folder / "report.md").write_text(f"# {what}")
+
+        for index, end in enumerate(shards, 1):
+            if isinstance(end, int):
+                leave(f"shard{index}", end, None)
+                continue
+            cases, verdicts = [foreign("a"), foreign("b")], dict.fromkeys("ab", end)
+            folder = write_shard(made, index, len(shards), cases, verdicts=verdicts, run_id=run_id)
+            leave(f"shard{index}", {"EQUAL": 0, "DIFFERENT": 1}[end], folder)
+        measured = [result(foreign("measured"))]
+        leave("sensitivity", 0, write_report(made / "sensitivity", measured, run_id=run_id))
+        if killed is None:
+            leave("faults", 3, None)
+        else:
+            score = Score(faults=3, killed=killed)
+            leave("faults", int(killed < 3), write_report(made / "faults", measured, run_id=run_id, faults=score))
+        runner = Runner(
+            WORKFLOW, tmp_path, {"PATH": path, "EXPRESSION": "a or b", "RUN_ID": run_id}, skipped=("Install bitproof",)
+        )
+        status = runner.run(run_id=str(night))
+        calls = (made / "calls").read_text().splitlines()
+        assert [call.partition(" --report-dir ")[0] for call in calls] == CALLS
+        return status, runner
 
     return run
 
@@ -123,42 +148,41 @@ def report_of(runner: Runner):
     return report_json.read(runner.folder / "artifacts" / "nightly" / "report.json")
 
 
-def test_a_good_night_and_a_bad_one_end_as_they_should_and_are_kept(nightly, tmp_path):
+@pytest.mark.ranks
+def test_nights_end_as_they_should_and_are_kept(nightly, tmp_path):
+    """A good one; one with a difference; one that would not have caught a fault."""
     status, runner = nightly(1)
     assert (status, set(runner.results.values())) == (0, {"success"}), runner.output
     assert [result.verdict.value for result in report_of(runner).cases] == ["EQUAL", "EQUAL"]
+    assert report_of(runner).faults == Score(faults=3, killed=3)
     assert (tmp_path / "artifacts" / "shard-2" / "report.json").is_file()
-    status, runner = nightly(2, SHARD_2="DIFFERENT")
+    status, runner = nightly(2, shards=("EQUAL", "DIFFERENT"))
     assert status == 1, runner.output
     assert [name for name, outcome in runner.results.items() if outcome != "success"] == ["End as the run did"]
     assert [result.verdict.value for result in report_of(runner).cases] == ["EQUAL", "DIFFERENT"]
-    nights = read_nights(tmp_path / "artifacts" / "history" / "history.sqlite", 10)
-    assert [night.exit_status for night in nights] == [0, 1]
-    assert (tmp_path / "artifacts" / "history" / "history.html").is_file()
     summary = (tmp_path / "summary.md").read_text()
-    assert summary.count("# shard 1") == summary.count("# shard 2") == 2
+    assert summary.count("# shard1") == summary.count("# shard2") == summary.count("# sensitivity") == 2
     assert "Exit status 1: some case did not get its expected verdict." in summary
     assert "2 nights, " in summary
-
-
-def test_a_night_that_would_not_have_caught_a_fault_is_not_as_expected(nightly, tmp_path):
-    status, runner = nightly(1)
-    assert (status, report_of(runner).faults) == (0, Score(faults=3, killed=3))
-    status, runner = nightly(2, KILLED="2")
+    status, runner = nightly(3, killed=2)
     assert (status, runner.jobs["strength"], report_of(runner).faults) == (1, 1, Score(faults=3, killed=2))
     assert [result.case.name for result in report_of(runner).cases] == ["a", "b"]
     summary = (tmp_path / "summary.md").read_text()
-    assert summary.count("# sensitivity") == 2
     assert "bitproof faults: 2 of 3 faults killed" in summary and "faults killed 3 of 3 -> 2 of 3" in summary
+    nights = read_nights(tmp_path / "artifacts" / "history" / "history.sqlite", 10)
+    assert [night.exit_status for night in nights] == [0, 1, 1]
+    assert (tmp_path / "artifacts" / "history" / "history.html").is_file()
 
 
+@pytest.mark.ranks
 def test_a_night_whose_faults_are_lost_is_judged_by_its_cases_and_its_own_job_fails(nightly, tmp_path):
-    status, runner = nightly(1, KILLED="")
+    status, runner = nightly(1, killed=None)
     assert (status, runner.jobs["strength"] > 0, report_of(runner).faults) == (0, True, None), runner.output
 
 
+@pytest.mark.ranks
 def test_a_night_whose_shard_is_lost_is_not_judged(nightly, tmp_path):
-    status, runner = nightly(3, SHARD_1="137")
+    status, runner = nightly(3, shards=(137, "EQUAL"))
     assert status == 3, runner.output
     assert [result.verdict.value for result in report_of(runner).cases] == ["UNVERIFIED", "EQUAL"]
     assert [night.exit_status for night in read_nights(tmp_path / "artifacts" / "history" / "history.sqlite", 10)] == [
@@ -166,15 +190,17 @@ def test_a_night_whose_shard_is_lost_is_not_judged(nightly, tmp_path):
     ]
 
 
+@pytest.mark.ranks
 def test_a_night_that_leaves_nothing_is_not_judged_and_leaves_the_history_alone(nightly, tmp_path):
     (tmp_path / "cache" / "history-0").mkdir(parents=True)
-    status, runner = nightly(4, SHARD_1="2", SHARD_2="2")
+    status, runner = nightly(4, shards=(2, 2))
     assert status == 3, runner.output
     assert [name for name, outcome in runner.results.items() if outcome != "success"] == ["End as the run did"]
     assert [path.name for path in (tmp_path / "artifacts").iterdir()] == ["faults"]
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
+@pytest.mark.ranks
 def test_a_history_that_cannot_be_used_fails_the_night_and_is_not_replaced(nightly, tmp_path):
     (tmp_path / "cache" / "history-0").mkdir(parents=True)
     (tmp_path / "cache" / "history-0" / "history.sqlite").write_text("damaged " * 200)

@@ -18,9 +18,8 @@ ENVIRONMENT = {"torch": "2.13.0", "cpu": "one", "device": "cpu", "backend": "glo
 
 
 def case(name: str = "near", **facts: Any) -> Case:
-    return Case(
-        name=name, family="toys", reference="eager", **{"steps": 2, "parallelism": Parallelism(world_size=2), **facts}
-    )
+    plain = {"reference": "eager", "steps": 2, "parallelism": Parallelism(world_size=2)}
+    return Case(name=name, family="toys", **plain | facts)
 
 
 def result(of: Case, verdict: str = "EQUAL", seconds: float = 1.5, **facts: Any) -> CaseResult:

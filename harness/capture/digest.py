@@ -30,7 +30,7 @@ from bitproof.harness.capture.xxh3 import LEAF_BYTES
 from bitproof.harness.errors import RecordingError
 
 ALGORITHM = "xxh3-128-tree-16KiB"
-"""What a manifest says of its digests. Those of another name cannot be compared with them."""
+"""The name of this kind of digest in a manifest. Digests of different names cannot be compared."""
 
 _INFINITY = {
     torch.bfloat16: 0x7F80,

@@ -28,7 +28,7 @@ from bitproof.harness.runtime.sources import (
 )
 
 Facts = dict[str, str]
-"""What a rank says of itself, by name."""
+"""What a rank is made of, by name."""
 
 _MACHINE = (
     *("bitproof", "python", "numpy", "triton", "torch", "cuda", "libc", "cpu_capability", "architecture", "gpu_models"),
@@ -41,7 +41,7 @@ _OF_ONE_NODE = re.compile(
 # A file that a user names is a module whose name ends with a part of its sha256.
 _NAMED_FILE = re.compile(r"_[0-9a-f]{8}$")
 MAX_HASHED = 64 << 20
-"""Bytes of a library. Of one that is larger, as CUDA's are, the size is told."""
+"""Bytes. Of a larger library, such as CUDA's, only the size is compared."""
 _OF_THE_SYSTEM = ("/lib", "/usr/lib")
 _MAX_TOLD = 20
 

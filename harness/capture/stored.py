@@ -75,7 +75,7 @@ class RankRows:
 
 
 class StoredRecording(Recording):
-    """A recording in its folder. Its records are made when they are asked for, and count from then on."""
+    """A recording in its folder. `records` are read at first use; from then on they count, and not the file."""
 
     def __init__(self, manifest: Manifest, tables: dict[int, Callable[[], pa.Table]]) -> None:
         self.manifest = manifest
@@ -88,7 +88,7 @@ class StoredRecording(Recording):
 
     @property
     def holds_records(self) -> bool:
-        """Whether somebody has asked for `records`, and may have changed them."""
+        """Whether `records` were read: a caller may have changed them since."""
         return "records" in self.__dict__
 
     @property

@@ -72,7 +72,7 @@ def accept(
 
 
 def _accept(result: CaseResult, baseline_dir: Path, run_dir: Path, accepted: Accepted, new: bool) -> int:
-    """File what drifted of one case, and say so; returns its exit status."""
+    """File the recordings of one case that drifted, and print which; returns the case's exit status."""
     sides = list(_sides(result, new))
     if not result.baseline or result.sides_with(BaselineStatus.UNVERIFIED):
         print(f"{result.case.name}: not judged, so no baseline is touched")

@@ -146,7 +146,7 @@ def _case_of(subject: Subject) -> Case:
 
 
 def _about(certificate: Certificate, subject: Subject, case: Case, retraced: bool) -> list[str]:
-    """What a certificate is about, and what nobody checked of that."""
+    """What a certificate is about, and which of its statements were not checked."""
     from bitproof.builtin_cases import CASES
 
     model, ranks = case.model, case.parallelism.world_size
@@ -179,7 +179,7 @@ def _calls(calls: Sequence[object]) -> list[object]:
 
 
 def _changes(told: object, own: object, name: str = "") -> list[str]:
-    """The fields in which two cases as JSON differ, each with the value that is told."""
+    """The fields in which two cases as JSON differ, each with the value that the certificate states."""
     if isinstance(told, dict) and isinstance(own, dict):
         names = sorted({*told, *own})
         return [x for key in names for x in _changes(told.get(key), own.get(key), f"{name}.{key}".lstrip("."))]

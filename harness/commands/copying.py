@@ -43,7 +43,7 @@ class CopyCapacity:
 
 @contextmanager
 def opened_folder(path: Path) -> Iterator[int | None]:
-    """A folder's descriptor; None where its name stands for no folder. Links before the last name are followed."""
+    """A folder's descriptor; None if the path is not a folder. Links before the last name are followed."""
     with _opened(path.name, None, path, stat.S_IFDIR) as folder:
         yield folder
 

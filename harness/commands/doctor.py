@@ -242,7 +242,7 @@ def probe_torch() -> Torch | str:
 
 
 def available_gib() -> float | None:
-    """Memory that new processes can have, within the container's limit. None where /proc does not tell."""
+    """Memory that new processes can have, within the container's limit. None if /proc does not show it."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))

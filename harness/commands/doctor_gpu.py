@@ -39,7 +39,7 @@ KILLED, HUNG = "a killed rank", "a hung rank"
 
 @dataclass(frozen=True, kw_only=True)
 class CheckLine:
-    """One check, and what came of it."""
+    """One check and its result."""
 
     name: str
     outcome: Outcome
@@ -78,7 +78,7 @@ def why_not(torch: Torch | str) -> str | None:
 
 
 def why_not_together(torch: Torch) -> str | None:
-    """Why what takes several ranks cannot be tried, in words; None when it can."""
+    """Why checks of several ranks cannot run here, in words; None when they can."""
     if not torch.nccl:
         return "this torch has no NCCL"
     return None if len(torch.gpus) > 1 else "one GPU: there is nothing that NCCL could join"

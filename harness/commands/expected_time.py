@@ -16,7 +16,7 @@ MOST_REPORTS = 20
 """Reports that are read, the newest first."""
 
 WORTH_TELLING = 60.0
-"""Seconds. Of a shorter run nothing is told."""
+"""Seconds. For a shorter run no estimate is printed."""
 
 
 def tell_expected_time(cases: Sequence[Case], replay: Sequence[str], report_dir: Path) -> str | None:
@@ -27,7 +27,7 @@ def tell_expected_time(cases: Sequence[Case], replay: Sequence[str], report_dir:
     known: dict[str, float] = {}
     run_dirs = sorted((path for path in report_dir.glob("*") if not path.is_symlink()), reverse=True)[:MOST_REPORTS]
     if len(cases) * max(map(_lasted, run_dirs), default=0.0) < WORTH_TELLING:
-        return None  # nothing is read: a short run shall not wait for what it will not tell
+        return None  # too short for an estimate: nothing is read
     for run_dir in run_dirs:
         with suppress(RecordingError):
             report = report_json.read(run_dir / report_json.FILE_NAME)
@@ -46,7 +46,7 @@ def tell_expected_time(cases: Sequence[Case], replay: Sequence[str], report_dir:
 
 
 def _lasted(run_dir: Path) -> float:
-    """Seconds from a run's start, by the name of its folder, to its report; without end where nobody can say."""
+    """Seconds from a run's start, by the name of its folder, to its report; infinite if the name has no time."""
     try:
         began = datetime.strptime(run_dir.name.partition("-")[0], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
         lasted = (run_dir / report_json.FILE_NAME).stat().st_mtime - began

@@ -84,7 +84,7 @@ class FaultRuns:
         return result
 
     def outcome(self, entry: Entry) -> FaultOutcome:
-        """What comes of one fault."""
+        """Run the case with one fault, and return the outcome."""
         began, cpu = time.monotonic(), self.cpu_seconds
         with self._counting():
             outcome = self._outcome(entry)

@@ -1,4 +1,4 @@
-"""What a command does on torchrun's ranks above 0: what rank 0 asks, in silence."""
+"""What a command does on torchrun's ranks above 0: it answers rank 0's requests and prints nothing."""
 
 from __future__ import annotations
 

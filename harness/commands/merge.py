@@ -90,7 +90,7 @@ def _merge(reports: Reports, score: Score | None, run_dir: Path) -> int:
 
 
 def _refuse_strangers(reports: Reports) -> None:
-    """Only different shards of one selection, split the same way, make a whole."""
+    """Refuse reports that are not different shards of one selection, split the same way."""
     seen: dict[int, Path] = {}
     first_folder, first = reports[0]
     for folder, report in reports:
@@ -125,7 +125,7 @@ def _describe(shard: Shard) -> str:
 
 
 def _refuse_double_claims(reports: Reports) -> None:
-    """A case that two shards tell of, or that is none of the selection, shows that a report is not what it says."""
+    """Refuse a case that is in two shards' reports, or that is not in the selection: a report is wrong then."""
     seen: dict[str, Path] = {}
     for folder, report in reports:
         assert report.shard is not None

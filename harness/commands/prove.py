@@ -99,13 +99,13 @@ def _expected(case: Case) -> str:
 
 
 def assumptions_of(result: CaseProof) -> list[str]:
-    """What a case's proof rests on, besides tracing."""
+    """The assumptions of a case's proof, besides tracing."""
     assert result.proof is not None and result.graphs is not None
     return [*assumed(result.graphs, result.proof.table.used())]
 
 
 def _lines(result: CaseProof) -> list[str]:
-    """What is printed of a case."""
+    """The lines about one case."""
     name, proof = result.case.name, result.proof
     if proof is None:
         return [f"{name}: {result.verdict}: {result.reason}"]
@@ -127,7 +127,7 @@ def _lines(result: CaseProof) -> list[str]:
 
 
 def _update_lines(update: UpdateProof | None) -> list[str]:
-    """What is printed of what follows a proved step, and of any number of steps."""
+    """The lines about the update after a proved step, and about any number of steps."""
     if update is None:
         return []
     num_proved, reason = update.count(PROVED), f": {update.reason}" if update.reason else ""

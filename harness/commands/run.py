@@ -39,7 +39,7 @@ NO_RESULT = "the launcher gave no result for this case"
 
 @dataclass
 class Progressing:
-    """What a run knows so far; `reason` says why the cases without a result have none."""
+    """A run's results so far; `reason` says why the other cases have none."""
 
     environment: dict[str, Any] = field(default_factory=dict)
     results: list[CaseResult] = field(default_factory=list)
@@ -96,7 +96,7 @@ def run_and_report(
 
 
 def _tell_unmet(cases: Sequence[Case], options: RunOptions) -> None:
-    """Say why this machine cannot judge a case, before it runs: who asks for one by name gets its verdict."""
+    """Say before a run why this machine cannot judge a case that was selected by name; the case runs all the same."""
     for case in cases:
         with suppress(UsageError):  # a call that is wrong is refused later, with its report
             if why := unmet_requirement(case, options.device):
@@ -139,7 +139,7 @@ def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: boo
         state.reason = INTERRUPTED
     except BitproofError as error:
         state.reason, state.status, state.failure = str(error), error_status(error), error
-    except Exception as error:  # our own bug: keep what was found out, then tell all
+    except Exception as error:  # our own bug: keep the results so far, then show the traceback
         state.reason, state.status, state.failure = traceback.format_exc(), 3, error
     if reports and not state.environment:
         state.environment = launch.environment(options.device)
@@ -147,7 +147,7 @@ def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: boo
 
 
 def _prove(cases: Sequence[Case], options: RunOptions, run_dir: Path, state: Progressing) -> None:
-    """Prove the cases, and tell what is equal whatever the data, and what may differ, before any rank starts."""
+    """Prove the cases before any rank starts; print which outputs are equal for all data, and which may differ."""
     with _closing(proofs_ahead(cases, options, run_dir)) as outcomes:
         for name, found in outcomes:
             state.proofs[name] = found
@@ -155,7 +155,7 @@ def _prove(cases: Sequence[Case], options: RunOptions, run_dir: Path, state: Pro
 
 
 def proofs_ahead(cases: Sequence[Case], options: RunOptions, run_dir: Path) -> Iterator[tuple[str, ProofOutcome]]:
-    """Prove cases in a process of their own; what came of each, by name. Raises UsageError under torchrun."""
+    """Prove cases in a process of their own; the results by case name. Raises UsageError under torchrun."""
     from bitproof.harness.prove.preflight import Task, preflight_proofs
 
     _refuse_proofs_under_torchrun()
@@ -223,7 +223,7 @@ def _finish(
 
 
 def _unused_baselines(cases: Sequence[Case], options: RunOptions) -> list[str]:
-    """What is said of baselines that no system of any case that there is would be held against."""
+    """A remark about baselines whose case or system does not exist any more."""
     if options.baseline_dir is None:
         return []
     from bitproof.builtin_cases import all_cases

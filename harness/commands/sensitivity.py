@@ -1,4 +1,4 @@
-"""One `bitproof sensitivity`: a run whose cases' sensitivity is measured and told, and the exit status."""
+"""One `bitproof sensitivity`: run cases, measure and print their sensitivity, and return the exit status."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Alignment:
 
 @dataclass(kw_only=True)
 class Unpaired:
-    """What has no partner in the alignments so far; `names` are those of the kinds that paired."""
+    """Records without a partner in the alignments so far; `names` are the kinds that paired."""
 
     missing: list[Key] = field(default_factory=list)
     extra: list[Key] = field(default_factory=list)

@@ -213,7 +213,7 @@ class Evidence:
             self._keep(found)
 
     def _keep(self, found: DifferingPair) -> bool:
-        """Keep what differs if it is among the first. Whether what was computed after it could be."""
+        """Keep a differing record if it is among the first. Returns whether a later one could still be."""
         if self.first is None or found < self.first:
             self.first = found
         if not is_inside(found.key, self.case):

@@ -1,4 +1,4 @@
-"""Make a case's line in the report from what was judged, from an error, or from an interruption."""
+"""Make a case's result from a judgement, from an error, or from an interruption."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class _Cells:
         self._sides = [self._digests(side, parts) for side, parts in (("reference", here), ("candidate", there))]
 
     def records(self) -> dict[Key, Record]:
-        """What the reference would have recorded on the candidate's ranks."""
+        """The recording that the reference would have made on the candidate's ranks."""
         found: dict[Key, Record] = {}
         if not (self._here and self._there):
             return {Key(*self._tensor, rank): record for rank, record in self._here.items()}
@@ -206,7 +206,7 @@ def box_of(record: Record) -> Box | None:
 
 
 def _other(digest: str) -> str:
-    """A digest that is not this one, for what has none of its own."""
+    """A placeholder that differs from this digest, for a cell that has no digest of its own."""
     return hashlib.blake2b(digest.encode(), digest_size=DIGEST_DIGITS // 2).hexdigest()
 
 

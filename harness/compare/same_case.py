@@ -1,4 +1,4 @@
-"""Were two recordings made from one case, and in one way? What tells a comparison that it has nothing to compare."""
+"""Were two recordings made from one case, in one way? If not, there is nothing to compare."""
 
 from __future__ import annotations
 

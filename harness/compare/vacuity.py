@@ -93,7 +93,7 @@ def compiled_runs(side: str, manifest: Manifest) -> Iterator[str]:
 
 
 def unshown_state(side: str, manifest: Manifest) -> Iterator[str]:
-    """A sentence on state that a system keeps and shows nobody, where it has any."""
+    """A sentence about state that a system keeps and does not record, if it has any."""
     if found := manifest.unshown or []:
         more = f" and {len(found) - _NUM_NAMED} more" if len(found) > _NUM_NAMED else ""
         yield (

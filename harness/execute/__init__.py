@@ -1,1 +1,1 @@
-"""From a case to recordings: who asks, who hosts, who runs a rank, and what becomes of a failure."""
+"""Turn a case into recordings: client, host, ranks, and how failures are reported."""

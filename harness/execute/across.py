@@ -25,7 +25,7 @@ CELLS = "cells"
 SAMPLES = 3
 
 Record = Callable[[Role, str, Across], Path]
-"""Runs a side as an arm that is asked for something, and returns its recording's folder."""
+"""Runs one side as a named arm of the case, and returns the folder of its recording."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -106,7 +106,7 @@ class CaseRun:
         self._shows_bits = not logs_calls
 
     def result(self) -> CaseResult:
-        """Run the case. Whatever goes wrong with it becomes its result."""
+        """Run the case. Any error in it becomes its result."""
         where = {name: getattr(self.placement, name) for name in ("device", "backend", "collectives")}
         began = time.monotonic()
         try:
@@ -189,7 +189,7 @@ class CaseRun:
         return client.ask(request, self._remaining() + _HOST_MARGIN, on_event)
 
     def _ask(self, request: Request[A]) -> A:
-        """Ask the client for what is no run, within the case's time."""
+        """Send the client a request that is not a run, with what is left of the case's time limit."""
         return self.client.ask(request, self._remaining() + _HOST_MARGIN, self._on_event)
 
     def _place(self) -> None:
@@ -345,7 +345,7 @@ class CaseRun:
 
     @property
     def _archives(self) -> Path:
-        """Where replays leave what they are asked for."""
+        """Directory for the archives of replays."""
         return self.client.work / self.case.name
 
     def _begin_explaining(self) -> None:
@@ -367,7 +367,7 @@ class CaseRun:
             ) from error
 
     def _note(self, role: Role, answer: RunAnswer) -> None:
-        """Keep a run's times, and what it says of its graph."""
+        """Keep a run's times and the facts about its graph."""
         setattr(self.seconds, role, answer.seconds.steps)
         self.memory[role] = answer.peak_mib
         if answer.throughput is not None:

@@ -183,7 +183,7 @@ class Begun(Generic[A]):
         return arm in self._answers
 
     def answer(self, arm: Arm) -> A:
-        """A run's answer, once it is there. Raises what the run does."""
+        """Wait for a run and return its answer. Raises what the run raises."""
         return self._answers[arm].result()
 
     def take(self, group: Sequence[Arm], ask: Callable[[Arm], A]) -> None:

@@ -93,7 +93,7 @@ def tell_exit(status: int) -> str:
 
 
 def blame(failures: Iterable[Failure]) -> Failure:
-    """The first failure that was nobody else's doing; else the first of all."""
+    """The first failure that no other rank's failure explains; if there is none, the first of all."""
     return min(failures, key=lambda failure: (failure.secondary, failure.time))
 
 

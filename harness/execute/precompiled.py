@@ -28,7 +28,7 @@ HOST_MARGIN = 15.0
 
 
 class PrecompiledStep:
-    """The step that a side of a case reads; what was made for the case ends with its run."""
+    """The step that a side of a case reads. One that was made for this case is removed when its run ends."""
 
     def __init__(self, case: Case, options: RunOptions, placement: Placement, client: Client) -> None:
         self._case = case

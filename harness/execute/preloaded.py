@@ -18,7 +18,7 @@ from bitproof.harness.user_code.user_file import loading
 
 
 def preload(modules: Sequence[str]) -> None:
-    """Import what is not imported yet. Raises UsageError for what cannot be, or leaves nothing to fork from."""
+    """Import these modules once. Raises UsageError if an import fails, starts a thread or touches a GPU."""
     for name in modules:
         if name not in sys.modules:
             _import(name)

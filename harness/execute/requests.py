@@ -32,7 +32,7 @@ VALUES, ARCHIVE = ".safetensors", ".zip"
 
 
 class Request(Generic[A]):
-    """What is answered with an A, of which `answer` is the class."""
+    """A request whose answer is an A; `answer` is that class."""
 
     answer: ClassVar[type[Any]]
 
@@ -153,7 +153,7 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def graph_options(self) -> GraphOptions:
-        """What the graph pipeline follows beyond the case."""
+        """Settings of the graph pipeline that are not part of the case."""
         return GraphOptions(extra_passes=self.options.extra_passes, dump_dir=self.dump_dir)
 
     @property
@@ -164,7 +164,7 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def runs_user_code(self) -> bool:
-        """Whether somebody else's code takes part in making the program."""
+        """Whether a user's code takes part in making the program."""
         return bool(self.options.extra_passes)
 
     @property
@@ -340,7 +340,7 @@ class StepAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class StepRequest(Request[StepAnswer]):
-    """Read a precompiled step as a run of a case's system will, and let go of it: what is wrong with it is raised."""
+    """Read a precompiled step as a run of a case's system would, as a check: it raises what is wrong with the step."""
 
     answer = StepAnswer
 

@@ -43,7 +43,7 @@ class Client(Protocol):
         ...
 
     def announce(self, result: CaseResult) -> None:
-        """Tell a case's result to those who follow."""
+        """Send a case's result to torchrun's other ranks, if there are any."""
         ...
 
 
@@ -107,7 +107,7 @@ class Session:
         self._crash = next(iter(self._crashes), None)
 
     def abandon(self) -> None:
-        """End what other threads ask for: nobody waits for it any more."""
+        """Cancel the requests of other threads: no caller waits for them any more."""
         self._is_abandoned.set()
 
     def resume(self) -> None:
@@ -131,7 +131,7 @@ class Session:
         return place(options.device, ranks, num_gpus, options.collectives, share_gpus=options.share_gpus)
 
     def announce(self, result: CaseResult) -> None:
-        """Nobody follows."""
+        """Nothing to send: there are no other ranks."""
 
     def close(self) -> None:
         """End the host and remove the temporary folder: all that a host and its stages leave lies in there."""

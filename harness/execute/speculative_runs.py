@@ -48,13 +48,13 @@ class SpeculativeRuns(Generic[T, A]):
                 self._tasks[found] = self._pool.submit(partial(self._run_at, found))
 
     def result(self, wanted: T) -> A:
-        """A run's result, which begins now if it did not before. Raises what the run raises."""
+        """A run's result; starts the run if it has not started yet. Raises what the run raises."""
         if wanted not in self._tasks:
             self.begin(iter([wanted]))
         return self._tasks[wanted].result()
 
     def drop_all(self) -> None:
-        """Cancel what is under way, so that sessions are free for others."""
+        """Cancel the runs under way, so that sessions are free for others."""
         self._drop([*self._tasks])
 
     def _run_at(self, found: T, place: Sessions) -> A:

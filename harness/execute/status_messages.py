@@ -1,4 +1,4 @@
-"""What ranks tell of themselves while they run, and how a run ended on those of one place. Loads no torch."""
+"""Messages that ranks send while they run, and how a run ended on one machine's ranks. Loads no torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PreparedGraph:
 
     @property
     def was_kept(self) -> bool | None:
-        """What the report says of it: None of a graph that was not traced for want of a kept one."""
+        """`is_kept` as the report has it: None if the graph was read from a precompiled step."""
         return None if self.artifact else self.is_kept
 
     @property
@@ -54,7 +54,7 @@ class PreparedGraph:
 
     @staticmethod
     def of(program: GraphProgram | None, case: Case) -> PreparedGraph | None:
-        """What is reported of a program; None when there is none."""
+        """The facts about a program that a report has; None when there is no program."""
         if program is None:
             return None
         from bitproof.harness.graph.analysis.uncompared import count_uncompared
@@ -74,7 +74,7 @@ class PreparedGraph:
 
     @staticmethod
     def captured(capture: Capture | None) -> PreparedGraph | None:
-        """What is told of graphs that were captured while steps ran; None where none were."""
+        """The facts about graphs that were captured while steps ran; None if none were."""
         if capture is None:
             return None
         return PreparedGraph(
@@ -88,7 +88,7 @@ class PreparedGraph:
 
 
 def _tell_compiled(found: Mapping[str, Any]) -> str:
-    """What a backend's facts say of one graph."""
+    """A backend's facts about one graph."""
     nodes, regions = found["nodes_compiled"], found.get("regions_compiled")
     return f"the whole graph, {nodes:,} nodes" if regions is None else f"{regions} regions, {nodes:,} nodes in all"
 
@@ -168,7 +168,7 @@ class RunSeconds:
 
 
 Account = Prepared | Ready | StepBegan | StepsEnded | Done | Failure
-"""What a rank sends to those who watch it."""
+"""A message from a rank to the process that watches it."""
 
 STATUS_MESSAGES: tuple[type[Account], ...] = (Prepared, Ready, StepBegan, StepsEnded, Done, Failure)
 

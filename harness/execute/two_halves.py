@@ -34,7 +34,7 @@ class Resume:
 
 
 def _method(system: Any, name: str) -> Any:
-    """A method of what the factory made. Raises UsageError where it has none of that name."""
+    """A method of the user's system. Raises UsageError if the system has no method of that name."""
     found = getattr(getattr(system, "made", system), name, None)
     if not callable(found):
         raise UsageError(

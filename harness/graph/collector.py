@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """What makes or checks a graph makes objects that stay, and looking for garbage among them would cost n log n."""
+    """Making or checking a graph makes many objects that stay: to search them for garbage would cost n log n."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

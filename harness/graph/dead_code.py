@@ -1,4 +1,4 @@
-"""Calls that nobody reads and that change nothing."""
+"""Dead calls: no node reads them, and they change nothing."""
 
 from __future__ import annotations
 

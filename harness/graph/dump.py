@@ -129,7 +129,7 @@ def _text(argument: Any) -> str:
 
 
 def _value(node: Node) -> str:
-    """The node's value as ` -> float32[4, 8]`; nothing where there is none to tell."""
+    """The node's value as ` -> float32[4, 8]`; empty if its value is not a tensor or a size."""
     value = node.meta.get("val")
     return "" if value is None or isinstance(value, GraphModule) else f" -> {_tell_value(value)}"
 

@@ -49,7 +49,7 @@ class ExtraPass:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What, besides the graph, decides what the pass does."""
+        """Settings that decide what the pass does, besides the graph."""
         return {"sha256": self.sha256}
 
     def __call__(self, module: GraphModule, context: PassContext) -> GraphModule:
@@ -157,7 +157,7 @@ def _mode_of(module: GraphModule) -> FakeTensorMode:
 
 
 def _evaluate(node: Node, module: GraphModule, mode: FakeTensorMode) -> Any:
-    """What the call gives for fake values; PassError when it does not run on them."""
+    """Run the call on fake values and return its result. Raises PassError when it does not run on them."""
 
     def value_of(read: Node) -> Any:
         value = read.meta["val"] if "val" in read.meta else getattr(module, str(read.target))

@@ -62,7 +62,7 @@ class GroupTable:
 
 
 def derived_name(source: str, purpose: str) -> str:
-    """What a group over the ranks of `source` is called, the same on every rank: ep.expert_only."""
+    """The name of a new group over the ranks of `source`, the same on every rank: ep.expert_only."""
     return f"{source}.{purpose}"
 
 

@@ -71,7 +71,7 @@ class PassRow:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What, besides the graph, decides what the pass does."""
+        """Settings that decide what the pass does, besides the graph."""
         return (dataclasses.asdict(self.follows) if self.follows else {}) | dict(self.bound)
 
     def __call__(self, module: GraphModule, context: PassContext) -> GraphModule:
@@ -167,7 +167,7 @@ def run_pipeline(
 
 @contextmanager
 def _blaming(name: str) -> Iterator[None]:
-    """Let what is raised within name the pass."""
+    """Within this context, errors name the pass."""
     try:
         yield
     except BitproofError as error:

@@ -50,7 +50,7 @@ _CONSTANTS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": tor
 
 
 class UnkeptError(BitproofError):
-    """A graph, or what was read for one, that has no form as plain values."""
+    """A graph that cannot be written as plain values, or plain values that are no valid graph."""
 
 
 def plain_of(module: GraphModule) -> Json:

@@ -171,7 +171,7 @@ def is_called_alike(change: PassEffect) -> None:
 
 
 def keeps_checks(change: PassEffect) -> None:
-    """What the graph asserts while it runs, it still asserts."""
+    """The graph still has every check that it had before the pass."""
     if dropped := sorted(change.before.checks - change.after.checks):
         raise PassError(
             "the graph no longer checks what the traced one does, so it would run on where eager raises",

@@ -21,7 +21,7 @@ A = TypeVar("A")
 
 @dataclass(frozen=True)
 class Lost:
-    """Stands for an answer that never came, and says why."""
+    """In place of an answer that never came: the reason."""
 
     reason: str
 

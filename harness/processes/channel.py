@@ -21,7 +21,7 @@ class Inlet:
         os.set_blocking(fd, False)
         self.fd = fd
         self.lines: deque[bytes] = deque()
-        """What has come and was not taken yet."""
+        """Messages that arrived and were not taken yet."""
         self.is_over = False
         self._begun: list[bytes] = []
 
@@ -58,7 +58,7 @@ class Inlet:
 
 
 def send(fd: int, message: Any) -> None:
-    """Write a message into a pipe, all of it. Raises BrokenPipeError where nobody reads."""
+    """Write a whole message into a pipe. Raises BrokenPipeError if the reading end is closed."""
     content = memoryview(framing.write(message))
     while content:
         content = content[os.write(fd, content) :]

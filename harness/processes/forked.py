@@ -21,7 +21,7 @@ from bitproof.harness.processes.process import close_kept, close_private, die_wi
 
 Send = Callable[[Any], None]
 Body = Callable[[Send], int | None]
-"""What a forked process does: it is given what to send messages with, and returns its exit status, None for 0."""
+"""The body of a forked process: it gets a function that sends messages, and returns its exit status, None for 0."""
 
 _STACK_SECONDS = 0.5
 
@@ -37,7 +37,7 @@ class Child:
         self._requests = requests
 
     def tell(self, request: Any) -> None:
-        """Send a request to one that is asked, and wait for nothing."""
+        """Send it a request without waiting for the answer."""
         assert self._requests is not None, "it is asked"
         with contextlib.suppress(BrokenPipeError):
             send(self._requests, request)

@@ -31,7 +31,7 @@ def close_kept(fd: int) -> None:
 
 
 def close_private() -> None:
-    """In a process just forked: close what was its parent's alone, lest anything here writes into it."""
+    """In a newly forked process: close the parent's own descriptors, so that nothing here can write into them."""
     for fd in list(_private):
         close_kept(fd)
 
@@ -55,7 +55,7 @@ def adopt_orphans() -> None:
 
 
 def children() -> set[int]:
-    """The processes whose parent this one is; none where the system does not tell."""
+    """The process ids of this process's children; none if the system does not show them."""
     try:
         return {
             int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()

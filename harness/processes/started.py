@@ -64,7 +64,7 @@ class Started:
         self._process.stdin.flush()
 
     def hang_up(self) -> None:
-        """Tell it nothing more: its input ends."""
+        """Close its standard input: no more requests follow."""
         assert self._process.stdin is not None, "it has a pipe for one"
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -103,7 +103,7 @@ class Started:
 
 
 def _search_path() -> dict[str, str]:
-    """What has a process look for modules where this one does."""
+    """Options and variables by which a new process searches for modules where this one does."""
     found = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     if sys.flags.safe_path:  # told by `-P`, perhaps, which only this process has seen
         found["PYTHONSAFEPATH"] = "1"

@@ -1,4 +1,4 @@
-"""Watch forked processes together: what they say, that logs stay short, that they end, that somebody still waits."""
+"""Watch forked processes together: read their messages, keep logs short, reap them, see when the caller is gone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bitproof.harness.processes.forked import Child
 from bitproof.harness.processes.process import keep_short
 
 _EXIT_SECONDS = 0.002
-"""From a process's last word to its exit is a moment, and nothing tells of the exit."""
+"""A process exits a moment after its last message, and no event announces the exit."""
 
 
 class Watch:

@@ -23,10 +23,10 @@ from bitproof.harness.prove.terms import Rule, Table
 PROVED, NOT_PROVED, REFUSED = "PROVED", "NOT PROVED", "REFUSED"
 
 PARAMETER, BUFFER, INPUT = "parameter ", "buffer ", "input "
-"""What the names of a graph's inputs begin with."""
+"""Prefixes of the names of a graph's inputs."""
 
 MUST_READ = (PARAMETER, INPUT)
-"""What a proved output is made of, at least one of each."""
+"""Kinds of inputs; a proved output must depend on at least one of each."""
 
 
 @dataclass(frozen=True)

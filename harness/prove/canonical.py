@@ -353,7 +353,7 @@ class Canonicalizer:
         return value
 
     def _left(self, call: Call, args: Arguments, read: list[Tensor]) -> Any:
-        """What a call leaves in the memory that it writes."""
+        """The term of what a call writes into memory."""
         if call.op == known_operators.COPY_INTO and len({(x.dtype, x.shape) for x in read}) == 1:
             return self.values[call.reads[-1]]
         if call.op in known_operators.FILLS and (found := self._filling(call, args)) is not None:

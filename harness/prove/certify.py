@@ -23,7 +23,7 @@ from bitproof.harness.torch_versions import torch_version
 
 
 def subject_of(case: Case, proof: Proof, extra_passes: tuple[str, ...] = (), *, precompiled: bool = False) -> Subject:
-    """What a case's proof is about: the case, and by what its graphs were made, in this process."""
+    """A proof's subject: the case, and the versions and settings by which this process made its graphs."""
     return Subject(
         case=case_text(case),
         code=own_digest(),

@@ -91,7 +91,7 @@ def _own(x: Any) -> Any:
 
 @contextlib.contextmanager
 def _naming(node: Node) -> Iterator[None]:
-    """Let what a call raises on values name it."""
+    """Within this context, an error of a call names the call."""
     try:
         yield
     except NotEvaluatedError:
@@ -187,7 +187,7 @@ class Evaluator:
             case ("op" | "move", op, arguments, _, _):
                 return self._call(op, dict(arguments), rank)
             case ("seed",):
-                return None  # nobody reads it: random calls are not computed
+                return None  # not computed: it draws at random, and nothing reads it
             case ("out", place, index, _, _):
                 return _each(known[place][rank])[index]
             case ("view", place, shape, strides, offset):

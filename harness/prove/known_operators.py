@@ -1,4 +1,4 @@
-"""What a proof knows of operators. Any other is opaque: equal only of equal, equally laid out tensors."""
+"""Operators that a proof knows. Any other is opaque: its results are equal only if its operands and layouts are."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class GraphMemory:
         return index in self._stale
 
     def is_flying(self, index: int) -> bool:
-        """Whether something that nobody has waited for fills the memory of a call's value."""
+        """Whether a launch that was not waited for yet still writes the memory of a call's value."""
         return self._in_flight.is_filling(index)
 
     def writers(self, index: int) -> list[int]:
@@ -44,13 +44,13 @@ class GraphMemory:
         return [owner for owner in owners if self.calls[owner].writes]
 
     def refuse_stale(self, index: int, reader: Call) -> None:
-        """Refuse a reader of what was overwritten."""
+        """Refuse a call that reads an overwritten value."""
         if index in self._stale:
             name, writer = self.calls[index].name, self.calls[self._stale[index]].name
             raise refuse(reader, f"`{name}` is read after `{writer}` wrote a part of its memory")
 
     def refuse_flying(self, call: Call) -> None:
-        """Refuse a call that reads what was launched and not waited for."""
+        """Refuse a call that reads the result of a launch before its wait."""
         self._refuse(call, self._in_flight.races(call))
 
     def run(self, index: int, call: Call, awaited: int | None) -> None:

@@ -296,7 +296,7 @@ def _written_untold(
 
 
 def _by_name(graph: Graph, step: Provable, run: tuple[list[list[Any]], list[list[Any]]]) -> dict[str, list[Any]]:
-    """Every rank's value of each output, what the graph wrote into its inputs among them."""
+    """Every rank's value of each output; inputs that the graph wrote count as outputs."""
     returned = {name: [own[place] for own in run[0]] for place, (name, _) in enumerate(graph.outputs)}
     return {f"written {name}": [own[place] for own in run[1]] for place, name in enumerate(step.names)} | returned
 

@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def outcome_of(case: Case, extra_passes: Sequence[str]) -> ProofOutcome:
-    """What a proof says of a case. Terms are not computed: the run that follows compares bits."""
+    """Prove a case. Terms are not computed on values: the run that follows compares bits."""
     from bitproof.harness.certificate.assumptions import assumed
     from bitproof.harness.errors import BitproofError
     from bitproof.harness.graph.graph_options import GraphOptions

@@ -135,7 +135,7 @@ class _Reference:
 
     @functools.cached_property
     def outputs(self) -> list[str]:
-        """The names of what it returns."""
+        """The names of its outputs."""
         return ["loss", *(f"gradient of {name}" for name in self.step.parameter_names)]
 
     @functools.cached_property

@@ -18,7 +18,7 @@ from bitproof.harness.runtime.sources import own_digest
 from bitproof.harness.torch_versions import torch_version
 
 LONGEST = 200
-"""Letters that are shown of what is otherwise."""
+"""Characters of a difference that a message shows."""
 
 _PARTS = [part.name for part in fields(Call) if part.name != "place"]
 """All that a call is, but for where it came from, which readers alone are shown."""

@@ -213,7 +213,7 @@ def exact_of_neg(table: Table, term: Term) -> int | None:
 
 
 def _without_sign(table: Table, place: int) -> int | None:
-    """What a term is the negative of, where it says so."""
+    """The operand of a negation, or the opposite of a negative number; None for any other term."""
     if table[place][:2] == ("exact", "neg"):
         return int(table[place][4][0])
     number = table.number(place)

@@ -91,7 +91,7 @@ class Table:
         return None
 
     def view(self, place: int, w: Window) -> int:
-        """What a window shows of a term."""
+        """The term of a window on another term."""
         return self.make(("view", place, *window(*w)))
 
     def as_window(self, place: int) -> tuple[int, Window]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 
 class Window(NamedTuple):
-    """What a view shows of a term."""
+    """The elements of a term that a view shows."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]

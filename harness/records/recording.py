@@ -230,7 +230,7 @@ class Recording:
     records: dict[Key, Record] = field(default_factory=dict)
 
     def first_steps(self, steps: int) -> Recording:
-        """What a run of fewer steps leaves."""
+        """The recording that a run of fewer steps would have made."""
         manifest = replace(self.manifest, steps=steps, case=self.manifest.case | {"steps": steps})
         return Recording(manifest, {key: record for key, record in self.records.items() if key.step < steps})
 

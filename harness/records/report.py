@@ -1,4 +1,4 @@
-"""What comes of a run: a result a case, and what is said of all of them."""
+"""A run's report: a result for each case, and facts about the whole run."""
 
 from __future__ import annotations
 

@@ -284,7 +284,7 @@ class CaseResult(CaseFindings):
 
     @property
     def agrees_as_expected(self) -> bool:
-        """As `as_expected`, whatever baselines say."""
+        """As `as_expected`, without regard to baselines."""
         if self.case.expected == "CLOSE":
             return self.verdict in (Verdict.CLOSE, Verdict.EQUAL)
         if self.is_beyond_bound:

@@ -1,4 +1,4 @@
-"""What every list of cases says of one: a row, of which each form of a report shows the columns it has room for."""
+"""A case's row: each form of a report shows those of its columns that it has room for."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CaseRow:
 
     @property
     def sentence(self) -> str:
-        """What came of the case, and what was to come of it."""
+        """The case's verdict and its expected verdict."""
         return f"{self.outcome}, expected {self.expectation}"
 
 

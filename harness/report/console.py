@@ -31,7 +31,7 @@ class SafeConsole(Console):
         super().print(*objects, **{"soft_wrap": all(isinstance(each, str) for each in objects)} | facts)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """What is laid out, with all text as it may be shown; no text is a link."""
+        """Rendered text in which every character is safe to show and nothing is a link."""
         for segment in super().render(renderable, options):
             if segment.control:
                 yield segment

@@ -1,4 +1,4 @@
-"""What came of faults, as tables for a terminal and for Markdown, and as faults.json."""
+"""Results of `bitproof faults`: tables for a terminal and for Markdown, and faults.json."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def render_json(found: FaultsFound) -> str:
 
 
 def read_found(path: Path) -> FaultsFound:
-    """What a faults.json says. Raises RecordingError when it is missing or damaged."""
+    """Read a faults.json. Raises RecordingError when it is missing or damaged."""
     try:
         if not path.is_file():  # a pipe would block
             raise RecordingError("there is no file of faults that were found", where=str(path))
@@ -160,7 +160,7 @@ def render_markdown(found: FaultsFound) -> str:
 
 
 BEGIN, END = "<!-- bitproof faults: begin -->", "<!-- bitproof faults: end -->"
-"""What a page has its table of faults between."""
+"""The lines of a page between which its table of faults stands."""
 
 
 def table_into(page: str, found: FaultsFound, environment: Mapping[str, Any], call: str) -> str | None:

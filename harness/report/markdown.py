@@ -199,7 +199,7 @@ def _case_details(report: Report, result: CaseResult) -> str:
 
 
 def _sensitivity(result: CaseResult, found: Sensitivity) -> str:
-    """What the comparison sees, table by table."""
+    """The tables of sensitivity."""
     parts = [inline(_brief(sensitivity.headline(result)))]
     parts += [f"{title}:\n\n{table_of(headers, rows)}" for title, headers, rows in sensitivity.tables(found)]
     return "\n\n".join(parts)
@@ -228,7 +228,7 @@ def _divergence(first: Divergence) -> str:
 
 
 def _pass_details(passes: Iterable[PassReport]) -> Iterator[str]:
-    """What each pass was told, what it has to tell, and which operators it added or took away, folded."""
+    """Each pass's settings, facts, and the operators that it added or removed, folded."""
     for entry in passes:
         known = {"settings": entry.settings, "facts": entry.facts}
         tables = [f"{name}:\n\n{_values(values)}" for name, values in known.items() if values]

@@ -142,7 +142,7 @@ class FlatCloseness:
         return FlatCloseness(**vars(found) | {"largest": FlatKey.of(found.largest), "first_beyond": first})
 
     def closeness(self) -> Closeness:
-        """As what was measured."""
+        """Convert back to the record."""
         first = self.first_beyond and self.first_beyond.key()
         return Closeness(**vars(self) | {"largest": self.largest.key(), "first_beyond": first})
 

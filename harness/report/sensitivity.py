@@ -29,7 +29,7 @@ def percent(share: float) -> str:
 
 
 def headline(result: CaseResult) -> str:
-    """A case's verdict and what it sees, in a line."""
+    """A case's verdict and its sensitivity, in a line."""
     found = result.sensitivity
     if found is None or found.share is None:
         reason = found.reason if found else None
@@ -61,7 +61,7 @@ def formula_rows(found: Sensitivity) -> list[tuple[str, ...]]:
 
 
 def reason_rows(found: Sensitivity, is_blind: bool) -> list[tuple[str, ...]]:
-    """What became of the differences that nobody saw, the most frequent first."""
+    """How differences were lost before any compared tensor, the most frequent first."""
     told = Counter((x.direction, x.operator, x.reason) for x in found.unseen if x.is_blind == is_blind)
     return [(way, name, str(count), reason) for (way, name, reason), count in told.most_common()]
 

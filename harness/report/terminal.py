@@ -51,7 +51,7 @@ def print_report(report: Report, stream: TextIO | None = None) -> None:
 
 
 def warm_up() -> None:
-    """Have what the table is printed with loaded."""
+    """Import the library that prints the table."""
     from rich import box, table, text  # noqa: F401
 
     from bitproof.harness.report import console  # noqa: F401

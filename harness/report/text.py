@@ -39,7 +39,7 @@ def replay_command(report: Report, result: CaseResult) -> str:
 
 
 def remarks(report: Report) -> list[str]:
-    """What is said of a run as a whole, with what came of the faults that were put into it."""
+    """The summary of a whole run, with the results of its faults."""
     return [*report.remarks, *([f"bitproof faults: {faults.headline(report.faults)}"] if report.faults else [])]
 
 

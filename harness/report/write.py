@@ -58,7 +58,7 @@ def render_as(report: Report, format_name: str) -> str:
 
 
 def warm_up() -> None:
-    """Load what the page is made with, before somebody waits for it."""
+    """Import the libraries that make the page, before it is needed."""
     from bitproof.harness.report.html import document
 
     document.template()
@@ -90,7 +90,7 @@ def prepare_run_dir(report_dir: Path) -> Path:
 
 
 def discard_if_bare(run_dir: Path) -> None:
-    """Remove the folder of a run that left nothing to read in it: empty logs tell nothing."""
+    """Remove the run's folder if it holds nothing but empty logs."""
     with suppress(OSError):
         if not any(path.is_file() and path.stat().st_size for path in run_dir.rglob("*")):
             shutil.rmtree(run_dir)

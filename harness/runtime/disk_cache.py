@@ -121,7 +121,7 @@ def _file(folder: Path, kind: str, key: str) -> Path:
 
 
 def _refuse_strange(facts: os.stat_result) -> None:
-    """Raise ValueError for what is no plain file, and so none of ours."""
+    """Raise ValueError unless it is a regular file: this cache writes no others."""
     if not stat.S_ISREG(facts.st_mode):
         kind = _KINDS.get(stat.S_IFMT(facts.st_mode), "no plain file")
         raise ValueError(f"it is {kind}")
@@ -133,7 +133,7 @@ def _open_plain(file: str, flags: int) -> int:
 
 
 def _unpacked(packed: bytes) -> bytes:
-    """What was packed, up to the most that is kept: a few bytes can say more than a machine has memory for."""
+    """Decompress, up to the size limit: a few bytes can expand to more than the machine's memory."""
     unpacking = zlib.decompressobj()
     content = unpacking.decompress(packed, MAX_CONTENT)
     if unpacking.unconsumed_tail or not unpacking.eof:
@@ -142,7 +142,7 @@ def _unpacked(packed: bytes) -> bytes:
 
 
 def _is_own(folder: Path) -> bool:
-    """Whether the folder is a real one that nobody else may write into."""
+    """Whether the folder is not a link, and only its owner may write into it."""
     with contextlib.suppress(FileNotFoundError):
         told = os.lstat(folder)
         if stat.S_ISDIR(told.st_mode) and _is_closed(told):

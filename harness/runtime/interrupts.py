@@ -39,7 +39,7 @@ STOPS = (Interrupt, KeyboardInterrupt, SystemExit)
 
 
 class _Phase(enum.Enum):
-    """What a signal does."""
+    """How a signal is handled."""
 
     STARTING = enum.auto()
     OPEN = enum.auto()

@@ -60,7 +60,7 @@ class SafeStream:
             self.write(line)
 
     def flush(self) -> None:
-        """Hand on what is buffered."""
+        """Write out the buffer."""
         try:
             self._stream.flush()
         except OSError as error:
@@ -70,7 +70,7 @@ class SafeStream:
         return getattr(self._stream, name)
 
     def _lose(self, error: OSError) -> None:
-        """Remember the failure, and point the descriptor nowhere: what is still buffered must go somewhere."""
+        """Remember the failure, and redirect the descriptor to /dev/null: the rest of the buffer goes there."""
         if error.errno != errno.EPIPE:
             self.lost = self.lost or error
         with contextlib.suppress(OSError, ValueError):

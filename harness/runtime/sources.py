@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 """The package bitproof."""
 
 OWN = ("harness", "reference")
-"""Our packages that graphs are made by. A case is data, whoever made it."""
+"""The packages whose code makes graphs. `cases` is not among them: a case is data."""
 
 _FIRST = ("text_loader", "sources")
 """Modules of `harness.runtime` that are loaded before anybody can look."""
@@ -57,7 +57,7 @@ class Sources:
 
 
 Absent = tuple[str]
-"""The path of a file that there is none of."""
+"""Stands for the path of a file that does not exist."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Later:
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Later:
-        """What JSON says. Raises KeyError, TypeError and ValueError for what has another form."""
+        """Read it from JSON values. Raises KeyError, TypeError and ValueError if their form is another."""
         return cls(tuple(cast(Stat, tuple(file)) for file in told["files"]), dict(told["code"]), dict(told["found"]))
 
     def would_load_again(self) -> bool:
@@ -227,7 +227,7 @@ def digest_of_file(file: str) -> str | None:
 
 
 def stat_of(file: str) -> Stat:
-    """What identifies a file's content: two that are equal are of one file that nobody changed."""
+    """A file's identity: if two readings are equal, the file was not changed between them."""
     told = os.stat(file)
     return file, told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns
 

@@ -64,7 +64,7 @@ from bitproof.harness.runtime.sources import Installation
 A = TypeVar("A")
 
 _PLACEMENT = "placement_sha256"
-"""What a system says of how parameters lie, in its part of the manifest."""
+"""The placements of parameters, as a system's part of the manifest states them."""
 
 
 class Answerer:
@@ -307,7 +307,7 @@ def _decisive(graph: PreparedGraph) -> GraphIdentity:
 
 
 def keep_archives(folder: Path, archives: list[Path]) -> None:
-    """Put what a replay left behind, rank by rank, into its folder."""
+    """Move each rank's archive of a replay into the replay's folder."""
     folder.mkdir(parents=True)
     for rank, file in enumerate(archives):
         shutil.copyfile(file, archive_of(folder, rank))

@@ -38,7 +38,7 @@ class Job:
 
     @property
     def watched(self) -> Replay | None:
-        """What is to be left of a step's calls, of a replay or beside a recording."""
+        """Which calls of a step the ranks log, in a replay or while they record."""
         return self.run.replay or (self.run.watch.replay if self.run.watch else None)
 
     @property
@@ -69,11 +69,11 @@ class Job:
         return Path(self.rank_slots.part.format(rank=rank))
 
     def archive_of(self, rank: int) -> Path:
-        """The file for what a rank leaves of the calls of a step."""
+        """The file into which a rank logs the calls of a step."""
         return self.part_of(rank) if self.run.replay else self.part_of(rank).with_suffix(ARCHIVE)
 
     def profile_of(self, rank: int) -> Path | None:
-        """The file for what a rank's time went into, when the run is profiled."""
+        """The file of a rank's profile, when the run is profiled."""
         return self.run.profile / f"rank{rank}.json" if self.run.profile else None
 
     def values_of(self, rank: int) -> Path:

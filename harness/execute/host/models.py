@@ -1,4 +1,4 @@
-"""What is known of a case's model without ranks: its sizes, and whether any rank could hold its part of it."""
+"""Check a case's model before any rank starts: its sizes, and whether the ranks have memory for it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _COPIES = 4
 
 @functools.lru_cache(maxsize=1)
 def _bytes_of_parameters(case: Case) -> int:
-    """Build the first rank's part of a model, without values: what is wrong with it is so on every rank."""
+    """Build the first rank's part of a model, without values. An error in it would occur on every rank."""
     import torch
 
     from bitproof.reference.parallel.mesh import Mesh

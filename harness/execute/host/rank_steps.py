@@ -93,7 +93,7 @@ class RankSteps:
         logger.debug("%d steps in %.3f s, %.3f s of it recording", job.steps, self.seconds, self.recorder.seconds)
 
     def write(self) -> None:
-        """Leave what a run recorded, or what a replay was asked for."""
+        """Write what the run recorded, or the archive of a replay."""
         job, recorder = self._job, self.recorder
         if job.run.replay is None:
             write_part(job.part_of(recorder.rank), recorder.rows.items())

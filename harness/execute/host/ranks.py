@@ -113,7 +113,7 @@ class Ranks:
                 process.begin_to_end()
             for process in processes:
                 process.kill()
-            end_children(but=others)  # what a system started, and left to us
+            end_children(but=others)  # processes that a system started and did not reap
             if self.memory is not None:
                 self.memory.close()
             self.board.close()
@@ -193,7 +193,7 @@ class Ranks:
 
     def _note_exits(self) -> None:
         for rank in self.ranks:
-            status = rank.process.status  # of one that was reaped, and so has sent all
+            status = rank.process.status  # its process was reaped, so it has sent everything
             if rank.exited or status is None:
                 continue
             rank.exited = True
@@ -204,7 +204,7 @@ class Ranks:
         return [rank.failure for rank in self.ranks if rank.failure is not None]
 
     def _limit_of_grace(self) -> float | None:
-        """Until when other ranks may still show that they failed first; None while nobody failed."""
+        """The time until which to wait for other ranks that may have failed first; None while no rank has failed."""
         failures = self._failures()
         if not failures:
             return None
@@ -212,7 +212,7 @@ class Ranks:
         return min(failure.time for failure in failures) + grace
 
     def _hang(self) -> End:
-        """Ask every rank that lags for its stack, and tell, with the collective that it launched or waits for."""
+        """Ask every rank that lags for its stack; report it with the collective that the rank launched or waits for."""
         unfinished = [rank for rank in self.ranks if rank.place != "at the end" and not rank.exited]
         unfinished = unfinished or [rank for rank in self.ranks if not rank.exited]
         ask_for_stacks([rank.process.pid for rank in unfinished])
@@ -256,7 +256,7 @@ def environment_of(rank: int, world_size: int, rank_slots: RankSlots, port: int)
 
 
 def _free_port() -> int:
-    """A port of this machine alone that nobody uses now."""
+    """A free port on the loopback interface."""
     with socket.create_server((_LOOPBACK, 0)) as listener:
         return int(listener.getsockname()[1])
 

@@ -87,7 +87,7 @@ class Runner:
 
     def close(self) -> None:
         """End the stage, if there is one, and free what it holds."""
-        if self._stage is not None and self._is_prefetch:  # it is busy with what nobody wants any more
+        if self._stage is not None and self._is_prefetch:  # it works on a request that was cancelled
             self._stage.kill()
         elif self._stage is not None:
             self._stage.close()
@@ -138,7 +138,7 @@ class Tracer:
         self._program = ""
 
     def answer(self, request: AnyRequest, send: Send, hangup: int) -> End | None:
-        """The end of one run; nothing where the program is to be made ahead of it."""
+        """The end of one run; None where the request only has the program made ahead of the run."""
         assert isinstance(request, LocalRunRequest), "a runner asks for nothing else"
         if request.is_prefetch:
             try:
@@ -221,7 +221,7 @@ class Finisher:
         self._refusal: BaseException | None = None
 
     def answer(self, request: AnyRequest, send: Send, hangup: int) -> End | None:
-        """The end of one run; nothing where the program is to be made ahead of it."""
+        """The end of one run; None where the request only has the program made ahead of the run."""
         assert isinstance(request, LocalRunRequest), "a stage asks for nothing else"
         run, rank_slots = request.run, request.rank_slots
         if request.is_prefetch:

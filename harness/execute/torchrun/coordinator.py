@@ -120,7 +120,7 @@ def _joined(run_dir: Path, options: RunOptions) -> Iterator[Coordinator]:
             problem = Problem.of(error, f"rank {coordinator.rank}")
             if coordinator.rank and not coordinator.peers.is_told:
                 do_not_wait_for_rank_0()  # it is gone, or this rank was interrupted
-                is_speaker = os.environ.get("LOCAL_RANK", "0") == "0"  # one of each machine tells what rank 0 cannot
+                is_speaker = os.environ.get("LOCAL_RANK", "0") == "0"  # one a machine: rank 0 may not see it
                 if is_speaker and isinstance(error, BitproofError):
                     print(error, file=sys.stderr, flush=True)
             if error is not caught:
@@ -204,7 +204,7 @@ class Coordinator:
         return place(self.options.device, local, self._num_gpus or 0, asked, share_gpus=self.options.share_gpus)
 
     def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
-        """Rank 0: have all ranks run a system, or its own host do what takes no ranks. Raises what went wrong."""
+        """Rank 0: have all ranks run a system, or its own host answer what needs no ranks. Raises what went wrong."""
         if isinstance(request, RunRequest):
             return cast(A, self._run_all(request, on_event))
         return self._ask_host(request, timeout, on_event)
@@ -374,13 +374,13 @@ def _ended_for_a_peer(rank: int) -> Failure:
 
 
 def _failed_by_itself(account: Account) -> bool:
-    """Whether a rank has a failure to tell that no other rank's end explains."""
+    """Whether a rank reports a failure that no other rank's end explains."""
     failure = account.end.failure if account.end else None
     return account.problem is not None or (failure is not None and not failure.secondary)
 
 
 def _error_of(accounts: list[Account], run: RunRequest, silent: list[int]) -> RankError | None:
-    """What to tell of ranks that failed, or that were late, or that said nothing at all; None when all ended well."""
+    """The problem to report of ranks that failed, were late, or sent nothing; None when all ended well."""
     ends = [account.end for account in accounts if account.end is not None]
     by_failure = {
         replace(account.end.failure, time=account.end.failure.time + account.clock): account.end

@@ -73,7 +73,7 @@ class Account:
 
 
 def read_message(text: bytes, *kinds: type) -> Any:
-    """A message of somebody who is known. Raises RankError for what is none."""
+    """Read a message from a known rank. Raises RankError if it is not valid."""
     try:
         return framing.read(text, *kinds)
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""What one of torchrun's ranks knows of the others: its connections, what they told, and who is gone."""
+"""What one of torchrun's ranks knows of the others: its connections, their messages, and which ranks are gone."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class Peers:
         self.launcher = Launcher()
 
     def begin_run(self) -> int:
-        """Count a run that nobody has failed in yet; its number."""
+        """Begin the next run, in which no rank has failed yet; returns its number."""
         self.run_number += 1
         self.failed_at = float("inf")
         return self.run_number
 
     def tell_all(self, message: Message) -> None:
-        """Rank 0: what the others hear next."""
+        """Rank 0: the next message to all others."""
         for line in self.lines.values():
             self.links.tell(line, message)
 
@@ -60,14 +60,14 @@ class Peers:
                 self.take(rank, *said)
 
     def take(self, rank: int, text: bytes, files: Path | None) -> None:
-        """Keep what a rank has told, and the files that came with it."""
+        """Keep a rank's message, and the files that came with it."""
         if self.rank:
             message = read_message(text, RunRequest, CaseResult, Failed, Farewell)
         else:
             message = read_message(text, MadeOf, Account, Failed, Farewell)
         match message:
             case Account():
-                if message.run == self.run_number:  # one that is late tells of a run that nobody waits for
+                if message.run == self.run_number:  # a late message is about a run that has ended
                     self.accounts[rank] = message, files
             case MadeOf(facts=facts):
                 self.made_of[rank] = facts
@@ -80,7 +80,7 @@ class Peers:
                 self.heard.append(message)
 
     def gone(self) -> dict[int, str]:
-        """Who is gone, and what is known of that."""
+        """Which ranks are gone, and what is known of the reason."""
         found = {rank: f"{line.gone}" for rank, line in self.lines.items() if line.gone is not None}
         for rank, problem in self.left.items():
             found[rank] = f"it left: {problem.error().what}"
@@ -117,7 +117,7 @@ class Peers:
         return caught
 
     def _named_by(self, gone: Collection[int]) -> BitproofError | None:
-        """The error of one who left because of another rank, which it names; None where nobody did."""
+        """The error of a rank that left because of another rank, which it names; None if there is none."""
         told = (problem.error() for problem in self.left.values())
         return next((each for each in told if getattr(each, "rank", None) not in (None, *gone)), None)
 
@@ -145,7 +145,7 @@ class Peers:
         return time.monotonic() - self.failed_at > _PEER_SECONDS
 
     def launcher_must_live(self) -> None:
-        """Raise RankError when who started this rank has ended."""
+        """Raise RankError when the process that started this rank has ended."""
         if (ended := self.launcher.ended()) is not None:
             self.lost = ended
             raise ended

@@ -1,4 +1,4 @@
-"""How torchrun's ranks come together: each finds rank 0, and says what it is made of, before any of them runs."""
+"""How torchrun's ranks meet before any of them runs: each finds rank 0 and tells it which files it is made of."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Rendezvous:
                 self._reach(hello, time.monotonic() + _LAST_SECONDS)
 
     def _reach(self, hello: Hello, deadline: float) -> Line:
-        """A line to rank 0, who knows this rank from now on. Raises RankError when time is up."""
+        """Connect to rank 0 and introduce this rank. Raises RankError when time is up."""
         store = Store(False, deadline, self._peers.launcher)
         while True:
             word = store.get()
@@ -193,7 +193,7 @@ class Rendezvous:
             print(word, file=sys.stderr, flush=True)
 
     def _wait_for(self, what: str, deadline: float, arrived: Collection[int] | None) -> None:
-        """A moment, before looking again whether somebody has come. Raises RankError when time is up."""
+        """Wait a moment before looking for new ranks again. Raises RankError when time is up."""
         self._peers.links.wait(0.2)
         if (ended := self._peers.launcher.ended()) is not None:
             raise ended

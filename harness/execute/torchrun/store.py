@@ -1,4 +1,4 @@
-"""Who started torchrun's ranks, and the store in which they find rank 0."""
+"""The process that started torchrun's ranks, and the store in which they find rank 0."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Launcher:
                 self._store.setblocking(False)
 
     def is_orphan(self) -> bool:
-        """Whether who started this rank is gone."""
+        """Whether the process that started this rank has ended."""
         return self._parent is not None and os.getppid() != self._parent
 
     def ended(self) -> RankError | None:

@@ -101,7 +101,7 @@ class _Follower:
         self._note_permutation(node)
 
     def refuse_at_border(self, node: Node, dim: str) -> None:
-        """Refuse to hand on, along the chunked dim, what is mixed or in another order."""
+        """Refuse a result whose rows are mixed, or in another order, along the chunked dim."""
         value = node.meta.get("val")
         if not isinstance(value, Tensor) or not symbols.carries(value, self.symbol) or not self._is_live_out(node):
             return
@@ -163,7 +163,7 @@ class _Follower:
             if call.op == "call_function":
                 inner.follow(call)
             elif call.op == "get_attr" and symbols.carries(call.meta.get("val"), self.symbol):
-                inner.states[call] = Mixed(node)  # rows that no operand brought: nobody knows from where
+                inner.states[call] = Mixed(node)  # rows of unknown origin: no operand has them
         for placeholder, given in pairs:
             if inner.states[placeholder] != read[placeholder]:
                 self._write(given, inner.states[placeholder])

@@ -65,7 +65,7 @@ def copied_into(call: RuleCall) -> Rows | None:
     rows, index, target = call.of(call.given["source"]), call.given["index"], call.first
     dim = call.given["dim"] % rank_of(target)
     fills = named(operators.operator_name(target)).fills
-    are_zeros = fills is not None and fills[1] == 0 and len(target.users) == 1  # who else has them may write them
+    are_zeros = fills is not None and fills[1] == 0 and len(target.users) == 1  # another reader may write them
     if rows is None or call.of(index) or not are_zeros or dim == rows.dim:
         return None
     share = rows.share

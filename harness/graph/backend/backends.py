@@ -162,7 +162,7 @@ class CompiledHalves:
 
     @property
     def facts(self) -> dict[str, object]:
-        """What the report says of both."""
+        """The facts about both halves that the report has."""
         facts = {"forward": self.forward.facts, "backward": self.backward.facts}
         code = "".join(half["generated_hash"] for half in facts.values())
         return facts | {"generated_hash": hashlib.sha256(code.encode()).hexdigest()}
@@ -296,7 +296,7 @@ def settings_in(folder: str | Path) -> Iterator[None]:
     """Inductor set up to be deterministic and to keep its files in `folder`."""
     places = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": os.path.join(folder, "triton")}
     with mock.patch.dict(os.environ, places), inductor_settings(SETTINGS), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of what it uses itself
+        warnings.simplefilter("ignore", DeprecationWarning)  # deprecations in torch's own code
         yield
 
 

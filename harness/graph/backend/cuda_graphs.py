@@ -103,7 +103,7 @@ def _why_not(node: Node, for_cuda: bool) -> str | None:
 
 
 def _reads_a_number(node: Node) -> bool:
-    """Whether a call tells the host a value, whatever its sizes: `item`, `equal`."""
+    """Whether the host waits for the value of a call, whatever its sizes: `item`, `equal`."""
     return torch.Tag.data_dependent_output in getattr(node.target, "tags", ())
 
 
@@ -178,14 +178,14 @@ class StaticStep:
         return list(self._outputs)
 
     def _begin(self, state: Sequence[Tensor], own: Sequence[Tensor]) -> None:
-        """Make what is static, and capture the graph where there is a GPU."""
+        """Allocate the static inputs and outputs, and capture the graph if there is a GPU."""
         self._state = [x.data_ptr() for x in state]
         self._static = [x.clone() for x in own]
         if self._can_capture and any(x.is_cuda for x in state):
             self._capture(state)
 
     def _call(self, state: Sequence[Tensor]) -> None:
-        """Run the graph's calls, and leave what they give in the static outputs."""
+        """Run the graph's calls, and copy their results into the static outputs."""
         found = self._run(*state, *self._static)
         if not self._outputs:
             self._outputs = [x.clone() if isinstance(x, Tensor) else x for x in found]

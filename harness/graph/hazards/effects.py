@@ -92,7 +92,7 @@ def _selects(place: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What an overload does, whoever calls it."""
+    """The effects of an overload, for any arguments."""
 
     row: Operator
     writes: Places

@@ -219,7 +219,7 @@ class GraphWalk:
         return current if any(device_of(value) == "cuda" for value in values) else HOST
 
     def _sync(self, node: Node, sync: Sync, held: Mapping[Node, Held]) -> None:
-        """What a call says of streams and events, by their numbers."""
+        """A call's streams and events, by their numbers."""
         schema = schema_of(node.target)
         given = dict(zip([argument.name for argument in schema.arguments], node.args, strict=False)) | node.kwargs
         first, *others = given.values()

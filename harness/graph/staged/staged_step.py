@@ -82,15 +82,15 @@ class StagedStep:
             self._run = own
 
     def inputs(self, action: Action, micro_batches: Sequence[Values]) -> Values:
-        """What an action reads of the step's input."""
+        """The parts of the step's input that an action reads."""
         return micro_batches[action.micro_batch]
 
     def taken(self, action: Action) -> Values:
-        """What a backward's own forward kept for it; nothing for a forward."""
+        """The values that a backward's own forward kept for it; none for a forward."""
         return self._kept.pop((action.stage, action.micro_batch), {})
 
     def received(self, action: Action, part: Part) -> dict[str, Tensor]:
-        """What the neighbour's same half gave, for one that needs it."""
+        """The values that the neighbouring stage sent, for an action that reads some."""
         neighbour = action._replace(stage=action.stage + (-1 if action.half == "forward" else 1))
         return {x.name: self.receive(neighbour, index, x) for index, x in enumerate(part.received)}
 
@@ -115,11 +115,11 @@ class StagedStep:
             work.wait()
 
     def add(self, total: Tensor, gradient: Tensor) -> Tensor:
-        """A parameter's gradient of the micro-batches so far, and of one more."""
+        """Add one more micro-batch's gradient of a parameter to the sum so far."""
         return total + gradient
 
     def finish(self, losses: list[Tensor], gradients: dict[str, Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """What the step gives."""
+        """The step's loss and gradients."""
         return losses, gradients
 
     def _rank_of(self, stage: int) -> int:

@@ -286,7 +286,7 @@ def write_back(graph: Graph, buffer: Node, value: Node) -> Node:
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """Let whatever goes wrong while torch exports be a TraceError."""
+    """Within this context, any error of torch's export is a TraceError."""
     try:
         yield
     except TraceError:

@@ -313,7 +313,7 @@ def _fake_input(
     fake_mode: FakeTensorMode, x: Tensor, dim: int, extent: int, index: int, device: torch.device
 ) -> FakeTensor:
     placeholder = torch.empty(x.shape, dtype=x.dtype, device="cpu")  # a real tensor; on a GPU it would need the GPU
-    bounds = max(extent // 2, 1), max(extent, 2)  # a dim of one size is not open
+    bounds = max(extent // 2, 1), max(extent, 2)  # of one size alone the dim would not be open
     fake = open_dim(fake_mode, placeholder, dim, bounds, f"input_{index}", shared="chunk")
     if device.type == "cpu":
         return fake

@@ -51,7 +51,7 @@ class CallOrigin(NamedTuple):
 
 
 class RefusedError(BitproofError):
-    """Something that a proof would have to understand and does not; nothing is concluded of what reads it."""
+    """A call that a proof does not understand. No output that depends on it can be proved."""
 
 
 def export_graph(
@@ -217,7 +217,7 @@ class _Exporter:
         if node.op != "call_function" or not (operators.is_wait(node) or node.target is _UNSAFE_VIEW):
             return layout
         source = self.calls[self.index[node.all_input_nodes[0]]].value
-        self.storages[storage_key(value)] = source.storage  # whatever shares memory with this shares that
+        self.storages[storage_key(value)] = source.storage  # values that share memory with this one share that, too
         return source if operators.is_wait(node) else replace(layout, storage=source.storage, offset=source.offset)
 
     def _layout(self, node: Node, value: Any) -> Any:
@@ -315,7 +315,7 @@ class _Exporter:
 
 
 def refuse(call: Call, what: str) -> RefusedError:
-    """What a call is refused for, and where it came from."""
+    """The reason why a call is refused, and its source line."""
     place = CallOrigin(*call.place)
     where = f"{place.module or 'no module'} ({place.direction})" + (f", {place.source}" if place.source else "")
     return RefusedError(f"{what} (`{call.name}`)", where=where)
@@ -359,7 +359,7 @@ def _draws(node: Node) -> bool:
 
 
 def _by_name(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What a call is handed, by the names of its operator's schema."""
+    """A call's arguments, by the names in its operator's schema."""
     schema = schema_of(node.target)
     names = [argument.name for argument in schema.arguments] if schema else []
     return dict(zip(names, args, strict=False)) | dict(kwargs)

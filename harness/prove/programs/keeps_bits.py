@@ -91,7 +91,7 @@ class KeptPass:
         self.__doc__ = a_pass.__doc__
 
     def __call__(self, graph: Graph | GraphModule, *args: Any, **kwargs: Any) -> Any:
-        """Run the pass. Raises PassError where it does not keep every bit, or nobody knows."""
+        """Run the pass. Raises PassError unless it is proved to keep every bit."""
         before = _Snapshot(graph, self._inputs)
         found = self._pass(graph, *args, **kwargs)
         left = found if isinstance(found, Graph | GraphModule) else graph
@@ -126,7 +126,7 @@ class _Snapshot:
         self._before = self._taken(graph)
 
     def proof(self, name: str, graph: Graph | GraphModule) -> PassProof:
-        """What a pass left, against this."""
+        """Prove what a pass left against this graph."""
         after, changed = self._taken(graph), self._text != _text(graph)
         for side in (self._before, after):
             if isinstance(side, RefusedError):
@@ -158,7 +158,7 @@ def _text(graph: Graph | GraphModule) -> list[str]:
 
 
 def _inputs_of(module: GraphModule) -> list[Any]:
-    """What a graph's placeholders say of its inputs."""
+    """The fake values of a graph's inputs, from its placeholders."""
     found = []
     for node in module.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val", node.meta.get("example_value"))

@@ -82,7 +82,7 @@ class HeldOptimizers:
         self.host_side = changed_beside(before, self._beside())
 
     def _beside(self) -> dict[str, str]:
-        """What the optimizers keep that is no tensor, in words."""
+        """The optimizers' state that is not tensors, in words."""
         found: dict[str, str] = {}
         for number, optimizer in enumerate(self.optimizers):
             found |= {f"optimizer {number} {key}": repr(x) for key, x in vars(optimizer).items() if _is_plain(x)}
@@ -123,5 +123,5 @@ def _told(x: Any) -> str:
 
 
 def changed_beside(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """The names of what is otherwise, or there on one side alone."""
+    """The names whose values differ, or that one side lacks."""
     return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))

@@ -62,11 +62,11 @@ class Held:
     program: Provable
     values: Mapping[str, Any]
     keeps_less: str | None = NO_STEP
-    """Why what it leaves is not all that its next call would read; None where it is, as far as tensors tell."""
+    """Why the next call would read more than this one's outputs; None if it would not, as far as tensors show."""
 
 
 def held(subject: Any, inputs: Sequence[Any], dynamic_shapes: Any = None) -> Held:
-    """What a user has as a program. Raises RefusedError, naming what cannot be one."""
+    """Make a program of a user's object. Raises RefusedError, naming an object that cannot be one."""
     if isinstance(subject, ExportedProgram):
         return _exported(subject)
     if dynamic_shapes is not None:
@@ -333,7 +333,7 @@ class _Tracing:
     def _kept_less(
         self, parameters: Mapping[str, Tensor], given: Mapping[str, Tensor], changed: list[str]
     ) -> str | None:
-        """What a next call would find otherwise than this one, though it is no value of an input."""
+        """State other than inputs that the next call would find changed."""
         if changed := [*self.optimizers.host_side, *changed]:
             return f"the step changes what is no tensor: {', '.join(changed[:3])}"
         if new := [name for name, x in self.optimizers.new.items() if not _lies_as(x, given.get(name))]:

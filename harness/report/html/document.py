@@ -218,7 +218,7 @@ def _case(report: Report, result: CaseResult, limits: Limits) -> CaseBlock:
 
 
 def _stated(case: Case) -> list[tuple[str, str]]:
-    """What a foreign case states of its settings; whether its systems follow it, they alone know."""
+    """The settings that a case of a user's systems states; whether the systems follow them is not known."""
     settings = ("model", "parallelism", "batch", "precision", "optimizer")
     stated = case.stated()
     told = dict(text.leaves({name: stated[name] for name in settings if stated.get(name)}))

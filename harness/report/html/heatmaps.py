@@ -45,7 +45,7 @@ class _Columns:
         self.ranges = [range(first, min(first + width, result.steps)) for first in range(0, result.steps, width)]
         self.labels = [str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in self.ranges]
         steps = [int(step) for names in result.differing.values() for found in names.values() for step in found]
-        # Keys were left out from this step on: what is not listed there may differ all the same.
+        # From this step on the report leaves out keys: a tensor that it does not list may differ, too.
         self._unsure = max(steps, default=0) if result.differing_left_out else result.steps
         self._agrees = "x" if result.verdict == Verdict.UNVERIFIED else "0"
 

@@ -79,7 +79,7 @@ class CostModel:
     lines: Mapping[str, CostLine]
 
     def seconds(self, work: NodeWork) -> float:
-        """What a node is expected to take. Raises PassError for a kind that was never measured."""
+        """A node's expected seconds. Raises PassError for a kind that was never measured."""
         line = self.lines.get(work.kind) or self._nearest(work.kind)
         return line.fixed + line.per_unit * work.amount
 

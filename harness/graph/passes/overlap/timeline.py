@@ -34,7 +34,7 @@ class Timeline:
         """When the rank stopped at a wait, and how long it had stood still in all when it went on."""
 
     def run(self, node: Node) -> None:
-        """Run one node; what it depends on has run."""
+        """Run one node whose dependencies have run."""
         if operators.is_wait(node):
             self._wait_for(operators.launch_of(node))
         self.time += self.costs[node].compute

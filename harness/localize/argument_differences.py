@@ -7,7 +7,7 @@ from collections import Counter
 from bitproof.harness.errors import cut
 from bitproof.harness.localize.logs.calls import Call, maker_of
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
-from bitproof.harness.localize.logs.packing import OVER_LISTS, keeps_order, name_of
+from bitproof.harness.localize.logs.packing import OVER_LISTS, name_of
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
 
 GIVEN = "what the step is given"
@@ -56,14 +56,6 @@ def _what_gave(side: CandidateLog | ReferenceLog, index: int, position: int) -> 
         return f"what {call} gives"
     copied = _what_gave(side, made, call.inputs.index(call.outputs[0]))
     return f"what {call} gives" if copied == GIVEN else f"what {call} gives, a copy of {copied}"
-
-
-def bucket_fillers(log: CandidateLog, index: int) -> str:
-    """What fills a bucket that the reference does not have: of a collective and of what packs for it no value tells."""
-    call = log.log[index]
-    packers = log.packers(index) if call.collective and not log.reference.alike(call) else []
-    named = list(dict.fromkeys(str(log.log[i]) for i in packers if not keeps_order(log.log[i])))
-    return cut(f"it, or what fills it: {', '.join(named)}", 300) if named else ""
 
 
 def list_differences(log: CandidateLog, missing: Call) -> str:

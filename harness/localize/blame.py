@@ -10,8 +10,9 @@ the record that reads nothing wrong:
     candidate    mm x w -> a    silu a -> B    sum B -> L    The record L differs; silu is the root.
 
 1. Find the roots: walk back from the record over wrong calls, at a collective to all of its ranks. The first in the
-   order is the answer, of those that give something else of the same inputs where there are any; of those that know
-   nothing of each other, one behind fewer collectives, then on a lower rank.
+   order is the answer, of those that give something else of the same inputs where there are any, or else of those that
+   alone make wrong what a call of the reference reads; of those that know nothing of each other, one behind fewer
+   collectives, then on a lower rank.
 2. What computes nothing comes last: packing, as into a bucket, has values that the reference has nowhere, and they are
    right. Parts of a bucket are judged each by itself, unless the bucket lost a value that all ranks had.
 3. A root that reads what its partner reads is wrong in itself.
@@ -34,7 +35,6 @@ from typing import Literal, NamedTuple
 
 from bitproof.harness.localize.argument_differences import (
     argument_differences,
-    bucket_fillers,
     input_differences,
     list_differences,
     strange_output,
@@ -49,6 +49,7 @@ from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
 from bitproof.harness.localize.new_calls import put_before, put_between, replaced_by
 from bitproof.harness.localize.partial_sums import regrouped
+from bitproof.harness.localize.roots import needed, roots_of
 
 Differing = Mapping[int, Iterable[Pair]]
 """By rank, each tensor that differs."""
@@ -74,10 +75,8 @@ def find_culprit(
         for log in logs:
             log.trusts_parts = True
         if (culprit := blame.explain({rank: [pair]})) is not None:
-            also = blame.others(culprit)
-            if culprit.candidate is not None and (fillers := bucket_fillers(logs[culprit.rank], culprit.candidate)):
-                culprit = replace(culprit, reading="; ".join(filter(None, (culprit.reading, fillers))))
-            culprit = replace(culprit, also=also, or_else=doubts(culprit, rank, pair, logs, blame.joined))
+            told = doubts(culprit, rank, pair, blame.rivals, logs, blame.joined)
+            culprit = replace(culprit, also=blame.others(culprit), or_else=told)
             return with_chain(culprit, rank, pair, logs, blame.joined, blame.known)
     return None
 
@@ -90,10 +89,12 @@ class _Blame:
     joined: JoinedLogs
     differing: Mapping[int, Sequence[Pair]]
     record: Differing = field(default_factory=dict)
+    rivals: set[Site] = field(default_factory=set)
+    """The roots of the record that may be the answer, and those that pack what no call gave."""
 
     def explain(self, record: Differing) -> Culprit | None:
         """The call that one record's history leads to."""
-        self.record = record
+        self.record, self.rivals = record, set()
         picked = self._root(record)
         if (picked is None or picked.same == "exchanges") and (exchanged := self._exchanged(record, picked)):
             picked = self._first_of(exchanged, exchanged)
@@ -169,7 +170,7 @@ class _Blame:
     @cached_property
     def roots(self) -> set[Site]:
         """The roots of all that differs."""
-        return self._roots(self.differing)
+        return roots_of(self.differing, self.logs, self.joined, self.known).found
 
     def others(self, culprit: Culprit) -> tuple[tuple[How, Call], ...]:
         """Calls at other places that are wrong, too, and know nothing of the blamed one, with what is wrong with each.
@@ -197,7 +198,8 @@ class _Blame:
         What packs comes last, and first what the reference packs there, too; so does what reads nothing, as `arange`:
         a pack may decide its length.
         """
-        roots, logs = self._roots(differing), self.logs
+        walk, logs = roots_of(differing, self.logs, self.joined, self.known), self.logs
+        roots = walk.found
         if not roots:
             return None
         proven = {site for site in roots if self._is_proven(site)}
@@ -206,7 +208,11 @@ class _Blame:
         due = {
             (rank, index) for rank, index in packing if not logs[rank].is_new(index) and not logs[rank].is_extra(index)
         }
-        return self._first_of(proven or computing or due or roots, roots)
+        surely = needed(computing, walk, logs) or computing
+        self.rivals = surely | {
+            (rank, index) for rank, index in packing if logs[rank].how_it_reads(index) == "inherits"
+        }
+        return self._first_of(proven or surely or due or roots, roots)
 
     def _first_of(self, sites: set[Site], roots: set[Site]) -> _Picked:
         """The first site: what happened before the others, and of those that did not, the one on the lowest rank."""
@@ -347,38 +353,6 @@ class _Blame:
             index = bucket
         call = self.logs[rank].log[index]
         return Culprit(how="misplaces", call=call, ranks=(rank,), candidate=index, reference=None)
-
-    def _roots(self, differing: Differing) -> set[Site]:
-        """Every call in the history of the differing tensors whose inputs agree and whose outputs do not."""
-        logs = self.logs
-        is_misplaced = any(has in logs[rank].reference.values for rank, pairs in differing.items() for _, has in pairs)
-        starts = [(rank, logs[rank].last_producer(*pair)) for rank, pairs in differing.items() for pair in pairs]
-        pending: list[Site] = [(rank, index) for rank, index in starts if index is not None]
-        seen, roots, read = set(pending), set(), {}
-        while pending:
-            rank, index = pending.pop()
-            sites = self.joined.together((rank, index))
-            earlier = {(peer, producer) for peer, i in sites for producer in logs[peer].bad_producers(i)}
-            is_collective = logs[rank].log[index].collective
-            if (
-                is_collective
-                and not is_misplaced
-                and all(logs[peer].only_packs(producer) for peer, producer in earlier)
-            ):
-                earlier = set()
-            if not earlier:
-                roots |= fed_wrong((rank, index), logs, self.joined, self.known) or {(rank, index)}
-            read[rank, index] = earlier
-            pending += sorted(earlier - seen)
-            seen |= earlier
-        packed = {(rank, index) for rank, index in roots if logs[rank].is_packing(index)}
-        for rank, index in sorted(seen - roots, key=self.joined.when):
-            if read[rank, index] <= packed:
-                if logs[rank].packs(index):
-                    packed.add((rank, index))
-                elif logs[rank].is_new(index):
-                    roots.add((rank, index))
-        return roots
 
 
 class _Picked(NamedTuple):

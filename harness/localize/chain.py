@@ -108,12 +108,12 @@ def links_of(
 
 
 def _most_telling(kept: Sequence[int], way: Sequence[Site], logs: Sequence[Sequence[Call]]) -> Collection[int]:
-    """The ends, then what changes rank, then what changes module or direction, from the culprit on."""
+    """The ends, what reads the culprit, then what changes rank, then what changes module or direction."""
 
     def is_elsewhere(i: int) -> int:
         (rank, index), (before, earlier) = way[i], way[i - 1]
         places = [logs[r][at].place[:2] for r, at in ((rank, index), (before, earlier))]
         return 0 if rank != before else 1 if places[0] != places[1] else 2
 
-    between = sorted(kept[1:-1], key=lambda i: (is_elsewhere(i), i))
-    return [kept[0], kept[-1], *between[: MAX_LINKS - 2]]
+    between = sorted(kept[2:-1], key=lambda i: (is_elsewhere(i), i))
+    return [*kept[:2], kept[-1], *between[: MAX_LINKS - 3]]

@@ -63,6 +63,17 @@ class Link(NamedTuple):
     candidate: int | None = None
 
 
+class Doubt(NamedTuple):
+    """A call that may be wrong in the blamed one's place, and on which ranks."""
+
+    call: Call
+    ranks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        ranks = ", ".join(map(str, self.ranks))
+        return f"{self.call} on rank{'s' if len(self.ranks) > 1 else ''} {ranks}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Culprit:
     """The call to blame, and the `ranks` on which it differs.
@@ -86,7 +97,7 @@ class Culprit:
     instead_of: str = ""
     at: int | None = None
     also: tuple[tuple[How, Call], ...] = field(default=(), compare=False)
-    or_else: tuple[Call, ...] = field(default=(), compare=False)
+    or_else: tuple[Doubt, ...] = field(default=(), compare=False)
     explains: tuple[int, str, str] | None = field(default=None, compare=False)
     chain: tuple[Link, ...] = field(default=(), compare=False)
 

@@ -251,12 +251,9 @@ def _tell(key: Key) -> str:
     return f"step {key.step}, rank {key.rank}, {key.kind} {key.name}"
 
 
-MAX_OTHERS = 3
+MAX_OTHERS = 5
 
-DOUBT = (
-    "no value tells whether the call to blame is wrong, or one of these that leads to it, which may have read another "
-    "right value: "
-)
+DOUBT = "no value tells whether the call to blame is wrong, or one of these: "
 
 
 def tell_others(culprit: Culprit) -> list[str]:

@@ -829,15 +829,13 @@ def tells_of(scene: Scene, culprit: Culprit | None) -> bool:
     """Whether an answer has the planted call, be it on its way, beside it, or in what is said of what it reads."""
     if culprit is None:
         return False
-    planted = [scene.candidate.calls[rank][index] for rank, index in scene.planted]
     if any((link.rank, link.candidate) in scene.planted for link in culprit.chain):
         return True
-    return any(
-        call in [also for _, also in culprit.also]
-        or call in culprit.or_else[:MAX_OTHERS]
-        or str(call) in culprit.reading
-        for call in planted
-    )
+    also = [call for _, call in culprit.also]
+    told = {(str(doubt.call), rank) for doubt in culprit.or_else[:MAX_OTHERS] for rank in doubt.ranks}
+    told |= {(str(culprit.call), rank) for rank in culprit.ranks}
+    planted = [(scene.candidate.calls[rank][index], rank) for rank, index in scene.planted]
+    return any(call in also or (str(call), rank) in told or str(call) in culprit.reading for call, rank in planted)
 
 
 def answer(scene: Scene) -> tuple[Culprit | None, str]:

@@ -843,7 +843,7 @@ def test_a_blamed_bucket_that_the_reference_does_not_have_is_told_with_what_fill
     candidate = logged([(None,), (None,), (0, 1), (2,), (3,)], [*packed, call("split Q -> R S", BACKWARD)])
     culprit = blamed(APART, candidate, "R", "S")
     assert culprit is not None and culprit.candidate == 3
-    assert culprit.reading.endswith("it, or what fills it: cat of layers.0 (backward)")
+    assert "cat of layers.0 (backward) on rank 0" in map(str, culprit.or_else)
     known = [*candidate[:3], candidate[3]._replace(outputs=("q",)), candidate[4]._replace(inputs=("q",))]
     culprit = blamed(known, candidate, "R", "S")
     assert culprit is not None and (culprit.candidate, culprit.reading) == (3, ""), "which the reference fills alike"

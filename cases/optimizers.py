@@ -1,4 +1,4 @@
-"""Optimizers that must take the same step: AdamW in three forms, and Muon whole, divided by layer, and sharded."""
+"""Optimizers that must take the same step: AdamW in three forms; Muon whole, by layer, sharded, and split as well."""
 
 from __future__ import annotations
 
@@ -31,5 +31,13 @@ muon_by_layer = replace(
 muon_fsdp = replace(
     ddp_fsdp, name="muon_fsdp", family=FAMILY, reference=f"{_LOOP}:muon", candidate=f"{_LOOP}:muon_fsdp"
 )
+muon_fsdp_tp = replace(
+    muon_fsdp,
+    name="muon_fsdp_tp",
+    candidate=f"{_LOOP}:muon_fsdp_tp",
+    parallelism=Parallelism(world_size=4, ep=1, tp=2),
+    reference_parallelism=Parallelism(world_size=4, ep=1),
+    expected="CLOSE",
+)
 
-CASES = (adamw_foreach, adamw_fused, muon_by_layer, muon_fsdp)
+CASES = (adamw_foreach, adamw_fused, muon_by_layer, muon_fsdp, muon_fsdp_tp)

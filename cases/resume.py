@@ -1,7 +1,8 @@
-"""A run that never stopped, against one that saved, ended, and went on in new processes: every bit.
+"""A run that never stopped, against one that saved, was killed, and went on in new processes: every bit.
 
-What is saved goes through torch.distributed.checkpoint: parameters, optimizer, learning rate, the generator of the
-data. On other ranks than it was saved on, what was loaded is compared by logical tensor.
+What is saved goes through torch.distributed.checkpoint: parameters, optimizer, buffers, learning rate, generators of
+the data and of every rank. Where another layout loads it, what it loaded must still agree in every bit, and what
+follows is compared by logical tensor.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bitproof.builtin_cases.two_layouts import ddp_fsdp, fsdp_tp
+from bitproof.harness.case import Parallelism
 
 FAMILY = "resume"
 _LOOP = "bitproof.builtin_cases.examples.mesh_loop"
@@ -35,4 +37,35 @@ resume_tp = replace(
     expected="EQUAL",
 )
 
-CASES = (resume_fsdp, resume_ddp, resume_tp)
+_ALL = "bitproof.builtin_cases.examples.resumed_loop"
+_FOUR = Parallelism(world_size=4, ep=1)
+
+resume_dropout = replace(
+    resume_fsdp,
+    name="resume_dropout",
+    reference=f"{_ALL}:fsdp",
+    candidate=f"{_ALL}:fsdp",
+    parallelism=_FOUR,
+    options={"dropout": 0.1},
+)
+fsdp_then_ddp = replace(
+    resume_fsdp,
+    name="fsdp_then_ddp",
+    reference=f"{_ALL}:fsdp",
+    candidate=f"{_ALL}:ddp",
+    reference_parallelism=resume_fsdp.parallelism,
+    resumes_reference=True,
+)
+fsdp_then_hsdp = replace(
+    fsdp_then_ddp,
+    name="fsdp_then_hsdp",
+    candidate=f"{_ALL}:hsdp",
+    parallelism=_FOUR,
+    reference_parallelism=_FOUR,
+    expected="CLOSE",
+)
+fsdp_then_tp = replace(
+    fsdp_then_hsdp, name="fsdp_then_tp", candidate=f"{_ALL}:fsdp_tp", parallelism=replace(_FOUR, tp=2)
+)
+
+CASES = (resume_fsdp, resume_ddp, resume_tp, resume_dropout, fsdp_then_ddp, fsdp_then_hsdp, fsdp_then_tp)

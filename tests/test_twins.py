@@ -31,6 +31,7 @@ ELSEWHERE = {
     "cases/examples/compiled.py": ("tests/cases/test_trainers.py", "examples are run, as their readers do"),
     "cases/examples/extra_passes.py": ("tests/harness/systems/test_graph.py", "examples are run in a graph"),
     "cases/examples/fsdp2_loop.py": ("tests/cases/test_trainers.py", "examples are run, as their readers do"),
+    "cases/examples/resumed_loop.py": ("tests/harness/execute/test_two_halves.py", "the same"),
     "cases/examples/mesh_loop.py": ("tests/harness/execute/test_across.py", "examples are run, as their readers do"),
     "cases/precompiled.py": (CASES, "its cases are rows of that table"),
     "cases/regional.py": (CASES, "its cases are rows of that table"),

@@ -221,7 +221,8 @@ def halves(case: Case, mesh: Mesh) -> MeshLoop:
     return ddp(case, mesh, micro=2)
 
 
-def _sharded(model: nn.Module, grid: DeviceMesh) -> nn.Module:
+def sharded(model: nn.Module, grid: DeviceMesh) -> nn.Module:
+    """The model, its blocks and the rest of it sharded over a mesh."""
     for module in (*model.blocks, model):  # type: ignore[misc]
         fully_shard(module, mesh=grid)
     return model
@@ -229,23 +230,27 @@ def _sharded(model: nn.Module, grid: DeviceMesh) -> nn.Module:
 
 def fsdp(case: Case, mesh: Mesh) -> MeshLoop:
     """Parameters sharded over all ranks."""
-    return MeshLoop(case, mesh, _sharded(MixedModel(), init_device_mesh("cpu", (case.parallelism.world_size,))))
+    return MeshLoop(case, mesh, sharded(MixedModel(), init_device_mesh("cpu", (case.parallelism.world_size,))))
 
 
 def hsdp(case: Case, mesh: Mesh) -> MeshLoop:
     """Sharded over half of the ranks, and replicated twice."""
     grid = init_device_mesh("cpu", (2, case.parallelism.world_size // 2), mesh_dim_names=("replicas", "shards"))
-    return MeshLoop(case, mesh, _sharded(MixedModel(), grid))
+    return MeshLoop(case, mesh, sharded(MixedModel(), grid))
+
+
+def split_and_sharded(model: nn.Module, case: Case) -> nn.Module:
+    """The model, each of its layers split over `tp` ranks that read the same rows, sharded over those that do not."""
+    tp = case.parallelism.tp
+    grid = init_device_mesh("cpu", (case.parallelism.world_size // tp, tp), mesh_dim_names=("data", "tp"))
+    for block in model.blocks:  # type: ignore[union-attr]
+        parallelize_module(block, grid["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return sharded(model, grid["data"])
 
 
 def fsdp_tp(case: Case, mesh: Mesh) -> MeshLoop:
     """Sharded over the ranks that read other rows, and split over those that read the same."""
-    tp = case.parallelism.tp
-    grid = init_device_mesh("cpu", (case.parallelism.world_size // tp, tp), mesh_dim_names=("data", "tp"))
-    model = MixedModel()
-    for block in model.blocks:
-        parallelize_module(block, grid["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    return MeshLoop(case, mesh, _sharded(model, grid["data"]), sharers=tp)
+    return MeshLoop(case, mesh, split_and_sharded(MixedModel(), case), sharers=case.parallelism.tp)
 
 
 def ep(case: Case, mesh: Mesh) -> MeshLoop:

@@ -8,6 +8,7 @@ adamw_fused      in one kernel a parameter, which multiplies in another order
 muon             every rank orthogonalizes every matrix
 muon_by_layer    each rank orthogonalizes its share of the matrices and sends them to all
 muon_fsdp        parameters and momentum are sharded; a matrix is gathered to be orthogonalized
+muon_fsdp_tp     sharded over data ranks, and each layer split over `tp` ranks; a matrix is gathered from both
 """
 
 from __future__ import annotations
@@ -16,12 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DistributedDataParallel
 
 from bitproof import Case, Mesh
-from bitproof.builtin_cases.examples.mesh_loop import MeshLoop, MixedModel
+from bitproof.builtin_cases.examples.mesh_loop import MeshLoop, MixedModel, sharded, split_and_sharded
 
 MOMENTUM, LR = 0.95, 1e-2
 
@@ -68,7 +68,8 @@ class Muon(torch.optim.Optimizer):
     def direction(self, update: Tensor, turn: int) -> Tensor:
         """The orthogonalized update of a matrix, laid out as the update is."""
         if isinstance(update, DTensor):
-            whole = DTensor.from_local(orthogonal(update.full_tensor()), update.device_mesh, [Replicate()])
+            alike = [Replicate()] * update.device_mesh.ndim
+            whole = DTensor.from_local(orthogonal(update.full_tensor()), update.device_mesh, alike)
             return whole.redistribute(placements=update.placements)
         if not self.by_layer:
             return orthogonal(update)
@@ -78,8 +79,8 @@ class Muon(torch.optim.Optimizer):
         return made
 
 
-def _loop(case: Case, mesh: Mesh, model: nn.Module, optimizer: torch.optim.Optimizer) -> MeshLoop:
-    loop = MeshLoop(case, mesh, model)
+def _loop(case: Case, mesh: Mesh, model: nn.Module, optimizer: torch.optim.Optimizer, *, sharers: int = 1) -> MeshLoop:
+    loop = MeshLoop(case, mesh, model, sharers=sharers)
     loop.optimizer = optimizer  # type: ignore[assignment]
     loop.schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 4))
     return loop
@@ -114,7 +115,11 @@ def muon_by_layer(case: Case, mesh: Mesh) -> MeshLoop:
 
 def muon_fsdp(case: Case, mesh: Mesh) -> MeshLoop:
     """Parameters and momentum sharded over all ranks."""
-    model: nn.Module = MixedModel()
-    for module in (*model.blocks, model):  # type: ignore[misc]
-        fully_shard(module, mesh=init_device_mesh("cpu", (case.parallelism.world_size,)))
+    model = sharded(MixedModel(), init_device_mesh("cpu", (case.parallelism.world_size,)))
     return _loop(case, mesh, model, Muon(model, LR))
+
+
+def muon_fsdp_tp(case: Case, mesh: Mesh) -> MeshLoop:
+    """Parameters and momentum sharded over data ranks, those of a block split over the others before."""
+    model = split_and_sharded(MixedModel(), case)
+    return _loop(case, mesh, model, Muon(model, LR), sharers=case.parallelism.tp)

@@ -60,7 +60,9 @@ class Case:
     candidate's: tensors are then compared by logical tensor (`harness.compare.relaid`). Such a case may expect CLOSE
     without a bound, which then follows from the reference's own sums in other orders.
 
-    `resume_at`: after so many steps the candidate saves and ends, and goes on in new processes.
+    `resume_at`: after so many steps the candidate saves, is killed, and goes on in new processes. With
+    `resumes_reference` it is the reference that takes those steps and saves, on its own ranks: what it saved is loaded
+    into the candidate's layout.
 
     `schedule`: a step takes micro-batches, through the stages of a pipeline where `parallelism.pp` says so.
 
@@ -91,6 +93,7 @@ class Case:
     parallelism: Parallelism = field(default_factory=Parallelism)
     reference_parallelism: Parallelism | None = None
     resume_at: int | None = None
+    resumes_reference: bool = False
     batch: Batch = field(default_factory=Batch)
     schedule: Schedule | None = None
     precision: Precision = field(default_factory=Precision)
@@ -139,6 +142,13 @@ class Case:
                 f"case {self.name} has its candidate end and go on where it cannot",
                 expected=f"two systems of yours, and resume_at from 1 to steps - 1, that is {self.steps - 1}",
                 found=f"resume_at={self.resume_at}, systems {self.reference} and {self.candidate}",
+            )
+        here, there = (way.world_size for way in (self.reference_parallelism or self.parallelism, self.parallelism))
+        if self.resumes_reference and (self.resume_at is None or here != there or self.bound is not None):
+            raise CaseError(
+                f"case {self.name} loads what the reference saved where it cannot",
+                expected="resume_at, as many ranks on both sides, and no bound of the case's own",
+                found=f"resume_at={self.resume_at}, {here} and {there} ranks, bound {self.bound}",
             )
         if "eager_chunked" in (self.reference, self.candidate) and self.chunking is None:
             raise CaseError(

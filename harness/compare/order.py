@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 from bitproof.harness.case import boundary_of
 from bitproof.harness.records import Key
 
+BEFORE_FORWARD = "@before_forward"
 BEFORE_OPTIMIZER = "@before_optimizer"
 BACKWARD = "@backward"
-PHASES = ("activation", "loss", BACKWARD, "grad", "grad_norm", BEFORE_OPTIMIZER, "param", "optimizer")
-"""Activations, loss, their gradients, grad, their norm, buffers before the optimizer, param, optimizer; then others."""
+PHASES = (BEFORE_FORWARD, "activation", "loss", BACKWARD, "grad", "grad_norm", BEFORE_OPTIMIZER, "param", "optimizer")
+"""Buffers before forward, activations, loss, their gradients, grad, their norm, buffers before the optimizer, param,
+optimizer; then others."""
 
 
 class ComputedAt(NamedTuple):
@@ -48,7 +50,8 @@ def computation_order(recorded: Iterable[Key]) -> Any:
 
 def phase_of(key: Key) -> int:
     """A record's phase of its step, as a place in PHASES or behind the last."""
-    kind = BEFORE_OPTIMIZER if key.name.endswith(BEFORE_OPTIMIZER) and key.kind == "buffer" else key.kind
+    moments = (BEFORE_FORWARD, BEFORE_OPTIMIZER) if key.kind == "buffer" else ()
+    kind = next((moment for moment in moments if key.name.endswith(moment)), key.kind)
     if kind == "activation" and (boundary := boundary_of(key.name)) and boundary.direction == "backward":
         kind = BACKWARD
     return PHASES.index(kind) if kind in PHASES else len(PHASES)

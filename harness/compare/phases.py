@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import get_args
 
 from bitproof.harness.case import boundary_of
+from bitproof.harness.compare.order import BEFORE_FORWARD
 from bitproof.harness.compare.relaid import LogicalTensor
 from bitproof.harness.records import Manifest, Meeting
 from bitproof.harness.records.layout_bounds import Phase
@@ -37,6 +38,11 @@ def regrouped_from(reference: Manifest, candidate: Manifest) -> int | None:
     return None
 
 
+def apart_from(candidate: Manifest) -> int:
+    """The first step in which the candidate may lie otherwise on the ranks: before, what it goes on from was taken."""
+    return int(candidate.case["resume_at"]) if candidate.case.get("resumes_reference") else 0
+
+
 def _signature(meeting: Meeting) -> tuple[str, str, str]:
     """What two sums must have in common to have one order: over two ranks it is the same by any collective."""
     if meeting.what == "backward":
@@ -46,7 +52,9 @@ def _signature(meeting: Meeting) -> tuple[str, str, str]:
 
 
 def phase_of(tensor: LogicalTensor) -> int:
-    """In which phase of its step a tensor is computed, as a place in PHASES."""
+    """In which phase of its step a tensor is computed, as a place in PHASES; before all where a step begins with it."""
+    if tensor.kind == "buffer" and tensor.name.endswith(BEFORE_FORWARD):
+        return -1
     if tensor.kind == "activation":
         boundary = boundary_of(tensor.name)
         return 0 if boundary and boundary.direction == "forward" else 1
@@ -55,6 +63,6 @@ def phase_of(tensor: LogicalTensor) -> int:
     return 2 if tensor.kind in ("grad", "grad_norm") else 3
 
 
-def is_exact(tensor: LogicalTensor, first: int | None) -> bool:
-    """Whether a tensor must agree in every bit, where sums have another order from a phase on."""
-    return first is None or (tensor.step == 0 and phase_of(tensor) < first)
+def is_exact(tensor: LogicalTensor, first: int | None, start: int = 0) -> bool:
+    """Whether a tensor must agree in every bit, where sums have another order from a phase of step `start` on."""
+    return first is None or tensor.step < start or (tensor.step == start and phase_of(tensor) < first)

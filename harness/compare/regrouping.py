@@ -27,7 +27,7 @@ from bitproof.harness.capture.recording_files import read_recording
 from bitproof.harness.capture.values import open_values_of
 from bitproof.harness.compare.bits import bits_equal, is_unlike
 from bitproof.harness.compare.order import computation_order
-from bitproof.harness.compare.phases import PHASES, is_exact, regrouped_from
+from bitproof.harness.compare.phases import PHASES, apart_from, is_exact, regrouped_from
 from bitproof.harness.compare.relaid import LogicalTensor, box_of, by_rank, lies_otherwise
 from bitproof.harness.records import Key, LayoutBounds, LayoutRow, Recording
 from bitproof.harness.records.layout import Box, joint_cuts
@@ -44,9 +44,9 @@ def measure_layouts(reference: Path, candidate: Path, samples: Sequence[Path]) -
     """
     folders = (reference, candidate, *samples)
     recordings = [read_recording(folder) for folder in folders]
-    first = regrouped_from(recordings[0].manifest, recordings[1].manifest)
+    first, start = regrouped_from(recordings[0].manifest, recordings[1].manifest), apart_from(recordings[1].manifest)
     names = [*dict.fromkeys(LogicalTensor(key.step, key.kind, key.name) for key in recordings[0].records)]
-    free = [tensor for tensor in names if not is_exact(tensor, first)]
+    free = [tensor for tensor in names if not is_exact(tensor, first, start)]
     factor = student_quantile((1 - CONFIDENCE) / max(1, len(free)))
     rows: list[LayoutRow] = []
     with ExitStack() as stack:
@@ -54,7 +54,7 @@ def measure_layouts(reference: Path, candidate: Path, samples: Sequence[Path]) -
         for tensor in names:
             found = _distances(tensor, sides)
             if found.error > 0:
-                bound = None if is_exact(tensor, first) else found.bound(factor)
+                bound = None if is_exact(tensor, first, start) else found.bound(factor)
                 rows.append(LayoutRow(**tensor._asdict(), error=_finite(found.relative(found.error)), bound=bound))
     order = computation_order(recordings[0].records)
     rows.sort(key=lambda row: order(Key(row.step, row.kind, row.name, 0)))

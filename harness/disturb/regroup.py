@@ -12,7 +12,7 @@ A mode below autograd sees the calls of eager code, of backward and of other peo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Regroup:
-    """Sums in this many parts, of an order that the seed decides."""
+    """Sums in this many parts, of an order that the seed decides, from `first_step` on."""
 
     seed: int
     parts: int
+    first_step: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +45,8 @@ class Across:
 
 
 @contextmanager
-def regrouped(regroup: Regroup | None, rank: int) -> Iterator[None]:
-    """Take this thread's sums in other orders; without `regroup` all is as ever."""
+def regrouped(regroup: Regroup | None, rank: int, step: Callable[[], int] = lambda: 0) -> Iterator[None]:
+    """Take this thread's sums in other orders; without `regroup` all is as ever. `step` says which step is taken."""
     if regroup is None:
         yield
         return
@@ -55,7 +56,7 @@ def regrouped(regroup: Regroup | None, rank: int) -> Iterator[None]:
     from bitproof.harness.graph.operators import row_of
     from bitproof.harness.torch_compat import TorchDispatchMode
 
-    parts = regroup.parts
+    parts, first = regroup.parts, regroup.first_step
     generator = torch.Generator().manual_seed(regroup.seed * 65_537 + rank)
 
     class Regrouping(TorchDispatchMode):
@@ -65,6 +66,8 @@ def regrouped(regroup: Regroup | None, rank: int) -> Iterator[None]:
             if DTensor in types:
                 return NotImplemented  # what it calls for it is taken in other orders then
             row, kwargs = row_of(function), kwargs or {}
+            if first and step() < first:
+                return function(*args, **kwargs)
             if row.factors_from is not None and _is_product(args, kwargs, row.factors_from):
                 return _product(function, args, kwargs, row.factors_from, parts, generator)
             if row.adds is not None and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():

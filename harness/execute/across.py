@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bitproof.harness.case import Case
-from bitproof.harness.compare.phases import PHASES, is_exact, regrouped_from
+from bitproof.harness.compare.phases import PHASES, apart_from, is_exact, regrouped_from
 from bitproof.harness.compare.relaid import Relaid, by_rank, common_cuts, first_few, relaid, replicas
 from bitproof.harness.compare.verdict import compare
 from bitproof.harness.disturb.regroup import Across, Regroup
@@ -55,12 +55,12 @@ def compare_layouts(
     are_repeated = all(control.verdict == Verdict.EQUAL for control in controls.values())
     may_be_close = comparison.verdict == Verdict.DIFFERENT and layouts.regrouped and not comparison.layout_mismatches
     if may_be_close and are_repeated and not other.apart:
-        parts = max(2, case.most_ranks)
+        parts, start = max(2, case.most_ranks), apart_from(firsts["candidate"].manifest)
         samples = [
             record(
                 "reference",
                 f"regrouped{seed}",
-                Across(cuts={}, keeps_values=True, regroup=Regroup(seed=seed, parts=parts)),
+                Across(cuts={}, keeps_values=True, regroup=Regroup(seed=seed, parts=parts, first_step=start)),
             )
             for seed in range(1, SAMPLES + 1)
         ]
@@ -86,8 +86,9 @@ def _with_layouts(comparison: Comparison, other: Relaid, cells: Mapping[Role, Re
 def _exactness(cells: Mapping[Role, Recording], other: Relaid) -> LayoutBounds:
     """How many tensors had to agree, by the sums that both systems were seen to take."""
     first = regrouped_from(cells["reference"].manifest, cells["candidate"].manifest)
+    start = apart_from(cells["candidate"].manifest)
     tensors = by_rank(cells["reference"])
-    exact = sum(is_exact(tensor, first) for tensor in tensors)
+    exact = sum(is_exact(tensor, first, start) for tensor in tensors)
     return LayoutBounds(
         across=len(other.across),
         exact=exact,

@@ -1,8 +1,9 @@
-"""A run that ends half-way, once its system has saved, and goes on in new processes, as after a kill.
+"""A run that is killed half-way, once its system has saved, and goes on in new processes.
 
 The system of a case with `resume_at` has two methods, which every rank calls: `save(folder)` when that many steps were
-taken, and `load(folder)` in a process where its factory has just made another. What it does not save is as a new
-process has it: generators are seeded with the case's seed, and loaders begin with their first batch.
+taken, and `load(folder)` in a process where its factory has just made another. As soon as all ranks have saved, all are
+killed (SIGKILL): what they had not written is lost. What a system does not save is as a new process has it: generators
+are seeded with the case's seed, and loaders begin with their first batch.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bitproof.harness.case import Case
 from bitproof.harness.errors import UsageError
 
 
@@ -43,6 +45,11 @@ def _method(system: Any, name: str) -> Any:
             found=type(getattr(system, "made", system)).__name__,
         )
     return found
+
+
+def first_half(case: Case, system: str) -> tuple[Case, str]:
+    """What runs before a candidate is killed: as a rule the same; the reference, where the case says so."""
+    return (case.of("reference"), case.reference) if case.resumes_reference else (case, system)
 
 
 def join_halves(first: Path, second: Path) -> None:

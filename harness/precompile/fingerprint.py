@@ -49,7 +49,8 @@ Fields = Mapping[str, Any]
 
 UNDECIDED = (
     *("name", "family", "reference", "candidate", "expected", "differs", "close_within", "differs_within"),
-    *("requires", "steps", "grad_norm", "optimizer", "resume_at", "reference_parallelism"),
+    *("requires", "steps", "grad_norm", "optimizer", "resume_at", "resumes_reference"),
+    "reference_parallelism",
 )
 """Fields of a case that decide no graph."""
 _CALLED = {"batch": "shapes", "precision": "dtypes"}

@@ -79,6 +79,7 @@ def traced_part(case: Case) -> Case:
         differs_within=None,
         reference_parallelism=None,
         resume_at=None,
+        resumes_reference=False,
         requires=None,
         preload=(),
         options={},

@@ -162,8 +162,9 @@ def test_optimizers_are_held_against_the_plain_one_of_their_kind():
     for case in optimizers.CASES:
         loop, _, kind = case.reference.rpartition(":")
         assert case.candidate.startswith(f"{loop}:{kind}_") and case.name == case.candidate.rpartition(":")[2]
-    assert {case.name for case in optimizers.CASES if case.expected != "EQUAL"} == {"adamw_fused"}
-    assert [case.name for case in optimizers.CASES if case.reference_parallelism] == ["muon_fsdp"]
+    assert {case.name for case in optimizers.CASES if case.expected != "EQUAL"} == {"adamw_fused", "muon_fsdp_tp"}
+    assert [case.name for case in optimizers.CASES if case.reference_parallelism] == ["muon_fsdp", "muon_fsdp_tp"]
+    assert optimizers.muon_fsdp_tp.parallelism.tp == 2
 
 
 def test_tensor_parallel_cases_split_eight_ranks_as_their_names_say():

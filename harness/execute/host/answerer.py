@@ -51,7 +51,7 @@ from bitproof.harness.execute.requests import (
     StepRequest,
 )
 from bitproof.harness.execute.status_messages import Done, End, PreparedGraph, RunSeconds
-from bitproof.harness.execute.two_halves import join_halves
+from bitproof.harness.execute.two_halves import first_half, join_halves
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.localize.logs.replay import archive_of, read_value
 from bitproof.harness.machine.determinism import first_changed, set_determinism, tell_changes
@@ -144,7 +144,7 @@ class Answerer:
         return end
 
     def _run_halves(self, request: RunRequest, rank_slots: RankSlots) -> End:
-        """A run that ends half-way and goes on in new processes; a replay of an earlier step does not get that far."""
+        """A run that is killed half-way and goes on in new processes; a replay of an earlier step ends before that."""
         resume, replay = request.resume, request.replay
         assert resume is not None, "others run in one piece"
         if replay is not None and replay.step < resume.at:
@@ -152,7 +152,8 @@ class Answerer:
         before = dataclasses.replace(
             rank_slots, part=rank_slots.part.replace("rank{", "before.rank{"), store=f"{rank_slots.store}.before"
         )
-        self._run_ranks(dataclasses.replace(request, replay=None, watch=None), before)
+        case, system = first_half(request.case, request.system)
+        self._run_ranks(dataclasses.replace(request, case=case, system=system, replay=None, watch=None), before)
         end = self._run_ranks(
             dataclasses.replace(request, resume=dataclasses.replace(resume, goes_on=True)), rank_slots
         )

@@ -50,6 +50,11 @@ class Job:
         return self.run.case.steps if replay is None else replay.step + 1
 
     @property
+    def is_killed(self) -> bool:
+        """Whether the ranks are killed once all have done their steps: another run goes on from what they saved."""
+        return self.run.resume is not None and not self.run.resume.goes_on
+
+    @property
     def first_step(self) -> int:
         """The run's first step: not 0 where it goes on from what an earlier one saved."""
         resume = self.run.resume

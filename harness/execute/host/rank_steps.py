@@ -63,7 +63,7 @@ class RankSteps:
 
         run, rank = self._job.run, self.recorder.rank
         disturbed = stressed(run.options.stress, rank, self.device)
-        regroup = regrouped(run.across.regroup if run.across else None, rank)
+        regroup = regrouped(run.across.regroup if run.across else None, rank, lambda: self.recorder.step)
         with disturbed, regroup, self.sums.at_work(), self._injector.at_work(), self.monitor.at_work():
             yield
 

@@ -7,6 +7,7 @@ may hang: it reads pipes, reaps exits, and keeps the clock.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -139,6 +140,9 @@ class Ranks:
             while not all(rank.exited for rank in self.ranks):
                 for process, line in watch.look(POLL_SECONDS):
                     self._hear(rank_of[process], line, began)
+                if self.job.is_killed and all(rank.done for rank in self.ranks):
+                    for process in rank_of:
+                        process.begin_to_end()
                 self._note_exits()
                 limit = self._limit_of_grace()
                 if limit is not None and time.monotonic() >= limit:
@@ -197,7 +201,8 @@ class Ranks:
             if rank.exited or status is None:
                 continue
             rank.exited = True
-            if rank.failure is None and (status != 0 or rank.done is None):
+            is_expected = status == (-signal.SIGKILL if self.job.is_killed else 0)
+            if rank.failure is None and (not is_expected or rank.done is None):
                 rank.failure = failure_of_exit(rank.rank, status, rank.log)
 
     def _failures(self) -> list[Failure]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 from bitproof.harness.capture.made_of import Differences, Facts, differences, facts_of_rank
@@ -92,6 +93,8 @@ def run_rank(
     with phase("wait for all ranks"):
         dist.barrier()  # a rank that left early would look to the others like one that died
     tell(_done(job, system, steps, determinism, switches))
+    if job.is_killed:
+        signal.pause()  # until the watcher kills all ranks at once
     leave_groups()
 
 

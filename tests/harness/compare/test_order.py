@@ -4,6 +4,7 @@ from bitproof.harness.records import Key
 
 def test_within_a_step_records_come_in_the_order_of_its_phases():
     phases = [
+        ("buffer", "w@before_forward"),
         ("loss", "loss"),
         ("grad", "w"),
         ("grad_norm", "total"),

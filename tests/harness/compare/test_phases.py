@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bitproof.harness.compare.phases import PHASES, is_exact, regrouped_from
+from bitproof.harness.compare.phases import PHASES, apart_from, is_exact, regrouped_from
 from bitproof.harness.compare.relaid import LogicalTensor
 from bitproof.harness.records import Manifest, Meeting
 
@@ -71,3 +71,21 @@ def test_what_is_computed_before_that_must_be_equal_at_the_first_step_alone():
     update = PHASES.index("update")
     assert is_exact(LogicalTensor(0, "grad", "w"), update) and not is_exact(LogicalTensor(0, "param", "w"), update)
     assert is_exact(LogicalTensor(5, "param", "w"), None)
+
+
+def test_what_a_step_begins_with_must_be_equal_whatever_is_added_otherwise():
+    begins = LogicalTensor(0, "buffer", "w@before_forward")
+    assert is_exact(begins, PHASES.index("forward"))
+    assert not is_exact(begins._replace(name="w@before_optimizer"), PHASES.index("forward"))
+    assert not is_exact(begins._replace(kind="param"), PHASES.index("forward"))
+    assert not is_exact(begins._replace(step=1), PHASES.index("forward"))
+
+
+def test_steps_before_another_layout_begins_must_be_equal():
+    resumed = Manifest(case={"resume_at": 2, "resumes_reference": True}, system="s", world_size=2, steps=4)
+    assert (apart_from(resumed), apart_from(manifest())) == (2, 0)
+    backward = PHASES.index("backward")
+    found = [is_exact(LogicalTensor(step, "grad", "w"), backward, start=2) for step in range(4)]
+    assert found == [True, True, False, False]
+    assert is_exact(LogicalTensor(2, "loss", "loss"), backward, start=2)
+    assert not is_exact(LogicalTensor(3, "loss", "loss"), backward, start=2)

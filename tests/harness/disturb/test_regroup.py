@@ -74,3 +74,11 @@ def test_without_a_seed_nothing_changes():
     a, b = matrices()
     with regrouped(None, 0):
         assert torch.equal(a @ b, torch.mm(a, b))
+
+
+def test_steps_before_the_first_keep_their_order():
+    a, b = matrices()
+    for step, is_other in ((1, False), (2, True)):
+        with regrouped(Regroup(seed=1, parts=4, first_step=2), 0, lambda step=step: step):
+            found = a @ b
+        assert torch.equal(found, a @ b) is not is_other

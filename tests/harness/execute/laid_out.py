@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from bitproof import Case, Mesh
-from bitproof.builtin_cases.examples import mesh_loop
+from bitproof.builtin_cases.examples import mesh_loop, resumed_loop
 from bitproof.builtin_cases.examples.mesh_loop import ExpertLoop, MeshLoop
+from bitproof.builtin_cases.examples.resumed_loop import ResumedLoop
+
+Loop = TypeVar("Loop", bound=MeshLoop)
 
 
 def doubled_under_ep(case: Case, mesh: Mesh) -> MeshLoop:
@@ -114,6 +121,87 @@ def schedule_not_restored(case: Case, mesh: Mesh) -> MeshLoop:
     return _resuming(mesh_loop.fsdp(case, mesh), restart)
 
 
+def generator_of_rank_0(case: Case, mesh: Mesh) -> ResumedLoop:
+    """Generators are saved under one name, so that each rank gets back that of rank 0."""
+    return _renaming(resumed_loop.fsdp(case, mesh), lambda name: name.partition(".")[0])
+
+
+def buffer_not_restored(case: Case, mesh: Mesh) -> ResumedLoop:
+    """A buffer is no part of what is saved."""
+    return _resuming(resumed_loop.fsdp(case, mesh), lambda loop: loop.bare.text.zero_())
+
+
+def moments_rounded(case: Case, mesh: Mesh) -> ResumedLoop:
+    """Moments come back in half precision, in another layout: no sum explains that."""
+
+    def rounded(loop: ResumedLoop) -> None:
+        for state in loop.optimizer.state.values():
+            state["exp_avg"].copy_(state["exp_avg"].bfloat16())
+
+    return _resuming(resumed_loop.fsdp_tp(case, mesh), rounded)
+
+
+def lacks_a_key(case: Case, mesh: Mesh) -> ResumedLoop:
+    """The checkpoint has no learning rate."""
+    loop = resumed_loop.fsdp(case, mesh)
+    loop.save = lambda folder: dcp.save(  # type: ignore[method-assign]
+        {name: part for name, part in loop.state().items() if name != "schedule"}, checkpoint_id=folder
+    )
+    return loop
+
+
+def of_other_code(case: Case, mesh: Mesh) -> ResumedLoop:
+    """The checkpoint is of a model whose output is wider."""
+    loop = resumed_loop.fsdp(case, mesh)
+
+    def save(folder: Path) -> None:
+        state = loop.state()
+        weight = state["model"]["output.weight"].full_tensor()
+        dcp.save(
+            state | {"model": state["model"] | {"output.weight": torch.cat([weight, weight])}}, checkpoint_id=folder
+        )
+
+    loop.save = save  # type: ignore[method-assign]
+    return loop
+
+
+def killed_as_it_saves(case: Case, mesh: Mesh) -> ResumedLoop:
+    """Rank 1 is killed in the midst of the save."""
+    loop = resumed_loop.fsdp(case, mesh)
+    own = loop.state
+
+    def state() -> dict[str, Any]:
+        if mesh.rank == 1 and loop.taken:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return own()
+
+    loop.state = state  # type: ignore[method-assign]
+    return loop
+
+
+def half_written(case: Case, mesh: Mesh) -> ResumedLoop:
+    """A rank's file of the checkpoint is cut in half, as a full disk leaves it."""
+    loop = resumed_loop.fsdp(case, mesh)
+    own = loop.save
+
+    def save(folder: Path) -> None:
+        own(folder)
+        if mesh.rank == 0:
+            file = max(folder.glob("*.distcp"), key=lambda path: path.stat().st_size)
+            os.truncate(file, file.stat().st_size // 2)
+
+    loop.save = save  # type: ignore[method-assign]
+    return loop
+
+
+def saved_later(case: Case, mesh: Mesh) -> ResumedLoop:
+    """A thread is to write the checkpoint in a while, and nobody waits for it."""
+    loop = resumed_loop.fsdp(case, mesh)
+    own = loop.save
+    loop.save = lambda folder: threading.Timer(30, own, [folder]).start()  # type: ignore[method-assign]
+    return loop
+
+
 def saves_nothing(case: Case, mesh: Mesh) -> MeshLoop:
     """Each process begins with its own weights, and none of what was trained."""
     loop = mesh_loop.fsdp(case, mesh)
@@ -128,7 +216,24 @@ def cannot_save(case: Case, mesh: Mesh) -> MeshLoop:
     return loop
 
 
-def _resuming(loop: MeshLoop, change: Callable[[MeshLoop], Any]) -> MeshLoop:
+def _renaming(loop: ResumedLoop, renamed: Callable[[str], str]) -> ResumedLoop:
+    own, name = loop.state, f"generator.{loop.own}"
+
+    def state() -> dict[str, Any]:
+        found = own()
+        return found | {renamed(name): found[name]}
+
+    def load(folder: Path) -> None:
+        ResumedLoop.load(loop, folder)
+        found = {renamed(name): torch.get_rng_state()}
+        dcp.load(found, checkpoint_id=folder)
+        torch.set_rng_state(found[renamed(name)])
+
+    loop.state, loop.load = state, load  # type: ignore[method-assign]
+    return loop
+
+
+def _resuming(loop: Loop, change: Callable[[Loop], Any]) -> Loop:
     own = loop.load
 
     def load(folder: Path) -> None:

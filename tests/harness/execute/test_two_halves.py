@@ -18,14 +18,31 @@ DEFECTS = {
     "generator_not_restored": ("loss", "loss"),
     "moments_of_the_wrong_shard": ("param", "blocks.0.up.weight"),
     "schedule_not_restored": ("param", "embedding.weight"),
+    "generator_of_rank_0": ("loss", "loss"),
+    "buffer_not_restored": ("buffer", "text@after_optimizer"),
+    "moments_rounded": ("buffer", "embedding.weight.exp_avg@before_forward"),
 }
+UNREADABLE = {
+    "cannot_save": "has no method save",
+    "lacks_a_key": "schedule",
+    "of_other_code": "output.weight",
+    "killed_as_it_saves": "rank 1 of tests.harness.execute.laid_out:killed_as_it_saves was killed by signal 9",
+    "half_written": "rank ",
+    "saved_later": "metadata",
+}
+BASES = {"moments_rounded": resume.fsdp_then_tp} | dict.fromkeys(
+    ("generator_of_rank_0", "buffer_not_restored", *UNREADABLE),
+    replace(resume.resume_dropout, parallelism=Parallelism(world_size=2, ep=1)),
+)
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> dict[str, CaseResult]:
-    wrong = [replace(resume.resume_fsdp, name=name, candidate=f"{WRONG}:{name}") for name in DEFECTS]
-    cannot = replace(resume.resume_fsdp, name="cannot", candidate=f"{WRONG}:cannot_save")
-    cases = [resume.resume_fsdp, *wrong, cannot]
+    wrong = [
+        replace(BASES.get(name, resume.resume_fsdp), name=name, candidate=f"{WRONG}:{name}")
+        for name in (*DEFECTS, *UNREADABLE)
+    ]
+    cases = [resume.resume_fsdp, resume.fsdp_then_tp, *wrong]
     options = RunOptions(device="cpu", control="never", explain_timeout=1.0)  # the verdicts are what is asked for
     folder = tmp_path_factory.mktemp("run")
     return {result.case.name: result for result in run_cases(cases, options, folder)}
@@ -51,9 +68,32 @@ def test_what_is_not_restored_shows_in_the_first_step_after(results, name):
 
 @pytest.mark.ranks
 @pytest.mark.slow
-def test_a_candidate_that_cannot_save_is_an_error_that_says_what_it_lacks(results):
-    assert results["cannot"].verdict == Verdict.ERROR
-    assert "has no method save" in results["cannot"].error
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_a_checkpoint_that_cannot_be_read_or_is_none_is_an_error_that_says_what_it_lacks(results, name):
+    assert results[name].verdict == Verdict.ERROR
+    assert UNREADABLE[name] in results[name].error
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_what_another_layout_loads_must_be_what_was_saved_and_what_it_computes_is_close(results):
+    result = results["fsdp_then_tp"]
+    assert result.verdict == Verdict.CLOSE, result.error
+    assert result.first_divergence.step == 2 and result.first_divergence.kind == "grad"
+    assert (result.layouts.exact, result.layouts.regrouped, result.layouts.beyond) == (238, 166, 0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"resumes_reference": True, "resume_at": None},
+        {"resumes_reference": True, "reference_parallelism": Parallelism(world_size=4, ep=1)},
+        {"resumes_reference": True, "expected": "CLOSE", "close_within": 0.1},
+    ],
+)
+def test_what_the_reference_saved_is_loaded_on_as_many_ranks_and_without_a_bound(changes):
+    with pytest.raises(CaseError, match="loads what the reference saved"):
+        replace(resume.resume_fsdp, **changes)
 
 
 @pytest.mark.parametrize("changes", [{"resume_at": 0}, {"resume_at": 4}, {"candidate": "eager"}])

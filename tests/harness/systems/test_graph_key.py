@@ -58,6 +58,7 @@ DECIDES_NOTHING: dict[str, Any] = {
     "differs_within": None,
     "reference_parallelism": Parallelism(world_size=2),
     "resume_at": None,
+    "resumes_reference": False,
     "requires": "cuda",
     "preload": ("json",),
     "options": {"of": ["its", "factory"]},

@@ -1,0 +1,129 @@
+"""The loop of `mesh_loop` with all that a resumed run must have back, as systems that save and load.
+
+    bitproof run -k resume
+
+Each rank draws its own dropout, where the case's options ask for some; a buffer follows the text; each step begins by
+showing the parameters and moments that it begins with. What is saved goes through torch.distributed.checkpoint, under
+one name on all ranks but for generators: under one name, each rank would get back that of rank 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.functional import dropout
+from torch.nn.parallel import DistributedDataParallel
+
+from bitproof import Case, Mesh
+from bitproof.builtin_cases.examples.mesh_loop import (
+    LENGTH,
+    SEQUENCES,
+    VOCABULARY,
+    MeshLoop,
+    MixedModel,
+    sharded,
+    split_and_sharded,
+)
+
+
+class ForgetfulModel(MixedModel):
+    """Forgets a share of each embedding; `text` is a running mean of the tokens that all ranks read."""
+
+    text: Tensor
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+        self.register_buffer("text", torch.zeros(LENGTH + 1))
+        self.embedding.register_forward_hook(lambda module, args, x: dropout(x, self.share) if self.share else None)
+
+
+class ResumedLoop(MeshLoop):
+    """The training run. `rank` is this one's among all, `taken` the number of steps that all its processes took."""
+
+    def __init__(self, case: Case, mesh: Mesh, model: nn.Module, *, sharers: int = 1) -> None:
+        super().__init__(case, mesh, model, sharers=sharers)
+        self.own = mesh.rank
+        self.taken = 0
+        torch.manual_seed(case.seed + 1 + mesh.rank)
+
+    @property
+    def bare(self) -> ForgetfulModel:
+        """The model without what surrounds it."""
+        return self.model.module if isinstance(self.model, DistributedDataParallel) else self.model  # type: ignore
+
+    def batch(self) -> Tensor:
+        """This rank's rows. All ranks draw all rows, and so follow the text alike."""
+        rows = torch.randint(VOCABULARY, (SEQUENCES, LENGTH + 1), generator=self.data)
+        self.bare.text.lerp_(rows.float().mean(0), 0.1)
+        return rows.chunk(self.readers)[self.rank]
+
+    def step(self, index: int) -> Iterator[tuple[str, str, Tensor]]:
+        """As ever, behind what the step begins with."""
+        for name, parameter in self.model.named_parameters():
+            state = self.optimizer.state[parameter]
+            yield "buffer", f"{name}@before_forward", parameter.detach()
+            for moment in ("exp_avg", "exp_avg_sq"):
+                yield "buffer", f"{name}.{moment}@before_forward", state.get(moment, torch.zeros_like(parameter))
+        yield from super().step(index)
+        self.taken += 1
+        yield "buffer", "text@after_optimizer", self.bare.text
+        yield "buffer", "taken@after_optimizer", torch.tensor(self.taken)
+
+    def state(self) -> dict[str, Any]:
+        """All that a run needs to go on. Parameters, moments and buffers are those of the run itself."""
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {
+            "model": model,
+            "optimizer": optimizer,
+            "schedule": self.schedule.state_dict(),
+            "data": self.data.get_state(),
+            "taken": self.taken,
+            f"generator.{self.own}": torch.get_rng_state(),
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write all of it."""
+        dcp.save(self.state(), checkpoint_id=folder)
+
+    def load(self, folder: Path) -> None:
+        """Go on from what was written, on ranks of another layout, too."""
+        state = self.state()
+        dcp.load(state, checkpoint_id=folder)
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.data.set_state(state["data"])
+        self.taken = state["taken"]
+        torch.set_rng_state(state[f"generator.{self.own}"])
+
+
+def _model(case: Case) -> ForgetfulModel:
+    return ForgetfulModel(case.options.get("dropout", 0.0))
+
+
+def ddp(case: Case, mesh: Mesh) -> ResumedLoop:
+    """Every rank has the model."""
+    return ResumedLoop(case, mesh, DistributedDataParallel(_model(case), broadcast_buffers=False))
+
+
+def fsdp(case: Case, mesh: Mesh) -> ResumedLoop:
+    """Sharded over all ranks."""
+    return ResumedLoop(case, mesh, sharded(_model(case), init_device_mesh("cpu", (case.parallelism.world_size,))))
+
+
+def hsdp(case: Case, mesh: Mesh) -> ResumedLoop:
+    """Sharded over half of the ranks, and replicated twice."""
+    grid = init_device_mesh("cpu", (2, case.parallelism.world_size // 2), mesh_dim_names=("replicas", "shards"))
+    return ResumedLoop(case, mesh, sharded(_model(case), grid))
+
+
+def fsdp_tp(case: Case, mesh: Mesh) -> ResumedLoop:
+    """Sharded over the ranks that read other rows, and split over those that read the same."""
+    return ResumedLoop(case, mesh, split_and_sharded(_model(case), case), sharers=case.parallelism.tp)

@@ -40,8 +40,4 @@ def test_each_case_that_differs_has_its_cause():
 @pytest.mark.parametrize("file", sorted(HERE.glob("*.py")), ids=lambda file: file.name)
 def test_glue_is_small(file):
     lines = [line for line in file.read_text().splitlines() if line.strip()]
-    assert ast.parse(file.read_text()).body and len(lines) <= {
-        "titan.py": 10,
-        "titan_on_cpu.py": 46,
-        "defects.py": 270,
-    }.get(file.name, 60)
+    assert ast.parse(file.read_text()).body and len(lines) <= {"titan.py": 30, "defects.py": 270}.get(file.name, 60)

@@ -85,7 +85,8 @@ class Watch:
         if event == "subprocess.Popen":
             command = arguments[1]
             program = Path(os.fsdecode(command[0] if isinstance(command, (list, tuple)) else command)).name
-            if not program.startswith(("python", "bitproof", "torchrun")):
+            counts_gpus = "torch.cuda.device_count()" in str(command)  # as a CUDA build does where no driver is
+            if counts_gpus or not program.startswith(("python", "bitproof", "torchrun")):
                 return
             self.started = f"starts {program}"
         else:

@@ -20,10 +20,13 @@ import sysconfig
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
+from typing import Any
 
 OWN = "bitproof"
 _HEADER_BYTES = 16
 _CHECKED_HASH = (0b11).to_bytes(4, "little")
+_EARLY_FORM = 2
+_MAY_LACK_A_FORM = sys.version_info >= (3, 14)
 
 code_digests: dict[str, str] = {}
 """By file, the sha256 of the code that this process ran as a module of it."""
@@ -66,7 +69,8 @@ class TextLoader(SourceFileLoader):
         code = self.source_to_code(text, path)
         compiled = _canonical(code)
         if cached is not None and not sys.dont_write_bytecode:
-            self.set_data(cached, _header(text) + compiled)  # fails without a word where it may not
+            loadable = marshal.dumps(code) if _MAY_LACK_A_FORM else compiled
+            self.set_data(cached, _header(text) + loadable)  # fails without a word where it may not
         return code, compiled
 
     def _read(self, text: bytes) -> tuple[tuple[CodeType, bytes] | None, str | None]:
@@ -79,7 +83,7 @@ class TextLoader(SourceFileLoader):
                 compiled = content[_HEADER_BYTES:]
                 code = marshal.loads(compiled)
                 if isinstance(code, CodeType) and code.co_filename == self.path:
-                    return (code, compiled), cached
+                    return (code, _canonical(code) if _MAY_LACK_A_FORM else compiled), cached
         return None, cached
 
 
@@ -134,11 +138,17 @@ def _without_flags(header: bytes) -> tuple[bytes, bytes]:
 
 
 def _canonical(code: CodeType) -> bytes:
-    """Code as bytes that do not depend on what else the process has loaded, as far as its constants have such a form.
+    """Code as bytes that do not depend on what else the process has loaded.
 
-    Later forms say of each object whether anybody else holds it.
+    Later forms say of each object whether anybody else holds it. This one has no slices, which are constants from
+    Python 3.14 on: each becomes a tuple that begins with StopIteration, which has a form and is no text's constant.
     """
-    try:
-        return marshal.dumps(code, 2)
-    except ValueError:
-        return marshal.dumps(code)
+    return marshal.dumps(_without_slices(code) if _MAY_LACK_A_FORM else code, _EARLY_FORM)
+
+
+def _without_slices(constant: Any) -> Any:
+    if isinstance(constant, CodeType):
+        return constant.replace(co_consts=_without_slices(constant.co_consts))
+    if isinstance(constant, tuple):
+        return tuple(map(_without_slices, constant))
+    return (StopIteration, constant.start, constant.stop, constant.step) if isinstance(constant, slice) else constant

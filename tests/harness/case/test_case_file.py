@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from bitproof.harness.errors import CaseError
 def refusal(file: Path) -> str:
     with pytest.raises(CaseError) as caught:
         read_case(file)
-    return str(caught.value).replace(str(file.parent), "")
+    text = re.sub(r"maximum recursion depth exceeded|Stack overflow \(.*?\)", "RECURSION", str(caught.value))
+    return text.replace(str(file.parent), "")
 
 
 def test_a_case_survives_the_trip_through_a_file(tmp_path: Path) -> None:
@@ -34,7 +36,7 @@ def test_a_case_survives_the_trip_through_a_file(tmp_path: Path) -> None:
         ("", "Expecting value: line 1 column 1 (char 0)"),
         ("{", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
         ("\x80", "'utf-8' codec can't decode byte 0x80 in position 0: invalid start byte"),
-        ("[" * 100_000, "maximum recursion depth exceeded while decoding a JSON array from a unicode string"),
+        ("[" * 100_000, "RECURSION while decoding a JSON array from a unicode string"),
         (" " * (LARGEST + 1), f"more than {LARGEST} bytes"),
         ('{"memory": {"offload_gib": Infinity}}', "Infinity is not a number of JSON"),
         ('{"optimizer": {"lr": NaN}}', "NaN is not a number of JSON"),

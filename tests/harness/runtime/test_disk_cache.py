@@ -217,7 +217,7 @@ STRANGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a bomb of zeros": (lambda file: _bomb(file, b"\0"), "takes more than 67,108,864 bytes"),
     "a huge file": (_huge, "it is larger than all that is kept: 1,099,511,627,776 bytes"),
     "a cut stream": (_cut, "its content is cut short"),
-    "deep nesting": (_nested, "recursion"),
+    "deep nesting": (_nested, "while decoding a JSON array"),
 }
 
 

@@ -243,6 +243,7 @@ def test_what_python_runs_as_it_starts_counts_by_its_text_and_where_packages_lie
     own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [str(own)])
+    monkeypatch.delitem(sys.modules, "sitecustomize", raising=False)  # some distributions of Python have one
     before = start_up_code()
     (own / "__editable__.mine.pth").write_text("import finder; finder.install()\n/mine\n")
     (own / "paths.pth").write_text("/mine\n")

@@ -43,6 +43,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type as is_wrapper_subclass
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils.hooks import BackwardHook
 
 from bitproof.harness.torch_versions import warning_of
 
@@ -337,6 +338,19 @@ def compiled_calls_within(
         yield
     finally:
         module._compiled_call_impl = own
+
+
+@contextmanager
+def backward_hooks_set_within(within: Callable[[nn.Module], AbstractContextManager[None]]) -> Iterator[None]:
+    """Have `within` a module stand around what sets its outputs' backward hooks up, once its forward hooks have run."""
+
+    def setup(hook: Any, args: Any) -> Any:
+        with within(hook.module):
+            return own(hook, args)
+
+    own = BackwardHook.setup_output_hook
+    with mock.patch.object(BackwardHook, "setup_output_hook", setup):
+        yield
 
 
 @contextmanager

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from types import FrameType
 from typing import Any
 
 import torch
@@ -88,6 +90,14 @@ def has_no_values(tensor: Tensor) -> bool:
 def is_backward_running() -> bool:
     """Whether autograd's engine runs on this thread, be it a node or what it calls at its end."""
     return int(torch._C._current_graph_task_id()) != -1
+
+
+def is_beginning_backward() -> bool:
+    """Whether autograd makes, on this thread, the gradients that a backward begins with."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not torch.autograd._make_grads.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def backward_number() -> int:

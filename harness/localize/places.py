@@ -4,11 +4,11 @@ by a graph's node, while a graph runs (`GraphRunner`)
 by what a pipeline of graphs says that it does, around its graphs
 by the module hooks' stack, in eager forward
 by autograd's node and the forward call that made it, in eager backward; its seed is backward's, as in a graph
-by the module hooks' stack again, where backward runs a module again
+by the module hooks' stack again, where backward runs a module again, and where its output gets backward hooks
 by the parameter whose gradient arrives, for what has its shape there; all else, such as buckets, has no module
 as "update", in an optimizer's step but for its closure, and outside the function that computes gradients; of a
     system that shows no such function, after a backward, of what reads gradients, or writes to a module's buffers,
-    where neither backward nor a module's forward runs
+    where neither backward runs nor a module's forward, but for one within which that backward ran
 by nothing, in a graph that the system runs without showing it, and, where nothing of the model runs, of calls
     that autograd does not follow: the direction is not known, and blame pairs such calls by their values
 """
@@ -37,10 +37,11 @@ from bitproof.harness.localize.logs.calls import Call, Place
 from bitproof.harness.localize.logs.node_places import part_of, place_of
 from bitproof.harness.operators import names
 from bitproof.harness.systems.watched_step import around_closure
-from bitproof.harness.torch_compat import compiled_calls_within, has_forward_hooks
+from bitproof.harness.torch_compat import backward_hooks_set_within, compiled_calls_within, has_forward_hooks
 from bitproof.harness.torch_operators import (
     accumulated_by,
     is_backward_running,
+    is_beginning_backward,
     last_sequence_number,
     local_of,
     running_autograd_node,
@@ -69,6 +70,7 @@ class Places:
         self._running_half = running_half
         self._running: list[str | None] = []  # None: a graph of which nothing is known
         self._entered: list[tuple[nn.Module, bool]] = []  # and whether backward runs it again
+        self._backward_within = 0  # how many modules ran around the last backward, as where `forward` trains
         self._hooked = set[nn.Module]()
         self._numbers: list[int] = []
         self._made_at: list[Place] = []
@@ -112,6 +114,7 @@ class Places:
         autograd_node = running_autograd_node()
         if autograd_node is not None:
             self._has_gradients = True
+            self._backward_within = sum(not is_again for _, is_again in self._entered)
             if (parameter := accumulated_by(autograd_node)) is not None:
                 return self._arriving(parameter, tensors), None, line
             place = self._backward(sequence_number_of(autograd_node))
@@ -126,9 +129,9 @@ class Places:
         is_after = self._has_gradients and (
             follows or not torch.is_grad_enabled() or self._writes_buffer(name, tensors)
         )
-        if not self.computes_gradients or (is_after and not self._running):
+        if not self.computes_gradients or (is_after and len(self._running) == self._backward_within):
             return Place(None, "update"), None, line
-        if name in _SEEDS and self._numbers and not self._running:
+        if name in _SEEDS and self._numbers and (not self._running or is_beginning_backward()):
             return Place(None, "backward"), None, line
         return self._forward(), None, line
 
@@ -215,6 +218,7 @@ class Places:
         ]
         try:
             with ExitStack() as stack:
+                stack.enter_context(backward_hooks_set_within(self._again_within))
                 for module in self._names if self.stays_whole else ():
                     stack.enter_context(compiled_calls_within(module, functools.partial(self._within, module)))
                 yield
@@ -272,6 +276,18 @@ class Places:
         if self._entered and self._entered[-1][0] is module:  # one that was captured whole never entered
             self._entered.pop()
             self._running.pop()
+            if len(self._running) < self._backward_within:
+                self._backward_within = 0
+
+    @contextmanager
+    def _again_within(self, module: nn.Module) -> Iterator[None]:
+        """A module of which the outputs get their backward hooks, once its forward hooks have run."""
+        self._entered.append((module, is_backward_running()))
+        self._running.append(self._names.get(module, self._running[-1] if self._running else ""))
+        try:
+            yield
+        finally:
+            self._pop(module)
 
 
 def settled(calls: Sequence[Call]) -> list[Call]:

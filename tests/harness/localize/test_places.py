@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -83,6 +84,54 @@ def test_what_a_modules_own_hook_computes_of_its_output_belongs_to_it_and_what_f
         system.gradients()
     found = [call.place for call in log.calls if call.operator in ("neg", "sum") and call.place.direction == "forward"]
     assert [place.module for place in found] == ["first", ""] * 2
+
+
+def test_what_a_modules_backward_hooks_compute_belongs_to_it() -> None:
+    class Hooked(System):
+        def __init__(self) -> None:
+            super().__init__(lambda gradient: gradient)
+            self.model.first.register_full_backward_pre_hook(lambda _, gradients: (gradients[0] * 2,))
+            self.model.first.register_full_backward_hook(lambda _, given, gradients: (given[0] * 3,))
+
+        def gradients(self) -> None:
+            self.model(torch.ones(5, 4, requires_grad=True)).sum().backward()
+
+    system = Hooked()
+    with logged(system) as log:
+        system.gradients()
+    assert [call.place[:2] for call in log.calls if call.operator == "mul.Tensor"] == [("first", "backward")] * 2
+
+
+def test_a_module_within_whose_forward_a_step_is_taken_has_a_backward_and_an_update_there() -> None:
+    """As where DistributedDataParallel's forward runs Lightning's training_step, which optimizes by hand."""
+
+    class Outer(Model):
+        def forward(self, x: Tensor) -> Tensor:
+            super().forward(x).sum().backward()
+            with torch.no_grad():
+                self.first.weight.grad.sin_()  # type: ignore[union-attr]
+            nn.utils.clip_grad_norm_(self.parameters(), 0.1)
+            return super().forward(x).cos()
+
+    class Redirected:
+        def __init__(self) -> None:
+            self.model = Outer()
+
+        def step(self, x: Tensor) -> None:
+            self.model(x)
+
+    system = Redirected()
+    with logged(system) as log:
+        system.step(torch.ones(5, 4))
+    told = [call.place.direction for call in log.calls]
+    phases = [direction for direction, _ in itertools.groupby(told)]
+    assert phases == ["forward", "backward", "update", "forward"]
+    begun = {call.operator: direction for call, direction in zip(log.calls, told, strict=True)}
+    assert (begun["ones_like"], begun["sin_"], begun["_foreach_mul_.Tensor"]) == ("backward", "update", "update")
+    system.model.forward = super(Outer, system.model).forward  # type: ignore[method-assign]
+    with logged(system) as log:
+        system.step(torch.ones(5, 4))
+    assert {call.place.direction for call in log.calls} == {"forward"}
 
 
 def test_compiled_code_that_stays_whole_is_captured_as_without_a_log_and_its_calls_have_its_module() -> None:

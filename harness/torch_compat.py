@@ -348,7 +348,7 @@ def backward_hooks_set_within(within: Callable[[nn.Module], AbstractContextManag
         with within(hook.module):
             return own(hook, args)
 
-    own = BackwardHook.setup_output_hook
+    own: Any = BackwardHook.setup_output_hook
     with mock.patch.object(BackwardHook, "setup_output_hook", setup):
         yield
 

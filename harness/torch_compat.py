@@ -353,23 +353,6 @@ def backward_hooks_set_within(within: Callable[[nn.Module], AbstractContextManag
         yield
 
 
-@contextmanager
-def backwards_told(tell: Callable[[Tensor], None]) -> Iterator[None]:
-    """Within this context `tell` takes each tensor that backward begins with, but those that come with a gradient."""
-
-    def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-        roots = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
-        given = (grad_tensors,) if grad_tensors is None or isinstance(grad_tensors, Tensor) else tuple(grad_tensors)
-        for root, gradient in zip(roots, given if len(given) == len(roots) else (None,) * len(roots), strict=True):
-            if gradient is None and isinstance(root, Tensor):
-                tell(root)
-        own(tensors, grad_tensors, *args, **kwargs)
-
-    own = torch.autograd.backward
-    with mock.patch.object(torch.autograd, "backward", backward):
-        yield
-
-
 # Devices and switches.
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -98,6 +99,23 @@ def is_beginning_backward() -> bool:
     while frame is not None and frame.f_code is not torch.autograd._make_grads.__code__:
         frame = frame.f_back
     return frame is not None
+
+
+@contextmanager
+def backwards_told(tell: Callable[[Tensor], None]) -> Iterator[None]:
+    """Within this context `tell` takes each tensor that backward begins with, but those that come with a gradient."""
+
+    def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+        roots = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
+        given = (grad_tensors,) if grad_tensors is None or isinstance(grad_tensors, Tensor) else tuple(grad_tensors)
+        for root, gradient in zip(roots, given if len(given) == len(roots) else (None,) * len(roots), strict=True):
+            if gradient is None and isinstance(root, Tensor):
+                tell(root)
+        own(tensors, grad_tensors, *args, **kwargs)
+
+    own = torch.autograd.backward
+    with mock.patch.object(torch.autograd, "backward", backward):
+        yield
 
 
 def backward_number() -> int:

@@ -342,6 +342,7 @@ CALLS_FOR_PROCESSES = {"fork", "forkpty", "killpg", "pidfd_open", "pipe", "popen
 CALLS_FOR_PROCESSES |= {"execv", "execve", "execvp", "spawnv", "spawnve", "spawnvp", "wait", "waitpid"}
 ELSEWHERE = {
     "bitproof.harness.execute.links": "it watches connections to other machines, and no process",
+    "bitproof.harness.localize.standalone.own_systems": "it is the text of a file that runs without bitproof",
     "bitproof.harness.localize.standalone.template": "it is the text of a file that runs without bitproof",
     "bitproof.harness.shared_memory": "a rank that waits in memory sees whether another one lives",
 }

@@ -33,13 +33,14 @@ from bitproof.harness.execute.session import Client, Session
 from bitproof.harness.execute.speculative_runs import SpeculativeRuns
 from bitproof.harness.execute.transport import open_client, refuse_torchrun
 from bitproof.harness.localize.shrink_case import FEWEST_RANKS, Budget, Symptom, Trial, differences, shrink, symptom_of
+from bitproof.harness.localize.standalone.own_systems import alone_text
 from bitproof.harness.machine.capacity import num_at_once, num_in_memory
 from bitproof.harness.machine.devices import Placement, lease_gpus
 from bitproof.harness.options import OnEvent, RunOptions
 from bitproof.harness.processes.command import CommandError, Ran, run_command
 from bitproof.harness.records import CaseResult, Report, Shrunk, Verdict
 from bitproof.harness.report.progress import make_progress
-from bitproof.harness.report.shrunk import tell_head, tell_own_systems, tell_shrunk
+from bitproof.harness.report.shrunk import tell_head, tell_own_head, tell_own_systems, tell_shrunk
 from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, exit_status
 from bitproof.harness.report.text import CASE_FILE
 from bitproof.harness.report.write import finish_run, prepare_run_dir, write_atomically
@@ -264,7 +265,7 @@ class _Shrinking:
         if why := why_no_file(trial, final):
             return None, f"none: {why}"
         if is_factory(case.reference):
-            return _write_own_systems(folder / f"{case.name}.py", trial, final, command)
+            return _write_own_systems(folder / f"{case.name}.py", trial, final, command, bool(self.options.names))
         request = StandaloneRequest(
             case=case, extra_passes=trial.extra_passes, step=first.step, head=tell_head(case, final, command)
         )
@@ -281,11 +282,16 @@ class _Shrinking:
         return file, told
 
 
-def _write_own_systems(file: Path, trial: Trial, final: CaseResult, command: str) -> tuple[Path | None, str]:
-    """A file that holds what both systems are made of; where that does not run alone, one that says where it is."""
+def _write_own_systems(
+    file: Path, trial: Trial, final: CaseResult, command: str, maps_names: bool
+) -> tuple[Path | None, str]:
+    """A file that holds what both systems are made of, and needs no bitproof; where that shows no difference, one that
+    needs it; where that does not run alone, one that says where they are.
+    """
+    case = trial.case
 
     def tell(own: OwnFiles) -> str:
-        return tell_own_systems(trial.case, final, command, trial.extra_passes, *own)
+        return tell_own_systems(case, final, command, trial.extra_passes, *own)
 
     sources = (trial.case.reference, trial.case.candidate, *trial.extra_passes)
     files = {source: file_of(source.rpartition(":")[0]) for source in sources if is_factory(source)}
@@ -293,6 +299,12 @@ def _write_own_systems(file: Path, trial: Trial, final: CaseResult, command: str
         own = own_files({source: file for source, file in files.items() if file is not None})
     except (OSError, SyntaxError):
         own = OwnFiles({}, {}, [])
+    if {case.reference, case.candidate} == own.names.keys() and final.device == "cpu" and not maps_names:
+        needs = [package for package in own.needs if not package.startswith("bitproof ")]
+        found = run_own_systems(file, alone_text(tell_own_head(case, final, command, ", ".join(needs)), case, own))
+        if found[0] is not None:
+            return found
+        print("without bitproof it shows no difference: writing one that needs it")
     found = run_own_systems(file, tell(own))
     if found[0] is not None or not own.texts:
         return found

@@ -38,6 +38,18 @@ Written by bitproof {__version__} with torch {version("torch")} and Python {plat
 The case itself: {command}"""
 
 
+def tell_own_head(case: Case, result: CaseResult, command: str, packages: str) -> str:
+    """What stands at the top of a file of two systems of a user's, which needs `packages`."""
+    return f"""Two systems that should agree in every bit, and do not: {case.name}, shrunk.
+
+`reference` is {case.reference}, `candidate` {case.candidate}. {locate(result.first_divergence)} differs first.
+{blame(result.first_divergence) or "No single call is to blame."}
+
+Run it: `python FILE` exits with 1 when the two differ, and with 0 when they agree.
+It needs {packages}. Written by bitproof {__version__} with Python {platform.python_version()}.
+The case itself: {command}"""
+
+
 def tell_own_systems(
     case: Case,
     result: CaseResult,
@@ -57,14 +69,7 @@ def tell_own_systems(
     passes = ", ".join(_source(text, names) for text in extra_passes)
     shown = pprint.pformat({name: values[name] for name in values if name not in named}, width=110, sort_dicts=False)
     packages = ", ".join(needs) if texts else "bitproof, and what the two systems need"
-    head = f"""Two systems that should agree in every bit, and do not: {case.name}, shrunk.
-
-`reference` is {case.reference}, `candidate` {case.candidate}. {locate(result.first_divergence)} differs first.
-{blame(result.first_divergence) or "No single call is to blame."}
-
-Run it: `python FILE` exits with 1 when the two differ, and with 0 when they agree.
-It needs {packages}. Written by bitproof {__version__} with Python {platform.python_version()}.
-The case itself: {command}"""
+    head = tell_own_head(case, result, command, packages)
     files = "".join(f"    {name!r}: {docstring(text)},\n" for name, text in texts.items())
     return f"""{docstring(head)}
 

@@ -52,7 +52,7 @@ class WatchedLoop(WatchedStep):
         """
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-        from bitproof.harness.torch_compat import backwards_told
+        from bitproof.harness.torch_operators import backwards_told
 
         steps = _Steps(self, num_steps, taking)
         hook = register_optimizer_step_pre_hook(steps.optimizer_begins)

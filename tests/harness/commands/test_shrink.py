@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from bitproof.builtin_cases.chunking import transformer_batch
 from bitproof.harness.case import Batch, Case, Model, Parallelism, Pipeline
@@ -120,8 +122,12 @@ def test_of_two_systems_of_a_users_a_file_is_written_that_fails_without_the_fold
     file = done.folder / "shrunk" / "mine.py"
     assert done.status == 1 and any(f"{file}, " in line and "it exits with 1" in line for line in done.lines), done
     shutil.rmtree(mine.parent)
+    text = file.read_text()
+    imports = [node for node in ast.parse(text).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    assert not any("bitproof" in ast.unparse(node) for node in imports), "it needs torch alone"
+    assert "gelu of 1 (forward)" in text and f"It needs torch {torch.__version__}." in text
     again = subprocess.run([sys.executable, file], cwd=make(tmp_path / "elsewhere"), capture_output=True, text=True)
-    assert again.returncode == 1 and "to blame: gelu of 1 (forward)" in again.stdout, again
+    assert again.returncode == 1 and "rank 0, step 0: grad 0.weight: " in again.stdout, again
 
 
 @pytest.mark.ranks

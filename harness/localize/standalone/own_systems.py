@@ -1,0 +1,203 @@
+"""A file that holds two systems of a user's, runs both on ranks of its own, and compares: it needs no bitproof.
+
+`alone_text` puts it together: the user's files, the functions below, and, where those files ask for `watch`, the files
+of ours that it is made of. So the functions use nothing but torch, the standard library and `template`'s. A system that
+needs more of the case or of bitproof than such a file has fails in it, and gets another file (`commands/shrink`).
+
+Each side's ranks are processes of their own, joined by gloo, with the seeds and switches that a run sets. Each leaves
+what its system shows at every step; then both sides are compared, bit for bit.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import multiprocessing
+import os
+import random
+import re
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from pprint import pformat
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import bitproof
+from bitproof.harness.case import Case
+from bitproof.harness.localize.standalone import template
+from bitproof.harness.localize.standalone.template import describe_difference, tell
+from bitproof.harness.report.shrunk import docstring
+from bitproof.harness.user_code.own_files import OwnFiles
+
+FILES: dict[str, str] = {}
+SYSTEMS: dict[str, tuple[str, str, str]] = {}
+CASE: dict[str, Any] = {}
+
+
+def namespace_of(fields: Any, name: str = "") -> Any:
+    """The case's fields as attributes; what it says of options is a dictionary."""
+    if not isinstance(fields, dict) or name == "options":
+        return fields
+    return SimpleNamespace(**{name: namespace_of(field, name) for name, field in fields.items()})
+
+
+def takes(function: Any, *arguments: Any) -> bool:
+    """Whether something can be called with these arguments."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def take_steps(made: Any, keep: Callable[..., None]) -> None:
+    """Have a system take the case's steps, and show `keep` what each leaves."""
+    if getattr(made, "names", None):
+        raise NotImplementedError("the system's names stand for others")
+    if hasattr(made, "take_steps"):
+        return made.take_steps(CASE["steps"], lambda index: nullcontext(partial(keep, index)))
+    step = getattr(made, "step", made)
+    for index in range(CASE["steps"]):
+        shown = step(index, partial(keep, index)) if takes(step, 0, print) else step(index)
+        for kind, name, tensor in shown or ():
+            keep(index, kind, name, tensor)
+
+
+def run_rank(side: str, rank: int, folder: str) -> None:
+    """One rank of one side, which leaves what its system shows."""
+    try:
+        world_size = CASE["parallelism"]["world_size"]
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+        os.environ |= {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+        store = dist.FileStore(os.path.join(folder, f"{side}.store"), world_size)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+        root, module, names = SYSTEMS[side]
+        sys.path[:0] = [os.path.join(folder, root), folder]
+        factory: Any = importlib.import_module(module)
+        for name in names.split("."):
+            factory = getattr(factory, name)
+        random.seed(CASE["seed"])
+        torch.manual_seed(CASE["seed"])
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(CASE["seed"] % 2**32)
+        case = namespace_of(CASE)
+        mesh = SimpleNamespace(rank=rank, device=torch.device("cpu"), parallelism=case.parallelism)
+        shown: dict[str, Tensor] = {}
+
+        def keep(index: int, kind: str, name: str, tensor: Any) -> None:
+            local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+            shown[f"step {index}: {kind} {name}"] = local.detach().clone()
+
+        take_steps(factory() if takes(factory) and not takes(factory, case, mesh) else factory(case, mesh), keep)
+        torch.save(shown, os.path.join(folder, f"{side}{rank}.pt"))
+        dist.barrier()
+        os._exit(0)
+    except BaseException:
+        os.write(1, traceback.format_exc().encode())
+        os._exit(2)
+
+
+def differing(first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, str]:
+    """What both sides show unlike on one rank, and how."""
+    found = {name: "only one side has it" for name in [*first, *second] if (name in first) != (name in second)}
+    for name in first:
+        if name in second and (difference := describe_difference(first[name], second[name])):
+            found[name] = difference
+    return found
+
+
+def compare_systems() -> int:
+    """Run both sides; returns 1 when they differ on any rank, 2 when a rank fails, else 0."""
+    ranks, found = range(CASE["parallelism"]["world_size"]), []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in FILES.items():
+            Path(folder, name).parent.mkdir(parents=True, exist_ok=True)
+            Path(folder, name).write_text(text, encoding="utf-8")
+        fork = multiprocessing.get_context("fork")
+        running = [
+            fork.Process(target=run_rank, args=(side, rank, folder), daemon=True) for side in SYSTEMS for rank in ranks
+        ]
+        for each in running:
+            each.start()
+        for each in running:
+            each.join(300)
+        if any(each.exitcode != 0 for each in running):
+            return tell(2)
+        for rank in ranks:
+            sides = [torch.load(os.path.join(folder, f"{side}{rank}.pt"), weights_only=True) for side in SYSTEMS]
+            found += [f"rank {rank}, {name}: {difference}" for name, difference in differing(*sides).items()]
+    print("\n".join([*found[:9], *([f"... and {len(found) - 9} more"] if len(found) > 9 else [])]))
+    return tell(int(bool(found)))
+
+
+_OURS = ("errors", "torch_operators", "systems/watched_step", "systems/watched_loop")
+_SETTINGS = """    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+"""
+_PARTS: list[Callable[..., Any]] = [
+    template.bytes_of,
+    template.describe_difference,
+    template.tell,
+    namespace_of,
+    takes,
+    take_steps,
+    run_rank,
+    differing,
+    compare_systems,
+]
+_IMPORTS = """import importlib
+import inspect
+import multiprocessing
+import os
+import random
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor"""
+
+
+def alone_text(head: str, case: Case, own: OwnFiles) -> str:
+    """The file of a case whose two systems are made of `own`; `head` is its docstring."""
+    texts = dict(own.texts)
+    if any(re.search(r"^\s*(import|from) bitproof\b", text, re.MULTILINE) for text in texts.values()):
+        folder = Path(bitproof.__file__).parent / "harness"
+        texts |= {f"bitproof/harness/{name}.py": (folder / f"{name}.py").read_text("utf-8") for name in _OURS}
+        texts["bitproof/__init__.py"] = "from bitproof.harness.systems.watched_step import watch\n"
+    values = case.to_dict()
+    systems = {side: _place_of(own.names[values.pop(side)]) for side in ("reference", "candidate")}
+    files = "".join(f"    {name!r}: {docstring(text)},\n" for name, text in texts.items())
+    tables = f"SYSTEMS = {pformat(systems, width=110)}\nCASE = {pformat(values, width=110, sort_dicts=False)}"
+    blocks = [
+        f"{docstring(head)}\n\nfrom __future__ import annotations\n\n{_IMPORTS}",
+        f"FILES = {{\n{files}}}\n{tables}",
+        *map(inspect.getsource, _PARTS),
+        f'if __name__ == "__main__":\n{_SETTINGS}    sys.exit(compare_systems())',
+    ]
+    return "\n\n\n".join(block.strip("\n") for block in blocks) + "\n"
+
+
+def _place_of(name: str) -> tuple[str, str, str]:
+    """Of `FILE.py:NAME` the folder in which its modules are found, the module, and the name in it."""
+    file, _, factory = name.rpartition(":")
+    first, _, rest = file.partition("/")
+    root, path = (first, rest) if first.isdigit() else (".", file)
+    return root, path.removesuffix(".py").replace("/", "."), factory

@@ -135,7 +135,8 @@ def compare_systems() -> int:
         for rank in ranks:
             sides = [torch.load(os.path.join(folder, f"{side}{rank}.pt"), weights_only=True) for side in SYSTEMS]
             found += [f"rank {rank}, {name}: {difference}" for name, difference in differing(*sides).items()]
-    print("\n".join([*found[:9], *([f"... and {len(found) - 9} more"] if len(found) > 9 else [])]))
+    for line in [*found[:9], *([f"... and {len(found) - 9} more"] if len(found) > 9 else [])]:
+        print(line)
     return tell(int(bool(found)))
 
 

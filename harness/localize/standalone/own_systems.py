@@ -31,11 +31,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import bitproof
 from bitproof.harness.case import Case
 from bitproof.harness.localize.standalone import template
 from bitproof.harness.localize.standalone.template import describe_difference, tell
 from bitproof.harness.report.shrunk import docstring
+from bitproof.harness.systems import watched_step
 from bitproof.harness.user_code.own_files import OwnFiles
 
 FILES: dict[str, str] = {}
@@ -180,7 +180,7 @@ def alone_text(head: str, case: Case, own: OwnFiles) -> str:
     """The file of a case whose two systems are made of `own`; `head` is its docstring."""
     texts = dict(own.texts)
     if any(re.search(r"^\s*(import|from) bitproof\b", text, re.MULTILINE) for text in texts.values()):
-        folder = Path(bitproof.__file__).parent / "harness"
+        folder = Path(watched_step.__file__).parents[1]
         texts |= {f"bitproof/harness/{name}.py": (folder / f"{name}.py").read_text("utf-8") for name in _OURS}
         texts["bitproof/__init__.py"] = "from bitproof.harness.systems.watched_step import watch\n"
     values = case.to_dict()

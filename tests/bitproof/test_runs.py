@@ -221,5 +221,5 @@ def test_a_precompiled_step_is_read_or_refused_as_on_the_command_line(tmp_path, 
     )
     assert done.verdict == Verdict.ERROR and "there is no precompiled step" in done.result.error
     assert f"--precompiled {tmp_path / 'none'}" in str(done)
-    with pytest.raises(UsageError, match="--trust-compiled is about precompiled steps"):
+    with pytest.raises(UsageError, match="--trust-compiled"):
         bitproof.run("moe_seq", trust_compiled=True, report_dir=tmp_path / "reports")

@@ -42,12 +42,8 @@ def test_what_is_observed_goes_into_the_case_and_into_its_replay() -> None:
 def test_early_accumulation_without_chunking_is_refused() -> None:
     with pytest.raises(CaseError) as error:
         change_case(PLAIN, Changes(early_grad_accumulation=True))
-    assert str(error.value) == (
-        "CaseError: case plain does not chunk, so it has no gradients to accumulate early\n"
-        "  expected: cases that chunk\n"
-        "  found: case plain with chunking=None\n"
-        "  fix: leave it out with -k, or leave out --early-grad-accumulation"
-    )
+    assert error.value.found == "case plain with chunking=None"
+    assert error.value.fix is not None and error.value.fix.endswith("leave out --early-grad-accumulation")
 
 
 def test_other_modules_or_another_dim_are_chunked() -> None:
@@ -104,6 +100,7 @@ def test_a_case_is_found_by_its_whole_name_and_an_unknown_one_is_a_wrong_call() 
     assert named_case([case], "toys", Changes(steps=5)) == change_case(case, Changes(steps=5))
     with pytest.raises(UsageError) as error:
         named_case([case], "toy", Changes())
-    assert str(error.value) == ("UsageError: no such case\n  expected: toys\n  found: toy\n  fix: did you mean toys?")
-    with pytest.raises(UsageError, match="expected: a name that `bitproof list` shows, or a JSON file"):
+    assert (error.value.expected, error.value.found) == ("toys", "toy")
+    assert error.value.fix == "did you mean toys?"
+    with pytest.raises(UsageError, match=r"\n  expected: .*`bitproof list`"):
         named_case([case], "x", Changes())

@@ -28,12 +28,8 @@ def test_systems_without_passes_to_tell_apart_are_refused(tmp_path: Path, refere
     case = replace(CASE, reference=reference, candidate=candidate)
     with pytest.raises(CaseError) as error:
         bisect(case, OPTIONS, tmp_path)
-    assert str(error.value) == (
-        "CaseError: case batch has no passes to tell apart\n"
-        "  expected: a candidate among graph, joint, autoplace, compiled, and a reference that has no passes\n"
-        f"  found: reference {reference}, candidate {candidate}\n"
-        "  fix: choose another case, or give --candidate graph"
-    )
+    assert error.value.found == f"reference {reference}, candidate {candidate}"
+    assert error.value.fix is not None and error.value.fix.endswith("--candidate graph")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -41,12 +37,9 @@ def test_systems_whose_passes_are_not_known_are_sent_to_localize(tmp_path: Path)
     case = replace(CASE, reference="mine.py:eager", candidate="mine.py:graph")
     with pytest.raises(CaseError) as error:
         bisect(case, OPTIONS, tmp_path)
-    assert str(error.value) == (
-        "CaseError: case batch has no passes to tell apart\n"
-        "  expected: a candidate among graph, joint, autoplace, compiled, and a reference that has no passes\n"
-        "  found: reference mine.py:eager, candidate mine.py:graph\n"
-        "  fix: give --candidate compiled, whose stages are known, or ask bitproof localize for the call to blame"
-    )
+    assert error.value.found == "reference mine.py:eager, candidate mine.py:graph"
+    assert error.value.fix is not None and "--candidate compiled" in error.value.fix
+    assert "bitproof localize" in error.value.fix
 
 
 # -- what is written and shown --------------------------------------------------------------------------

@@ -215,7 +215,7 @@ def test_a_recording_goes_to_one_place(tmp_path, monkeypatch, capsys, arguments,
 def test_a_baseline_folder_without_baseline_is_a_wrong_call(tmp_path, capsys):
     for arguments in (["record", "unchunked", "--system", TOY, "--out", "o"], ["run", "-k", "unchunked"]):
         assert main([*arguments, "--baseline-dir", str(tmp_path)]) == 2
-        assert "UsageError: --baseline-dir needs --baseline\n  fix: add --baseline" in (capsys.readouterr().err)
+        assert "\n  fix: add --baseline\n" in capsys.readouterr().err
 
 
 def test_chosen_values_are_kept_and_all_of_them_have_their_digest(folders):

@@ -41,6 +41,4 @@ def test_more_shards_than_cases_leave_some_empty():
 def test_what_is_no_part_of_a_whole_is_refused(text):
     with pytest.raises(UsageError) as error:
         parse_shard(text, [case()])
-    assert str(error.value) == (
-        f"UsageError: --shard has a value of the wrong form\n  expected: i/n with 1 <= i <= n\n  found: {text!r}"
-    )
+    assert error.value.what.startswith("--shard ") and error.value.found == repr(text)

@@ -42,21 +42,13 @@ def test_a_place_is_before_or_after_a_pass(file: Path) -> None:
 def test_another_form_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as error:
         parse_pass(text)
-    assert str(error.value) == (
-        "UsageError: --extra-pass has a value of the wrong form\n"
-        "  expected: MODULE_OR_FILE:FUNCTION[@before=PASS|@after=PASS]\n"
-        f"  found: {text!r}"
-    )
+    assert error.value.what.startswith("--extra-pass ") and error.value.found == repr(text)
 
 
 def test_an_unknown_file_is_refused() -> None:
     with pytest.raises(UsageError) as error:
         parse_pass("no/such/file.py:drop")
-    assert str(error.value) == (
-        "UsageError: the file of an extra pass cannot be read\n"
-        "  expected: a Python file\n"
-        "  found: no/such/file.py: No such file or directory"
-    )
+    assert error.value.found == "no/such/file.py: No such file or directory"
 
 
 def test_an_unknown_function_of_a_file_is_refused_without_running_the_file(file: Path) -> None:
@@ -78,9 +70,5 @@ def test_only_a_candidate_that_is_a_graph_takes_passes(file: Path) -> None:
     check_extra_passes((), replace(moe_seq, candidate="eager"))
     with pytest.raises(CaseError) as error:
         check_extra_passes(texts, replace(moe_seq, reference="graph", candidate="eager"))
-    assert str(error.value) == (
-        "CaseError: the candidate of case moe_seq has no graph, so it has no passes\n"
-        "  expected: the candidate graph, joint, autoplace or compiled: --extra-pass goes into the candidate alone\n"
-        "  found: candidate eager\n"
-        "  fix: leave the case out with -k, or give --candidate graph"
-    )
+    assert error.value.found == "candidate eager"
+    assert error.value.fix is not None and error.value.fix.endswith("--candidate graph")

@@ -151,7 +151,7 @@ def test_what_came_of_faults_is_told_of_the_newest_night_that_has_them_and_where
         (["show", "--db", "no/such.sqlite"], 2, "UsageError: there is no such history"),
         (["show", "--last", "0"], 2, "Invalid value for '--last'"),
         (["show", "--db", "pyproject.toml"], 3, "RecordingError: the history cannot be used"),
-        (["add", "no/such/run"], 3, "RecordingError: a report cannot be read"),
+        (["add", "no/such/run"], 3, "\n  came from: no/such/run/report.json\n"),
         (["add"], 2, "Missing argument 'RUN_DIR...'"),
     ],
 )

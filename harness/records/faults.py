@@ -50,11 +50,6 @@ class FaultOutcome:
     seconds: float = 0.0
     cpu_seconds: float = 0.0
 
-    @property
-    def is_as_expected(self) -> bool:
-        """Whether a fault was killed, or an equivalent agreed; what struck nothing says nothing against a case."""
-        return self.status in ("killed", "equal", "not struck")
-
 
 class Share(NamedTuple):
     """Of a whole, a part, and what it is called."""

@@ -58,12 +58,6 @@ def test_a_score_counts_faults_and_equivalents_apart_and_what_struck_nothing_as_
     assert score.seconds == 9.0
 
 
-def test_what_is_not_as_it_should_be_is_told():
-    expected = [KILLED, ELSEWHERE, EQUAL, LOST]
-    assert [outcome.is_as_expected for outcome in expected] == [True] * 4
-    assert not SURVIVED.is_as_expected and not FLAGGED.is_as_expected
-
-
 def test_a_line_says_what_was_blamed_and_what_was_expected_where_that_is_another_thing():
     assert line_of(KILLED) == (
         "relu-for-silu in moe_seq: killed, DIFFERENT in 1.5 s; blamed relu of layers.1.moe (forward, chunk 1) on rank 0"

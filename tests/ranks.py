@@ -15,11 +15,13 @@ import torch.distributed as dist
 
 from bitproof.harness.case import Parallelism
 from bitproof.harness.shared_memory import SharedMemory
+from bitproof.harness.torch_compat import import_tracing
 from bitproof.reference.parallel.mesh import Mesh, join_groups, leave_groups
 
 
 def on_ranks(parallelism: Parallelism, body: Callable[[Mesh], Any], *, collectives: str = "gloo") -> list[Any]:
     """What `body(mesh)` returns (JSON values) on every rank, in rank order. A failing rank fails the test."""
+    import_tracing()  # a rank that builds a model would import it anew, for a second
     memory = SharedMemory(parallelism.world_size) if collectives == "shared" else None
     with tempfile.TemporaryDirectory() as folder:
         pids = {rank: _fork(rank, parallelism, body, Path(folder), memory) for rank in range(parallelism.world_size)}

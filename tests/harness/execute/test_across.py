@@ -12,6 +12,7 @@ from bitproof.harness.consistency import contradiction
 from bitproof.harness.execute.launch import run_cases
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import CaseResult, Verdict
+from tests.hosts import one_host
 
 pytestmark = pytest.mark.ranks
 
@@ -46,7 +47,8 @@ def runs(tmp_path_factory) -> tuple[dict[str, CaseResult], dict[str, list[str]]]
             arms.setdefault(event.case, []).append(event.arm)
 
     folder = tmp_path_factory.mktemp("run")
-    results = {result.case.name: result for result in run_cases(CASES, RunOptions(device="cpu"), folder, on_event)}
+    with one_host():
+        results = {result.case.name: result for result in run_cases(CASES, RunOptions(device="cpu"), folder, on_event)}
     return results, arms
 
 

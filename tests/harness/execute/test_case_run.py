@@ -137,7 +137,7 @@ def watched(case, folder, *, logs_calls=False, **options):
     return found, arms
 
 
-def test_second_runs_of_a_search_tell_as_much_of_a_difference_as_replays_do(tmp_path):
+def test_second_runs_of_a_search_tell_as_much_of_a_difference_as_replays_do(tmp_path, one_host):
     replayed, arms = watched(toy("one_bit_off"), tmp_path / "a", control="when_different")
     assert arms == ["first"] * 2 + ["control"] * 2 + ["replay1"] * 2
     for control in ("up_to_difference", "logged"):
@@ -147,7 +147,7 @@ def test_second_runs_of_a_search_tell_as_much_of_a_difference_as_replays_do(tmp_
     assert (logged.first_divergence.call.operator, logged.first_divergence.tensor.max_ulp) == ("bitwise_xor_.Scalar", 1)
 
 
-def test_first_runs_that_log_their_step_tell_the_call_and_no_bits(tmp_path):
+def test_first_runs_that_log_their_step_tell_the_call_and_no_bits(tmp_path, one_host):
     case, fault = replace(toy(), steps=1), "flip-bit:rank=1,step=0,grad=weight"
     replayed, arms = watched(case, tmp_path / "a", control="never", inject=fault)
     assert arms == ["first"] * 2 + ["replay1"] * 2
@@ -159,7 +159,7 @@ def test_first_runs_that_log_their_step_tell_the_call_and_no_bits(tmp_path):
     assert (logged.first_divergence.tensor.max_ulp, logged.first_divergence.tensor.samples) == (None, None)
 
 
-def test_where_calls_cannot_be_logged_second_runs_are_made_without(tmp_path):
+def test_where_calls_cannot_be_logged_second_runs_are_made_without(tmp_path, one_host):
     found, arms = watched(toy("shy"), tmp_path, control="up_to_difference")
     assert (found.verdict, found.control) == (Verdict.DIFFERENT, {"reference": "EQUAL", "candidate": "EQUAL"})
     assert arms == ["first"] * 2 + ["control"] * 3 + ["replay1"] * 2
@@ -172,7 +172,7 @@ def test_where_calls_cannot_be_logged_second_runs_are_made_without(tmp_path):
     assert told in found.error and "somebody is looking" in found.error
 
 
-def test_finding_the_cause_has_a_time_of_its_own_and_the_verdict_stands_where_that_is_short(tmp_path):
+def test_finding_the_cause_has_a_time_of_its_own_and_the_verdict_stands_where_that_is_short(tmp_path, one_host):
     found, arms = watched(toy("slow_when_watched"), tmp_path, control="never", explain_timeout=1.0)
     assert (found.verdict, found.first_divergence.name, set(arms[2:])) == (Verdict.DIFFERENT, "weight", {"replay1"})
     assert "the verdict stands:\nRankError: finding the cause took longer than 1 s" in found.error

@@ -52,7 +52,7 @@ def check_answers(certificate: Certificate, reference: Walk, candidate: Walk) ->
 
 
 def _answer(terms: Terms, one: object, other: object) -> str:
-    """What is true of an output with these terms."""
+    """The verdict that follows for an output with these terms."""
     if not isinstance(one, int) or not isinstance(other, int):
         return "REFUSED"
     if one != other:

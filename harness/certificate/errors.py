@@ -1,4 +1,4 @@
-"""What is wrong with a certificate, said and caught in one way."""
+"""The error of a certificate, and a context in which any error becomes one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class RejectedError(Exception):
-    """What is wrong with a certificate."""
+    """A certificate is wrong or damaged."""
 
 
 def require(holds: bool, otherwise: str) -> None:
@@ -18,7 +18,7 @@ def require(holds: bool, otherwise: str) -> None:
 
 @contextmanager
 def rejecting() -> Iterator[None]:
-    """Whatever goes wrong within is what is wrong with a certificate."""
+    """Within this context, any error is a RejectedError."""
     try:
         yield
     except (OSError, AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:

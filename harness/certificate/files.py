@@ -68,7 +68,7 @@ def sums_of(contents: dict[str, bytes]) -> str:
 
 
 def _sealed(contents: dict[str, bytes]) -> tuple[tuple[str, str], ...]:
-    """What the main file says of the others."""
+    """The main file's entries about the other files."""
     return tuple(x for x in digests_of(contents) if x[0] != MAIN)
 
 

@@ -57,7 +57,7 @@ def _last_uses(graph: Graph) -> dict[Hashable, float]:
     calls, found = graph.calls, dict[Hashable, float]()
     for index, call in enumerate(calls):
         for read in call.reads:
-            if 0 <= read < index:  # whoever reads a certificate finds out of others later
+            if 0 <= read < index:  # a read of a later call is refused elsewhere
                 found |= {x.storage: float(index) for x in calls[read].results}
     kept = [call for call in calls if call.op in ("input", "constant")]
     kept += [calls[index] for _, index in graph.outputs if 0 <= index < len(calls)]

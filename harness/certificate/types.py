@@ -162,7 +162,7 @@ def _num_ranks(groups: Any) -> int:
 
 
 def _check_argument(value: Any, types: Sequence[Type], kind: str) -> None:
-    """What an opaque operator reads is of the type that it is said to be."""
+    """Check that an opaque operator's operands have the types that it states."""
     match value:
         case int():
             pass

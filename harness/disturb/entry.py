@@ -65,7 +65,7 @@ class Site(NamedTuple):
 
 
 class Need(NamedTuple):
-    """A condition on cases, and what an error says is expected."""
+    """A condition on cases, and the words for it in an error's `expected`."""
 
     holds: Callable[[Case], bool]
     says: str
@@ -143,15 +143,15 @@ class Entry:
 
     @property
     def all_needs(self) -> tuple[Need, ...]:
-        """What a case needs for the fault to strike."""
+        """The properties that a case must have for the fault to strike."""
         return (GRAPH, PLAIN, *self.needs) if self.edit else self.needs
 
     def unmet(self, case: Case) -> list[str]:
-        """What a case lacks for the fault to strike, in words; nothing where it applies."""
+        """The properties that a case lacks for the fault to strike, in words; empty if it lacks none."""
         return [need.says for need in self.all_needs if not need.holds(case)]
 
     def hidden(self, case: Case) -> list[str]:
-        """What a case lacks for the fault to be seen, in words; nothing where it should be."""
+        """The properties that a case lacks for the fault to be seen, in words; empty if it lacks none."""
         return [need.says for need in self.sees if not need.holds(case)]
 
     def rank_of(self, world_size: int) -> int | None:

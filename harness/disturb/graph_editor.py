@@ -86,7 +86,7 @@ class GraphEditor:
         return found[min(turn, len(found) - 1)]
 
     def require(self, found: Sequence[Any], what: str) -> Any:
-        """The first of what was looked for. Raises NoPlaceError, which says what, where there is none."""
+        """The first node found. Raises NoPlaceError, with the words for what was looked for, if there is none."""
         if not found:
             raise NoPlaceError(f"there is nothing to strike in case {self.case.name}", expected=f"a graph with {what}")
         return found[0]
@@ -178,7 +178,7 @@ class GraphEditor:
         return [show for show in found if nodes.issuperset(show[1])]
 
     def value(self, node: Any) -> Any:
-        """What a node computes, as a fake tensor; None for what is none."""
+        """A node's value as a fake tensor; None if its value is not a tensor."""
         value = node.meta.get("val") if isinstance(node, Node) else None
         return value if isinstance(value, Tensor) else None
 

@@ -64,7 +64,7 @@ def regrouped(regroup: Regroup | None, rank: int, step: Callable[[], int] = lamb
 
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if DTensor in types:
-                return NotImplemented  # what it calls for it is taken in other orders then
+                return NotImplemented  # DTensor makes plain calls of it, which come here
             row, kwargs = row_of(function), kwargs or {}
             if first and step() < first:
                 return function(*args, **kwargs)

@@ -98,7 +98,7 @@ def _sleep(seconds: float, device: torch.device | None) -> None:
 
 
 def _delay_copies(seconds: float, device: torch.device | None) -> None:
-    """Let copies to host memory and back be late: what does not wait for them reads what was there before."""
+    """Delay copies to host memory and back: a reader that does not wait for them reads old values."""
     import torch
 
     from bitproof.harness.graph.offload_operators import copy_stream

@@ -65,7 +65,7 @@ class Works:
         return tree_map_only(torch.ScriptObject, hold, result)
 
     def abandoned(self) -> list[int]:
-        """The calls whose works nobody has asked for yet."""
+        """The calls whose works were not waited for yet."""
         return [index for work, index in self._made if not work.is_asked]
 
 
@@ -144,7 +144,7 @@ class HeldWork(Work):
         return self.wait()
 
     def result(self) -> list[Tensor]:
-        """What was written."""
+        """The tensors that the collective wrote."""
         self.wait()
         return [tensor for known in self._results if (tensor := known()) is not None]
 

@@ -182,7 +182,7 @@ def _offloaded_while_computed(num: int, device: torch.device) -> Tensor:
 
 
 def _written_after_the_wait(num: int, device: torch.device) -> Tensor:
-    """What is offloaded may be written once its offload was waited for."""
+    """A tensor may be written after the wait for its offload."""
     x = filled(num, TEST_VALUE, device)
     lag_copies(device)
     host = WAIT_OFFLOAD(OFFLOAD(x), x)
@@ -191,7 +191,7 @@ def _written_after_the_wait(num: int, device: torch.device) -> Tensor:
 
 
 def _freed_while_offloaded(num: int, device: torch.device) -> Tensor:
-    """Memory that is freed while it is offloaded is given to nobody else before that has ended."""
+    """Memory that is freed during its offload is not reused before the offload has ended."""
     x = filled(num, TEST_VALUE, device)
     lag_copies(device)
     host = OFFLOAD(x)
@@ -212,17 +212,17 @@ def _reloaded_where_others_wrote(num: int, device: torch.device) -> Tensor:
 
 
 def _read_after_the_wait(num: int, device: torch.device) -> Tensor:
-    """What was reloaded may be read once the reload was waited for."""
+    """A tensor may be read after the wait for its reload."""
     x = filled(num, TEST_VALUE, device)
     host = WAIT_OFFLOAD(OFFLOAD(x), x)
     other = filled(num, _OTHER, device)
-    del other  # what is read too early has these values
+    del other  # a read that comes too early gives these values
     lag_copies(device)
     return _back(host, device)
 
 
 def _freed_while_reloaded(num: int, device: torch.device) -> Tensor:
-    """Memory that is freed while it is filled by a reload is given to nobody else before that has ended."""
+    """Memory that is freed during a reload into it is not reused before the reload has ended."""
     source = filled(num, _OTHER, device)
     host = WAIT_OFFLOAD(OFFLOAD(source), source)
     lag_copies(device)

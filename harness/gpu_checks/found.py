@@ -1,4 +1,4 @@
-"""What came of a check of GPUs. Loads no torch."""
+"""The result of a check of GPUs. Loads no torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """What came of a check."""
+    """The result of a check."""
 
     name: str
     is_ok: bool

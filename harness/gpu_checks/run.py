@@ -69,7 +69,7 @@ def _joined(setting: Setting, rank: int, store: str, check: Callable[[Setting, i
 
 
 def _forked(name: str, bodies: list[Callable[[int], Answer]], seconds: float) -> CheckResult:
-    """Run each body in a process of its own; the check passed where all did. The first that did not is told."""
+    """Run each body in a process of its own. The check passes if all pass; else the first failure is reported."""
     processes = [fork(functools.partial(_live, name, body, rank)) for rank, body in enumerate(bodies)]
     answers: dict[int, Answer] = {}
     limit = time.monotonic() + seconds
@@ -106,7 +106,7 @@ def _live(name: str, body: Callable[[int], Answer], rank: int, send: Send) -> No
 
 
 def main() -> None:
-    """Run all checks, and tell each as soon as it is known."""
+    """Run all checks, and report each result at once."""
     parser = argparse.ArgumentParser()
     parser.add_argument("answers", type=int, help="file descriptor to answer through")
     parser.add_argument("--device", default="cuda")

@@ -1,4 +1,4 @@
-"""In what a blamed call and the reference's call that it stands for are unlike, in words."""
+"""The differences, in words, between a blamed call and the reference's call at its place."""
 
 from __future__ import annotations
 

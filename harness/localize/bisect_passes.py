@@ -53,12 +53,12 @@ class ComparedRun(Protocol):
         ...
 
     def recording(self, role: Role) -> Recording:
-        """What the first run of one system left."""
+        """The recording of one system's first run."""
         ...
 
 
 def check_case(case: Case) -> None:
-    """Raise CaseError for a case in which there are no passes to tell apart."""
+    """Raise CaseError for a case whose systems have no passes to bisect."""
     if case.candidate not in (*TRACED, COMPILED) or case.reference in TRACED:
         is_own = case.candidate in BUILT_IN and case.reference in BUILT_IN
         raise CaseError(
@@ -109,7 +109,7 @@ class Bisector:
         self._num_steps = case.steps
 
     def search(self) -> None:
-        """Find the pass, then the region. What goes wrong is told as `found.problem`."""
+        """Find the pass, then the region. An error ends the search and becomes `found.problem`."""
         if not self._run_whole():
             return
         try:

@@ -95,7 +95,7 @@ def place_on(way: Sequence[Site], logs: Sequence[Sequence[Call]], place: Place) 
 def links_of(
     way: Sequence[Site], logs: Sequence[Sequence[Call]], sides: Callable[[Site], tuple[int | None, int | None]]
 ) -> list[Link]:
-    """What is told of a way: at most `MAX_LINKS` calls. `sides` has a call's indices in both sides' logs."""
+    """The calls of a way that a report shows, at most `MAX_LINKS`. `sides` has a call's indices in both sides' logs."""
     kept = [i for i, (rank, index) in enumerate(way) if i in (0, len(way) - 1) or not logs[rank][index].view]
     if len(kept) > MAX_LINKS:
         kept = sorted(_most_telling(kept, way, logs))

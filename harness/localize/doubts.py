@@ -21,7 +21,7 @@ from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
 from bitproof.harness.localize.logs.packing import keeps_order
 
 UNSURE = "reads", "adds", "lacks", "misplaces", "exchanges"
-"""What is wrong with a call of which no other makes sure."""
+"""The defect of a call that may be wrong in the blamed call's place."""
 
 
 def doubts(

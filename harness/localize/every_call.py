@@ -51,7 +51,7 @@ def why_not(case: Case) -> str | None:
 
 
 def told_uncompared(case: Case, uncompared: int, calls: int) -> str:
-    """What an EQUAL with a user's pass leaves open: the calls of its graph whose values nobody compared, in a line."""
+    """A remark on an EQUAL with a user's pass: how many calls of its graph were not compared."""
     reason = why_not(case)
     look = f"they cannot be: {reason}" if reason else "--every-call compares them"
     return (
@@ -87,7 +87,7 @@ class EveryCall:
     found: Found = field(default_factory=Found)
 
     def judge(self, judgement: Judgement) -> Judgement:
-        """What the calls make of an EQUAL."""
+        """The judgement of an EQUAL case after its calls were compared."""
         if reason := why_not(self.case):
             return _unverified(judgement, reason)
         try:
@@ -132,7 +132,7 @@ class EveryCall:
         )
 
     def _replay(self, role: Role, number: int) -> list[Key]:
-        """Log every call of a system; the records, in order, in which this is not what was recorded."""
+        """Log every call of a system. Returns, in order, the records in which this run differs from its recording."""
         last = self.case.steps - 1
         self.run_replay(role, number, self._folder(role, number), Replay(step=last, log=True, every_step=True))
         known = self.recordings[role].records

@@ -128,7 +128,7 @@ class NoiseSearch(Search):
 
 
 def _tell(recorded: Key, replayed: Key, blamed_step: int | None) -> str | None:
-    """What a report says where replays parted elsewhere than recordings, or long after the call to blame."""
+    """A sentence for the report if replays differ elsewhere than the recordings, or long after the blamed call."""
     if recorded == replayed and blamed_step in (None, recorded.step):
         return None
     place = f"step {replayed.step}, rank {replayed.rank}, {replayed.kind} {replayed.name}"

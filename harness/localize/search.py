@@ -51,7 +51,7 @@ NO_CALL = (
     "no operator call explains the first difference: each call before it gave what the reference's gave, so its tensor "
     "was changed by something that is no operator call, or by one that no recorder sees"
 )
-"""What a report remarks where a search found nothing to blame."""
+"""The report's remark if a search found no call to blame."""
 
 
 class UnrepeatableError(BitproofError):

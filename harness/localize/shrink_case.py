@@ -89,7 +89,7 @@ def _unspecific(error: str) -> str:
 
 @dataclass(frozen=True)
 class Trial:
-    """A case and what a run of it needs beyond: the candidate's extra passes, and a fault."""
+    """A case with the candidate's extra passes and the fault that its run needs."""
 
     case: Case
     extra_passes: tuple[str, ...] = ()
@@ -132,7 +132,7 @@ Changes = Mapping[str, Any]
 Run = Callable[[Trial], CaseResult]
 Show = Callable[[str], None]
 Begin = Callable[[Iterator[Trial]], None]
-"""Told before each run which trials come next, should each fail to fail the same way: the first is the one to run."""
+"""Gets, before each run, the trials likely to run next, so that they can be run speculatively. The first runs now."""
 
 
 def change(trial: Trial, changes: Changes) -> Trial:
@@ -268,7 +268,7 @@ class _Search:
 
 
 def differences(start: Trial, end: Trial) -> list[tuple[str, Any, Any]]:
-    """What is not the same in two trials: each setting's name, and its values."""
+    """The settings that differ between two trials: each one's name and values."""
     found = []
     for part in ("", "parallelism", "batch", "model", "memory", "pipeline"):
         before, after = (getattr(trial.case, part) if part else trial.case for trial in (start, end))
@@ -361,11 +361,11 @@ PLAIN: dict[str, Any] = {
     "parallelism.shared_groups": False,
     "model.attention": "sdpa",
 }
-"""What may be left out, one by one: everything optional."""
+"""Trials that each leave out one optional setting."""
 
 
 def _passes(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    for name, off in PLAIN.items():  # what a backend compiles goes with it
+    for name, off in PLAIN.items():  # regions go with the backend that compiles them
         yield {name: off} | ({"pipeline.regions": ()} if name == "pipeline.backend" else {})
 
 

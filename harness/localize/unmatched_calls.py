@@ -32,7 +32,7 @@ class Look(NamedTuple):
 
 
 def told_packing(number: int) -> str:
-    """What is said of calls that only pack, beside how many calls there are."""
+    """How the summary names calls that only pack, after their number."""
     return f", {number} that only pack right values aside," if number else ""
 
 
@@ -70,7 +70,7 @@ def look_at(reference: Sequence[Call], candidate: Sequence[Call]) -> Look:
 
 
 def _question(call: Call) -> tuple[object, ...]:
-    """What is asked of an operator: calls of one question have one answer."""
+    """All that decides a call's result: calls that agree in it have one result."""
     return call.operator, call.inputs, call.scalars
 
 

@@ -170,7 +170,7 @@ def _setters() -> dict[str, Callable[[Any], object]]:
 
 @dataclass(frozen=True)
 class Switches:
-    """What can change a bit in this process at one moment: switches, kernels and modes of somebody's, generators."""
+    """What can change a bit in this process now: switches, users' kernels and modes, generators."""
 
     switches: dict[str, Switch]
     generators: dict[str, Any]

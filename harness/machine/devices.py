@@ -126,7 +126,7 @@ def unmet_requirement(case: Case, request: str) -> str | None:
     if case.requires == "scipy":
         return None if importlib.util.find_spec("scipy") else "it needs scipy, the extra `placement`"
     num_gpus, ranks = len(gpu_models()), case.most_ranks
-    if request == "cuda" and num_gpus:  # too few are the call's mistake, which `place` tells
+    if request == "cuda" and num_gpus:  # too few GPUs are a mistake of the call: `place` reports it
         return None
     if num_gpus and place(request, ranks, num_gpus).device == case.requires:
         return None

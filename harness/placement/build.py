@@ -98,7 +98,7 @@ class PlacementInputs:
     reduce: torch.dtype
 
     def times_of(self, module: str | None) -> int:
-        """How often the model has what a module's name stands for."""
+        """How many modules of the model a name of the traced step stands for."""
         return self.times.get(".".join((module or "").split(".")[:2]), 1)
 
     def layer_of(self, module: str | None) -> PlacedLayer | None:

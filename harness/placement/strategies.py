@@ -54,7 +54,7 @@ def tensors_of(values: Any) -> list[Tensor]:
 def strategies_of(
     operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, size: int
 ) -> list[Strategy]:
-    """What an operator can do on `size` ranks; `args`, `kwargs` and `result` hold fakes of the whole tensors."""
+    """An operator's strategies on `size` ranks; `args`, `kwargs` and `result` hold fakes of the whole tensors."""
     inputs, outputs = tensors_of((args, kwargs)), tensors_of(result)
     whole = Strategy((REPLICATED,) * len(outputs), (REPLICATED,) * len(inputs))
     if operator in _ATTENTION:

@@ -190,7 +190,7 @@ def _given_by(call: ReplayedCall, formula: Formula, gets: list[Get], rank: int) 
     get = gets[rank]
     kwargs = {name: filled(value, get) for name, value in call.kwargs.items()}
     found, usual = formula(*filled(call.args, get), **kwargs), get(call.result)
-    if isinstance(usual, tuple):  # what a formula does not give stays
+    if isinstance(usual, tuple):  # outputs that the formula does not compute stay as they are
         found = (*found, *usual[len(found) :])
         yield (call.result, rank), tuple(_like(x, y) for x, y in zip(found, usual, strict=True))
     else:

@@ -109,5 +109,5 @@ def _refuse_written_views(program: Program, values: Sequence[Any]) -> None:
 
 
 def after(program: Program, values: Sequence[Any]) -> dict[Source, Tensor]:
-    """What a rank holds after a step."""
+    """A rank's parameters, buffers and optimizer state after a step."""
     return {source: values[slot] for source, slot in program.last.items()}

@@ -29,7 +29,7 @@ PARAM, BUFFER, STATE, INPUT = "param", "buffer", "optimizer", "input"
 """What a step starts from: parameters, buffers, optimizer state and what it reads, each by name."""
 
 Source = tuple[str, str]
-"""What a slot holds before the step: of which sort, and its name."""
+"""The content of a slot before the step: its kind and name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Program:
         return self.num_slots - 1
 
     def input(self, source: Source) -> int:
-        """The slot of what is there before the step."""
+        """The slot of a value that exists before the step."""
         if source not in self.inputs:
             self.inputs[source] = self.last[source] = self.slot()
         return self.inputs[source]
@@ -112,7 +112,7 @@ class Program:
 
     @functools.cached_property
     def shown(self) -> dict[int, Kind]:
-        """Compared slots, and of which kind each is."""
+        """Compared slots, each with its kind."""
         return {slot: kind for (kind, _), slot in reversed(self.compared.items())}
 
     def targets(self, call: ReplayedCall) -> list[int]:
@@ -167,7 +167,7 @@ class Variables:
         return slot
 
     def write(self, key: Any) -> tuple[int, int]:
-        """The slot that is written, and the new one for what is left there."""
+        """The slot that is written, and the new slot of the written value."""
         old, new = self.read(key), self.program.slot()
         self.newest[old] = new
         return old, new

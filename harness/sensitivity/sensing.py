@@ -147,7 +147,7 @@ class _Search:
         )
 
     def _examined(self, pending: Sequence[int], deadline: float | None) -> Iterator[Finding]:
-        """What the processes find, as they do. Raises RankError where one of them dies."""
+        """The processes' findings, as they arrive. Raises RankError if one of them dies."""
         from bitproof.harness.sensitivity.examine import Examiner
         from bitproof.harness.sensitivity.spread import Compared
 
@@ -212,7 +212,7 @@ def _forked(shares: Sequence[Callable[[], Iterator[Finding]]]) -> Iterator[Findi
 
 
 def isolated(run: Callable[[], Fate]) -> Fate:
-    """What a forked process says of an error's fate; a crash of it is a failure that a run would see."""
+    """A forked process's answer on what became of an error. If it crashes, a run would fail visibly, too."""
     from bitproof.harness.sensitivity.spread import FAILURE, Fate
 
     def live(send: Send) -> None:

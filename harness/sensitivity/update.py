@@ -35,7 +35,7 @@ AT = Place(None, "update")
 
 
 class Optimizer(Protocol):
-    """What of an optimizer is asked for."""
+    """The attributes of an optimizer that are used here."""
 
     def state(self) -> Any:
         """Names and tensors of its state."""
@@ -43,7 +43,7 @@ class Optimizer(Protocol):
 
 
 class TrainerLike(Protocol):
-    """What of a trainer is asked for; see `reference.step`."""
+    """The attributes of a trainer that are used here; see `reference.step`."""
 
     parameters: Mapping[str, Any]
     state_buffers: Mapping[str, Tensor]
@@ -89,7 +89,7 @@ def add_update(program: Program, trainer: TrainerLike, partitions: Mapping[str, 
     for source, x in known.items():
         program.input(source)
         tape.know(x, program.last[source])
-    for name, parameter in trainer.parameters.items():  # what an optimizer hands on is the parameter itself
+    for name, parameter in trainer.parameters.items():  # the optimizer passes the parameter itself
         tape.know(parameter, program.last[PARAM, name])
     for name, x in gradients.items():
         tape.know(x, program.compared["grad", name])

@@ -31,7 +31,7 @@ def entry_points(group: str) -> dict[str, EntryPoint]:
 
 
 def describe(entry: EntryPoint) -> str:
-    """What an entry point stands for, and whose it is: `my.module:factory of my-package 1.0`."""
+    """An entry point's object and its distribution: `my.module:factory of my-package 1.0`."""
     return f"{entry.value} of {distribution_of(entry)}"
 
 
@@ -41,7 +41,7 @@ def distribution_of(entry: EntryPoint) -> str:
 
 
 def load(entry: EntryPoint) -> Any:
-    """What an entry point names. Raises UsageError, naming the distribution, whatever its code raises."""
+    """Load an entry point's object. Raises UsageError, naming the distribution, for any error of its code."""
     try:
         return entry.load()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What a call is given and what it writes, by its operator's schema."""
+"""The tensors that a call reads and writes, by its operator's schema."""
 
 from __future__ import annotations
 

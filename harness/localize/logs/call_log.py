@@ -112,7 +112,7 @@ class CallRecorder(TorchDispatchMode):
         return result
 
     def _reading(self, function: Any, args: Any, kwargs: Any) -> _Reading:
-        """What a call is given, before it runs."""
+        """Note a call's inputs before it runs."""
         lanes, generator = num_lanes(function, args, kwargs), _generator(function, args, kwargs)
         if self._only_keeps:
             return _Reading(lanes, [((), ())] * (lanes or 1), (), generator, _state(generator))
@@ -124,7 +124,7 @@ class CallRecorder(TorchDispatchMode):
         """Log a call that has run, and return what it gave."""
         lanes, inputs, left = reading.lanes, reading.inputs, _state(reading.generator)
         draws = left != reading.state
-        if draws:  # what is drawn next is decided here
+        if draws:  # the state is an input: it decides what is drawn
             inputs = [self._with_state(*inputs[0], str(reading.state))]
         namespace = getattr(function, "namespace", None)
         if namespace == IN_PLACE_COLLECTIVES:

@@ -13,7 +13,7 @@ READS_OUT = "_local_scalar_dense"
 
 
 KERNELS = "graph "
-"""How the operator of a call begins that is a whole graph, of which kernels were made; then its name."""
+"""Prefix of the operator of a call that is a whole compiled graph; the graph's name follows."""
 
 
 class Place(NamedTuple):

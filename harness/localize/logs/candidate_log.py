@@ -179,7 +179,7 @@ class CandidateLog(IndexedLog):
         return not self._agrees[index]
 
     def lacks(self, index: int) -> bool:
-        """Whether nothing here has what a call of the reference gives."""
+        """Whether no call here gives what this call of the reference gives."""
         return self._values.isdisjoint(self.reference.log[index].outputs)
 
     def exchanges(self, index: int) -> bool:

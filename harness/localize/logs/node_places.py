@@ -1,4 +1,4 @@
-"""Where a graph's node belongs: what its own metadata says, whoever traced it.
+"""Where a graph's node belongs: its module, direction and chunk by its own metadata.
 
 Graphs of this package carry an `Origin` and a chunk. A foreign graph says it by plain values, no import needed:
 

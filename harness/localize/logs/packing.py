@@ -9,7 +9,7 @@ PACKING = names(lambda row: row.packs)
 """Operators that put values together, or give parts of them."""
 
 CONSTANTS = names(lambda row: row.is_constant)
-"""Operators of which no input decides a value."""
+"""Operators whose values do not depend on their inputs' values."""
 
 
 OVER_LISTS = ("_foreach_", "_fused_")

@@ -75,7 +75,7 @@ class ReferenceLog(IndexedLog):
         places = set(self._places.get((call.operator, call.outputs), ()))
         if call.view and self.values.issuperset(call.inputs):
             places |= self._views.get(call.outputs, set())
-        if call.draws:  # which of several draws reads a state decides what is drawn
+        if call.draws:  # several draws may read one state: their order decides their values
             places = {
                 place for place in places if None in (place.module, call.place.module) or place[0] == call.place[0]
             }
@@ -154,7 +154,7 @@ class ReferenceLog(IndexedLog):
 
 
 def _told(call: Call) -> tuple[str | None, None]:
-    """The directions that may stand for a call's own."""
+    """The directions in which a call's partner may be."""
     return call.place.direction, None
 
 

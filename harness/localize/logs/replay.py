@@ -59,18 +59,18 @@ class Replay:
         return self.every_step or step == self.step
 
     def outputs_of(self, rank: int) -> dict[tuple[int, int], str]:
-        """What a rank is to keep: by call and output, the name under which it leaves that."""
+        """The outputs that a rank keeps: by call and output, the name of each in the archive."""
         sites = enumerate(self.outputs)
         return {(site.call, site.output): name_of_output(number) for number, site in sites if site.rank == rank}
 
 
 def name_of_output(number: int) -> str:
-    """The name under which a replay leaves the number-th of the outputs that it is asked for."""
+    """The name in the archive of the `number`-th output that a replay was asked for."""
     return f"output{number}"
 
 
 def name_of_spare(call: int, output: int) -> str:
-    """The name under which a replay leaves an output that nobody asked it for."""
+    """The name in the archive of an output that was not asked for."""
     return f"call{call}.output{output}"
 
 
@@ -150,7 +150,7 @@ def hand_on(source: Path, target: Path, outputs: Sequence[OutputSite]) -> bool:
 
 
 def packed_calls(path: Path) -> bytes:
-    """An archive's calls alone, packed as an archive of their own: what a baseline keeps of them."""
+    """An archive with the calls of another one alone: what a baseline keeps."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(zipfile.ZipInfo(CALLS), _read(path, CALLS), zipfile.ZIP_DEFLATED)

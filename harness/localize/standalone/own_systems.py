@@ -73,7 +73,7 @@ def take_steps(made: Any, keep: Callable[..., None]) -> None:
 
 
 def run_rank(side: str, rank: int, folder: str) -> None:
-    """One rank of one side, which leaves what its system shows."""
+    """One rank of one side: run its system and save what it observes."""
     try:
         world_size = CASE["parallelism"]["world_size"]
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}

@@ -34,7 +34,7 @@ def see(name: str, value: Any) -> None:
 
 
 def differs_on(rank: int) -> bool:
-    """Compute both sides on one rank, and leave what was seen."""
+    """Compute both sides on one rank, and save the values."""
     outputs, values = [], {}
     for function in (reference, candidate):
         seen.clear()

@@ -1,4 +1,4 @@
-"""What a file is made of: two graphs, what they give and read, and the values that were seen in them."""
+"""The content of a file: two graphs, their inputs and outputs, and the values of their calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be left out: of all files that show a difference, the one of the fewest calls."""
+"""Shorten a file: keep the fewest calls that still show a difference."""
 
 from __future__ import annotations
 

@@ -122,6 +122,6 @@ def compare_together() -> int:
 
 
 def tell(status: int) -> int:
-    """Say what a status means, and return it."""
+    """Print what an exit status means, and return it."""
     print(("reference and candidate agree in every bit", "reference and candidate differ", "a rank failed")[status])
     return status

@@ -40,11 +40,7 @@ def put_before(log: CandidateLog, index: int) -> Call | None:
     """
     if name_of(log.log[index]).endswith("_"):  # what is written in place is so for all that read it later
         return None
-    value, made, read = set(log.log[index].inputs), {index}, _read_by(log.log[index])
-    as_it_is = (call for i, call in enumerate(log.log) if i != index and read & _read_by(call))
-    if not any(not call.view and log.reference.knows(call) for call in as_it_is):
-        return None
-    readers: list[int] = []
+    value, made, readers = set(log.log[index].inputs), {index}, list[int]()
     for number in range(index + 1, len(log.log)):
         if made.isdisjoint(log.log[number].producers):
             continue
@@ -56,7 +52,10 @@ def put_before(log: CandidateLog, index: int) -> Call | None:
         return None
     call = log.log[readers[0]]
     due = log.reference.of_turn(call, log.turn(readers[0]))
-    return call if due is not None and value & set(log.reference.log[due].inputs) else None
+    value &= set(log.reference.log[due].inputs) if due is not None else set()
+    read = {each for each in _read_by(log.log[index]) if each[0] in value}
+    as_it_is = (each for i, each in enumerate(log.log) if i != index and read & _read_by(each))
+    return call if any(not each.view and log.reference.knows(each) for each in as_it_is) else None
 
 
 def _read_by(call: Call) -> set[tuple[str, int | None]]:

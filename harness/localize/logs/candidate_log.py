@@ -220,7 +220,7 @@ class CandidateLog(IndexedLog):
 
     def bucket_of(self, index: int) -> int | None:
         """The collective of the bucket that all of what a call reads are parts of; None where there is none."""
-        launches, pending, seen = set[int | None](), list(self._given[index]), set[int | None]()
+        launches, pending, seen = set[int | None](), list(self._packed_by(index)), set[int | None]()
         while pending:
             number = pending.pop()
             if number in seen:
@@ -229,12 +229,16 @@ class CandidateLog(IndexedLog):
             if number is None or self.log[number].collective or not self.packs(number):
                 launches.add(number)
             else:
-                pending += self._given[number]
+                pending += self._packed_by(number)
         launch = launches.pop() if len(launches) == 1 else None
         if launch is None or not self.log[launch].collective:
             return None
         is_packed = not any(self.log[giver].collective for giver in self.givers(launch))
         return launch if is_packed and not self.reference.alike(self.log[launch]) else None
+
+    def _packed_by(self, index: int) -> Sequence[int | None]:
+        """The calls whose values a call puts together or takes apart; what `copy_` writes over is none of them."""
+        return self._given[index][1:] if name_of(self.log[index]) == "copy_" else self._given[index]
 
     def only_packs(self, index: int) -> bool:
         """Whether a call puts right values together and computes nothing, as far as it is known by its operator.

@@ -871,3 +871,18 @@ def test_a_call_that_gives_what_it_reads_is_wrong_where_it_stands_for_one_of_the
     given: list[tuple[int | None, ...]] = [(None,), (None,), (0, None)]
     culprit = blamed(logged(given, [*reference, sums[0]]), logged(given, [*exchanged, sums[1]]), "L")
     assert culprit is not None and (culprit.how, culprit.candidate) == ("reads", 0), "it copies the other half"
+
+
+def test_of_gradients_exchanged_in_a_bucket_and_copied_over_what_was_there_the_bucket_s_collective_is_blamed() -> None:
+    """What `copy_` writes over is in no bucket."""
+
+    def log(bucket: str, summed: str, first: str, second: str) -> list[Call]:
+        views = [call(f"as_strided {summed} -> {part}", BACKWARD)._replace(view=True) for part in (first, second)]
+        copies = [call(f"copy_ g {first} -> {first}", BACKWARD), call(f"copy_ h {second} -> {second}", BACKWARD)]
+        summing = reduce_scatter(f"{bucket} -> {summed}")._replace(aliases=(first, second))
+        calls = [call("mm x -> g", BACKWARD), call("mm y -> h", BACKWARD), summing]
+        return logged([(None,), (None,), (0, 1), (2,), (2,), (0, 3), (1, 4)], [*calls, *views, *copies])
+
+    logs = [log("p", "q", "s", "t")], [log("P", "Q", "t", "s")]
+    culprit = find_culprit(*logs, {0: [("s", "t"), ("t", "s")]})
+    assert culprit is not None and culprit.candidate == 2

@@ -43,3 +43,11 @@ def test_what_calls_of_two_modules_read_was_put_before_none_of_them() -> None:
     assert put_before(CandidateLog(norm_alone, ReferenceLog(step)), 1) == norm_alone[2]
     both = [step[0], narrow, call("mul H -> N", norm, 1), call("add H N -> Y", layer, 1, 2), step[3]]
     assert put_before(CandidateLog(both, ReferenceLog(step)), 1) is None
+
+
+def test_what_adds_to_a_value_that_nobody_else_reads_was_put_after_what_gave_it() -> None:
+    """A gradient of an activation's input, added up there, though it is not read as it was anywhere."""
+    layer, up = Place("layers.1", "backward"), Place("layers.1.up", "backward")
+    step = [call("gelu_backward g x -> b", layer), call("mm b w -> d", up, 0)]
+    changed = [step[0], call("add b g -> B", layer, 0), call("mm B w -> D", up, 1)]
+    assert put_before(CandidateLog(changed, ReferenceLog(step)), 1) is None

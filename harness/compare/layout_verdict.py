@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bitproof.harness.records import Comparison, Divergence, LayoutBounds, Verdict
+from bitproof.harness.compare.order import place_of
+from bitproof.harness.records import Comparison, Divergence, Key, LayoutBounds, Verdict
 
 
 def decide_by_layout(layouts: LayoutBounds) -> tuple[Verdict, str | None]:
@@ -27,3 +28,10 @@ def first_beyond(layouts: LayoutBounds, comparison: Comparison) -> Divergence | 
         if row.is_beyond and ranks:
             return Divergence(step=row.step, rank=ranks[0], kind=row.kind, name=row.name)
     return None
+
+
+def told_without_call(first: Divergence) -> str:
+    """What is said of a difference in place of the call to blame."""
+    module, direction = place_of(Key(first.step, first.kind, first.name, first.rank))
+    where = f"{module or 'the step itself'} ({direction})"
+    return f"no call is blamed, as calls of two layouts have no partners; {first.kind} {first.name} is of {where}"

@@ -55,3 +55,15 @@ def phase_of(key: Key) -> int:
     if kind == "activation" and (boundary := boundary_of(key.name)) and boundary.direction == "backward":
         kind = BACKWARD
     return PHASES.index(kind) if kind in PHASES else len(PHASES)
+
+
+def place_of(key: Key) -> tuple[str, str]:
+    """The module that a record is of, "" for the step itself, and the direction in which it is computed."""
+    if key.kind == "activation" and (boundary := boundary_of(key.name)) is not None:
+        return boundary.module, boundary.direction
+    if key.kind not in ("grad", "param", "optimizer"):
+        return "", "forward"
+    module = key.name.rpartition(".")[0]
+    if key.kind == "optimizer":
+        module = module.rpartition(".")[0]
+    return module, "backward" if key.kind == "grad" else "update"

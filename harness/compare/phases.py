@@ -6,10 +6,15 @@ ones, every sum has the same terms in the same order: each tensor up to there mu
 one sum, so over two ranks an all-reduce and a reduce-scatter agree; over more, other collectives add in other orders,
 and so they do where several backwards of a step add: one reduces what was accumulated, another accumulates what was
 reduced. Where a step has another number of backwards, its batch is added in other parts from the first on.
+
+Stages of a pipeline are no such layout: where each parameter lies on one rank alone, on both sides, and no rank adds
+over others, all terms of a gradient are added where it lies. On however many ranks, the sums are the same if gradients
+are added of as many parts in place, or of one in as many backwards.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import get_args
 
 from bitproof.harness.case import boundary_of
@@ -21,17 +26,21 @@ from bitproof.harness.records.layout_bounds import Phase
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
-def regrouped_from(reference: Manifest, candidate: Manifest) -> int | None:
+def regrouped_from(reference: Manifest, candidate: Manifest, *, are_staged: bool = False) -> int | None:
     """The first phase, as its place in PHASES, whose sums have another order or other terms; None where none has.
 
-    Systems of unequal numbers of ranks cut the batch otherwise, so from the first on.
+    Systems of unequal numbers of ranks cut the batch otherwise, so from the first on. With `are_staged` each parameter
+    lies on one rank alone.
     """
+    meetings = [manifest.meetings or () for manifest in (reference, candidate)]
+    if are_staged and not any(meeting.ranks for side in meetings for meeting in side):
+        return None if _are_added_alike(*meetings) else 0
     if reference.world_size != candidate.world_size:
         return 0
     for place, phase in enumerate(PHASES):
         sides = [
-            {_signature(meeting) for meeting in manifest.meetings or () if meeting.phase == phase}
-            for manifest in (reference, candidate)
+            {_signature(meeting) for meeting in side if meeting.phase == phase and meeting.what != "parts"}
+            for side in meetings
         ]
         if sides[0] != sides[1]:
             return place
@@ -41,6 +50,15 @@ def regrouped_from(reference: Manifest, candidate: Manifest) -> int | None:
 def apart_from(candidate: Manifest) -> int:
     """The first step in which the candidate may lie otherwise on the ranks: before, what it goes on from was taken."""
     return int(candidate.case["resume_at"]) if candidate.case.get("resumes_reference") else 0
+
+
+def _are_added_alike(*sides: Sequence[Meeting]) -> bool:
+    """Whether both add gradients of as many parts, seen as such, or else in as many backwards."""
+    parts, backwards = (
+        [{meeting.backwards for meeting in side if meeting.what == what} for side in sides]
+        for what in ("parts", "backward")
+    )
+    return parts[0] == parts[1] and (max(parts[0], default=1) > 1 or backwards[0] == backwards[1])
 
 
 def _signature(meeting: Meeting) -> tuple[str, str, str]:

@@ -28,7 +28,7 @@ from bitproof.harness.capture.values import open_values_of
 from bitproof.harness.compare.bits import bits_equal, is_unlike
 from bitproof.harness.compare.order import computation_order
 from bitproof.harness.compare.phases import PHASES, apart_from, is_exact, regrouped_from
-from bitproof.harness.compare.relaid import LogicalTensor, box_of, by_rank, lies_otherwise
+from bitproof.harness.compare.relaid import LogicalTensor, are_staged, box_of, by_rank, lies_otherwise
 from bitproof.harness.records import Key, LayoutBounds, LayoutRow, Recording
 from bitproof.harness.records.layout import Box, joint_cuts
 from bitproof.harness.records.layout_bounds import MAX_ROWS
@@ -44,7 +44,9 @@ def measure_layouts(reference: Path, candidate: Path, samples: Sequence[Path]) -
     """
     folders = (reference, candidate, *samples)
     recordings = [read_recording(folder) for folder in folders]
-    first, start = regrouped_from(recordings[0].manifest, recordings[1].manifest), apart_from(recordings[1].manifest)
+    manifests = [recording.manifest for recording in recordings[:2]]
+    first = regrouped_from(*manifests, are_staged=are_staged(*recordings[:2]))
+    start = apart_from(manifests[1])
     names = [*dict.fromkeys(LogicalTensor(key.step, key.kind, key.name) for key in recordings[0].records)]
     free = [tensor for tensor in names if not is_exact(tensor, first, start)]
     factor = student_quantile((1 - CONFIDENCE) / max(1, len(free)))

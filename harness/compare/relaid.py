@@ -198,6 +198,16 @@ def by_rank(recording: Recording) -> dict[LogicalTensor, dict[int, Record]]:
     return found
 
 
+def are_staged(*recordings: Recording) -> bool:
+    """Whether each parameter lies whole on one rank alone, as in the stages of a pipeline, and in each recording."""
+    return all(
+        len(parts) == 1 and all(record.placements is None for record in parts.values())
+        for recording in recordings
+        for tensor, parts in by_rank(recording).items()
+        if tensor.kind == "param"
+    )
+
+
 def box_of(record: Record) -> Box | None:
     """What a rank holds: all of a plain tensor. None where a DTensor does not say it."""
     if record.box is not None:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from bitproof.harness.case import KINDS, Case, Kind
 from bitproof.harness.compare.chunked import unlike_chunks
-from bitproof.harness.compare.layout_verdict import decide_by_layout, first_beyond
+from bitproof.harness.compare.layout_verdict import decide_by_layout, first_beyond, told_without_call
 from bitproof.harness.compare.same_case import contradictions, unlike_digests
 from bitproof.harness.compare.vacuity import compiled_runs, unshown_state, vacuous_runs
 from bitproof.harness.records import (
@@ -175,6 +175,7 @@ def judge(
         verdict, texts = Verdict.UNVERIFIED, [*texts, _tell(RACES, races)]
     elif verdict == Verdict.NONDETERMINISTIC and races:
         texts = [*texts, _tell(RACES, races)]
+    without_call = [told_without_call(first)] if layouts and first and verdict == Verdict.DIFFERENT else []
     return Judgement(
         verdict=verdict,
         compared=dict(comparison.compared),
@@ -188,7 +189,7 @@ def judge(
         stress=_verdicts(stresses) if any(stresses.values()) else None,
         differing=comparison.differing,
         differing_left_out=comparison.differing_left_out,
-        remarks=comparison.remarks,
+        remarks=(*comparison.remarks, *without_call),
     )
 
 

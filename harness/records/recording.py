@@ -244,9 +244,9 @@ class Recording:
         return {key: record for key, record in self.records.items() if key.rank == rank}
 
     def losses(self, rank: int | None = None) -> list[str]:
-        """One rank's losses as hexadecimal floats, in step order: by default rank 0's, in a pipeline of ours those of
-        the first rank of its last stage.
+        """One rank's losses as hexadecimal floats, in step order: by default the first rank's that has some, which in
+        a pipeline is one of its last stage.
         """
-        world, pp = self.manifest.world_size, self.manifest.case.get("parallelism", {}).get("pp", 1)
-        records = self.records_of(world - world // pp if rank is None else rank)
+        chosen = min((key.rank for key in self.records if key.kind == "loss"), default=0) if rank is None else rank
+        records = self.records_of(chosen)
         return [records[key].value or "" for key in sorted(key for key in records if key.kind == "loss")]

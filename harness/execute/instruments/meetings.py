@@ -1,7 +1,8 @@
 """Which ranks a rank's step added values of, or exchanged rows with, and in which part of the step.
 
 Two layouts that add over the same two ranks take the same sums, and must give the same bits; one that adds over other
-ranks, or over more, takes them in other orders. Seen by a mode below autograd, of runs that are asked for it.
+ranks, or over more, takes them in other orders. A gradient is a sum, too: how many parts were added to it in place is
+counted. Seen by a mode below autograd, of runs that are asked for it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.weak import WeakTensorKeyDictionary
 
+from bitproof.harness.capture.digest import plain
 from bitproof.harness.graph.operators import row_of
 from bitproof.harness.operators import Operator
 from bitproof.harness.records import Meeting
@@ -20,6 +23,8 @@ from bitproof.harness.torch_compat import TorchDispatchMode
 from bitproof.harness.torch_distributed import group_named, group_of
 from bitproof.harness.torch_operators import backward_number
 
+PARTS = "parts"
+ADDS = "aten.add"
 _Met = tuple[str, str, str, str]
 
 
@@ -34,6 +39,9 @@ class Sums:
         self._backwards: set[int] = set()
         self._last_backward = -1
         self._shows_gradients = False
+        self._added: Any = WeakTensorKeyDictionary()
+        self._parts: dict[int, int] = {}
+        self._numbers: set[int] = set()
 
     def begin_step(self) -> None:
         """A step begins, with its forward."""
@@ -42,11 +50,16 @@ class Sums:
         self._num_backwards = max(len(self._backwards), self._num_backwards)
         self._in_step, self._backwards = {}, set()
         self._last_backward, self._shows_gradients = -1, False
+        self._added = WeakTensorKeyDictionary()
 
     def noticing(self, observe: Callable[..., None]) -> Callable[..., None]:
         """`observe`: once it is shown a gradient, what follows is no part of gradients."""
 
         def noticed(kind: str, name: str, tensor: torch.Tensor) -> None:
+            if kind == "grad" and self._is_asked:
+                if not self._shows_gradients:  # tensors that live at once have memory of their own
+                    self._parts = {into.data_ptr(): 1 + count for into, count in self._added.items()}
+                self._numbers.add(self._parts.get(plain(tensor).data_ptr(), 1))
             self._shows_gradients |= kind == "grad"
             observe(kind, name, tensor)
 
@@ -54,14 +67,22 @@ class Sums:
 
     @property
     def meetings(self) -> tuple[Meeting, ...] | None:
-        """What was met, and in how many backwards of a step; first, how many backwards there were."""
+        """What was met, and in how many backwards of a step; first, how many backwards there were.
+
+        Then, of how many parts gradients are, each number once.
+        """
         if not self._is_asked:
             return None
         self.begin_step()
         own = Meeting(phase="forward", what="backward", ranks="", operator="", backwards=self._num_backwards)
-        return own, *(
-            Meeting(phase=phase, what=what, ranks=ranks, operator=name, backwards=count)
-            for (phase, what, ranks, name), count in self._found.items()
+        parts = (Meeting(phase="forward", what=PARTS, ranks="", operator="", backwards=n) for n in self._numbers)
+        return (
+            own,
+            *parts,
+            *(
+                Meeting(phase=phase, what=what, ranks=ranks, operator=name, backwards=count)
+                for (phase, what, ranks, name), count in self._found.items()
+            ),
         )
 
     @contextmanager
@@ -72,7 +93,7 @@ class Sums:
             return
         from torch.distributed.tensor import DTensor
 
-        note = self._note
+        note, sums = self._note, self
 
         class Watching(TorchDispatchMode):
             supports_higher_order_operators = True
@@ -81,11 +102,17 @@ class Sums:
                 if DTensor in types:
                     return NotImplemented  # what it calls for it is seen then
                 row = row_of(function)
+                if row.in_place_of == ADDS:
+                    sums.note_part(args[0])
                 note(row, [*args, *(kwargs or {}).values()] if row.sums_ranks or row.exchanges else [])
                 return function(*args, **kwargs or {})
 
         with Watching():  # type: ignore[no-untyped-call]
             yield
+
+    def note_part(self, total: torch.Tensor) -> None:
+        """Something is added to this tensor in place."""
+        self._added[total] = self._added.get(total, 0) + 1
 
     def _note(self, row: Operator, args: list[Any]) -> None:
         backward = backward_number()

@@ -1,4 +1,4 @@
-from bitproof.harness.compare.order import ComputationOrder, computation_order
+from bitproof.harness.compare.order import ComputationOrder, computation_order, place_of
 from bitproof.harness.records import Key
 
 
@@ -29,3 +29,17 @@ def test_what_ranks_recorded_later_changes_no_earlier_place():
     place = order(Key(3, "grad", "b", 1))
     order.add([Key(0, "grad", "a", 1), Key(0, "grad", "b", 1)])
     assert order(Key(3, "grad", "b", 1)) == place < order(Key(3, "grad", "a", 0))
+
+
+def test_a_record_is_of_a_module_and_a_direction():
+    places = {
+        ("activation", "layers.0.mlp@forward"): ("layers.0.mlp", "forward"),
+        ("activation", "layers.0.mlp@backward.output1"): ("layers.0.mlp", "backward"),
+        ("loss", "loss"): ("", "forward"),
+        ("grad", "layers.0.norm.weight"): ("layers.0.norm", "backward"),
+        ("grad", "scale"): ("", "backward"),
+        ("param", "layers.0.norm.weight"): ("layers.0.norm", "update"),
+        ("optimizer", "layers.0.norm.weight.exp_avg"): ("layers.0.norm", "update"),
+        ("buffer", "data@after_optimizer"): ("", "forward"),
+    }
+    assert {key: place_of(Key(0, *key, 0)) for key in places} == places

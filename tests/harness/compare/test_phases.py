@@ -56,6 +56,32 @@ def test_sums_have_another_order_from_the_first_phase_with_other_ranks_or_operat
     assert regrouped_from(there, here) == found
 
 
+def staged(parts: set[int], backwards: int, *met: str, ranks: int = 4) -> Manifest:
+    found = [Meeting(phase="forward", what="parts", ranks="", operator="", backwards=count) for count in parts]
+    found += [Meeting(phase="forward", what="sum", ranks=group, operator="allreduce_") for group in met]
+    found.append(Meeting(phase="forward", what="backward", ranks="", operator="", backwards=backwards))
+    return Manifest(case={}, system="s", world_size=ranks, steps=1, meetings=found)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "first"),
+    [
+        (staged({4}, 4), staged({4}, 8, ranks=1), None),
+        (staged({4}, 4), staged({1}, 4, ranks=1), "forward"),
+        (staged({1}, 1), staged({1}, 1, ranks=1), None),
+        (staged({1}, 4), staged({1}, 8, ranks=1), "forward"),
+        (staged({4}, 4, PAIR), staged({4}, 8), "forward"),
+        (staged({4}, 4, PAIR), staged({4}, 4, ranks=1), "forward"),
+    ],
+)
+def test_stages_add_alike_where_gradients_have_as_many_parts_and_no_rank_adds_over_others(here, there, first):
+    for pair in ((here, there), (there, here)):
+        found = regrouped_from(*pair, are_staged=True)
+        assert (None if found is None else PHASES[found]) == first
+        whole = regrouped_from(*pair)
+        assert whole is not None or here.world_size == there.world_size, "ranks that hold the same are no stages"
+
+
 def test_what_is_computed_before_that_must_be_equal_at_the_first_step_alone():
     backward = PHASES.index("backward")
     assert is_exact(LogicalTensor(0, "loss", "loss"), backward)

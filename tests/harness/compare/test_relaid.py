@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from bitproof.harness.capture.boxes import digests_of_cells
 from bitproof.harness.capture.digest import digest
 from bitproof.harness.case import Case, Parallelism
-from bitproof.harness.compare.relaid import are_laid_out_otherwise, common_cuts, relaid, replicas
+from bitproof.harness.compare.relaid import are_laid_out_otherwise, are_staged, common_cuts, relaid, replicas
 from bitproof.harness.compare.verdict import compare
 from bitproof.harness.records import Key, Manifest, Record, Recording, Verdict
 from bitproof.harness.records.layout import Box
@@ -145,3 +147,11 @@ def test_one_layout_pairs_rank_by_rank_whatever_plain_tensors_hold():
     assert not are_laid_out_otherwise(case(), mine, mine)
     assert are_laid_out_otherwise(case(), recording(ROWS), recording(GRID))
     assert relaid(mine, mine, {}).recording.records == mine.records
+
+
+def test_stages_have_each_parameter_whole_on_one_rank_alone():
+    whole = recording([None])
+    moved = replace(whole, records={key._replace(rank=3): record for key, record in whole.records.items()})
+    assert are_staged(whole, moved)
+    assert not are_staged(whole, recording([None] * 2)), "replicas"
+    assert not are_staged(recording([Box.whole((8, 6))])), "a DTensor"

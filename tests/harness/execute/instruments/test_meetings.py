@@ -47,6 +47,7 @@ def test_each_part_of_a_step_has_its_own_sums(mesh):
         ("backward", "sum", "0,2", "all_reduce", 1),
         ("clip", "sum", "0,1", "allreduce_", 1),
         ("update", "sum", "0,2", "_reduce_scatter_base_", 1),
+        ("forward", "parts", "", "", 1),
     }
 
 
@@ -86,3 +87,19 @@ def test_a_step_counts_its_backwards_though_no_rank_meets_another():
     (found,) = sums.meetings
     assert (found.what, found.backwards) == ("backward", 2)
     assert Sums(is_asked=False).meetings is None
+
+
+def test_a_gradient_counts_what_was_added_to_it_by_backward_or_by_hand_and_by_nobody_else():
+    x, y = (torch.ones(4, requires_grad=True) for _ in range(2))
+
+    def step(observe):
+        other = torch.ones(4)
+        for _ in range(3):
+            x.sum().backward()
+            other += 1
+        y.sum().backward()
+        y.grad += torch.ones(4)
+        for name, of in (("x", x), ("y", y)):
+            observe("grad", name, of.grad)
+
+    assert told(step) == {("forward", "parts", "", "", 3), ("forward", "parts", "", "", 2)}

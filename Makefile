@@ -55,7 +55,7 @@ bench: $(VENV)/ready        ## figures against the budgets; takes a few minutes
 	$(BIN)/python tests/benchmarks/bench_prove.py --layers 4,8 --ranks 64 --cases moe_seq
 	$(BIN)/python tests/benchmarks/bench_pairs.py
 
-fuzz: $(VENV)/ready         ## programs with one wrong call and trainers with one defect for blame, rewrites and faults for the prover, corrupted and forged certificates, damaged files
+fuzz: $(VENV)/ready         ## programs with one wrong call and trainers with one defect for blame, rewrites and faults for the prover, corrupted and forged certificates, damaged files, layouts without a defect
 	$(BIN)/python -m tests.benchmarks.blame_programs 100000 1000000
 	$(BIN)/python -m tests.benchmarks.bench_blame
 	$(BIN)/python tests/benchmarks/fuzz_prove.py
@@ -66,6 +66,7 @@ fuzz: $(VENV)/ready         ## programs with one wrong call and trainers with on
 	$(BIN)/python tests/benchmarks/forge_certificates.py
 	$(BIN)/python tests/benchmarks/compare_checkers.py
 	$(BIN)/python tests/benchmarks/fuzz_readers.py
+	$(BIN)/python tests/benchmarks/bench_layouts.py drawn 200
 
 # Each day's scan makes other calls. One that was cut off goes on with its seed and file:
 # make operators OPERATORS='--seed 20261126 --json reports/operators.json'.

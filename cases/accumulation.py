@@ -18,5 +18,13 @@ halves_one = replace(
     parallelism=one_eight.reference_parallelism or one_eight.parallelism,
     reference_parallelism=one_eight.reference_parallelism,
 )
+# Each rank and each micro-batch has another number of tokens, and the loss is the mean of all.
+uneven_halves = replace(halves, name="uneven_halves", reference=f"{_LOOP}:uneven", candidate=f"{_LOOP}:uneven_halves")
+uneven_ranks = replace(
+    uneven_halves,
+    name="uneven_ranks",
+    parallelism=replace(uneven_halves.parallelism, world_size=4),
+    reference_parallelism=halves_one.reference_parallelism,
+)
 
-CASES = (halves, halves_one)
+CASES = (halves, halves_one, uneven_halves, uneven_ranks)

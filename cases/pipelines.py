@@ -1,5 +1,5 @@
 """Pipelines: the graph of a micro-batch cut into stages, against eager stages that torch.distributed.pipelining runs,
-and against no stages.
+and against no stages; and torch's own schedules against each other and against no pipeline.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bitproof.builtin_cases.chunking import unchunked
-from bitproof.harness.case import Batch, Chunking, Memory, Model, Parallelism, Pipeline, Schedule
+from bitproof.harness.case import Batch, Case, Chunking, Memory, Model, Parallelism, Pipeline, Schedule
 
 FAMILY = "pipelines"
 
@@ -45,4 +45,47 @@ pipeline_chunked = replace(
     pipeline=Pipeline(isolate_groups=True, isolate_gathers=True, bucket=True, overlap=True),
 )
 
-CASES = (pipeline_gpipe, pipeline_1f1b, pipeline_unstaged, pipeline_interleaved, pipeline_chunked)
+# torch's schedules add a layer's gradients over micro-batches in one order, wherever the layer lies.
+_TORCH = "bitproof.builtin_cases.examples.pipelined"
+schedules_gpipe = Case(
+    name="schedules_gpipe",
+    family=FAMILY,
+    reference=f"{_TORCH}:gpipe",
+    candidate=f"{_TORCH}:one_f_one_b",
+    steps=3,
+    parallelism=Parallelism(world_size=4, ep=1),
+    preload=("torch.distributed.pipelining",),
+)
+schedules_interleaved = replace(
+    schedules_gpipe,
+    name="schedules_interleaved",
+    reference=f"{_TORCH}:one_f_one_b",
+    candidate=f"{_TORCH}:interleaved",
+)
+schedules_zero_bubble = replace(
+    schedules_gpipe,
+    name="schedules_zero_bubble",
+    reference=f"{_TORCH}:interleaved",
+    candidate=f"{_TORCH}:zero_bubble",
+    parallelism=Parallelism(world_size=8, ep=1),
+)
+schedules_unstaged = replace(
+    schedules_gpipe,
+    name="schedules_unstaged",
+    reference=f"{_TORCH}:unstaged",
+    candidate=f"{_TORCH}:zero_bubble",
+    reference_parallelism=Parallelism(world_size=1, ep=1),
+)
+# The batch at once, against its micro-batches: the same terms in other sums.
+schedules_whole = replace(
+    schedules_unstaged,
+    name="schedules_whole",
+    reference=f"{_TORCH}:whole",
+    candidate=f"{_TORCH}:one_f_one_b",
+    parallelism=Parallelism(world_size=2, ep=1),
+    expected="CLOSE",
+)
+
+_OURS = (pipeline_gpipe, pipeline_1f1b, pipeline_unstaged, pipeline_interleaved, pipeline_chunked)
+_TORCHS = (schedules_gpipe, schedules_interleaved, schedules_zero_bubble, schedules_unstaged, schedules_whole)
+CASES = (*_OURS, *_TORCHS)

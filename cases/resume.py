@@ -36,6 +36,10 @@ resume_tp = replace(
     resume_at=2,
     expected="EQUAL",
 )
+# Two steps, and what modules return.
+resume_sight = replace(
+    resume_fsdp, name="resume_sight", steps=2, resume_at=1, observe=("embedding", "blocks.*", "output")
+)
 
 _ALL = "bitproof.builtin_cases.examples.resumed_loop"
 _FOUR = Parallelism(world_size=4, ep=1)
@@ -68,4 +72,13 @@ fsdp_then_tp = replace(
     fsdp_then_hsdp, name="fsdp_then_tp", candidate=f"{_ALL}:fsdp_tp", parallelism=replace(_FOUR, tp=2)
 )
 
-CASES = (resume_fsdp, resume_ddp, resume_tp, resume_dropout, fsdp_then_ddp, fsdp_then_hsdp, fsdp_then_tp)
+CASES = (
+    resume_fsdp,
+    resume_ddp,
+    resume_tp,
+    resume_sight,
+    resume_dropout,
+    fsdp_then_ddp,
+    fsdp_then_hsdp,
+    fsdp_then_tp,
+)

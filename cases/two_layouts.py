@@ -43,5 +43,23 @@ ep2_ep4 = replace(
     parallelism=Parallelism(world_size=8, ep=4),
     reference_parallelism=Parallelism(world_size=8, ep=2),
 )
+# What modules return is compared, too: so a defect that shows in the loss has a module.
+_SEEN = ("embedding", "blocks.*", "output")
+fsdp_sight = replace(ddp_fsdp, name="fsdp_sight", observe=_SEEN)
+tp_sight = replace(
+    fsdp_tp,
+    name="tp_sight",
+    parallelism=Parallelism(world_size=4, ep=1, tp=2),
+    reference_parallelism=_TWO,
+    observe=_SEEN,
+)
+ep_sight = replace(
+    ep2_ep4,
+    name="ep_sight",
+    parallelism=Parallelism(world_size=2, ep=2),
+    reference_parallelism=_TWO,
+    observe=_SEEN,
+)
 
-CASES = (ddp_fsdp, ddp_fsdp_eight, fsdp_tp, fsdp_hsdp, one_eight, ep2_ep4)
+_WIDE = (ddp_fsdp, ddp_fsdp_eight, fsdp_tp, fsdp_hsdp, one_eight, ep2_ep4)
+CASES = (*_WIDE, fsdp_sight, tp_sight, ep_sight)

@@ -327,6 +327,8 @@ def test_nothing_of_ours_imports_the_face_that_others_see():
         "bitproof.builtin_cases.examples.fsdp2_loop",
         "bitproof.builtin_cases.examples.mesh_loop",
         "bitproof.builtin_cases.examples.optimizer_loop",
+        "bitproof.builtin_cases.examples.pipelined",
+        "bitproof.builtin_cases.examples.ring_attention",
         "bitproof.builtin_cases.examples.resumed_loop",
     }, "the examples are written as a user would"
 

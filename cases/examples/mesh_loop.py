@@ -8,6 +8,8 @@
     fsdp_tp     sharded over data ranks, each layer split over `tp` ranks
     ep          experts split over `ep` ranks, which send each other their tokens
     halves      as ddp, the batch in two micro-batches
+    uneven, uneven_halves       as ddp and halves, of texts that end where they like: ranks and micro-batches have
+                                other numbers of tokens, and the loss is the mean of all tokens
 
 The loss is that of the whole batch, so it means the same on however many ranks. Each rank shows the part that it holds:
 a DTensor says which that is, also where a loop makes one only to say so (`SharedExperts.shown`).
@@ -15,7 +17,7 @@ a DTensor says which that is, also where a loop makes one only to say so (`Share
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +34,26 @@ from torch.nn.functional import cross_entropy, gelu
 from torch.nn.parallel import DistributedDataParallel
 
 from bitproof import Case, Mesh
+from bitproof.harness.case import observed_modules
 from bitproof.harness.torch_distributed import functional_collectives
 
 VOCABULARY, DIM, HIDDEN, EXPERTS, SEQUENCES, LENGTH = 61, 24, 64, 4, 8, 12
-"""A vocabulary that no number of ranks divides: its rows are sharded unevenly."""
+"""A vocabulary that no number of ranks divides: its rows are sharded unevenly. A case's options may say another `dim`,
+number of `rows`, or `length`.
+"""
+
+NOTHING = -100
+"""Stands in a row where its text has ended."""
 
 
 class Block(nn.Module):
     """A residual MLP."""
 
-    def __init__(self) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(DIM)
-        self.up = nn.Linear(DIM, HIDDEN)
-        self.down = nn.Linear(HIDDEN, DIM, bias=False)
+        self.norm = nn.LayerNorm(dim)
+        self.up = nn.Linear(dim, HIDDEN)
+        self.down = nn.Linear(HIDDEN, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's input plus what it computes of it."""
@@ -56,12 +64,12 @@ class Block(nn.Module):
 class SharedExperts(nn.Module):
     """A rank holds some experts; each token goes to one. `mesh` has a dim for replicas and one for experts."""
 
-    def __init__(self, mesh: DeviceMesh | None) -> None:
+    def __init__(self, mesh: DeviceMesh | None, dim: int) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(DIM)
-        self.router = nn.Linear(DIM, EXPERTS, bias=False)
+        self.norm = nn.LayerNorm(dim)
+        self.router = nn.Linear(dim, EXPERTS, bias=False)
         self.mesh = mesh
-        weight = torch.randn(EXPERTS, DIM, DIM) / DIM**0.5
+        weight = torch.randn(EXPERTS, dim, dim) / dim**0.5
         self.weight = nn.Parameter(weight.chunk(self.ranks)[self.rank].clone())
 
     @property
@@ -80,7 +88,7 @@ class SharedExperts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (.., D) go to the ranks of their experts and come back."""
-        rows_TD = self.norm(x).reshape(-1, DIM)
+        rows_TD = self.norm(x).flatten(0, 1)
         scores_TE = self.router(rows_TD).softmax(-1)
         if self.mesh is not None:
             rows_TD, scores_TE = (
@@ -100,11 +108,11 @@ class SharedExperts(nn.Module):
 class MixedModel(nn.Module):
     """Predicts each token from the one before."""
 
-    def __init__(self, experts: DeviceMesh | None = None, *, has_experts: bool = False) -> None:
+    def __init__(self, experts: DeviceMesh | None = None, *, has_experts: bool = False, dim: int = DIM) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, DIM)
-        self.blocks = nn.ModuleList(SharedExperts(experts) if has_experts and i else Block() for i in range(2))
-        self.output = nn.Linear(DIM, VOCABULARY, bias=False)
+        self.embedding = nn.Embedding(VOCABULARY, dim)
+        self.blocks = nn.ModuleList(SharedExperts(experts, dim) if has_experts and i else Block(dim) for i in range(2))
+        self.output = nn.Linear(dim, VOCABULARY, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits for the next token."""
@@ -126,11 +134,29 @@ class MeshLoop:
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: min(1.0, (step + 1) / 4))
         self.data = torch.Generator().manual_seed(1000 + case.seed)
+        self.size = case.options.get("rows", SEQUENCES), case.options.get("length", LENGTH) + 1
+        self.outputs: dict[str, Tensor] = {}
+        if case.observe:
+            self.observe(case.observe, sharers)
+
+    def observe(self, patterns: Sequence[str], sharers: int) -> None:
+        """Show what modules return, of this rank's rows: those that read the same rows must return the same."""
+        grid = init_device_mesh("cpu", (self.readers, sharers))
+        modules = dict(_bare(self.model).named_modules())
+
+        def keep(name: str, out: Tensor) -> None:
+            self.outputs[f"{name}@forward"] = DTensor.from_local(out.detach(), grid, [Shard(0), Replicate()])
+
+        for name in observed_modules(patterns, modules):
+            modules[name].register_forward_hook(lambda module, args, out, name=name: keep(name, out))
 
     def batch(self) -> Tensor:
         """This rank's rows of the batch that all ranks read."""
-        rows = torch.randint(VOCABULARY, (SEQUENCES, LENGTH + 1), generator=self.data)
-        return rows.chunk(self.readers)[self.rank]
+        return self.rows().chunk(self.readers)[self.rank]
+
+    def rows(self) -> Tensor:
+        """The batch that all ranks read."""
+        return torch.randint(VOCABULARY, self.size, generator=self.data)
 
     def loss(self, rows: Tensor) -> Tensor:
         """The loss of some rows."""
@@ -153,7 +179,10 @@ class MeshLoop:
 
     def step(self, index: int) -> Iterator[tuple[str, str, Tensor]]:
         """Take one step, and yield each value as it is computed."""
-        yield "loss", "loss", self.backward()
+        loss = self.backward()
+        for name, out in self.outputs.items():
+            yield "activation", name, out
+        yield "loss", "loss", loss
         for name, parameter in self.model.named_parameters():
             assert parameter.grad is not None
             yield "grad", name, self.shown(name, parameter.grad)
@@ -184,13 +213,47 @@ class MeshLoop:
         self.schedule.load_state_dict(state["schedule"])
 
 
+class UnevenLoop(MeshLoop):
+    """The same of texts that end where they like."""
+
+    def rows(self) -> Tensor:
+        """The batch, with NOTHING behind the end of each text."""
+        rows = super().rows()
+        ends = torch.randint(2, rows.size(1), (rows.size(0), 1), generator=self.data)
+        return rows.masked_fill(torch.arange(rows.size(1)) > ends, NOTHING)
+
+    def count(self, rows: Tensor) -> Tensor:
+        """How many tokens are to be predicted in some rows."""
+        return (rows[:, 1:] != NOTHING).sum()
+
+    def mean(self, rows: Tensor, tokens: Tensor) -> Tensor:
+        """What some rows add to the mean loss over so many tokens."""
+        logits = self.model(rows[:, :-1].clamp(min=0)).flatten(0, 1)
+        loss = cross_entropy(logits, rows[:, 1:].flatten(), ignore_index=NOTHING, reduction="sum")
+        return loss * self.world / tokens  # DistributedDataParallel divides gradients by the ranks
+
+    def backward(self) -> Tensor:
+        """Accumulate the gradients of the mean loss of the tokens that all ranks read."""
+        rows, total = self.batch(), torch.zeros(())
+        tokens = self.count(rows)
+        if self.world > 1:
+            dist.all_reduce(tokens)
+        for part in rows.chunk(self.micro):
+            loss = self.mean(part, tokens)
+            loss.backward()
+            total += loss.detach()
+        if self.world > 1:
+            dist.all_reduce(total)
+        return total / self.world
+
+
 class ExpertLoop(MeshLoop):
     """The same with experts: what ranks share between them is reduced by hand, as each part has its own group."""
 
     def __init__(self, case: Case, mesh: Mesh) -> None:
         ep = case.parallelism.ep
         grid = init_device_mesh("cpu", (case.parallelism.world_size // ep, ep), mesh_dim_names=("replicas", "ep"))
-        super().__init__(case, mesh, MixedModel(grid, has_experts=True))
+        super().__init__(case, mesh, MixedModel(grid, has_experts=True, dim=_dim(case)))
         self.replicas = grid["replicas"].get_group()
         self.experts: SharedExperts = self.model.blocks[1]  # type: ignore[index,assignment]
 
@@ -208,17 +271,33 @@ class ExpertLoop(MeshLoop):
         return self.experts.shown(part) if name == "blocks.1.weight" else part
 
 
-def ddp(case: Case, mesh: Mesh, micro: int = 1) -> MeshLoop:
+def _dim(case: Case) -> int:
+    return int(case.options.get("dim", DIM))
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def ddp(case: Case, mesh: Mesh, micro: int = 1, loop: type[MeshLoop] = MeshLoop) -> MeshLoop:
     """Every rank has the model."""
-    model: nn.Module = MixedModel()
-    return MeshLoop(
-        case, mesh, DistributedDataParallel(model) if case.parallelism.world_size > 1 else model, micro=micro
-    )
+    model: nn.Module = MixedModel(dim=_dim(case))
+    return loop(case, mesh, DistributedDataParallel(model) if case.parallelism.world_size > 1 else model, micro=micro)
 
 
 def halves(case: Case, mesh: Mesh) -> MeshLoop:
     """Two micro-batches."""
     return ddp(case, mesh, micro=2)
+
+
+def uneven(case: Case, mesh: Mesh) -> MeshLoop:
+    """Texts of other lengths, in one batch."""
+    return ddp(case, mesh, loop=UnevenLoop)
+
+
+def uneven_halves(case: Case, mesh: Mesh) -> MeshLoop:
+    """Texts of other lengths, in two micro-batches."""
+    return ddp(case, mesh, micro=2, loop=UnevenLoop)
 
 
 def sharded(model: nn.Module, grid: DeviceMesh) -> nn.Module:
@@ -230,13 +309,14 @@ def sharded(model: nn.Module, grid: DeviceMesh) -> nn.Module:
 
 def fsdp(case: Case, mesh: Mesh) -> MeshLoop:
     """Parameters sharded over all ranks."""
-    return MeshLoop(case, mesh, sharded(MixedModel(), init_device_mesh("cpu", (case.parallelism.world_size,))))
+    model = sharded(MixedModel(dim=_dim(case)), init_device_mesh("cpu", (case.parallelism.world_size,)))
+    return MeshLoop(case, mesh, model)
 
 
 def hsdp(case: Case, mesh: Mesh) -> MeshLoop:
     """Sharded over half of the ranks, and replicated twice."""
     grid = init_device_mesh("cpu", (2, case.parallelism.world_size // 2), mesh_dim_names=("replicas", "shards"))
-    return MeshLoop(case, mesh, sharded(MixedModel(), grid))
+    return MeshLoop(case, mesh, sharded(MixedModel(dim=_dim(case)), grid))
 
 
 def split_and_sharded(model: nn.Module, case: Case) -> nn.Module:
@@ -250,7 +330,7 @@ def split_and_sharded(model: nn.Module, case: Case) -> nn.Module:
 
 def fsdp_tp(case: Case, mesh: Mesh) -> MeshLoop:
     """Sharded over the ranks that read other rows, and split over those that read the same."""
-    return MeshLoop(case, mesh, split_and_sharded(MixedModel(), case), sharers=case.parallelism.tp)
+    return MeshLoop(case, mesh, split_and_sharded(MixedModel(dim=_dim(case)), case), sharers=case.parallelism.tp)
 
 
 def ep(case: Case, mesh: Mesh) -> MeshLoop:

@@ -29,9 +29,9 @@ import accelerated  # noqa: E402
 import hf  # noqa: E402
 import hf_trainer  # noqa: E402
 import lit  # noqa: E402
-import pipelined  # noqa: E402
 import titan  # noqa: E402
 
+from bitproof.builtin_cases.examples import pipelined  # noqa: E402
 from bitproof.harness.case.case_file import read_case  # noqa: E402
 from tests.benchmarks.defective_trainers import Defect  # noqa: E402
 
@@ -218,7 +218,7 @@ DEFECTS: dict[tuple[str, str], Defect] = {
         ("div",),
     ),
     ("pipelining", "sends_rounded"): Defect(
-        output("stage0", lambda x: x.bfloat16().float(), rank=0), "stage0", FORWARD, ("_to_copy",), 0
+        output("layer7", lambda x: x.bfloat16().float(), rank=0), "layer7", FORWARD, ("_to_copy",), 0
     ),
     ("pipelining", "not_scaled"): Defect(
         in_class(pipelining_stage._PipelineStageBase, "scale_grads", lambda own, self, factor: None),

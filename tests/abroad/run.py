@@ -22,7 +22,7 @@ CAUSES = {
     "hf_llama_eps": ("add.Tensor", "model.layers.1.input_layernorm", "forward"),
     "hf_trainer_clipping": ("mul", None, "update"),
     "lit_accumulating": ("div.Tensor", "", "forward"),  # Lightning divides the loss
-    "pipelined_order": ("add_.Tensor", "stage0.0.0", "backward"),  # the parameter whose gradient is shown
+    "pipelined_order": ("add_.Tensor", "layer0.0", "backward"),  # the parameter whose gradient is shown
     "titan_chunked": ("add.Tensor", None, None),
 }
 """Of each case that differs what the operator to blame begins with, its module and its direction."""

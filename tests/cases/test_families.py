@@ -17,6 +17,7 @@ from bitproof.builtin_cases import (
     bucketing,
     captured,
     chunking,
+    context_parallel,
     debug,
     joint,
     models,
@@ -223,7 +224,7 @@ def test_captured_cases_have_no_size_that_data_decide_and_differ_from_others_in_
 
 
 def test_pipelines_are_held_against_eager_stages_and_against_none_on_four_and_eight_ranks():
-    gpipe, one, unstaged, interleaved, chunked = pipelines.CASES
+    gpipe, one, unstaged, interleaved, chunked = (case for case in pipelines.CASES if case.schedule)
     assert gpipe == replace(one, name="pipeline_gpipe", schedule=replace(one.schedule, order="gpipe"))
     assert (one.reference, one.stages, one.parallelism.stage_ranks, one.parallelism.ep) == ("eager", 2, 2, 2)
     assert unstaged == replace(one, name="pipeline_unstaged", reference="bitproof.reference.unstaged:eager")
@@ -397,6 +398,26 @@ def test_cases_of_layouts_say_how_each_side_lies_and_state_no_bound():
     for case in two_layouts.CASES:
         assert case.is_foreign and case.reference_parallelism is not None
         assert case.close_within is None and case.differs_within is None
-        assert (case.expected == "EQUAL") == (case.most_ranks == 2)
+        has_experts = case.parallelism.ep > 1
+        assert (case.expected == "EQUAL") == (case.most_ranks == 2 and not has_experts)
     sizes = {(case.reference_parallelism.world_size, case.parallelism.world_size) for case in two_layouts.CASES}
-    assert sizes == {(2, 2), (8, 8), (1, 8)}
+    assert sizes == {(2, 2), (2, 4), (8, 8), (1, 8)}
+
+
+def test_torchs_schedules_meet_each_other_and_no_pipeline_on_two_to_eight_ranks():
+    cases = [case for case in pipelines.CASES if case.is_foreign and case.name.startswith("schedules")]
+    pairs = {(case.reference.partition(":")[2], case.candidate.partition(":")[2]) for case in cases}
+    assert {name for pair in pairs for name in pair} == {
+        "gpipe", "one_f_one_b", "interleaved", "zero_bubble", "unstaged", "whole",
+    }  # fmt: skip
+    assert {case.parallelism.world_size for case in cases} == {2, 4, 8}
+    assert [case.name for case in cases if case.expected == "CLOSE"] == ["schedules_whole"]
+
+
+def test_rings_are_held_against_a_whole_sequence_against_each_other_and_against_gathered_parts():
+    sides = {
+        case.name: ((case.reference_parallelism or case.parallelism).world_size, case.parallelism.world_size)
+        for case in context_parallel.CASES
+    }
+    assert sides == {"ring_two": (1, 2), "ring_four": (1, 4), "ring_halved": (2, 4), "ring_gathered": (4, 4)}
+    assert [case.name for case in context_parallel.CASES if case.expected == "EQUAL"] == ["ring_gathered"]

@@ -19,6 +19,7 @@ from bitproof.builtin_cases import (
     CASES,
     accumulation,
     autoplace,
+    context_parallel,
     joint,
     optimizers,
     pipelines,
@@ -78,7 +79,8 @@ def test_every_graph_case_is_every_case_whose_graph_runs_as_it_is():
         *(case.name for case in published.CASES if case.requires),
         *(
             case.name
-            for case in (*two_layouts.CASES, *resume.CASES, *accumulation.CASES, *optimizers.CASES, *pipelines.CASES)
+            for family in (two_layouts, resume, accumulation, optimizers, pipelines, context_parallel)
+            for case in family.CASES
         ),
     }
 

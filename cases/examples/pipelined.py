@@ -1,0 +1,139 @@
+"""torch's own pipeline schedules, and the same model without a pipeline, as systems: same text, same micro-batches.
+
+    bitproof run -k schedules
+
+    gpipe, one_f_one_b                        a stage on each rank, the loss on the last
+    interleaved, looped_bfs, zero_bubble      two stages on each rank
+    unstaged                                  one rank, micro-batch after micro-batch
+    whole                                     one rank, the batch at once
+
+A layer has the same name wherever it lies. Gradients of a layer are added in the order in which its micro-batches go
+backward: from the first to the last, but under `looped_bfs` from the last to the first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import pipelining
+from torch.nn.functional import mse_loss
+
+import bitproof
+
+if TYPE_CHECKING:
+    from bitproof import Case, Mesh
+
+LAYERS, DIM, ROWS, PARTS = 16, 16, 8, 4
+"""Sizes unless the case's options say otherwise (`layers`, `dim`, `rows`); `PARTS` micro-batches."""
+
+
+class StagedRun:
+    """The training run: this rank's layers, their optimizer, and the data that all ranks draw."""
+
+    def __init__(self, case: Case, numbers: list[int]) -> None:
+        """`numbers` are those of the layers that lie here."""
+        self.dim, self.rows = case.options.get("dim", DIM), case.options.get("rows", ROWS)
+        layers = [nn.Sequential(nn.Linear(self.dim, self.dim), nn.GELU()) for _ in range(_layers(case))]
+        self.layers = {number: layers[number] for number in numbers}
+        self.model = nn.ModuleDict({f"layer{number}": layer for number, layer in self.layers.items()})
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.data = torch.Generator().manual_seed(case.seed)
+
+    def batch(self) -> tuple[Tensor, Tensor]:
+        """The rows of a step, and what they should become."""
+        x = torch.randn(self.rows, self.dim, generator=self.data)
+        return x, x.tanh()
+
+    def watched(self, backward: Any) -> Any:
+        """The system that computes its gradients by `backward`, which returns the loss where there is one."""
+
+        def step(index: int) -> Tensor | None:
+            loss: Tensor | None = backward(*self.batch())
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            return loss
+
+        return bitproof.watch(step, model=self.model, optimizer=self.optimizer)
+
+
+def _layers(case: Case) -> int:
+    return int(case.options.get("layers", LAYERS))
+
+
+def made(case: Case, mesh: Mesh, schedule: Any, per_rank: int = 1) -> Any:
+    """One of torch's schedules over `per_rank` stages on each rank: rank r has stages r, r + ranks, ..."""
+    ranks = case.parallelism.world_size
+    stages, width = per_rank * ranks, _layers(case) // (per_rank * ranks)
+    numbers = range(mesh.rank, stages, ranks)
+    run = StagedRun(case, [layer for number in numbers for layer in range(number * width, (number + 1) * width)])
+    parts = [
+        pipelining.PipelineStage(
+            nn.Sequential(*(run.layers[layer] for layer in range(number * width, (number + 1) * width))),
+            number,
+            stages,
+            torch.device("cpu"),
+        )
+        for number in numbers
+    ]
+    pipeline = schedule(parts if per_rank > 1 else parts[0], PARTS, loss_fn=mse_loss)
+    has_first, has_last = 0 in numbers, stages - 1 in numbers
+
+    def backward(x: Tensor, target: Tensor) -> Tensor | None:
+        losses: list[Tensor] = []
+        inputs, ends = [x] if has_first else [], {"target": target, "losses": losses} if has_last else {}
+        pipeline.step(*inputs, **ends)
+        return torch.stack(losses).mean() if has_last else None
+
+    return run.watched(backward)
+
+
+def gpipe(case: Case, mesh: Mesh) -> Any:
+    """All micro-batches forward, then all backward."""
+    return made(case, mesh, pipelining.ScheduleGPipe)
+
+
+def one_f_one_b(case: Case, mesh: Mesh) -> Any:
+    """A micro-batch goes backward as soon as it may."""
+    return made(case, mesh, pipelining.Schedule1F1B)
+
+
+def interleaved(case: Case, mesh: Mesh) -> Any:
+    """The same with two stages a rank."""
+    return made(case, mesh, pipelining.ScheduleInterleaved1F1B, per_rank=2)
+
+
+def looped_bfs(case: Case, mesh: Mesh) -> Any:
+    """All micro-batches forward through one stage after the other, then backward from the last micro-batch."""
+    return made(case, mesh, pipelining.ScheduleLoopedBFS, per_rank=2)
+
+
+def zero_bubble(case: Case, mesh: Mesh) -> Any:
+    """Gradients of weights are computed apart from those of inputs, where a rank would wait."""
+    return made(case, mesh, pipelining.ScheduleInterleavedZeroBubble, per_rank=2)
+
+
+def unstaged(case: Case, mesh: Mesh, parts: int = PARTS) -> Any:
+    """All layers on one rank."""
+    run = StagedRun(case, [*range(_layers(case))])
+
+    def backward(x: Tensor, target: Tensor) -> Tensor:
+        losses = []
+        for rows, goal in zip(x.chunk(parts), target.chunk(parts), strict=True):
+            y = rows
+            for layer in run.layers.values():
+                y = layer(y)
+            losses.append(mse_loss(y, goal))
+            losses[-1].backward()
+        for parameter in run.model.parameters():
+            assert parameter.grad is not None
+            parameter.grad /= parts
+        return torch.stack([loss.detach() for loss in losses]).mean()
+
+    return run.watched(backward)
+
+
+def whole(case: Case, mesh: Mesh) -> Any:
+    """All layers on one rank, and the batch at once."""
+    return unstaged(case, mesh, parts=1)

@@ -1,0 +1,258 @@
+"""Attention over a sequence that lies on several ranks in parts, against a whole one, as systems.
+
+    bitproof run -k context_parallel
+
+    whole       one rank has the sequence
+    ring        keys and values go from rank to rank, a part at a time
+    gathered    each rank gathers all keys and values at once, and takes the parts in the same order
+
+Every reduction has one order. A rank takes the parts of keys and values in ring order: its own, then that of the rank
+before it, and so on. Each part's scores have a maximum and a sum of their own; two parts are merged by the logarithm of
+the sum of exponentials, the running one first. In backward a part's keys and values meet the ranks in ascending order,
+beginning with their own, and its gradients are added in that order. Gradients of parameters are added over ranks in one
+all-reduce each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn.functional import cross_entropy, gelu
+
+from bitproof import Case, Mesh
+
+VOCABULARY, DIM, HEADS, SEQUENCES, LENGTH = 61, 16, 2, 2, 32
+"""Sizes unless the case's options say otherwise (`dim`, `rows`, `length`)."""
+
+Parts = tuple[Tensor, ...]
+
+
+@dataclass
+class SequenceRing:
+    """The ranks that share a sequence: this one is `rank` of `ranks`. Parts are gathered at once, or go round."""
+
+    rank: int
+    ranks: int
+    is_gathered: bool = False
+
+    def turn(self, tensors: Parts) -> Parts:
+        """What the rank before this one has; it is sent what is here."""
+        if self.ranks == 1:
+            return tensors
+        found = tuple(torch.empty_like(x) for x in tensors)
+        calls = [dist.P2POp(dist.isend, x, (self.rank + 1) % self.ranks) for x in tensors]
+        calls += [dist.P2POp(dist.irecv, x, (self.rank - 1) % self.ranks) for x in found]
+        for work in dist.batch_isend_irecv(calls):
+            work.wait()
+        return found
+
+    def parts(self, tensors: Parts) -> Iterator[tuple[int, Parts]]:
+        """Each rank's tensors with that rank, from this one's downwards.
+
+        They lie densely in memory, this rank's own, too: products of matrices may round otherwise by their strides.
+        """
+        tensors = tuple(x.contiguous() for x in tensors)
+        if self.is_gathered:
+            everyone = [self._gather(x) for x in tensors]
+            for turn in range(self.ranks):
+                owner = (self.rank - turn) % self.ranks
+                yield owner, tuple(of_ranks[owner] for of_ranks in everyone)
+            return
+        for turn in range(self.ranks):
+            yield (self.rank - turn) % self.ranks, tensors
+            if turn + 1 < self.ranks:
+                tensors = self.turn(tensors)
+
+    def _gather(self, x: Tensor) -> list[Tensor]:
+        found = [torch.empty_like(x) for _ in range(self.ranks)]
+        dist.all_gather(found, x) if self.ranks > 1 else found[0].copy_(x)
+        return found
+
+    def returned(self, shares: dict[int, Parts]) -> Parts:
+        """The sum of what all ranks computed for this one's part, this rank's first, then the next one's, and so on.
+
+        `shares` are what this rank computed, by the part's rank.
+        """
+        total = shares[self.rank]
+        for turn in range(1, self.ranks):
+            there, here = (self.rank - turn) % self.ranks, (self.rank + turn) % self.ranks
+            found = tuple(torch.empty_like(x) for x in total)
+            calls = [dist.P2POp(dist.isend, x.contiguous(), there) for x in shares[there]]
+            calls += [dist.P2POp(dist.irecv, x, here) for x in found]
+            for work in dist.batch_isend_irecv(calls):
+                work.wait()
+            total = tuple(a + b for a, b in zip(total, found, strict=True))
+        return total
+
+
+def scores_of(q: Tensor, k: Tensor, owner: int, rank: int) -> Tensor:
+    """Scaled products of queries (.., L, D) of part `rank` and keys of part `owner`: a query sees no later key."""
+    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    own, other = (torch.arange(q.shape[-2]) + at * q.shape[-2] for at in (rank, owner))
+    return scores.masked_fill(other[None, :] > own[:, None], -torch.inf)
+
+
+class RingAttention(torch.autograd.Function):
+    """softmax(q kᵀ) v, the sum over keys taken part by part."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: SequenceRing) -> Tensor:
+        """Merge parts in ring order."""
+        out, total = torch.zeros_like(q), q.new_full((*q.shape[:-1], 1), -torch.inf)
+        for owner, (k_part, v_part) in ring.parts((k, v)):
+            if owner > ring.rank:
+                continue  # later keys
+            scores = scores_of(q, k_part, owner, ring.rank)
+            part = scores.logsumexp(-1, keepdim=True)
+            merged = torch.logaddexp(total, part)
+            out = out * (total - merged).exp() + ((scores - part).exp() @ v_part) * (part - merged).exp()
+            total = merged
+        ctx.save_for_backward(q, k, v, out, total)
+        ctx.ring = ring
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        """Keys and values take the same way again; what is computed for them is returned to their rank."""
+        (q, k, v, out, total), ring, grad = ctx.saved_tensors, ctx.ring, grads[0]
+        inner = (grad * out).sum(-1, keepdim=True)
+        dq, shares = torch.zeros_like(q), dict[int, Parts]()
+        for owner, (k_part, v_part) in ring.parts((k, v)):
+            weights = (scores_of(q, k_part, owner, ring.rank) - total).exp()
+            ds = weights * (grad @ v_part.transpose(-1, -2) - inner) * q.shape[-1] ** -0.5
+            dq = dq + ds @ k_part
+            shares[owner] = ds.transpose(-1, -2) @ q, weights.transpose(-1, -2) @ grad
+        dk, dv = ring.returned(shares)
+        return dq, dk, dv, None
+
+
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, ring: SequenceRing) -> Tensor:
+    """softmax(q kᵀ) v at once."""
+    return scores_of(q, k, 0, 0).softmax(-1) @ v
+
+
+class Attend(nn.Module):
+    """Attention itself, by a function of queries, keys and values (sequences, heads, length, D)."""
+
+    def __init__(self, ring: SequenceRing, attend: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.ring, self.attend = ring, attend
+
+    def forward(self, qkv: Tensor) -> Tensor:
+        """What each token takes of those before it: (sequences, length, 3 HEADS D) to (sequences, length, HEADS D)."""
+        q, k, v = qkv.unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        return self.attend(q, k, v, self.ring).transpose(1, 2).flatten(2)
+
+
+class Attention(nn.Module):
+    """A residual layer of causal attention."""
+
+    def __init__(self, dim: int, attend: Attend) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.attend, self.out = (
+            nn.LayerNorm(dim),
+            nn.Linear(dim, 3 * dim),
+            attend,
+            nn.Linear(dim, dim),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The input plus what is computed of it."""
+        y: Tensor = x + self.out(self.attend(self.qkv(self.norm(x))))
+        return y
+
+
+class Mlp(nn.Module):
+    """A residual MLP."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The input plus what is computed of it."""
+        y: Tensor = x + self.down(gelu(self.up(self.norm(x))))
+        return y
+
+
+class RingLoop:
+    """The training run, on this rank's part of each sequence; it shows what modules return, and its gradient."""
+
+    def __init__(self, case: Case, mesh: Mesh, attend: Callable[..., Tensor], *, is_gathered: bool = False) -> None:
+        size = {"dim": DIM, "rows": SEQUENCES, "length": LENGTH, **case.options}
+        self.rows, self.length = size["rows"], size["length"]
+        self.ring = SequenceRing(mesh.rank, case.parallelism.world_size, is_gathered)
+        self.independent_ranks = self.ring.ranks == 1
+        dim = size["dim"]
+        layers = [layer for _ in range(2) for layer in (Attention(dim, Attend(self.ring, attend)), Mlp(dim))]
+        self.model = nn.Sequential(nn.Embedding(VOCABULARY, dim), *layers, nn.Linear(dim, VOCABULARY, bias=False))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2, foreach=False)
+        self.data = torch.Generator().manual_seed(1000 + case.seed)
+        self.grid = init_device_mesh("cpu", (self.ring.ranks,))
+        self.shown: dict[str, Tensor] = {}
+        for name, module in self.model.named_modules():
+            if name:
+                module.register_forward_hook(lambda module, args, out, name=name: self.note(name, out))
+
+    def note(self, name: str, out: Tensor) -> None:
+        """Keep what a module returns, and its gradient once that is there."""
+        self.shown[f"{name}@forward"] = out.detach()
+        out.register_hook(lambda grad: self.shown.update({f"{name}@backward": grad.detach()}))
+
+    def batch(self) -> Tensor:
+        """This rank's tokens of each sequence, and the one after: all ranks draw the whole."""
+        tokens = torch.randint(VOCABULARY, (self.rows, self.length + 1), generator=self.data)
+        share = self.length // self.ring.ranks
+        return tokens[:, self.ring.rank * share : (self.ring.rank + 1) * share + 1]
+
+    def backward(self) -> Tensor:
+        """Gradients of the mean loss of all tokens, and that loss: sums over ranks."""
+        tokens = self.batch()
+        logits = self.model(tokens[:, :-1])
+        loss = cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum")
+        loss = loss / (self.rows * self.length)
+        loss.backward()
+        total = loss.detach().clone()
+        for x in [total, *(p.grad for p in self.model.parameters())] if self.ring.ranks > 1 else []:
+            dist.all_reduce(x)
+        return total
+
+    def step(self, index: int) -> Iterator[tuple[str, str, Tensor]]:
+        """Take one step."""
+        self.shown.clear()
+        loss = self.backward()
+        for name, x in self.shown.items():
+            yield "activation", name, DTensor.from_local(x.contiguous(), self.grid, [Shard(1)])
+        yield "loss", "loss", loss
+        for name, parameter in self.model.named_parameters():
+            assert parameter.grad is not None
+            yield "grad", name, parameter.grad
+        self.optimizer.step()
+        for name, parameter in self.model.named_parameters():
+            yield "param", name, parameter
+            for state, value in self.optimizer.state[parameter].items():
+                yield "optimizer", f"{name}.{state}", value
+        yield "buffer", "data@after_optimizer", self.data.get_state()
+        self.optimizer.zero_grad()
+
+
+def whole(case: Case, mesh: Mesh) -> RingLoop:
+    """One rank has the sequence."""
+    return RingLoop(case, mesh, plain_attention)
+
+
+def ring(case: Case, mesh: Mesh) -> RingLoop:
+    """Keys and values go round."""
+    return RingLoop(case, mesh, RingAttention.apply)
+
+
+def gathered(case: Case, mesh: Mesh) -> RingLoop:
+    """All keys and values are gathered, and taken in ring order."""
+    return RingLoop(case, mesh, RingAttention.apply, is_gathered=True)

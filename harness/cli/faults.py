@@ -27,6 +27,12 @@ DEFAULT_CASES = (
     "tp_ep_shared",
     "pipeline_1f1b",
     "experts_seq_world4",
+    "fsdp_sight",
+    "ep_sight",
+    "resume_sight",
+    "uneven_halves",
+    "ring_two",
+    "schedules_gpipe",
 )
 """Where nothing is selected: each fault goes into the first of them that should see it."""
 

@@ -7,6 +7,8 @@
    What keeps every bit always takes all steps.
 3. Where a later step differs first, that one is replayed with every call logged, the reference's once for all faults.
    The call to blame is held against the places where the fault struck.
+4. Where the two systems lie otherwise, or one ends and goes on, a fault is one run of the whole case. Where no call is
+   blamed, as calls of two layouts have no partners, the first record beyond its bound says the module and direction.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from bitproof.harness.capture.recording_files import read_recording
 from bitproof.harness.case import Case
+from bitproof.harness.compare.order import place_of
 from bitproof.harness.compare.verdict import compare, demand_substance
 from bitproof.harness.disturb.faults import Entry, Site
 from bitproof.harness.errors import BitproofError, RankError, UsageError
@@ -48,6 +52,12 @@ from bitproof.harness.records import (
     Verdict,
 )
 
+
+def shows_faults(result: CaseResult) -> bool:
+    """Whether a case without any fault is EQUAL, or as close as two layouts must be."""
+    return result.verdict == Verdict.EQUAL or (result.verdict == Verdict.CLOSE and result.as_expected)
+
+
 MAX_TOLD = 600
 """Characters of an error that an outcome keeps, from its head."""
 
@@ -71,7 +81,7 @@ class FaultRuns:
         """What all of it cost until now, on all cores, what this process did included."""
 
     def begin(self) -> CaseResult:
-        """Judge the case without a fault, as any run would; only where it is EQUAL do faults show anything."""
+        """Judge the case without a fault, as any run would: `shows_faults` says whether faults show anything then."""
         with self._counting():
             return self._begin()
 
@@ -79,7 +89,7 @@ class FaultRuns:
         run = CaseRun(self.case, self._placement, self._client, self._options, self._on_event)
         result = run.result()
         self.case = run.case  # with the plan, where placements were solved for: recordings state it
-        if result.verdict == Verdict.EQUAL:
+        if shows_faults(result):
             self._reference, self._clean = run.recording("reference"), run.recording("candidate")
         return result
 
@@ -114,6 +124,8 @@ class FaultRuns:
         )
         if unmet := entry.unmet(self.case):
             return replace(blank, status="not struck", reason=f"it needs {'; '.join(unmet)}")
+        if self.case.reference_parallelism is not None or self.case.resume_at is not None:
+            return self._outcome_of_case(blank, entry)
         if entry.is_fault and (outcome := self._outcome_of_first_step(blank, entry)):
             return outcome
         run = self._run_with(entry)
@@ -131,6 +143,21 @@ class FaultRuns:
         candidate = read_recording(self._folder / "recording")
         comparison = demand_substance(compare(self._reference, candidate, self.case))
         return self._judged(blank, entry, comparison, candidate, _sites(entry, answer))
+
+    def _outcome_of_case(self, blank: FaultOutcome, entry: Entry) -> FaultOutcome:
+        """What the case's own judgement makes of a fault."""
+        result = self._run_with(entry).result()
+        first, statuses = result.first_divergence, {Verdict.DIFFERENT: "killed", Verdict.ERROR: "killed"}
+        statuses |= dict.fromkeys((Verdict.EQUAL, Verdict.CLOSE), "survived")
+        status = cast(FaultStatus, statuses.get(result.verdict, "unjudged"))
+        told = None if result.error is None or status == "survived" else result.error[:MAX_TOLD]
+        outcome = replace(blank, status=status, verdict=result.verdict, kinds=result.differing_kinds, reason=told)
+        outcome = replace(outcome, expected=tuple(map(_tell_site, entry.sites)))
+        if result.verdict != Verdict.DIFFERENT or first is None:
+            return outcome
+        key = Key(first.step, first.kind, first.name, first.rank)
+        at = f"step {key.step}, rank {key.rank}, {key.kind} {key.name}"
+        return _checked(replace(outcome, first=at, call=first.call), entry, first, list(entry.sites), place_of(key))
 
     def _outcome_of_first_step(self, blank: FaultOutcome, entry: Entry) -> FaultOutcome | None:
         """What comes of a fault that the first step shows; None where that agrees or fails: then a whole run judges."""
@@ -248,12 +275,16 @@ def _sites(entry: Entry, answer: RunAnswer) -> list[Site]:
     return [Site(*site) for site in told] if told is not None else list(entry.sites)
 
 
-def _checked(outcome: FaultOutcome, entry: Entry, first: Divergence, sites: list[Site]) -> FaultOutcome:
-    """Hold what blame named against where the fault struck."""
+def _checked(
+    outcome: FaultOutcome, entry: Entry, first: Divergence, sites: list[Site], place: tuple[str, str] | None = None
+) -> FaultOutcome:
+    """Hold what blame named against where the fault struck; or `place`, where it named no call."""
     call, rank = outcome.call, entry.rank_of(outcome.ranks)
     outcome = replace(outcome, kind_right=first.kind in ("activation", *entry.kinds))  # which others follow from
     if not sites:  # no call is wrong: it is outside of every operator
         return outcome
+    if call is None and place is not None:
+        return replace(outcome, place_right=any(site.is_at(*place) for site in sites))
     if call is None:
         return replace(outcome, place_right=False, operator_right=False, rank_right=None if rank is None else False)
     return replace(

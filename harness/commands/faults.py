@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bitproof.harness.case import Case
-from bitproof.harness.commands.fault_runs import FaultRuns
+from bitproof.harness.commands.fault_runs import FaultRuns, shows_faults
 from bitproof.harness.compare.outcome import complete
 from bitproof.harness.disturb.faults import CATALOGUE, Entry
 from bitproof.harness.errors import UsageError
@@ -15,7 +15,7 @@ from bitproof.harness.execute.launch import environment
 from bitproof.harness.execute.transport import open_client
 from bitproof.harness.machine.devices import lease_gpus
 from bitproof.harness.options import RunOptions
-from bitproof.harness.records import CaseResult, FaultOutcome, FaultsFound, Report, Verdict
+from bitproof.harness.records import CaseResult, FaultOutcome, FaultsFound, Report
 from bitproof.harness.report.faults import (
     BEGIN,
     END,
@@ -116,7 +116,7 @@ def faults(
                         runs = FaultRuns(case, placement, client, options, progress.on_event)
                         results.append(runs.begin())
                         spent.append(runs.cpu_seconds)
-                        if results[-1].verdict != Verdict.EQUAL:
+                        if not shows_faults(results[-1]):
                             continue
                         for entry in mine:
                             outcome = runs.outcome(entry)
@@ -198,7 +198,7 @@ def _finish(
 
 def status_of(found: FaultsFound, results: Sequence[CaseResult]) -> int:
     """0 where all is as it should be, 1 where a fault survived or an equivalent was flagged, 3 where not known."""
-    if not found.outcomes or any(result.verdict != Verdict.EQUAL for result in results):
+    if not found.outcomes or not all(map(shows_faults, results)):
         return UNJUDGED
     return faults_status(found.score)
 

@@ -8,7 +8,8 @@ A fault strikes in one of four ways, and a row has exactly one of them:
     edit     the candidate's finished graph is changed, before ranks are forked, as a wrong pass would leave it
     call     calls of some operators do something else, on every system that is not compiled
     order    sums over ranks are taken in another order, as `sum-order` has it
-    runner   what takes micro-batches through stages does something else, on every rank
+    runner   what takes micro-batches through stages, or a loop that comes with bitproof, does something else, on
+             every rank
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ Family = Literal[
     "ranks",
     "tensor",
     "micro_batches",
+    "loops",
     "equivalent",
 ]
 
@@ -171,8 +173,8 @@ def row(
     sites: tuple[Site, ...] = (),
     rank: int | None = None,
 ) -> Callable[[Callable[..., Any]], Entry]:
-    """Make a function a row: it edits a graph, or, as `runner`, what runs one in stages, or with `operators` stands in
-    for their calls in the update.
+    """Make a function a row: it edits a graph, or, as `runner`, what runs one in stages or a loop of ours, or with
+    `operators` stands in for their calls in the update.
 
     With an `order` only its name and docstring count.
     """

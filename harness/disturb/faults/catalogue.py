@@ -10,6 +10,7 @@ from bitproof.harness.disturb.faults import (
     fsdp,
     gradients,
     hygiene,
+    loops,
     memory,
     micro_batches,
     moe,
@@ -32,6 +33,7 @@ FAMILIES = (
     ranks,
     tensor,
     micro_batches,
+    loops,
     equivalent,
 )
 

@@ -99,6 +99,7 @@ def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_fo
 
         work = job.part_of(mesh.rank).with_suffix(".generated")
         captured = compile_models(made, case, options_of_rank(job.run.graph_options, mesh.rank), work)
+    injector.strike_runner(made)
     can_wrap = hasattr(made, "wrap_gradients")
     if can_wrap:
         made.wrap_gradients(injector.wrap)

@@ -154,3 +154,21 @@ def test_faults_are_killed_and_no_equivalent_is_flagged(tmp_path, name, ranks, c
     assert survivors - told <= {"reciprocal-root-in-two-steps"}, "of few elements and steps"
     right = [x["place_right"] for x in struck if x["place_right"] is not None]
     assert right.count(True) >= 0.9 * len(right)
+
+
+@pytest.mark.slow
+def test_faults_of_loops_are_killed_where_bits_must_agree_and_where_sums_may_be_regrouped(tmp_path):
+    wanted = {
+        "fsdp_sight": "shards-exchanged",
+        "ring_two": "stale-keys-in-backward",
+        "resume_sight": "generator-not-restored",
+        "schedules_gpipe": "stage-reads-the-micro-batch-before",
+    }
+    chosen = [word for name in wanted.values() for word in ("--fault", name)]
+    selected = ["-k", " or ".join(wanted), "--report-dir", str(tmp_path)]
+    assert main(["faults", *selected, *chosen, "--device", "cpu"]) == 0
+    found = json.loads((tmp_path / "latest" / "faults.json").read_text())["outcomes"]
+    struck = {x["case"]: x for x in found if x["status"] != "not struck"}
+    assert {case: x["fault"] for case, x in struck.items()} == wanted
+    assert {x["status"] for x in struck.values()} == {"killed"}
+    assert all(x["place_right"] for x in struck.values()), struck

@@ -17,6 +17,7 @@ from tests.hosts import one_host
 pytestmark = pytest.mark.ranks
 
 LOOP, WRONG = "bitproof.builtin_cases.examples.mesh_loop", "tests.harness.execute.laid_out"
+STAGES = "bitproof.builtin_cases.examples.pipelined"
 ONE, TWO = Parallelism(world_size=1, ep=1), Parallelism(world_size=2, ep=1)
 
 
@@ -29,12 +30,14 @@ CASES = [
     case("equal", f"{LOOP}:ddp", f"{LOOP}:fsdp"),
     replace(case("unstated", f"{LOOP}:fsdp", f"{LOOP}:ddp"), reference_parallelism=None),
     case("fewer", f"{LOOP}:ddp", f"{LOOP}:fsdp", ONE, expected="CLOSE"),
+    case("staged", f"{STAGES}:unstaged", f"{STAGES}:one_f_one_b", ONE, options={"layers": 4, "dim": 8}),
     case("experts", f"{LOOP}:ep", f"{LOOP}:ep", there=Parallelism(world_size=2, ep=2), expected="CLOSE"),
     case("shards", f"{LOOP}:ddp", f"{WRONG}:exchanged_shards"),
     case("doubled", f"{LOOP}:ep", f"{WRONG}:doubled_under_ep", there=Parallelism(world_size=2, ep=2)),
     case("norm", f"{LOOP}:ep", f"{WRONG}:norm_left_alone", there=Parallelism(world_size=2, ep=2)),
     case("late", f"{LOOP}:ddp", f"{WRONG}:late_loader", ONE),
-    case("means", f"{LOOP}:ddp", f"{WRONG}:mean_of_means", ONE),
+    case("uneven", f"{LOOP}:uneven", f"{LOOP}:uneven_halves", ONE, expected="CLOSE"),
+    case("means", f"{LOOP}:uneven", f"{WRONG}:mean_of_means", ONE),
 ]
 
 
@@ -61,8 +64,15 @@ def test_two_layouts_that_take_the_same_sums_are_equal_though_the_case_says_noth
         assert runs[1][name] == ["first", "first", "cells", "cells"], "as many runs as of one layout"
 
 
+def test_stages_on_more_ranks_than_a_whole_model_must_agree_in_every_bit(runs):
+    result = runs[0]["staged"]
+    assert (result.verdict, result.error) == (Verdict.EQUAL, None)
+    assert result.losses["reference"] == result.losses["candidate"] and len(result.losses["candidate"]) == 2
+    assert result.layouts.regrouped == 0 and result.layouts.exact == sum(result.compared.values())
+
+
 def test_fewer_ranks_and_other_experts_regroup_sums_and_are_close_within_derived_bounds(runs):
-    for name in ("fewer", "experts"):
+    for name in ("fewer", "experts", "uneven"):
         result = runs[0][name]
         assert (result.verdict, result.error) == (Verdict.CLOSE, None)
         assert result.as_expected and contradiction(result) is None
@@ -85,3 +95,7 @@ def test_a_defect_of_a_change_of_layout_is_different_and_named_by_its_tensor(run
     assert result.verdict == Verdict.DIFFERENT and contradiction(result) is None
     first = result.first_divergence
     assert (first.step, first.kind, first.name) == (0, *tensor)
+    place = {"doubled": "blocks.1 (backward)", "norm": "blocks.1.norm (backward)"}.get(
+        name, "the step itself (forward)"
+    )
+    assert any(remark.endswith(f"{' '.join(tensor)} is of {place}") for remark in result.remarks), result.remarks

@@ -1,0 +1,319 @@
+"""What goes wrong where a layout changes, a run goes on, or a batch is divided: in loops that come with bitproof.
+
+Each replaces a method of the loop, on every rank, as the loop's author could have written it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from bitproof.harness.case import Kind
+from bitproof.harness.disturb.entry import ANY, Need, Site, row
+from bitproof.harness.disturb.faults.clock import NOW
+
+Loop = Any
+"""One of `cases/examples`: a `MeshLoop`, a `RingLoop`, or a watched `pipelined.StagedRun`."""
+
+
+def _candidate(*names: str) -> Need:
+    """The candidate is one of these loops of ours."""
+    endings = tuple(f".examples.{name}" for name in names)
+    return Need(lambda case: case.candidate.endswith(endings), f"the candidate {' or '.join(names)}")
+
+
+EXPERTS = _candidate("mesh_loop:ep")
+SHARDED = _candidate("mesh_loop:fsdp", "mesh_loop:fsdp_tp", "mesh_loop:hsdp")
+MESH = _candidate("mesh_loop:ddp", "mesh_loop:fsdp", "mesh_loop:fsdp_tp", "mesh_loop:hsdp", "mesh_loop:ep")
+UNEVEN = _candidate("mesh_loop:uneven_halves")
+RING = _candidate("ring_attention:ring")
+STAGES = _candidate("pipelined:gpipe", "pipelined:one_f_one_b")
+GOES_ON = Need(lambda case: case.resume_at is not None, "a candidate that ends and goes on")
+GOES_THROUGH = Need(lambda case: case.resume_at is None, "a candidate that does not end half-way")
+
+_SEEN: tuple[Kind, ...] = ("activation", "loss", "grad")
+
+
+def _after_backward(loop: Loop, change: Callable[[], Any]) -> None:
+    own = loop.backward
+
+    def backward() -> Any:
+        total = own()
+        change()
+        return total
+
+    loop.backward = backward
+
+
+def _after_load(loop: Loop, change: Callable[[], Any]) -> None:
+    own = loop.load
+
+    def load(folder: Any) -> None:
+        import torch
+
+        own(folder)
+        with torch.no_grad():
+            change()
+
+    loop.load = load
+
+
+def _neighbours(part: Any) -> Any:
+    """What the next rank holds, where this one holds `part`."""
+    import torch
+    import torch.distributed as dist
+
+    parts = [torch.empty_like(part) for _ in range(NOW.world_size)]
+    dist.all_gather(parts, part.clone())
+    return parts[(NOW.rank + 1) % NOW.world_size]
+
+
+@row(
+    "ours: a number of ranks that is another group's",
+    runner=True,
+    needs=(EXPERTS,),
+    kinds=("grad",),
+    sites=(Site("blocks.1", "backward", None, ANY),),
+)
+def expert_gradient_doubled(loop: Loop) -> None:
+    """experts' gradients are divided by the ranks of a group, and not by all."""
+    _after_backward(loop, lambda: loop.experts.weight.grad.mul_(2))
+
+
+@row(
+    "TTrace's kind: a missing all-reduce of a parameter that ranks share",
+    runner=True,
+    needs=(EXPERTS,),
+    kinds=("grad",),
+    sites=(Site("blocks.1.norm", "backward", None, ANY),),
+)
+def norm_gradient_not_summed(loop: Loop) -> None:
+    """a norm's gradient is never added over ranks: each keeps its own."""
+    norm, found = loop.experts.norm.weight, list[Any]()
+    norm.register_hook(lambda grad: found.append(grad.clone()))
+    _after_backward(loop, lambda: norm.grad.copy_(found.pop() / loop.world))
+
+
+@row(
+    "ours: parts by the wrong coordinate",
+    runner=True,
+    needs=(SHARDED, GOES_THROUGH),
+    kinds=_SEEN,
+    sites=(Site("blocks.0", "forward", None, ANY), Site("blocks.0.up", "forward", None, ANY)),
+)
+def shards_exchanged(loop: Loop) -> None:
+    """each rank begins with a neighbour's part of a matrix."""
+    import torch
+
+    part = loop.model.blocks[0].up.weight.to_local()
+    with torch.no_grad():
+        part.copy_(_neighbours(part))
+
+
+@row(
+    "ours: parts of a gradient by the wrong coordinate",
+    runner=True,
+    needs=(SHARDED, GOES_THROUGH),
+    kinds=("grad",),
+    sites=(Site("blocks.0.up", "backward", None, ANY), Site(None, "update", None, ANY)),
+)
+def gradient_shards_exchanged(loop: Loop) -> None:
+    """each rank has a neighbour's part of a matrix's gradient."""
+
+    def exchange() -> None:
+        part = loop.model.blocks[0].up.weight.grad.to_local()
+        part.copy_(_neighbours(part))
+
+    _after_backward(loop, exchange)
+
+
+@row(
+    "ours: a loader that one batch was taken from",
+    runner=True,
+    needs=(MESH, GOES_THROUGH),
+    kinds=_SEEN,
+    sites=(Site("embedding", "forward", None, ANY), Site("", "forward", None, ANY)),
+)
+def loader_one_batch_late(loop: Loop) -> None:
+    """the loader has lost its first batch."""
+    loop.batch()
+
+
+_DATA = (Site("embedding", "forward", None, ANY), Site("", "forward", None, ANY), Site(None, "forward", None, ANY))
+"""Where another batch is drawn, or first read."""
+
+
+@row(
+    "Megatron-LM #6858: generators wrong on 252 of 256 ranks after a resume",
+    runner=True,
+    needs=(GOES_ON,),
+    kinds=_SEEN,
+    sites=_DATA,
+)
+def generator_not_restored(loop: Loop) -> None:
+    """the data's generator begins anew."""
+    begun = loop.data.get_state()
+    _after_load(loop, lambda: loop.data.set_state(begun))
+
+
+@row("ours: what a loader read ahead is lost", runner=True, needs=(GOES_ON,), kinds=_SEEN, sites=_DATA)
+def batch_lost_by_a_resume(loop: Loop) -> None:
+    """the loader goes on one batch late."""
+    _after_load(loop, loop.batch)
+
+
+@row(
+    "ours: optimizer state of another part",
+    runner=True,
+    needs=(GOES_ON, SHARDED),
+    kinds=("param", "optimizer"),
+    sites=(Site("blocks.0.up", "update", None, ANY), Site(None, "update", None, ANY)),
+)
+def moments_of_the_wrong_shard(loop: Loop) -> None:
+    """each rank goes on with a neighbour's first moments of one matrix."""
+
+    def exchange() -> None:
+        part = loop.optimizer.state[loop.model.blocks[0].up.weight]["exp_avg"].to_local()
+        part.copy_(_neighbours(part))
+
+    _after_load(loop, exchange)
+
+
+@row(
+    "Megatron-LM #7177: a learning rate that a restart does not restore",
+    runner=True,
+    needs=(GOES_ON,),
+    kinds=("param", "optimizer"),
+    sites=(Site("embedding", "update", None, ANY), Site(None, "update", None, ANY)),
+)
+def schedule_not_restored(loop: Loop) -> None:
+    """the learning rate warms up a second time."""
+
+    def restart() -> None:
+        import torch
+
+        loop.schedule = torch.optim.lr_scheduler.LambdaLR(loop.optimizer, lambda step: min(1.0, (step + 1) / 4))
+
+    _after_load(loop, restart)
+
+
+@row(
+    "https://huggingface.co/blog/gradient_accumulation: a mean of means",
+    runner=True,
+    needs=(UNEVEN,),
+    kinds=("loss", "grad"),
+    sites=(Site("", "forward", None, ANY),),
+)
+def mean_of_means(loop: Loop) -> None:
+    """each micro-batch's mean counts alike, however many tokens it has."""
+    own = loop.mean
+    loop.mean = lambda rows, tokens: own(rows, loop.count(rows) * loop.micro * loop.world)
+
+
+@row(
+    "ours: an accumulation that ends one early",
+    runner=True,
+    needs=(UNEVEN,),
+    kinds=("loss", "grad"),
+    sites=(Site("", "forward", None, ANY),),
+)
+def last_micro_batch_counts_half(loop: Loop) -> None:
+    """the last micro-batch of a step is weighed by half."""
+    own, turn = loop.mean, [0]
+
+    def mean(rows: Any, tokens: Any) -> Any:
+        turn[0] += 1
+        return own(rows, tokens) * (0.5 if turn[0] % loop.micro == 0 else 1.0)
+
+    loop.mean = mean
+
+
+_LAST_ATTENTION = (Site("3.attend", "backward", None, ANY), Site("3.qkv", "backward", None, ANY))
+
+
+def _parts_in_backward(loop: Loop, other: Callable[[list[Any]], list[Any]]) -> None:
+    """Have `other` change which parts backward meets: a list of ranks, each with its keys and values."""
+    own, ring = loop.ring.parts, loop.ring
+
+    def parts(tensors: Any) -> Iterator[Any]:
+        from bitproof.harness.torch_operators import backward_number
+
+        found = own(tensors)
+        return found if backward_number() < 0 else iter(other(list(found)))
+
+    ring.parts = parts
+
+
+@row(
+    "ours: a buffer that a ring hands on too early",
+    runner=True,
+    needs=(RING,),
+    kinds=("activation", "grad"),
+    sites=_LAST_ATTENTION,
+)
+def stale_keys_in_backward(loop: Loop) -> None:
+    """ring attention's backward meets the keys of the part before in place of each part's own."""
+
+    def stale(parts: list[Any]) -> list[Any]:
+        keys = [parts[max(turn - 1, 0)][1][0] for turn in range(len(parts))]
+        return [(owner, (k, v)) for k, (owner, (_, v)) in zip(keys, parts, strict=True)]
+
+    _parts_in_backward(loop, stale)
+
+
+@row(
+    "ours: gradients that a ring returns to the wrong rank",
+    runner=True,
+    needs=(RING,),
+    kinds=("activation", "grad"),
+    sites=_LAST_ATTENTION,
+)
+def gradients_of_keys_kept(loop: Loop) -> None:
+    """a rank adds only its own share to the gradients of its keys and values."""
+    own = loop.ring.returned
+
+    def returned(shares: Any) -> Any:
+        own(shares)
+        return shares[loop.ring.rank]
+
+    loop.ring.returned = returned
+
+
+@row(
+    "ours: a ring that takes a turn too many",
+    runner=True,
+    needs=(RING,),
+    kinds=("activation", "loss"),
+    sites=(Site("1.attend", "forward", None, ANY),),
+)
+def part_merged_twice(loop: Loop) -> None:
+    """a rank merges its own part of keys and values a second time."""
+    own = loop.ring.parts
+
+    def parts(tensors: Any) -> Iterator[Any]:
+        yield loop.ring.rank, tensors
+        yield from own(tensors)
+
+    loop.ring.parts = parts
+
+
+@row(
+    "ours: messages are found by an index",
+    runner=True,
+    needs=(STAGES,),
+    kinds=("loss", "grad"),
+    # The loss is the first call that reads what does not go together: values of one micro-batch, targets of another.
+    sites=(Site("layer4.0", "forward", None, ANY), Site("", "forward", None, "mse_loss")),
+)
+def stage_reads_the_micro_batch_before(loop: Loop) -> None:
+    """a stage computes with the activation of the micro-batch before."""
+    if NOW.rank == 0:
+        return
+    last: list[Any] = []
+    first = next(iter(loop.model.children()))
+
+    def read(module: Any, args: Any) -> Any:
+        last.append(args[0].detach())
+        return (args[0] + (last[max(len(last) - 2, 0)] - args[0]).detach(),)
+
+    first.register_forward_pre_hook(read)

@@ -3,7 +3,8 @@
 Nothing of any framework is known here. Hooks that torch's optimizers have say when one begins and ends its step:
 
 1. When an optimizer that counts begins, its gradients are shown.
-2. When all that count have ended theirs, the step is over. What it leaves is shown, and the next step begins.
+2. When all that count have ended theirs, the step is over. What it leaves is shown, and the next step begins. Those
+   that take turns, each with the others' parameters frozen, all count.
 3. After the last step the loop is left, by an exception that frameworks do not catch for good.
 
 What a loop does between the optimizers' step and its next batch, such as setting the learning rate, belongs to the
@@ -13,7 +14,8 @@ framework's returns. Imports torch when it is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import gc
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -107,6 +109,8 @@ class _Steps:
         self._taking = taking
         self._stepped: list[Optimizer] = []
         self._losses: list[Tensor] = []
+        self._frozen: set[int] = set()
+        """Parameters that require no gradients, and that no optimizer holds."""
 
     def begin(self) -> None:
         """Begin the step of this index."""
@@ -160,10 +164,26 @@ class _Steps:
         return is_ours and held_optimizers(optimizer) == [optimizer]
 
     def _is_complete(self) -> bool:
+        """Whether all that count have taken their step: together they hold what requires gradients, now or in turn."""
         if self._loop.watched_optimizers:
             return len(self._stepped) == len(self._loop.watched_optimizers)
-        held = {id(p) for each in self._stepped for group in each.param_groups for p in group["params"]}
-        return all(id(p) in held for p in self._loop.trained_parameters().values() if p.requires_grad)
+        held = _held_by(self._stepped)
+        left = [p for p in self._loop.trained_parameters().values() if id(p) not in held]
+        return not any(p.requires_grad for p in left) and not self._may_take_turns({id(p) for p in left})
+
+    def _may_take_turns(self, frozen: set[int]) -> bool:
+        """Whether another optimizer holds what requires no gradients now, as while Lightning's steps take turns."""
+        if not frozen - self._frozen:
+            return False
+        from torch.optim import Optimizer
+
+        held = _held_by(each for each in gc.get_objects() if issubclass(type(each), Optimizer))
+        self._frozen |= frozen - held
+        return bool(frozen & held)
+
+
+def _held_by(optimizers: Iterable[Optimizer]) -> set[int]:
+    return {id(p) for each in optimizers for group in getattr(each, "param_groups", ()) for p in group["params"]}
 
 
 def sum_of_losses(losses: list[Tensor]) -> Tensor:

@@ -108,6 +108,25 @@ def test_a_step_ends_when_all_optimizers_that_hold_the_parameters_have_taken_one
     assert len(rows) == 2 and len([name for kind, name in rows[0] if kind == "grad"]) == 4
 
 
+def test_optimizers_count_that_take_turns_with_the_others_parameters_frozen():
+    """As those that Lightning toggles; what nobody trains, as a backbone, is waited for by nobody."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2), nn.Linear(2, 2).requires_grad_(False))
+    parts = {part: SGD(part.parameters(), lr=0.5) for part in (model[0], model[1])}
+
+    def train():
+        for _ in range(4):
+            for part, optimizer in parts.items():
+                for other in parts:
+                    other.requires_grad_(other is part)
+                model(torch.ones(2, 3)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    rows = shown(bitproof.watch(train=train, model=model))
+    held = [("optimizer", f"{part}.{name}.lr") for part in (0, 1) for name in ("weight", "bias")]
+    assert len(rows) == 2 and [[key for key in row if key[0] == "optimizer"] for row in rows] == [held] * 2
+
+
 def test_optimizers_that_never_hold_all_are_refused_unless_they_are_named():
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
     optimizer = SGD(model[0].parameters(), lr=0.5)

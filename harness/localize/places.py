@@ -138,7 +138,8 @@ class Places:
     def _is_untold(self) -> bool:
         """Whether nothing says in which direction a call belongs that autograd does not make.
 
-        A graph may compute gradients without autograd. After such a call nothing tells either where the update begins.
+        A graph may compute gradients without autograd. After such a call nothing tells either where the update begins,
+        unless autograd follows a module of the model after it: then that call only prepared what the module is given.
         """
         if self.shows_gradients and not self.computes_gradients:
             return False
@@ -246,6 +247,8 @@ class Places:
             self._micro_batches[module] += 1
             self._micro_batch = self._micro_batches[module]
         unknown = None if isinstance(module, GraphModule) else ""
+        if module in self._names and unknown is not None and torch.is_grad_enabled():
+            self._is_lost = False  # autograd follows from here on
         self._entered.append((module, is_backward_running()))
         self._running.append(self._names.get(module, self._running[-1] if self._running else unknown))
 

@@ -37,6 +37,9 @@ Observe = Callable[[str, str, "Tensor"], None]
 
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$)")
 
+_LATE = ("d", "t", "old_dirs", "old_stps", "ro", "H_diag", "prev_flat_grad", "prev_loss", "al")
+"""What LBFGS keeps from the first step on in which it goes on for long enough, which may be any."""
+
 
 def watch(
     step: Callable[[int], Any] | None = None,
@@ -182,8 +185,12 @@ class WatchedStep:
 
     def _show_state(self, optimizer: Optimizer, observe: Observe) -> None:
         """What the optimizer keeps of each parameter: of one that has had no gradient yet, states of no elements."""
+        from torch.optim import LBFGS
+
         states = {name: dict(_leaves(optimizer.state.get(p, {}))) for name, p in self._held_by(optimizer)}
         keys = dict.fromkeys(key for state in states.values() for key in state)
+        if isinstance(optimizer, LBFGS):
+            keys |= dict.fromkeys(_LATE)
         rates = {id(p): group.get("lr", 0.0) for group in optimizer.param_groups for p in group["params"]}
         for name, parameter in self._held_by(optimizer):
             for key in keys:

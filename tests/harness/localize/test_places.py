@@ -102,6 +102,23 @@ def test_what_a_modules_backward_hooks_compute_belongs_to_it() -> None:
     assert [call.place[:2] for call in log.calls if call.operator == "mul.Tensor"] == [("first", "backward")] * 2
 
 
+def test_a_call_without_autograd_that_prepares_a_batch_leaves_forward_and_its_loss_forward() -> None:
+    class Prepared:
+        def __init__(self) -> None:
+            self.model = Model()
+
+        def step(self, x: Tensor) -> None:
+            with torch.no_grad():
+                x = x.sinh()
+            self.model(x).cos().sum().backward()
+
+    system = Prepared()
+    with logged(system) as log:
+        system.step(torch.ones(5, 4))
+    places = {call.operator: call.place[:2] for call in log.calls}
+    assert (places["sinh"], places["cos"], places["sin"]) == ((None, None), ("", "forward"), ("", "backward"))
+
+
 def test_a_module_within_whose_forward_a_step_is_taken_has_a_backward_and_an_update_there() -> None:
     """As where DistributedDataParallel's forward runs Lightning's training_step, which optimizes by hand."""
 

@@ -91,6 +91,9 @@ def test_of_gradients_that_a_closure_computes_several_times_the_first_are_shown_
         assert len(kept) > 1 and rows["grad", "weight"].equal(kept[0]) and not kept[0].equal(kept[-1])
         [steps] = [tensor for (_, name), tensor in rows.items() if name == "weight.old_stps"]
         assert len(steps) == 8 * len(optimizer.state[model.weight]["old_stps"]), "what grows has one name"
+    optimizer.state.clear()
+    optimizer.param_groups[0]["tolerance_grad"] = 1e9
+    assert shown(watched, 0).keys() == rows.keys() and len(optimizer.state[model.weight]) == 2, "it ended at once"
 
 
 def test_a_sparse_gradient_is_shown_by_its_indices_and_values():

@@ -154,6 +154,7 @@ def test_a_place_is_searched_for_once_and_what_is_installed_keeps_pythons_loader
             return super().find_spec(name, *others)
 
     (tmp_path / "nobodys_name.py").write_text(BEFORE)
+    text_loader._installed()  # which imports, as `claim` has it do
     monkeypatch.setattr(text_loader, "PathFinder", Counted)
     monkeypatch.setattr(sys, "meta_path", [text_loader.TextFinder, Counted])
     monkeypatch.syspath_prepend(tmp_path)
@@ -163,3 +164,13 @@ def test_a_place_is_searched_for_once_and_what_is_installed_keeps_pythons_loader
     assert Counted.searches == ["nobodys_name", "colorsys"]
     assert found is not None and isinstance(found.loader, TextLoader)
     assert installed is not None and type(installed.loader) is SourceFileLoader
+
+
+def test_the_form_of_code_does_not_depend_on_who_made_it_and_tells_a_slice_from_a_tuple() -> None:
+    """From Python 3.14 on slices of numbers are constants, which early forms of compiled code lack."""
+    code = compile("y = x[1:2, ::3]\n", "mine.py", "exec")
+    assert text_loader._canonical(code) == text_loader._canonical(marshal.loads(marshal.dumps(code)))
+    forms = [text_loader._canonical(code.replace(co_consts=(x,))) for x in ((1, 2, None), (StopIteration, 1, 2, None))]
+    if sys.version_info >= (3, 14):
+        forms.append(text_loader._canonical(code.replace(co_consts=((slice(1, 2),),))))
+    assert len(set(forms)) == len(forms)

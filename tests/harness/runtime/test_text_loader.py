@@ -154,7 +154,8 @@ def test_a_place_is_searched_for_once_and_what_is_installed_keeps_pythons_loader
             return super().find_spec(name, *others)
 
     (tmp_path / "nobodys_name.py").write_text(BEFORE)
-    text_loader._installed()  # which imports, as `claim` has it do
+    monkeypatch.setattr(sys, "meta_path", [PathFinder])
+    text_loader.claim()  # which imports what says where Python is installed
     monkeypatch.setattr(text_loader, "PathFinder", Counted)
     monkeypatch.setattr(sys, "meta_path", [text_loader.TextFinder, Counted])
     monkeypatch.syspath_prepend(tmp_path)

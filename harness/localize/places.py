@@ -35,7 +35,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from bitproof.harness.graph.origin import innermost_user_line, running_part
 from bitproof.harness.localize.logs.calls import Call, Place
 from bitproof.harness.localize.logs.node_places import part_of, place_of
-from bitproof.harness.operators import names
 from bitproof.harness.systems.watched_step import around_closure
 from bitproof.harness.torch_compat import backward_hooks_set_within, compiled_calls_within, has_forward_hooks
 from bitproof.harness.torch_operators import (
@@ -50,9 +49,6 @@ from bitproof.harness.torch_operators import (
 
 _PARTS = {clip_grad.__file__: "clipping", grad_scaler.__file__: "loss scaling"}
 """The parts of an update that torch has functions for, by the file that these are in."""
-
-_SEEDS = names(lambda row: row.begins_gradient)
-"""Names of operators that make a gradient to begin with: called outside of every module, after forward."""
 
 
 class Places:
@@ -131,7 +127,7 @@ class Places:
         )
         if not self.computes_gradients or (is_after and len(self._running) == self._backward_within):
             return Place(None, "update"), None, line
-        if name in _SEEDS and self._numbers and (not self._running or is_beginning_backward()):
+        if is_beginning_backward():
             return Place(None, "backward"), None, line
         return self._forward(), None, line
 
@@ -194,7 +190,7 @@ class Places:
         """Which part of what `place` says runs: of an update an optimizer's step, by its class, clipping, loss scaling;
         of a mixture of experts the part that its code, or its graph's node, names; None for others.
         """
-        if self.node is not None or place.direction != "update":
+        if self.node is not None or (place.direction != "update" and (place[:2] != ("", "forward") or self._part)):
             return self._part
         if self._optimizers:
             return self._optimizers[-1]
@@ -298,9 +294,9 @@ def settled(calls: Sequence[Call]) -> list[Call]:
 
     Calls of no module that follow backward and lead to the update are of it, as what steers an expert bias.
     """
-    found, needed, last = list(calls), set[int | None](), list[int]()
+    found, needed, last = [_without_update_s_part(call) for call in calls], set[int | None](), list[int]()
     if all(call.micro_batch in (None, 1) for call in calls):
-        found = [call._replace(micro_batch=None) for call in calls]
+        found = [call._replace(micro_batch=None) for call in found]
     before = None
     for index, call in reversed([*enumerate(calls)]):
         is_loose, before = call.place[:2] == ("", "forward"), call.place.direction
@@ -310,5 +306,10 @@ def settled(calls: Sequence[Call]) -> list[Call]:
             last += [index] if is_loose else []
             needed.update(call.producers)
     for index in last if before == "backward" else ():
-        found[index] = found[index]._replace(place=Place(None, "update"), micro_batch=None)
+        found[index] = calls[index]._replace(place=Place(None, "update"), micro_batch=None)
     return found
+
+
+def _without_update_s_part(call: Call) -> Call:
+    """A call as it is outside of an update: what scales a loss is of forward."""
+    return call._replace(part=None) if call.place.direction != "update" and call.part in _PARTS.values() else call

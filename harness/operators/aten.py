@@ -153,15 +153,12 @@ ATEN = (
     Operator(name="aten.flatten", may_copy=True, keeps_order=True, packs=True),
     Operator(name="aten.flip", carries="default", rows=RowFlow.ALONG, allowed=("default",)),
     Operator(name="aten.floor_divide", allowed=("Scalar", "default")),
-    Operator(
-        name="aten.full", fills=("default", "fill_value"), is_constant=True, begins_gradient=True, allowed=("default",)
-    ),
+    Operator(name="aten.full", fills=("default", "fill_value"), is_constant=True, allowed=("default",)),
     Operator(
         name="aten.full_like",
         fills=("default", "fill_value"),
         reads_layout=True,
         is_constant=True,
-        begins_gradient=True,
         rows=RowFlow.ELEMENTWISE,
         allowed=("default",),
     ),
@@ -222,13 +219,12 @@ ATEN = (
     Operator(name="aten.nll_loss_backward", hides=Hides.PRODUCT, allowed=("default",)),
     Operator(name="aten.norm", rows=RowFlow.REDUCE),
     Operator(name="aten.numel", reads_layout=True),
-    Operator(name="aten.ones", fills=("default", 1.0), is_constant=True, begins_gradient=True, allowed=("default",)),
+    Operator(name="aten.ones", fills=("default", 1.0), is_constant=True, allowed=("default",)),
     Operator(
         name="aten.ones_like",
         fills=("default", 1.0),
         reads_layout=True,
         is_constant=True,
-        begins_gradient=True,
         rows=RowFlow.ELEMENTWISE,
         allowed=("default",),
     ),
@@ -263,9 +259,7 @@ ATEN = (
     Operator(name="aten.rms_norm", rows=RowFlow.NORMALIZED),
     Operator(name="aten.roll", carries="default", rows=RowFlow.ALONG, allowed=("default",)),
     Operator(name="aten.rsub", allowed=("Scalar",)),
-    Operator(
-        name="aten.scalar_tensor", fills=("default", "s"), is_constant=True, begins_gradient=True, allowed=("default",)
-    ),
+    Operator(name="aten.scalar_tensor", fills=("default", "s"), is_constant=True, allowed=("default",)),
     Operator(name="aten.scaled_dot_product_attention", attends=True, rows=RowFlow.EACH_OF_BATCH),
     Operator(name="aten.scatter", moves=True, hides=Hides.MASK, rows=RowFlow.SCATTER, allowed=("src", "value")),
     Operator(name="aten.scatter_", rows=RowFlow.SCATTER),

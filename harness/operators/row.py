@@ -175,8 +175,6 @@ class Operator:
     """The result does not depend on which of two tensors comes first."""
     is_constant: bool = False
     """No tensor that it reads decides a value."""
-    begins_gradient: bool = False
-    """It makes a gradient to begin with, where it is called outside of every module, after forward."""
     factors_from: int | None = None
     """It multiplies two matrices; this is the place of the first among its arguments."""
     is_batched: bool = False

@@ -193,6 +193,24 @@ def test_what_an_optimizers_closure_computes_is_no_update_and_a_step_that_a_grad
     assert found[8:10] == forward, "a closure may be given by name"
 
 
+def test_what_a_later_micro_batch_makes_of_nothing_is_of_forward() -> None:
+    class Step:
+        def __init__(self) -> None:
+            self.model = Model()
+
+        def step(self) -> None:
+            for _ in range(2):
+                self.model(torch.ones(5, 4).exp()).sum().backward()
+
+    system = Step()
+    with logged(system) as log:
+        system.step()
+    directions = {
+        (call.operator, call.place.direction) for call in log.calls if call.operator.startswith(("ones", "exp"))
+    }
+    assert directions == {("ones", "forward"), ("exp", "forward"), ("ones_like", "backward"), ("expand", "backward")}
+
+
 def test_the_parts_of_an_update_are_told_by_what_runs() -> None:
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)

@@ -17,7 +17,8 @@ the record that reads nothing wrong:
    right. Parts of a bucket are judged each by itself, unless the bucket lost a value that all ranks had.
 3. A root that reads what its partner reads is wrong in itself.
 4. One that reads another right value is wrong in that, unless the value was exchanged before: by a collective that a
-   rank gave another turn's value, by a new constant, or by a call that is missing, whose output its partner reads.
+   rank gave another turn's value, by a new constant, or by a call that is missing, whose output its partner reads; a
+   sum over ranks that is missing or read by no call before it is the answer in any case (`lost_sums`).
 5. Where there is no root, a right value lies in another one's place, or is missing. The answer is the call that put
    right values in another order, the collective of a bucket from which another value came, or the reference's call
    whose output is nowhere here though its inputs are.
@@ -47,6 +48,7 @@ from bitproof.harness.localize.logs.calls import KERNELS, Call, Place, is_abando
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
+from bitproof.harness.localize.lost_sums import or_lost_sum
 from bitproof.harness.localize.new_calls import put_before, put_between, replaced_by
 from bitproof.harness.localize.partial_sums import regrouped
 from bitproof.harness.localize.roots import needed, roots_of
@@ -75,6 +77,7 @@ def find_culprit(
         for log in logs:
             log.trusts_parts = True
         if (culprit := blame.explain({rank: [pair]})) is not None:
+            culprit = or_lost_sum(culprit, logs[culprit.rank])
             told = doubts(culprit, rank, pair, blame.rivals, logs, blame.joined)
             culprit = replace(culprit, also=blame.others(culprit), or_else=told)
             return with_chain(culprit, rank, pair, logs, blame.joined, blame.known)

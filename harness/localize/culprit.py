@@ -21,6 +21,7 @@ How = Literal[
     "adds",
     "lacks",
     "abandons",
+    "discards",
     "misplaces",
 ]
 
@@ -37,6 +38,7 @@ HOW: dict[How, str] = {
     "adds": "is a call that the reference does not make",
     "lacks": "is a call of the reference that the candidate does not make",
     "abandons": "is launched, and never waited for",
+    "discards": "gives what the reference reads and no call here does",
     "misplaces": "gives what the tensor should hold, right by itself, and another right value stands there",
 }
 

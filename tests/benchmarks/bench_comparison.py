@@ -1,6 +1,6 @@
 """What the comparison costs, and what the control adds to it.
 
-    python tests/benchmarks/bench_comparison.py [-k EXPR] [--runs N] [--steps N] [--world-size N]
+    python tests/benchmarks/bench_comparison.py [-k EXPR] [--runs N] [--steps N] [--world-size N] [--layouts]
 
 Budgets: recording every kind at every step on every rank, and comparing all of it, costs 10 % or less of the same
 two runs without it; the control adds no more than a second run of each system, compared within the same 10 %.
@@ -10,6 +10,11 @@ the same caches and the same neighbours, and what differs is recording alone. "W
 takes no digest and writes no row. A last run with controls shows what they add; comparing them is in it.
 
 CPU seconds of all processes stand beside those of the clock: they tell more where others use the machine too.
+
+`--layouts` measures another thing: a loop under FSDP against itself, under HSDP against itself, each with its control,
+and under FSDP against HSDP, whose tensors lie otherwise, on 2, 4 and 8 ranks. Budgets: across layouts a case takes at
+most twice the CPU seconds of one within a layout (the mean of both), and what takes part in it no more memory on 8
+ranks than a tenth more than on 2.
 """
 
 from __future__ import annotations
@@ -30,9 +35,10 @@ from typing import Any, NamedTuple, TypeVar
 from tabulate import tabulate
 
 from bitproof.builtin_cases import all_cases
+from bitproof.builtin_cases.two_layouts import ddp_fsdp
 from bitproof.harness.capture.recorder import Recorder
 from bitproof.harness.capture.recording_files import warm_up
-from bitproof.harness.case import Case
+from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.case.select import select
 from bitproof.harness.compare.verdict import compare
 from bitproof.harness.execute.case_run import CaseRun
@@ -106,11 +112,14 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="pairs of runs of each system")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--world-size", type=int)
+    parser.add_argument("--layouts", action="store_true")
     options = parser.parse_args()
     _keep_standard_input_open()
     worker.preload()
     set_determinism(0)
     warm_up()
+    if options.layouts:
+        sys.exit(print_layouts(options.runs, options.steps or 3))
     comparisons, controls = [], []
     for case in select(all_cases(), options.expression):
         case = replace(case, steps=options.steps or case.steps)
@@ -203,6 +212,78 @@ def measure_control(case: Case, client: InProcess) -> list[dict[str, Any]]:
         }
         for place, clock in enumerate(Times._fields)
     ]
+
+
+class OfLayouts(NamedTuple):
+    """What one case took: CPU seconds of all processes, the most MiB of the process that compares, and of a rank."""
+
+    cpu: float
+    host_mib: float
+    rank_mib: float
+
+
+PAIRS = ("fsdp", "fsdp"), ("hsdp", "hsdp"), ("fsdp", "hsdp")
+
+
+def print_layouts(runs: int, steps: int) -> str | None:
+    """The table of `--layouts`, medians of some runs in turns; what is over budget."""
+    rows, over, mib = [], [], {}
+    for ranks in (2, 4, 8):
+        turns = [[in_a_process_of_its_own(pair, ranks, steps) for pair in PAIRS] for _ in range(runs)]
+        fsdp, hsdp, across = (
+            OfLayouts(*map(statistics.median, zip(*taken, strict=True))) for taken in zip(*turns, strict=True)
+        )
+        ratios = sorted(2 * turn[2].cpu / (turn[0].cpu + turn[1].cpu) for turn in turns)
+        ratio = statistics.median(ratios)
+        mib[ranks] = across[1:]
+        rows.append(
+            {
+                "ranks": ranks,
+                "CPU s fsdp": fsdp.cpu,
+                "hsdp": hsdp.cpu,
+                "across": across.cpu,
+                "ratio": f"{ratio:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
+                "host MiB within": fsdp.host_mib,
+                "host across": across.host_mib,
+                "rank MiB within": fsdp.rank_mib,
+                "rank across": across.rank_mib,
+            }
+        )
+        over += [f"{ranks} ranks take {ratio:.2f} times"] if ratio > 2 else []
+    print(tabulate(rows, headers="keys", floatfmt=".2f"))
+    for name, few, many in zip(("the process that compares", "a rank"), mib[2], mib[8], strict=True):
+        print(f"{name}: {many / few - 1:+.1%} on 8 ranks against 2")
+        over += [f"{name} grows"] if many > 1.1 * few else []
+    return f"over budget: {', '.join(over)}" if over else None
+
+
+def in_a_process_of_its_own(pair: tuple[str, str], ranks: int, steps: int) -> OfLayouts:
+    """A case of `mesh_loop`, in a process whose memory nobody else has used."""
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(writer, " ".join(map(str, measure_layout(*pair, ranks, steps))).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as said:
+        found = said.read()
+    assert os.waitpid(child, 0)[1] == 0, "the measured process failed"
+    return OfLayouts(*map(float, found.split()))
+
+
+def measure_layout(reference: str, candidate: str, ranks: int, steps: int) -> OfLayouts:
+    """One case with its control; that it ends as it should is checked."""
+    way, loop = Parallelism(world_size=ranks, ep=1), "bitproof.builtin_cases.examples.mesh_loop"
+    base = replace(ddp_fsdp, reference=f"{loop}:{reference}", candidate=f"{loop}:{candidate}", steps=steps)
+    case = replace(base, parallelism=way, reference_parallelism=None if candidate == reference else way)
+    began = now().cpu
+    with tempfile.TemporaryDirectory() as folder:
+        client = InProcess(Path(folder), Path(folder) / "work", Answerer(lambda event: None), {})
+        options = RunOptions(device="cpu", timeout=3600.0, control="always")
+        result = CaseRun(case, Placement(), client, options, lambda event: None).result()
+    assert result.verdict in (Verdict.EQUAL, Verdict.CLOSE), result.error
+    assert bool(result.layouts) == (candidate != reference), "tensors lie otherwise"
+    peaks = [resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return OfLayouts(now().cpu - began, *peaks)
 
 
 @contextmanager

@@ -149,8 +149,7 @@ BUGS: tuple[Bug, ...] = (
         "Barlow Twins sums over ranks outside of autograd",
         f"{VISION} lightly==1.5.25",
         f"{VISION} lightly==1.5.26",
-        ("div", "", "backward"),
-        "near: the sum before this division is missing",
+        ("allreduce_", "", "backward"),
     ),
     Bug(
         "lightning_18086",
@@ -166,8 +165,7 @@ BUGS: tuple[Bug, ...] = (
         "a sum over tensor-parallel ranks is lost where a gradient is not contiguous",
         "megatron-core==0.16.1",
         None,
-        ("_unsafe_view", "encoder", "backward"),
-        "near: the sum before this product is lost",
+        ("allreduce_", "", "backward"),
     ),
     Bug(
         "metric_learning_363",
@@ -223,8 +221,7 @@ BUGS: tuple[Bug, ...] = (
         "lookup-free quantization sums over ranks outside of autograd",
         "vector-quantize-pytorch==1.16.1",
         None,
-        ("unsqueeze", "quantizer", "backward"),
-        "near: the sum before this call is missing",
+        ("allreduce_", "quantizer", "backward"),
     ),
     Bug(
         "vq_222",
@@ -240,7 +237,7 @@ BUGS: tuple[Bug, ...] = (
         "lookup-free quantization throws away what its sum over ranks returns",
         "vector-quantize-pytorch==1.32.0",
         None,
-        ("div", "quantizer", "forward"),
+        ("allreduce_", "quantizer", "forward"),
     ),
 )
 

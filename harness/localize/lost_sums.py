@@ -1,0 +1,73 @@
+"""A sum over ranks that the candidate never takes, or whose result no call reads there.
+
+If all ranks have the same terms, their sum is a multiple of one, and divided again it is a value that others have. Then
+the call that reads it looks wrong in itself, or missing. But no value hides how many sums a step takes.
+
+1. Begin with what the reference's call reads where the blamed one stands. A new call that keeps all elements in their
+   order cannot be wrong: there it is what its first reader should have read.
+2. Go back in the reference, by calls of one input, to a sum over ranks: the blamed call should have read that sum,
+   scaled or in another shape.
+3. The candidate has that sum's terms. If it takes fewer sums of that operator there, and no other collective in their
+   place, this one is missing. If it takes the sum and no call reads that, the sum was discarded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+from bitproof.harness.localize.culprit import Culprit
+from bitproof.harness.localize.logs.candidate_log import CandidateLog
+from bitproof.harness.localize.logs.packing import keeps_order, name_of
+from bitproof.harness.localize.logs.reference_log import IndexedLog, ReferenceLog
+from bitproof.harness.operators import named
+
+
+def or_lost_sum(culprit: Culprit, log: CandidateLog) -> Culprit:
+    """The culprit, or the sum before it that is missing or that nobody reads."""
+    known = log.reference
+    for start in _read_there(culprit, log):
+        index = _sum_behind(known, start)
+        if index is None or not log.has(known.log[index].inputs):
+            continue
+        call = known.log[index]
+        mine, theirs = (_collectives(each, call.place.direction) for each in (log, known))
+        if mine[call.operator] < theirs[call.operator] and not mine - theirs:
+            return replace(culprit, how="lacks", call=call, candidate=None, reference=index, arguments="", reading="")
+        made = [i for i, each in enumerate(log.log) if each[1:4] == call[1:4] and each.place == call.place]
+        if made and not any(made[-1] in log.given(i) for i in range(made[-1] + 1, len(log.log))):
+            call = log.log[made[-1]]
+            return replace(
+                culprit, how="discards", call=call, candidate=made[-1], reference=index, arguments="", reading=""
+            )
+    return culprit
+
+
+def _read_there(culprit: Culprit, log: CandidateLog) -> Iterator[int]:
+    """The calls of the reference that gave what the blamed call should read."""
+    index, partner, known = culprit.candidate, culprit.reference, log.reference
+    while culprit.how == "adds" and index is not None and keeps_order(log.log[index]):
+        index = next((i for i in range(index + 1, len(log.log)) if index in log.given(i)), None)
+        if index is not None and not keeps_order(log.log[index]):
+            partner, _ = known.partner(log.log[index], log.turn(index))
+    if culprit.how not in ("adds", "computes", "reads", "lacks") or partner is None:
+        return
+    read = () if culprit.how in ("computes", "lacks") or index is None else log.log[index].inputs
+    for value, giver in zip(known.log[partner].inputs, known.given(partner), strict=False):
+        if giver is not None and value not in read:
+            yield giver
+
+
+def _sum_behind(log: ReferenceLog, index: int) -> int | None:
+    while not named(name_of(log.log[index])).sums_ranks:
+        given = log.given(index)
+        if len(log.log[index].inputs) != 1 or not given or given[0] is None:
+            return None
+        index = given[0]
+    return index
+
+
+def _collectives(log: IndexedLog, direction: str | None) -> Counter[str]:
+    """How many collectives of each operator run in a direction."""
+    return Counter(call.operator for call in log.log if call.collective and call.place.direction == direction)

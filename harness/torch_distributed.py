@@ -47,6 +47,25 @@ def parts_of(placement: Any, indices: Tensor, ranks: int) -> list[Tensor]:
     return parts
 
 
+def flattened_parts(model: Any) -> dict[int, tuple[tuple[int, ...], int, int]]:
+    """Of each parameter that FSDP1 flattens and keeps, by its id: the shape that it has whole, and the rank's part.
+
+    The part is from an element to the one before another; both are 0 where the rank has none.
+    """
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    found = {}
+    for module in model.modules():
+        handle = getattr(module, "_handle", None) if isinstance(module, FullyShardedDataParallel) else None
+        flat: Any = getattr(handle, "flat_param", None)
+        if flat is None or not flat._params:  # nothing of its own, or only the flat parameter is kept
+            continue
+        for parameter, shape, part in zip(flat._params, flat._shapes, flat._shard_param_infos, strict=True):
+            ends = (part.intra_param_start_idx, part.intra_param_end_idx + 1) if part.in_shard else (0, 0)
+            found[id(parameter)] = (tuple(shape), *ends)
+    return found
+
+
 def flat_collectives(group: ProcessGroup) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """A group's own all-gather, of x (N) into an output (W * N), and reduce-scatter; both take the output first."""
     return group._allgather_base, group._reduce_scatter_base

@@ -11,13 +11,17 @@ from typing import Any
 
 import torch
 
-from bitproof.harness.capture.digest import digest
+from bitproof.harness.capture.digest import FLAT, digest
 from bitproof.harness.records.layout import MAX_TEXT, Box, Cuts, Run
 from bitproof.harness.torch_distributed import parts_of
 
 
 def box_of(tensor: torch.Tensor) -> Box | None:
-    """What this rank holds of a DTensor. None of any other tensor, of a partial sum, and of a part of another size."""
+    """What this rank holds of a DTensor, or of what was flattened. None of any other tensor, of a partial sum, and of a
+    part of another size.
+    """
+    if (said := getattr(tensor, FLAT, None)) is not None:
+        return Box(said[0], ((said[1:],),), is_flat=True) if said[2] - said[1] == tensor.numel() else None
     if type(tensor) is torch.Tensor or not hasattr(tensor, "to_local"):
         return None
     placed: Any = tensor
@@ -31,8 +35,10 @@ def box_of(tensor: torch.Tensor) -> Box | None:
 
 def digests_of_cells(part: torch.Tensor, box: Box, cuts: Cuts) -> str | None:
     """The digests of what a rank holds, a cell each, as one text; None where the part is not as large as its box."""
-    if tuple(part.shape) != box.local_shape or len(cuts) != len(box.shape):
+    cut = box.cut_by(cuts)
+    if tuple(part.shape) != box.local_shape or cut is None:
         return None
+    box, part = cut, part if not cut.is_flat else part.reshape(-1)
     return "".join(digest(part[box.slices(cell)]) for cell in box.cells(cuts))
 
 

@@ -132,8 +132,14 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+FLAT = "_bitproof_flat"
+"""The attribute of a tensor that is a part of a flattened one: the whole's shape, its first element, and its end."""
+
+
 def placements(tensor: torch.Tensor) -> str | None:
-    """How a DTensor lies on the ranks: `Shard(dim=0) of [8, 4] over [2]`; None of any other tensor."""
+    """How a DTensor lies on the ranks, `Shard(dim=0) of [8, 4] over [2]`, or of what it is a part; else None."""
+    if (said := getattr(tensor, FLAT, None)) is not None:
+        return f"flat of {list(said[0])}"
     if type(tensor) is torch.Tensor or not hasattr(tensor, "to_local"):
         return None
     placed: Any = tensor

@@ -14,7 +14,7 @@ Distances are Euclidean, over all cells of a tensor, each cell once; of a candid
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ from bitproof.harness.compare.order import computation_order
 from bitproof.harness.compare.phases import PHASES, apart_from, is_exact, regrouped_from
 from bitproof.harness.compare.relaid import LogicalTensor, are_staged, box_of, by_rank, lies_otherwise
 from bitproof.harness.records import Key, LayoutBounds, LayoutRow, Recording
-from bitproof.harness.records.layout import Box, joint_cuts
+from bitproof.harness.records.layout import Box, alike, joint_cuts
 from bitproof.harness.records.layout_bounds import MAX_ROWS
 
 CONFIDENCE = 0.99
@@ -133,10 +133,12 @@ def _distances(tensor: LogicalTensor, sides: Sequence[_Side]) -> _Distances:
 
     def value(side: int, rank: int) -> Values:
         if (side, rank) not in values:
-            values[side, rank] = sides[side].value(tensor, rank)
+            found = sides[side].value(tensor, rank)
+            values[side, rank] = found.reshape(-1) if is_flat else found
         return values[side, rank]
 
-    for cell in _units(tensor, *sides[:2]):
+    is_flat, units = _units(tensor, *sides[:2])
+    for cell in units:
         own = value(0, cell.here)[cell.at]
         if not own.numel():
             continue
@@ -157,26 +159,36 @@ def _crosses(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> bool:
     return lies_otherwise(reference.parts[tensor], candidate.parts.get(tensor, {}), len(sizes) == 1)
 
 
-def _units(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> Iterator[_Unit]:
-    """The cells of a tensor, each once; where it pairs rank by rank, what each rank holds."""
+def _units(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tuple[bool, list[_Unit]]:
+    """The cells of a tensor, each once, and if they are of it as one row; what each rank holds, if ranks pair."""
     here, there = reference.parts[tensor], candidate.parts.get(tensor, {})
     if not _crosses(tensor, reference, candidate):
-        for rank in here:
-            yield _Unit(rank, (), [(rank, ())] if rank in there else [])
-        return
-    boxes = [{rank: box_of(record) for rank, record in side.items()} for side in (here, there)]
-    known: list[dict[int, Box]] = [{rank: box for rank, box in side.items() if box is not None} for side in boxes]
-    cuts = joint_cuts(box for side in known for box in side.values())
+        return False, [_Unit(rank, (), [(rank, ())] if rank in there else []) for rank in here]
+    boxes = [
+        (side, rank, box)
+        for side, parts in enumerate((here, there))
+        for rank, record in parts.items()
+        if (box := box_of(record))
+    ]
+    same = alike(box for *_, box in boxes)
+    if not same:
+        return False, [_Unit(rank, (), []) for rank in here]
+    cuts = joint_cuts(same)
+    known: list[dict[int, Box]] = [{}, {}]
+    for (side, rank, _), box in zip(boxes, same, strict=True):
+        known[side][rank] = box
     holders: dict[object, list[tuple[int, tuple[slice, ...]]]] = {}
     for rank, box in known[1].items():
         for cell in box.cells(cuts):
             holders.setdefault(cell, []).append((rank, box.slices(cell)))
+    found: list[_Unit] = []
     done = set()
     for rank, box in known[0].items():
         for cell in box.cells(cuts):
             if cell not in done:
                 done.add(cell)
-                yield _Unit(rank, box.slices(cell), holders.get(cell, []))
+                found.append(_Unit(rank, box.slices(cell), holders.get(cell, [])))
+    return same[0].is_flat, found
 
 
 def _square(own: Values, other: Values) -> float:

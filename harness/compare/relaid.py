@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from bitproof.harness.case import Case, Kind
 from bitproof.harness.records import Key, Record, Recording
-from bitproof.harness.records.layout import DIGEST_DIGITS, Box, Cell, Cuts, joint_cuts, name_cell
+from bitproof.harness.records.layout import DIGEST_DIGITS, Box, Cell, Cuts, alike, joint_cuts, name_cell
 
 NUM_NAMED = 5
 
@@ -67,7 +67,7 @@ def common_cuts(reference: Recording, candidate: Recording) -> dict[str, Cuts]:
     for tensor, sides in _across(reference, candidate):
         parts = [box_of(record) for side in sides for record in side.values()]
         boxes.setdefault(f"{tensor.kind}/{tensor.name}", set()).update(box for box in parts if box is not None)
-    return {name: joint_cuts(found) for name, found in boxes.items() if len({box.shape for box in found}) == 1}
+    return {name: joint_cuts(same) for name, found in boxes.items() if (same := alike(found))}
 
 
 def relaid(reference: Recording, candidate: Recording, cuts: Mapping[str, Cuts]) -> Relaid:
@@ -153,8 +153,8 @@ class _Cells:
         if (cuts := self._cuts) is None:
             return found
         for rank, record in parts.items():
-            box = box_of(record)
-            cells = box.cells(cuts) if box is not None and len(cuts) == len(box.shape) else []
+            box = known.cut_by(cuts) if (known := box_of(record)) is not None else None
+            cells = box.cells(cuts) if box is not None else []
             text = record.cells or ""
             if box is None or len(text) != DIGEST_DIGITS * len(cells) or record.cells is None:
                 self.unusable.append(f"the {side} has no digests of cells of {self._tensor} on rank {rank}")

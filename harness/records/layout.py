@@ -3,11 +3,15 @@
 A *box* is what one rank holds: of each dim one or several runs of indices, half-open. A shard of FSDP is one run of
 one dim; one that tensor parallelism interleaves may be several. A replica's box is the whole tensor. A *cell* is a box
 of one run a dim that no cut of either layout crosses, so that a rank of either layout holds all of it or nothing of it.
+
+What FSDP1 flattens is cut where rows are not: a *flat* box has runs of the tensor's elements as one row. It is compared
+with boxes that are such runs as well, whole slices of the first dim.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +22,7 @@ Cell = tuple[Run, ...]
 Cuts = tuple[tuple[int, ...], ...]
 """Of each dim the indices at which some run begins or ends, ascending."""
 
-_BOX = re.compile(r"\[([0-9:+, ]*)\] of \[([0-9, ]*)\]")
+_BOX = re.compile(r"\[([0-9:+, ]*)\] of (flat )?\[([0-9, ]*)\]")
 DIGEST_DIGITS = 32
 MAX_TEXT = 1000
 """How long the text of a box may be: one of more runs is not recorded."""
@@ -26,14 +30,15 @@ MAX_TEXT = 1000
 
 @dataclass(frozen=True)
 class Box:
-    """The part that `runs` say of each dim, of a tensor of `shape`."""
+    """The part that `runs` say of each dim, of a tensor of `shape`; if it is flat, of all elements as one row."""
 
     shape: tuple[int, ...]
     runs: tuple[tuple[Run, ...], ...]
+    is_flat: bool = False
 
     def __str__(self) -> str:
         dims = ("+".join(f"{first}:{end}" for first, end in runs) for runs in self.runs)
-        return f"[{', '.join(dims)}] of {list(self.shape)}"
+        return f"[{', '.join(dims)}] of {'flat ' if self.is_flat else ''}{list(self.shape)}"
 
     @staticmethod
     def whole(shape: Sequence[int]) -> Box:
@@ -46,17 +51,32 @@ class Box:
         found = _BOX.fullmatch(text)
         if found is None:
             raise ValueError(f"no part of a tensor: {text[:100]!r}")
-        shape = tuple(int(size) for size in found[2].split(", ") if size)
+        shape = tuple(int(size) for size in found[3].split(", ") if size)
         dims = [dim for dim in found[1].split(", ") if dim]
         runs = tuple(tuple(_run(text) for text in dim.split("+")) for dim in dims)
-        if len(runs) != len(shape) or not all(map(_ascend, runs, shape)):
+        sizes = (math.prod(shape),) if found[2] else shape
+        if len(runs) != len(sizes) or not all(map(_ascend, runs, sizes)):
             raise ValueError(f"no part of a tensor: {text[:100]!r}")
-        return Box(shape, runs)
+        return Box(shape, runs, bool(found[2]))
 
     @property
     def local_shape(self) -> tuple[int, ...]:
         """The shape of what the rank holds."""
         return tuple(sum(end - first for first, end in runs) for runs in self.runs)
+
+    @property
+    def flat(self) -> Box | None:
+        """The same part as a flat box; None where it is no whole slices of the first dim."""
+        if self.is_flat:
+            return self
+        if any(runs != ((0, size),) for runs, size in zip(self.runs[1:], self.shape[1:], strict=True)):
+            return None
+        step, runs = math.prod(self.shape[1:]), self.runs[0] if self.runs else ((0, 1),)
+        return Box(self.shape, (tuple((first * step, end * step) for first, end in runs),), is_flat=True)
+
+    def cut_by(self, cuts: Cuts) -> Box | None:
+        """The box as these cuts are, flat where they are of one row; None where they are of another tensor."""
+        return self if len(cuts) == len(self.runs) else self.flat if len(cuts) == 1 else None
 
     def cells(self, cuts: Cuts) -> list[Cell]:
         """The box's cells, in row-major order. One without elements has none."""
@@ -75,12 +95,21 @@ def is_box(text: str) -> bool:
         return False
 
 
+def alike(boxes: Iterable[Box]) -> list[Box]:
+    """Boxes of one tensor, all flat if any is; none if they are of several shapes or cannot be flat."""
+    boxes = list(boxes)
+    if any(box.is_flat for box in boxes):
+        flat = [box.flat for box in boxes]
+        boxes = [box for box in flat if box is not None] if None not in flat else []
+    return boxes if len({box.shape for box in boxes}) == 1 else []
+
+
 def joint_cuts(boxes: Iterable[Box]) -> Cuts:
     """The cuts of boxes of one tensor."""
     boxes = list(boxes)
     return tuple(
         tuple(sorted({index for box in boxes for run in box.runs[dim] for index in run}))
-        for dim in range(len(boxes[0].shape))
+        for dim in range(len(boxes[0].runs))
     )
 
 

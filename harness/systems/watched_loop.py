@@ -114,7 +114,7 @@ class _Steps:
 
     def begin(self) -> None:
         """Begin the step of this index."""
-        self._observe: Observe = self.open.enter_context(self._taking(self.index))
+        self._observe: Observe = self._loop.placing(self.open.enter_context(self._taking(self.index)))
         self._stepped, self._losses = [], []
         self._loop.is_before_step = True
 

@@ -107,6 +107,27 @@ class WatchedStep:
         self.watched_optimizers = optimizers
         self.is_before_step = True
 
+    def placing(self, observe: Observe) -> Observe:
+        """`observe`, told of what FSDP1 has flattened which part of the whole it is shown."""
+        from bitproof.harness.capture.digest import FLAT
+        from bitproof.harness.torch_distributed import flattened_parts
+
+        parts = {id: part for model in self.models for id, part in flattened_parts(model).items()}
+        if not parts:
+            return observe
+        of_name = {name: parts[id(p)] for name, p in self.trained_parameters().items() if id(p) in parts}
+
+        def placed(kind: str, name: str, tensor: Tensor) -> None:
+            part = of_name.get(name if kind in ("grad", "param") else name.rpartition(".")[0])
+            if part is not None and kind == "optimizer" and part[1] == part[2]:
+                return  # it has no elements here, and so no state
+            if part is not None and tensor.dim() == 1:
+                tensor = tensor.detach()
+                setattr(tensor, FLAT, part)
+            observe(kind, name, tensor)
+
+        return placed
+
     def _named_models(self) -> Iterator[tuple[str, nn.Module]]:
         return zip(self._prefixes, self.models, strict=True)
 
@@ -118,6 +139,7 @@ class WatchedStep:
 
     def step(self, index: int, observe: Observe) -> None:
         """Train once. Raises RecordingError where no optimizer took a step, or the loss is no number."""
+        observe = self.placing(observe)
         self.is_before_step = True
         with ExitStack() as stack:
             for (

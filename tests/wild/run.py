@@ -108,8 +108,7 @@ BUGS: tuple[Bug, ...] = (
         "ZeRO-2 with gradient accumulation loses micro-batches",
         "deepspeed==0.18.2",
         "deepspeed==0.18.3",
-        ("slice", None, "update"),
-        "near: the sum of a micro-batch, whose first call in the reference this is",
+        ("add_", None, "update"),
     ),
     Bug(
         "diffusers_14265",

@@ -69,3 +69,17 @@ def test_cells_are_digested_as_tensors_of_their_own():
     found = digests_of_cells(WHOLE, boxes[0], joint_cuts(boxes))
     assert found == digest(WHOLE[:4]) + digest(WHOLE[4:])
     assert digests_of_cells(WHOLE[:4], boxes[0], joint_cuts(boxes)) is None
+
+
+def test_a_part_of_what_was_flattened_has_the_cells_of_whole_rows():
+    part = WHOLE.reshape(-1)[9:30].clone()
+    part._bitproof_flat = ((11, 6), 9, 30)
+    box, rows = box_of(part), Box((11, 6), (((1, 5),), ((0, 6),)))
+    assert str(box) == "[9:30] of flat [11, 6]"
+    cuts = joint_cuts([box, rows.flat])
+    assert cuts == ((6, 9, 30),)
+    shared = digest(WHOLE.reshape(-1)[9:30])
+    assert digests_of_cells(part, box, cuts) == shared
+    assert digests_of_cells(own_part(rows), rows, cuts) == digest(WHOLE.reshape(-1)[6:9]) + shared
+    part._bitproof_flat = ((11, 6), 9, 31)
+    assert box_of(part) is None, "it is not as large as it is said to be"

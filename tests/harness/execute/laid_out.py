@@ -10,8 +10,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 
+import bitproof
 from bitproof import Case, Mesh
 from bitproof.builtin_cases.examples import mesh_loop, resumed_loop
 from bitproof.builtin_cases.examples.mesh_loop import MeshLoop
@@ -42,6 +47,47 @@ mean_of_means = with_fault(mesh_loop.uneven_halves, "mean-of-means")
 generator_not_restored = with_fault(mesh_loop.fsdp, "generator-not-restored")
 moments_of_the_wrong_shard = with_fault(mesh_loop.fsdp, "moments-of-the-wrong-shard")
 schedule_not_restored = with_fault(mesh_loop.fsdp, "schedule-not-restored")
+
+
+def whole(case: Case, mesh: Mesh) -> Any:
+    """A watched step under DistributedDataParallel, of sizes that no number of ranks divides."""
+    return _watched(mesh, DistributedDataParallel(_small()))
+
+
+def flattened(case: Case, mesh: Mesh) -> Any:
+    """The same under FSDP1, whose ranks hold parts of parameters, or none."""
+    return _watched(mesh, FullyShardedDataParallel(_small(), use_orig_params=True, device_id=torch.device("cpu")))
+
+
+def flattened_wrong(case: Case, mesh: Mesh) -> Any:
+    """One element of a weight, the last that rank 1 has, moves after each step."""
+    system = flattened(case, mesh)
+    weight = system.trained_parameters()["2.weight"]
+
+    def moved(*_: Any) -> None:
+        if mesh.rank == 1:
+            weight.data[-1] += 1e-3
+
+    system.watched_optimizers[0].register_step_post_hook(moved)
+    return system
+
+
+def _small() -> nn.Module:
+    return nn.Sequential(nn.Linear(7, 13), nn.GELU(), nn.Linear(13, 7))
+
+
+def _watched(mesh: Mesh, model: nn.Module) -> Any:
+    optimizer, data = torch.optim.AdamW(model.parameters(), foreach=False), torch.Generator().manual_seed(5)
+
+    def step(index: int) -> Tensor:
+        x = torch.randn(8, 7, generator=data).chunk(dist.get_world_size())[mesh.rank]
+        loss = (model(x) - x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return bitproof.watch(step, model=model, optimizer=optimizer)
 
 
 def generator_of_rank_0(case: Case, mesh: Mesh) -> ResumedLoop:

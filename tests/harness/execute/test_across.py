@@ -37,6 +37,8 @@ CASES = [
     case("norm", f"{LOOP}:ep", f"{WRONG}:norm_left_alone", there=Parallelism(world_size=2, ep=2)),
     case("late", f"{LOOP}:ddp", f"{WRONG}:late_loader", ONE),
     case("uneven", f"{LOOP}:uneven", f"{LOOP}:uneven_halves", ONE, expected="CLOSE"),
+    case("flat", f"{WRONG}:whole", f"{WRONG}:flattened"),
+    case("element", f"{WRONG}:whole", f"{WRONG}:flattened_wrong"),
     case("means", f"{LOOP}:uneven", f"{WRONG}:mean_of_means", ONE),
 ]
 
@@ -69,6 +71,16 @@ def test_stages_on_more_ranks_than_a_whole_model_must_agree_in_every_bit(runs):
     assert (result.verdict, result.error) == (Verdict.EQUAL, None)
     assert result.losses["reference"] == result.losses["candidate"] and len(result.losses["candidate"]) == 2
     assert result.layouts.regrouped == 0 and result.layouts.exact == sum(result.compared.values())
+
+
+def test_what_fsdp1_flattens_is_compared_with_what_every_rank_has_whole(runs):
+    result = runs[0]["flat"]
+    assert (result.verdict, result.error) == (Verdict.EQUAL, None)
+    parts, counts = 2 * 4 * 4, 2 * 3  # three of four parameters have elements on one rank alone, and a step count there
+    assert (result.layouts.across, result.layouts.regrouped) == (parts + counts, 0)
+    assert result.compared["param"] == 2 * 2 * 4
+    first = runs[0]["element"].first_divergence
+    assert (first.step, first.kind, first.name, first.rank) == (0, "param", "2.weight", 1)
 
 
 def test_fewer_ranks_and_other_experts_regroup_sums_and_are_close_within_derived_bounds(runs):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bitproof.harness.records.layout import Box, joint_cuts, name_cell
+from bitproof.harness.records.layout import Box, alike, joint_cuts, name_cell
 
 
 def test_a_box_is_read_as_it_is_written():
@@ -13,6 +13,8 @@ def test_a_box_is_read_as_it_is_written():
         Box.whole((3, 5)),
         Box.whole(()),
         Box((4,), (((4, 4),),)),
+        Box((3, 5), (((2, 9),),), is_flat=True),
+        Box((), (((0, 1),),), is_flat=True),
     ):
         assert Box.parse(str(box)) == box
     assert str(Box((8, 4), (((0, 2), (4, 6)), ((1, 4),)))) == "[0:2+4:6, 1:4] of [8, 4]"
@@ -30,6 +32,8 @@ def test_a_box_is_read_as_it_is_written():
         "[0] of [4]",
         "[0:4] of [-4]",
         "[:] of [4]",
+        "[0:7] of flat [2, 3]",
+        "[0:2, 0:3] of flat [2, 3]",
     ],
 )
 def test_what_is_no_part_of_a_tensor_is_refused(text):
@@ -62,3 +66,20 @@ def test_a_cell_of_an_interleaved_box_lies_behind_the_runs_before_it():
 def test_a_number_has_one_cell_and_an_empty_part_has_none():
     assert Box.whole(()).cells(()) == [()]
     assert Box((4,), (((4, 4),),)).cells(((0, 4),)) == []
+
+
+def test_rows_and_runs_of_elements_are_cut_as_one_row():
+    rows, run = Box((4, 3), (((1, 3),), ((0, 3),))), Box((4, 3), (((5, 12),),), is_flat=True)
+    same = alike([rows, run])
+    assert [str(box) for box in same] == ["[3:9] of flat [4, 3]", "[5:12] of flat [4, 3]"]
+    cuts = joint_cuts(same)
+    assert cuts == ((3, 5, 9, 12),) and rows.cut_by(cuts) == same[0]
+    assert same[0].cells(cuts) == [((3, 5),), ((5, 9),)] and same[1].cells(cuts) == [((5, 9),), ((9, 12),)]
+    assert Box.whole(()).flat == Box((), (((0, 1),),), is_flat=True)
+
+
+def test_columns_are_no_run_of_elements_and_another_shape_is_another_tensor():
+    run = Box((4, 3), (((5, 12),),), is_flat=True)
+    assert alike([run, Box((4, 3), (((0, 4),), ((0, 2),)))]) == []
+    assert alike([run, Box.whole((3, 4))]) == alike([run, Box.whole((12,))]) == []
+    assert run.cut_by(((0, 4), (0, 3))) is None

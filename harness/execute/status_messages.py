@@ -90,7 +90,11 @@ class PreparedGraph:
 def _tell_compiled(found: Mapping[str, Any]) -> str:
     """A backend's facts about one graph."""
     nodes, regions = found["nodes_compiled"], found.get("regions_compiled")
-    return f"the whole graph, {nodes:,} nodes" if regions is None else f"{regions} regions, {nodes:,} nodes in all"
+    of_what = "the whole graph" if regions is None else f"{regions} regions"
+    launches = found.get("launches")
+    return f"{of_what}, {nodes:,} nodes in all" + (
+        f", which launch {launches:,} kernels" if launches is not None else ""
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

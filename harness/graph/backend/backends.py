@@ -42,7 +42,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from bitproof.harness.errors import BitproofError, MachineError, PassError
 from bitproof.harness.graph.analysis.halves import divide, run_halves
 from bitproof.harness.graph.backend.compiled_regions import marked_by
-from bitproof.harness.graph.backend.generated_code import hash_generated
+from bitproof.harness.graph.backend.generated_code import count_launches, hash_generated
 from bitproof.harness.graph.operators import attends, attends_backward
 from bitproof.harness.graph.symbols import SYMBOLIC_SCALARS
 from bitproof.harness.machine.compiler import compiler_problem
@@ -119,7 +119,7 @@ def compile_for(
             raise
         raise _refusal(module, backend, on_cpu, error) from error
     index = next((device.index for device in _devices(module) if device.type == "cuda"), None)
-    facts |= {"generated_hash": hash_generated(Path(folder), index)}
+    facts |= {"launches": count_launches(Path(folder)), "generated_hash": hash_generated(Path(folder), index)}
     compiled = Compiled(step, Path(folder), {"backend": backend} | facts)
     weakref.finalize(compiled, _remove, folder, os.getpid())
     return compiled

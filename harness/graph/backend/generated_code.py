@@ -34,11 +34,23 @@ _SYMBOL = re.compile(r"\bu\d+\b")
 _COMMENT = re.compile(r"^\s*# .*$", re.MULTILINE)
 """A line of comment, in code that is text within code too. C++ says `#include`, without a space."""
 
+_KERNEL = re.compile(r"^(\w+) = async_compile\.(?:cpp_pybinding|triton)\(", re.MULTILINE)
+_CALL = re.compile(r"^\s+(\w+?)(?:\.run)?\(", re.MULTILINE)
+
 
 def hash_generated(folder: Path, index: int | None = None) -> str:
     """The hash of the code in a folder, whatever its files are called. `index` is that of the GPU it is for."""
     sources = sorted(_decisive(file.read_text(), folder, index) for file in folder.rglob("*.py"))
     return hashlib.sha256("\0".join(sources).encode()).hexdigest()
+
+
+def count_launches(folder: Path) -> int:
+    """How often the code in a folder launches a kernel that it defines, for the CPU or in Triton; not torch's own."""
+    launches = 0
+    for source in (file.read_text() for file in folder.rglob("*.py")):
+        kernels = set(_KERNEL.findall(source))
+        launches += sum(called in kernels for called in _CALL.findall(source))
+    return launches
 
 
 def _decisive(source: str, folder: Path, index: int | None) -> str:

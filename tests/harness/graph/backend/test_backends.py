@@ -199,7 +199,7 @@ def test_sdpa_and_its_backward_are_regions_of_their_own_once_a_chunk_with_the_gr
     before = graph.code
     step = compile_for(graph, "regional_inductor", {})
     facts = dict(step.facts)
-    assert len(facts.pop("generated_hash")) == 64
+    assert len(facts.pop("generated_hash")) == 64 and facts.pop("launches") < 4
     assert facts == {"backend": "regional_inductor", "regions_compiled": 4, "nodes_compiled": 4}
     left = {operator_name(node) for node in step.step.graph.nodes if node.op == "call_function"}
     assert not any("attention" in name for name in left) and "mm" in left
@@ -217,7 +217,7 @@ def test_a_marked_module_is_compiled_once_a_chunk_and_direction_and_the_rest_run
     joint = trace(model)
     graph = chunked(joint, "layers.*")
     step = compile_for(graph, "regional_inductor", {}, ("layers.0",))
-    assert step.facts["regions_compiled"] == 5 < step.facts["nodes_compiled"]
+    assert step.facts["regions_compiled"] == 5 < step.facts["nodes_compiled"] and step.facts["launches"] > 0
     left = {operator_name(node) for node in step.step.graph.nodes if node.op == "call_function"}
     assert not left & {"exp", "rsqrt"} and {"mm", "add_"} <= left and any("attention" in name for name in left)
     reference, candidate = (run_graph(f, joint, model, batch()) for f in (graph, step))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bitproof.harness.graph.backend.generated_code import hash_generated
+from bitproof.harness.graph.backend.generated_code import count_launches, hash_generated
 
 CODE = """# AOT ID: ['{number}_inference']
 # kernel path: {folder}/ab/{name}.py
@@ -53,6 +53,16 @@ def test_a_number_that_is_as_large_as_the_index_stays(tmp_path):
 def test_another_devices_index_stays(tmp_path):
     (tmp_path / "x.py").write_text("x = to('cuda:2')")
     assert hash_generated(tmp_path, 0) == hash_generated(tmp_path, 1) != hash_generated(tmp_path, 2)
+
+
+def test_launches_of_kernels_that_the_code_defines_are_counted_and_no_other_calls(tmp_path):
+    """One in Triton is launched once, one for the CPU twice; calls of torch's own kernels are none."""
+    hashed(tmp_path)
+    (tmp_path / "ab" / "cpp.py").write_text(
+        "cpp_fused_add_0 = async_compile.cpp_pybinding(['float*'], '''\n    cpp_fused_add_1(x)\n''')\n"
+        "def call(args):\n    cpp_fused_add_0(x)\n    extern_kernels.mm(x, y)\n    cpp_fused_add_0(y)\n"
+    )
+    assert count_launches(tmp_path) == 3
 
 
 def test_code_that_is_generated_twice_counts_twice(tmp_path):

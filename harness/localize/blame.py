@@ -77,7 +77,7 @@ def find_culprit(
         for log in logs:
             log.trusts_parts = True
         if (culprit := blame.explain({rank: [pair]})) is not None:
-            culprit = or_lost_sum(culprit, logs[culprit.rank])
+            culprit = or_lost_sum(culprit, logs[culprit.rank], blame.known)
             told = doubts(culprit, rank, pair, blame.rivals, logs, blame.joined)
             culprit = replace(culprit, also=blame.others(culprit), or_else=told)
             return with_chain(culprit, rank, pair, logs, blame.joined, blame.known)

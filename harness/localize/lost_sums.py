@@ -1,12 +1,14 @@
 """A sum over ranks that the candidate never takes, or whose result no call reads there.
 
 If all ranks have the same terms, their sum is a multiple of one, and divided again it is a value that others have. Then
-the call that reads it looks wrong in itself, or missing. But no value hides how many sums a step takes.
+the call that reads it looks wrong in itself, or missing. But no value hides how many sums a step takes. Where terms
+differ, so do a rank's term and the sum, and the other rules of `blame` find what is wrong.
 
-1. Begin with what the reference's call reads where the blamed one stands. A new call that keeps all elements in their
-   order cannot be wrong: there it is what its first reader should have read.
+1. Begin with what the reference's call reads where the blamed one stands, which is new, missing, or has other
+   arguments. A new call that keeps all elements in their order cannot be wrong: there it is what its first reader
+   should have read.
 2. Go back in the reference, by calls of one input, to a sum over ranks: the blamed call should have read that sum,
-   scaled or in another shape.
+   scaled or in another shape. All ranks have the same term of it.
 3. The candidate has that sum's terms. If it takes fewer sums of that operator there, and no other collective in their
    place, this one is missing. If it takes the sum and no call reads that, the sum was discarded.
 """
@@ -19,17 +21,18 @@ from dataclasses import replace
 
 from bitproof.harness.localize.culprit import Culprit
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
+from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
 from bitproof.harness.localize.logs.packing import keeps_order, name_of
 from bitproof.harness.localize.logs.reference_log import IndexedLog, ReferenceLog
 from bitproof.harness.operators import named
 
 
-def or_lost_sum(culprit: Culprit, log: CandidateLog) -> Culprit:
-    """The culprit, or the sum before it that is missing or that nobody reads."""
+def or_lost_sum(culprit: Culprit, log: CandidateLog, joined: JoinedLogs) -> Culprit:
+    """The culprit, or the sum before it that is missing or that nobody reads. `joined` are the reference's logs."""
     known = log.reference
     for start in _read_there(culprit, log):
         index = _sum_behind(known, start)
-        if index is None or not log.has(known.log[index].inputs):
+        if index is None or not log.has(known.log[index].inputs) or not _sums_equals((culprit.rank, index), joined):
             continue
         call = known.log[index]
         mine, theirs = (_collectives(each, call.place.direction) for each in (log, known))
@@ -51,7 +54,8 @@ def _read_there(culprit: Culprit, log: CandidateLog) -> Iterator[int]:
         index = next((i for i in range(index + 1, len(log.log)) if index in log.given(i)), None)
         if index is not None and not keeps_order(log.log[index]):
             partner, _ = known.partner(log.log[index], log.turn(index))
-    if culprit.how not in ("adds", "computes", "reads", "lacks") or partner is None:
+    is_unlike = culprit.how == "computes" and culprit.arguments  # with the same arguments it is wrong in itself
+    if not (is_unlike or culprit.how in ("adds", "lacks")) or partner is None:
         return
     read = () if culprit.how in ("computes", "lacks") or index is None else log.log[index].inputs
     for value, giver in zip(known.log[partner].inputs, known.given(partner), strict=False):
@@ -66,6 +70,12 @@ def _sum_behind(log: ReferenceLog, index: int) -> int | None:
             return None
         index = given[0]
     return index
+
+
+def _sums_equals(site: Site, joined: JoinedLogs) -> bool:
+    """Whether several ranks take part, with one term."""
+    sites = joined.together(site)
+    return len(sites) > 1 and len({joined.logs[rank][index].inputs for rank, index in sites}) == 1
 
 
 def _collectives(log: IndexedLog, direction: str | None) -> Counter[str]:

@@ -18,8 +18,11 @@ def div(text: str, other: int) -> Call:
     return call(f"div.Tensor {text}", BACKWARD)._replace(scalars=(("other", str(other)),))
 
 
-def blamed(reference: list[Call], candidate: list[Call]) -> Culprit | None:
-    return find_culprit([reference], [candidate], {0: [("r", "R")]}, None)
+def blamed(
+    reference: list[Call], candidate: list[Call], beside: list[Call] | None = None, *, others: list[Call] | None = None
+) -> Culprit | None:
+    """Rank 0's cause, where rank 1's logs are the same or others."""
+    return find_culprit([reference, beside or reference], [candidate, others or candidate], {0: [("r", "R")]}, None)
 
 
 FIRST = call("mul x w -> g", BACKWARD)
@@ -47,6 +50,17 @@ def test_a_sum_whose_terms_are_not_there_is_not_missing() -> None:
     other = logged([(), (0,), (1,)], [FIRST, summed("q -> s"), div("s -> g", 2)])
     reference = [*other, div("g -> r", 8)._replace(producers=(2,))]
     culprit = blamed(reference, UNSUMMED)
+    assert culprit is not None and culprit.how == "computes"
+
+
+def test_a_missing_sum_of_terms_that_differ_is_not_looked_for() -> None:
+    """What reads a rank's own term in place of the sum then reads what the reference never reads there."""
+    other = logged(
+        [(), (0,), (1,), (2,)],
+        [call("mul y w -> h", BACKWARD), summed("h -> s"), div("s -> g", 2), div("g -> r", 8)],
+    )
+    lacking = logged([(), (0,), (1,)], [call("mul y w -> h", BACKWARD), div("h -> J", 2), div("J -> R", 8)])
+    culprit = blamed(MEAN, UNSUMMED, other, others=lacking)
     assert culprit is not None and culprit.how == "computes"
 
 

@@ -1,6 +1,6 @@
 """Runs bugs that were shipped: a release that has one must be DIFFERENT with the cause below, a mended one EQUAL.
 
-    python tests/wild/run.py [-k EXPRESSION] [--page docs/wild.md]
+    python tests/wild/run.py [-k PATTERN] [--page docs/wild.md]
 
 Exits with 1 unless that holds for every bug. Each release has an environment of its own: its packages are installed
 into folders, as `.wild/deepspeed-0.18.2`, that lie before those of the environment that `make abroad` makes; another
@@ -310,14 +310,15 @@ def problems(bug: Bug, wrong: dict[str, Any], mended: dict[str, Any]) -> list[st
 def main(words: list[str]) -> int:
     """Run them, and say what is wrong."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("-k", dest="expression", default="")
+    parser.add_argument("-k", dest="expression", metavar="PATTERN", default="")
     parser.add_argument("--page", type=Path)
     chosen = parser.parse_args(words)
+    chosen_bugs = [bug for bug in BUGS if re.search(chosen.expression, bug.name)]
+    if not chosen_bugs:
+        parser.error(f"-k {chosen.expression} matches no bug; there are {', '.join(bug.name for bug in BUGS)}")
     wrong: list[str] = []
     seen: list[tuple[Bug, dict[str, Any], dict[str, Any]]] = []
-    for bug in BUGS:
-        if not re.search(chosen.expression, bug.name):
-            continue
+    for bug in chosen_bugs:
         try:
             seen.append((bug, run(bug, mended=False), run(bug, mended=True)))
         except (subprocess.CalledProcessError, OSError, LookupError) as error:

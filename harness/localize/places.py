@@ -35,6 +35,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from bitproof.harness.graph.origin import innermost_user_line, running_part
 from bitproof.harness.localize.logs.calls import Call, Place
 from bitproof.harness.localize.logs.node_places import part_of, place_of
+from bitproof.harness.operators import names
 from bitproof.harness.systems.watched_step import around_closure
 from bitproof.harness.torch_compat import backward_hooks_set_within, compiled_calls_within, has_forward_hooks
 from bitproof.harness.torch_operators import (
@@ -49,6 +50,9 @@ from bitproof.harness.torch_operators import (
 
 _PARTS = {clip_grad.__file__: "clipping", grad_scaler.__file__: "loss scaling"}
 """The parts of an update that torch has functions for, by the file that these are in."""
+
+_FILLS_LIKE = names(lambda row: row.is_constant and row.reads_layout)
+"""Names of operators that give a constant in another tensor's shape."""
 
 
 class Places:
@@ -127,7 +131,7 @@ class Places:
         )
         if not self.computes_gradients or (is_after and len(self._running) == self._backward_within):
             return Place(None, "update"), None, line
-        if is_beginning_backward():
+        if is_beginning_backward() or (not self._running and self._begins_gradient(name, tensors)):
             return Place(None, "backward"), None, line
         return self._forward(), None, line
 
@@ -142,6 +146,10 @@ class Places:
         if self._running:
             return self._running[-1] is None
         return not self._has_gradients and (self._is_lost or not torch.is_grad_enabled())
+
+    def _begins_gradient(self, name: str, tensors: Iterable[Tensor]) -> bool:
+        """Whether a call fills a tensor like one that autograd made, as a trainer does that begins backward itself."""
+        return name in _FILLS_LIKE and any(tensor.grad_fn is not None for tensor in tensors)
 
     def _writes_buffer(self, name: str, tensors: Iterable[Tensor]) -> bool:
         """Whether a call writes in place to what a module keeps beside parameters, as to an expert bias."""

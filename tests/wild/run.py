@@ -164,7 +164,8 @@ BUGS: tuple[Bug, ...] = (
         "a sum over tensor-parallel ranks is lost where a gradient is not contiguous",
         "megatron-core==0.16.1",
         None,
-        ("allreduce_", "", "backward"),
+        ("_unsafe_view", "encoder", "backward"),
+        "near: the sum before this product is lost",
     ),
     Bug(
         "metric_learning_363",
@@ -204,7 +205,7 @@ BUGS: tuple[Bug, ...] = (
         "the router's gradient lacks what experts of other ranks add to it",
         f"{HUB} transformers==5.16.1",
         f"{HUB} transformers==5.17.0",
-        ("allreduce_", "model.layers.1.mlp.gate", "backward"),
+        ("scatter", "model.layers.1.mlp.gate", "backward"),
     ),
     Bug(
         "transformers_48687",
@@ -228,7 +229,7 @@ BUGS: tuple[Bug, ...] = (
         "each rank's codebook takes a step by that rank's gradient",
         "vector-quantize-pytorch==1.23.1",
         "vector-quantize-pytorch==1.32.0",
-        ("allreduce_", "quantizer", "forward"),
+        ("allreduce_", None, "update"),
     ),
     Bug(
         "vq_discarded",
@@ -236,7 +237,7 @@ BUGS: tuple[Bug, ...] = (
         "lookup-free quantization throws away what its sum over ranks returns",
         "vector-quantize-pytorch==1.32.0",
         None,
-        ("allreduce_", "quantizer", "forward"),
+        ("div", "quantizer", "forward"),
     ),
 )
 

@@ -37,8 +37,8 @@ resume_tp = replace(
     expected="EQUAL",
 )
 # Two steps, and what modules return.
-resume_sight = replace(
-    resume_fsdp, name="resume_sight", steps=2, resume_at=1, observe=("embedding", "blocks.*", "output")
+resume_observed = replace(
+    resume_fsdp, name="resume_observed", steps=2, resume_at=1, observe=("embedding", "blocks.*", "output")
 )
 
 _ALL = "bitproof.builtin_cases.examples.resumed_loop"
@@ -76,7 +76,7 @@ CASES = (
     resume_fsdp,
     resume_ddp,
     resume_tp,
-    resume_sight,
+    resume_observed,
     resume_dropout,
     fsdp_then_ddp,
     fsdp_then_hsdp,

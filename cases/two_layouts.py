@@ -45,21 +45,21 @@ ep2_ep4 = replace(
 )
 # What modules return is compared, too: so a defect that shows in the loss has a module.
 _SEEN = ("embedding", "blocks.*", "output")
-fsdp_sight = replace(ddp_fsdp, name="fsdp_sight", observe=_SEEN)
-tp_sight = replace(
+fsdp_observed = replace(ddp_fsdp, name="fsdp_observed", observe=_SEEN)
+tp_observed = replace(
     fsdp_tp,
-    name="tp_sight",
+    name="tp_observed",
     parallelism=Parallelism(world_size=4, ep=1, tp=2),
     reference_parallelism=_TWO,
     observe=_SEEN,
 )
-ep_sight = replace(
+ep_observed = replace(
     ep2_ep4,
-    name="ep_sight",
+    name="ep_observed",
     parallelism=Parallelism(world_size=2, ep=2),
     reference_parallelism=_TWO,
     observe=_SEEN,
 )
 
 _WIDE = (ddp_fsdp, ddp_fsdp_eight, fsdp_tp, fsdp_hsdp, one_eight, ep2_ep4)
-CASES = (*_WIDE, fsdp_sight, tp_sight, ep_sight)
+CASES = (*_WIDE, fsdp_observed, tp_observed, ep_observed)

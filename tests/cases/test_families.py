@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -39,6 +40,14 @@ from bitproof.reference.data import TextStream, text_source
 from bitproof.reference.init import initial_values, spread_biases
 from bitproof.reference.models import build_model, model_config
 from tests.distributions import install
+
+
+def test_make_run_takes_the_six_cases_that_ci_judges():
+    root = Path(__file__).parents[2]
+    asked = dict(re.findall(r"^(CASES|SIGHT) := (.+)$", (root / "Makefile").read_text(), re.MULTILINE))
+    chosen = {case.name for case in select(cases.all_cases(), f"{asked['CASES']} or {asked['SIGHT']}")}
+    judged = re.findall(r"^(?:NAMES|SIGHT) = \{(.+)\}$", (root / ".ci/check_report.py").read_text(), re.MULTILINE)
+    assert chosen == set(re.findall(r"\w+", " ".join(judged))) and len(chosen) == 6
 
 
 def test_cases_are_listed_by_family_and_the_main_ones_come_first():

@@ -159,9 +159,9 @@ def test_faults_are_killed_and_no_equivalent_is_flagged(tmp_path, name, ranks, c
 @pytest.mark.slow
 def test_faults_of_loops_are_killed_where_bits_must_agree_and_where_sums_may_be_regrouped(tmp_path):
     wanted = {
-        "fsdp_sight": "shards-exchanged",
+        "fsdp_observed": "shards-exchanged",
         "ring_two": "stale-keys-in-backward",
-        "resume_sight": "generator-not-restored",
+        "resume_observed": "generator-not-restored",
         "schedules_gpipe": "stage-reads-the-micro-batch-before",
     }
     chosen = [word for name in wanted.values() for word in ("--fault", name)]

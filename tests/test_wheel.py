@@ -246,7 +246,12 @@ AROUND = {
     ("python.md", 1): Around(before="import bitproof\nimport torch\n", status=1),
     ("python.md", 2): Around(status=1),
 }
-EXAMPLES = [page for page in PAGES if any(match["language"] == "python" for match in BLOCK.finditer(page.read_text()))]
+EXAMPLES = [
+    page
+    for page in PAGES
+    if page.name != "wild.md"  # its scripts go to other projects: they import those, and nothing of bitproof
+    and any(match["language"] == "python" for match in BLOCK.finditer(page.read_text()))
+]
 
 
 def examples_in(page: Path, folder: Path) -> list[tuple[Path, int]]:

@@ -199,13 +199,14 @@ def by_rank(recording: Recording) -> dict[LogicalTensor, dict[int, Record]]:
 
 
 def are_staged(*recordings: Recording) -> bool:
-    """Whether each parameter lies whole on one rank alone, as in the stages of a pipeline, and in each recording."""
-    return all(
-        len(parts) == 1 and all(record.placements is None for record in parts.values())
-        for recording in recordings
-        for tensor, parts in by_rank(recording).items()
-        if tensor.kind == "param"
-    )
+    """Whether each recording has parameters, each of them whole on one rank alone, as in the stages of a pipeline."""
+    for recording in recordings:
+        parameters = [parts for tensor, parts in by_rank(recording).items() if tensor.kind == "param"]
+        if not parameters or any(
+            len(parts) > 1 or any(x.placements is not None for x in parts.values()) for parts in parameters
+        ):
+            return False
+    return True
 
 
 def box_of(record: Record) -> Box | None:

@@ -155,3 +155,5 @@ def test_stages_have_each_parameter_whole_on_one_rank_alone():
     assert are_staged(whole, moved)
     assert not are_staged(whole, recording([None] * 2)), "replicas"
     assert not are_staged(recording([Box.whole((8, 6))])), "a DTensor"
+    lacking = replace(whole, records={key: record for key, record in whole.records.items() if key.kind != "param"})
+    assert not are_staged(lacking), "without parameters nothing tells"

@@ -1,4 +1,4 @@
-"""The oracle: plain PyTorch models, data, loss and training step that graph pipelines are judged against.
+"""The oracle: plain PyTorch models, data, loss and training step, with which graph pipelines are compared.
 
-Nothing here knows of graphs or passes. Read `models`, then `layers`, then `init`, `data` and `loss`.
+Nothing here depends on graphs or passes. Read `models`, then `layers`, then `init`, `data` and `loss`.
 """

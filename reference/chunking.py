@@ -1,13 +1,13 @@
 """The eager chunked reference: a module's input split in two by hand, its own forward called on each half.
 
-This is the numerical truth that the graph pass is held to, so it does as little as possible:
+The graph pass must give exactly these numbers, so this code does as little as possible:
 
     split the activation, and positions and attention masks with it, along batch or sequence
     call the module's own forward on the first half, then on the second
-    concatenate what comes back along the same dim
+    concatenate the two outputs along the same dim
 
-Whatever does not fit that contract is refused, with what was seen and what was expected. So is a module that was
-chosen and does not run: whoever calls its children, or nothing of it, leaves the step unchunked without a word.
+Anything that does not fit this contract is an error that names what was found and what was expected. So is a chosen
+module that never runs: if the trainer calls only its children, the step would silently run unchunked.
 """
 
 # B batch, S sequence, D model dim
@@ -37,12 +37,12 @@ _running_chunk: ContextVar[int | None] = ContextVar("running_chunk", default=Non
 
 
 def running_chunk() -> int | None:
-    """Which chunk is in its forward now, 0 or 1; None outside of chunks."""
+    """The chunk whose forward runs now, 0 or 1; None outside chunks."""
     return _running_chunk.get()
 
 
 class ChunkedModules:
-    """The modules that run in chunks, `names`, and what each step is to be held to: that they did, equally often."""
+    """The modules that run in chunks, `names`; checks that each step runs all of them, equally often."""
 
     def __init__(self, model: nn.Module, chunking: Chunking, names: list[str], inspect_module: Inspect | None) -> None:
         self.names = names
@@ -55,7 +55,7 @@ class ChunkedModules:
             for name, module in model.named_modules()
             if name
         ]
-        """For the first step alone: an error names what does run."""
+        """Used in the first step only, so that an error can list the modules that do run."""
         for name in names:
             module = model.get_submodule(name)
             module.forward = _ChunkedForward(name, module.forward, chunking.dim, self._count)
@@ -63,9 +63,9 @@ class ChunkedModules:
                 module.forward.inspect = partial(inspect_module, name, module)
 
     def end_step(self, index: int) -> dict[str, int]:
-        """How often each module ran in step `index`, in chunks every time.
+        """Return how often each module ran, in chunks, in step `index`.
 
-        Raises ChunkError, naming them, for modules that did not run, or not as often as in the first step.
+        Raises ChunkError, which names the modules that did not run, or not as often as in the first step.
         """
         num_calls = {name: self._num_calls[name] for name in self.names}
         self._num_calls.clear()
@@ -97,10 +97,9 @@ class ChunkedModules:
 def chunk_modules(model: nn.Module, chunking: Chunking, inspect_module: Inspect | None = None) -> ChunkedModules:
     """Make every module of `model` that matches `chunking.modules` run in two chunks.
 
-    `inspect_module`, if given, is shown each module before its first chunk runs: its name, itself, its own forward,
-    and the arguments by name. It may raise.
-    Raises ChunkError when nothing matches, and when a sequence is to be split through a module that
-    mixes its positions.
+    `inspect_module`, if given, is called for each module before its first chunk runs, with its name, the module, its
+    own forward, and the arguments by name. It may raise. Raises ChunkError when nothing matches, and when a sequence is
+    to be split through a module that mixes its positions.
     """
     names = [name for name, _ in model.named_modules() if name and chunking.root_of(name) == name]
     if not names:
@@ -122,7 +121,7 @@ def chunk_modules(model: nn.Module, chunking: Chunking, inspect_module: Inspect 
 
 
 class _ChunkedForward:
-    """A module's forward, run once a chunk. `on_call` is called with its name when both chunks have run."""
+    """A module's forward, run once per chunk. Calls `on_call` with the module's name after both chunks."""
 
     def __init__(self, name: str, forward: Callable[..., Any], dim: str, on_call: Callable[[str], None]) -> None:
         self.name = name
@@ -229,23 +228,24 @@ class _ChunkedForward:
 
 
 def _role(argument: str) -> str | None:
-    """What an argument beyond the activation holds, by its name."""
+    """The role of an argument other than the activation, derived from its name."""
     if argument.startswith("positions"):
         return "positions"
     return "masks" if argument.startswith("attention_mask") else None
 
 
 def _halves_of(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Both halves along `dim`, contiguous as a module's own input would be.
+    """Both halves along `dim`, contiguous as the module's own input would be.
 
-    By `split`, whose backward concatenates. That of `narrow` adds halves padded with zeros, and -0.0 + 0.0 is 0.0.
+    Uses `split`, whose backward concatenates. The backward of `narrow` adds halves padded with zeros, and -0.0 + 0.0 is
+    0.0.
     """
     first, second = x.split(x.shape[dim] // 2, dim)
     return first.contiguous(), second.contiguous()
 
 
 def _block_mask_half(mask: BlockMask, first: int, extent: int) -> BlockMask:
-    """The rows [first, first + extent / 2) of a BlockMask's batch; its mask_mod keeps seeing whole-batch indices."""
+    """Rows [first, first + extent / 2) of a BlockMask's batch; its mask_mod still gets indices into the whole batch."""
 
     def rows(blocks: Tensor) -> Tensor:
         return blocks if blocks.shape[0] == 1 else blocks.narrow(0, first, extent // 2)

@@ -1,10 +1,10 @@
-"""The eager step whose attention alone is compiled, by torch.compile: regional compilation without a graph of the step.
+"""The eager step with only its attention compiled by torch.compile: regional compilation without a step graph.
 
-    bitproof.reference.compiled_attention:eager            as the system eager, each layer's attention compiled
-    bitproof.reference.compiled_attention:eager_chunked    as eager_chunked: the compiled function runs once a chunk
+    bitproof.reference.compiled_attention:eager            like the system eager, with each layer's attention compiled
+    bitproof.reference.compiled_attention:eager_chunked    like eager_chunked; the compiled function runs once per chunk
 
-Compiled is `attend`, of queries, keys and values to heads' outputs, forward and backward; projections, rotations, and
-all that gathers, exchanges and reduces, are eager's. Inductor calls SDPA's own kernels, so bits are eager's.
+torch.compile compiles `attend`, which maps queries, keys and values to the heads' outputs, forward and backward.
+Projections, rotations and collectives stay eager. Inductor calls SDPA's own kernels, so the bits equal eager's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SETTINGS: dict[str, str | int | bool | Callable[..., Any]] = {
     "emulate_precision_casts": True,
     "max_autotune": False,
 }
-"""Inductor's settings: nothing chosen by timing, nothing read from a cache, roundings where eager has them."""
+"""Inductor's settings: no autotuning, no cache, and rounding at the same places as eager."""
 
 
 def eager(case: Case, mesh: Mesh) -> Trainer:
@@ -48,10 +48,10 @@ def _compiled(case: Case, mesh: Mesh, *, chunked: bool) -> Trainer:
 
 
 def compile_attention(model: nn.Module) -> int:
-    """Have each attention layer of a model attend by a compiled function, one for all; returns how many there are.
+    """Make each attention layer of a model use one shared compiled function; returns the number of layers.
 
-    It is compiled when it first runs, whole or not at all, for the very sizes that it meets. Raises CaseError for a
-    model without such a layer: it would run uncompiled.
+    The first call compiles it, as one graph and for static sizes. Raises CaseError for a model without such a layer,
+    which would run uncompiled.
     """
     layers = [module for module in model.modules() if hasattr(module, "attend")]
     if not layers:

@@ -1,6 +1,6 @@
-"""Real text, as bytes: each rank reads its own documents, in order, and starts over at their end.
+"""Real text, as bytes: each rank reads its own documents in order and starts over at the end.
 
-B batch, S sequence, N tokens of a rank's stream
+B batch, S sequence, N tokens in a rank's stream
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ DOCUMENT_START = 256
 """The token before each document. Tokens 0 to 255 are bytes, so a vocabulary needs at least 257."""
 
 FILE_DOCUMENT_BYTES = 512
-"""A file has no documents of its own: it is cut into pieces of this many bytes."""
+"""A file has no document boundaries, so it is cut into pieces of this many bytes."""
 
 
 class Step(NamedTuple):
-    """One rank's input for one step: int64 tensors of shape (B, S). A label is the token that comes next."""
+    """One rank's input for one step: int64 tensors of shape (B, S). Each label is the next token."""
 
     tokens_BS: Tensor
     labels_BS: Tensor
@@ -34,14 +34,13 @@ class Step(NamedTuple):
 
 
 def text_source(data: str) -> tuple[list[bytes], str]:
-    """The documents that `data` names, and the sha256 of the text in hexadecimal.
+    """Return the documents that `data` names, and the text's sha256 in hexadecimal.
 
-    `pydoc` is the documentation of the Python language that ships with CPython, one document a topic, in
-    alphabetical order; its text, and so its hash, changes with the Python version. `pydoc_lines` is the same text
-    with each line that is not blank a document, so that even short rows hold several. `adversarial` is what
-    `adversarial_documents` makes. Anything else is the path of
-    a file, read as bytes of any encoding (./pydoc reads a file of that name). Raises UsageError when the file
-    cannot be read.
+    `pydoc` is the documentation of the Python language that ships with CPython, one document a topic, in alphabetical
+    order; its text, and so its hash, changes with the Python version. `pydoc_lines` is the same text with one document
+    per line that is not blank, so that even short rows hold several. `adversarial` is what `adversarial_documents`
+    makes. Anything else is the path of a file, read as bytes of any encoding (./pydoc reads a file of that name).
+    Raises UsageError when the file cannot be read.
     """
     if data == ADVERSARIAL:
         documents = adversarial_documents()
@@ -69,12 +68,12 @@ def text_source(data: str) -> tuple[list[bytes], str]:
 
 
 def adversarial_documents() -> list[bytes]:
-    """Documents of 1 to 200 bytes, most of them short, in which few bytes are frequent and most are rare.
+    """Make documents of 1 to 200 bytes, most of them short, in which few bytes are frequent and most are rare.
 
-    So rows of a batch hold different positions and several ends of documents, a token's embedding gradient has one
-    summand or many, and experts get one token or hundreds. The same on every machine.
+    Rows of a batch then hold different positions and several ends of documents, a token's embedding gradient has one
+    summand or many, and experts get one token or hundreds. The documents are the same on every machine.
     """
-    chance = random.Random("bitproof adversarial")  # by a text: its sha512, whatever Python's own hash is
+    chance = random.Random("bitproof adversarial")  # seeded by text: Python uses its sha512, not its randomized hash
 
     def document() -> bytes:
         length = 1 + int(200 * chance.random() ** 2)
@@ -86,8 +85,8 @@ def adversarial_documents() -> list[bytes]:
 class TextStream:
     """One rank's tokens: documents rank, rank + world_size, ... in turn, each after a DOCUMENT_START.
 
-    Step n reads the B * S tokens that follow those of step n - 1, wrapping around at the end; row b of a batch
-    follows row b - 1. Positions count from 0 in every row; of adversarial text, in every document, wherever a row
+    Step n reads the B * S tokens after those of step n - 1, wrapping around at the end; each row of a batch follows the
+    row before. Positions start at 0 in every row; in adversarial text they start at 0 in every document, wherever a row
     begins. Raises UsageError when the rank's documents do not fill one step.
     """
 
@@ -110,7 +109,7 @@ class TextStream:
         self.positions_N = _positions_within(own) if batch.data == ADVERSARIAL else None
 
     def step(self, step: int) -> Step:
-        """The rank's input at a step, counted from 0. The same call gives the same tensors at any time."""
+        """Return the rank's input at a step, counted from 0. The same step always has the same tensors."""
         rows, seq_len = self.batch.sequences, self.batch.seq_len
         size = rows * seq_len
         where = (step * size + torch.arange(size + 1)) % len(self.tokens_N)
@@ -132,5 +131,5 @@ def _tokens_of(documents: Sequence[bytes]) -> Tensor:
 
 
 def _positions_within(documents: Sequence[bytes]) -> Tensor:
-    """Each token's place in its own document, whose start has place 0: int64, (N,)."""
+    """Each token's index in its own document, 0 at the document's start: int64, (N,)."""
     return torch.cat([torch.arange(len(document) + 1, dtype=torch.int64) for document in documents])

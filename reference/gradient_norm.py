@@ -1,4 +1,4 @@
-"""The norm of all gradients of a step, over all ranks: what clipping goes by, and what training loops print."""
+"""The norm of all gradients of a step, over all ranks: clipping uses it, and training loops print it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from bitproof.reference.parallel.mesh import FSDP, TENSOR, Mesh
 def gradient_norm(gradients: Mapping[str, Tensor], shardings: Mapping[str, Sharding], mesh: Mesh) -> Tensor:
     """The square root of the sum of the squares of every element of every gradient: float32, a scalar, on all ranks.
 
-    Each parameter's squares are summed on its rank, by one kernel; then parameters in the order given; then ranks of
-    one tensor coordinate in rank order, and of these sums the tensor ranks'. All ranks hold other rows, but for
-    parameters that each tensor rank holds, or each rank of their own group: those count on the first of them alone.
-    Padding is zero.
+    Order of the sum: one kernel sums each parameter's squares on its rank; then the parameters are added in the order
+    given; then the ranks of one tensor coordinate, in rank order; then the tensor ranks. Parameters that every tensor
+    rank or every rank of a group holds count only on the first of these ranks. Padding is zero.
     """
     squares = [
         gradient.float().square().sum() * float(_counts(shardings[name], mesh)) for name, gradient in gradients.items()

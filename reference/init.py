@@ -1,6 +1,6 @@
-"""Initial values by name: every parameter has its own random stream, whoever asks and in whichever order.
+"""Initial values by name: every parameter has its own random stream, so the order of initialization does not matter.
 
-A rank that holds a shard slices the whole tensor, so values do not depend on how parameters are laid out.
+A rank that holds a shard slices the whole tensor, so values do not depend on the parameters' layout.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from bitproof.reference.layers.rope import RotaryEmbedding
 ZERO_BUFFERS = ("expert_bias", "tokens_per_expert")
 
 EXPONENTS = 7
-"""How many powers of two the rows of a spread tensor are scaled by: from 2^-3 to 2^3."""
+"""The rows of a spread tensor are scaled by this many powers of two: from 2^-3 to 2^3."""
 
 LARGEST = 511
-"""Of a spread embedding, before it is scaled: 64 squares of nine bits add up in float32 without rounding."""
+"""The largest element of a spread embedding before scaling: float32 adds 64 squares of nine bits without rounding."""
 UNCHOSEN, TIED = 1, (3, 4)
-"""Of spread experts the one without a token, and two whose router weights and biases are the same."""
+"""Among spread experts: the one that no token chooses, and two with equal router weights and biases."""
 RARELY = -0.6
-"""The bias of the last spread expert: it gets a few tokens, or one."""
+"""The bias of the last spread expert, which then gets a few tokens, or one."""
 
 
 def initial_values(name: str, shape: Sequence[int], seed: int, *, spread: bool = False) -> Tensor:
-    """The whole initial tensor of a parameter or buffer, by its fully qualified name: float32, on the CPU.
+    """Return the whole initial tensor of a parameter or buffer, by its fully qualified name: float32, on the CPU.
 
-    With `spread`, values are made to show what plain ones hide: rows are scaled by powers of two that differ from row
-    to row, so that sums have terms of unlike size; weights of norms lie between 0.5 and 1.5, where 1 would make a
-    product exact; embeddings are as `near_midpoints` has them. Of experts, number 1 has a bias by which no token
-    chooses it, the last one a bias by which few do, and all others one between -0.05 and 0.05; numbers 3 and 4 are ties
-    to begin with, in score and in bias.
+    `spread` chooses values that expose rounding which plain values hide: each row is scaled by its own power of two, so
+    that sums have terms of different size; weights of norms lie between 0.5 and 1.5, as 1 would make a product exact;
+    embeddings are rows of `near_midpoints`. Expert 1 has a bias so low that no token chooses it, the last expert one so
+    low that few tokens do, all others a bias between -0.05 and 0.05. Experts 3 and 4 start as ties, in score and in
+    bias.
 
     | name or shape                       | values                                            |
     |-------------------------------------|---------------------------------------------------|
@@ -44,9 +44,9 @@ def initial_values(name: str, shape: Sequence[int], seed: int, *, spread: bool =
     | `*embeddings.weight`                | uniform, standard deviation 1                     |
     | two or more dims, (..., out, in)    | uniform, standard deviation 1 / sqrt(in)          |
 
-    Uniform, not normal: a uniform draw is integers scaled by powers of two and one correctly rounded product, so
-    all machines agree on its bits, which logarithms and cosines do not promise. No value depends on depth.
-    Raises CaseError for a name and shape that no rule covers.
+    Uniform, not normal: a uniform draw is an integer scaled by a power of two, times one correctly rounded factor, so
+    all machines agree on its bits. Logarithms and cosines, which a normal draw needs, do not guarantee that. No value
+    depends on depth. Raises CaseError for a name and shape that no rule covers.
     """
     if spread:
         return _spread(name, shape, seed)
@@ -67,7 +67,7 @@ def initial_values(name: str, shape: Sequence[int], seed: int, *, spread: bool =
 
 
 def _spread(name: str, shape: Sequence[int], seed: int) -> Tensor:
-    """Plain values, so changed. One row of seven has each exponent; which, goes by its index."""
+    """Plain values after this change. A row's index determines its exponent, one of seven."""
     if len(shape) == 1:
         generator = torch.Generator(device="cpu").manual_seed(stream_seed(name, seed))
         unit = torch.rand(*shape, generator=generator, dtype=torch.float32, device="cpu").sub_(0.5)
@@ -87,12 +87,12 @@ def _spread(name: str, shape: Sequence[int], seed: int) -> Tensor:
 
 
 def near_midpoints(whole_VD: Tensor, scales_V: Tensor) -> Tensor:
-    """Rows of whole numbers up to 511 times powers of two, whose first two elements are chosen again.
+    """Return rows of integers up to 511 times powers of two, with the first two elements chosen again.
 
-    The first norm of a model sees a row for each token and no more, and of a root that is not rounded correctly one in
-    two hundred shows. So of each row the root of mean(x^2) + 1e-6 lies as near as can be to the middle between two
-    float32 numbers, where such a root goes wrong. Squares and their sums are exact, in whatever order they are added;
-    so is the choice, in float64, whose roots only propose it.
+    A model's first norm takes one square root per distinct token, and an incorrectly rounded root shows in only one of
+    two hundred random rows. So the first two elements are chosen to bring the root of mean(x^2) + 1e-6 as near as
+    possible to the midpoint between two float32 numbers, where such a root goes wrong. Squares and their sums are exact
+    in any order. The choice is exact, too: float64 roots only propose candidates.
     """
     ends = torch.arange(LARGEST - 31, LARGEST + 1, dtype=torch.float64, device="cpu")
     pairs_K = (ends.square().unsqueeze(1) + ends.square()).flatten()
@@ -105,16 +105,16 @@ def near_midpoints(whole_VD: Tensor, scales_V: Tensor) -> Tensor:
     distances_VK = (means_VK - middles_VK.square()).abs() / (middles_VK * ulps_VK)
     nearest_VK = distances_VK == distances_VK.min(1, keepdim=True).values
     places_K = torch.arange(len(pairs_K), device="cpu")
-    chosen_V = torch.where(nearest_VK, places_K, len(pairs_K)).min(1).values  # the first, where several are
+    chosen_V = torch.where(nearest_VK, places_K, len(pairs_K)).min(1).values  # the first of equal ones
     whole_VD[:, 0], whole_VD[:, 1] = ends[chosen_V // len(ends)], ends[chosen_V % len(ends)]
     return whole_VD * scales_V.float().unsqueeze(1)
 
 
 def _spread_bias(unit_E: Tensor) -> Tensor:
-    """Biases from draws between -0.5 and 0.5. An expert without a token, one with few, and ties."""
+    """Turn draws between -0.5 and 0.5 into biases: one expert without tokens, one with few, and ties."""
     bias_E = unit_E.mul_(0.1)
     if len(bias_E) > max(TIED) + 1:
-        bias_E[UNCHOSEN] = -4.0  # a sigmoid's score lies between 0 and 1
+        bias_E[UNCHOSEN] = -4.0  # sigmoid scores lie between 0 and 1
         bias_E[-1] = RARELY
         bias_E[TIED[1]] = bias_E[TIED[0]]
     return bias_E
@@ -122,7 +122,7 @@ def _spread_bias(unit_E: Tensor) -> Tensor:
 
 @torch.no_grad()
 def spread_biases(module: nn.Module, seed: int) -> None:
-    """Write spread values into expert biases, which no rank shards."""
+    """Write spread values into the expert biases, which are not sharded."""
     for name, buffer in module.named_buffers():
         if name.endswith("expert_bias") and not buffer.is_meta:
             buffer.copy_(initial_values(name, tuple(buffer.shape), seed, spread=True))
@@ -136,7 +136,7 @@ def stream_seed(name: str, seed: int) -> int:
 
 @torch.no_grad()
 def initialize(module: nn.Module, seed: int, prefix: str = "") -> None:
-    """Write initial values into all parameters and buffers of an unsharded module, wherever they lie.
+    """Write initial values into all parameters and buffers of an unsharded module, on any device.
 
     `prefix` is the module's own name with a trailing dot, when it is part of a larger one.
     """
@@ -147,7 +147,7 @@ def initialize(module: nn.Module, seed: int, prefix: str = "") -> None:
 
 @torch.no_grad()
 def initialize_buffers(module: nn.Module) -> None:
-    """Zero the expert buffers and write the rotary tables: after `to_empty`, buffers hold nothing."""
+    """Zero the expert buffers and write the rotary tables, which are uninitialized after `to_empty`."""
     for part in module.modules():
         if isinstance(part, RotaryEmbedding):
             part.reset_tables()

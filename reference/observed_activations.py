@@ -1,4 +1,4 @@
-"""Activations at module boundaries, shown as eager computes them: what modules return, and the gradients of that."""
+"""Eager's activations at module boundaries: modules' outputs, and the gradients of these."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ Observe = Callable[[Kind, str, Tensor], None]
 
 
 class Activations:
-    """The modules of a model whose activations a case has recorded. Raises CaseError for a pattern that fits none."""
+    """The modules of a model whose activations a case has recorded. Raises CaseError for a pattern that matches
+    none."""
 
     def __init__(self, model: nn.Module, patterns: Sequence[str]) -> None:
         names = observed_modules(patterns, [name for name, _ in model.named_modules()]) if patterns else []
@@ -25,9 +26,9 @@ class Activations:
 
     @contextmanager
     def shown_to(self, observe: Observe) -> Iterator[None]:
-        """Have `observe` called with each activation of the step that runs in this context, as it is computed.
+        """Call `observe` with each activation of the step in this context, when it is computed.
 
-        A tensor that nothing computes a gradient for has no record of one. Hooks only look: what runs stays the same.
+        A tensor without a gradient has no record of one. The hooks only read; the computation stays the same.
         """
         calls: Counter[tuple[str, int | None]] = Counter()
         hooks = [module.register_forward_hook(_hook(name, calls, observe)) for name, module in self._modules.items()]
@@ -41,7 +42,7 @@ class Activations:
 def _hook(name: str, calls: Counter[tuple[str, int | None]], observe: Observe) -> Callable[..., None]:
     def hook(module: nn.Module, args: Any, output: Any) -> None:
         tensors = [(index, x) for index, x in enumerate(tree_leaves(output)) if isinstance(x, Tensor)]
-        if any(isinstance(x, FakeTensor) for _, x in tensors):  # whoever looks at the module's code traces it
+        if any(isinstance(x, FakeTensor) for _, x in tensors):  # so that a trace does not see the hook
             return
         chunk = running_chunk()
         earlier = calls[name, chunk]

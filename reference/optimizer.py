@@ -37,30 +37,30 @@ class ShardedAdamW:
         self._adamw.zero_grad()
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """Moments and step counts, named `<parameter>.<state>`."""
+        """Return moments and step counts, named `<parameter>.<state>`."""
         for name, parameter in self._parameters.items():
             for state, value in self._adamw.state[parameter].items():
                 yield f"{name}.{state}", value
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Keep these moments and step counts, by the names that `state` gives them."""
+        """Load moments and step counts, by the names of `state`."""
         for name, value in state.items():
             parameter, _, key = name.rpartition(".")
             self._adamw.state[self._parameters[parameter]][key] = value
 
 
 def layers_with_experts(model: nn.Module) -> list[Any]:
-    """The layers of a model whose experts have a bias to balance them."""
+    """The layers whose experts have a balancing bias."""
     return [m for m in model.modules() if hasattr(m, "tokens_per_expert") and hasattr(m, "expert_bias")]
 
 
 @torch.no_grad()
 def balance_experts(layers: Sequence[Any], rate: float) -> None:
-    """Move each expert's bias by `rate` toward balance, and start its token count again at zero.
+    """Move each expert's bias by `rate` toward balance, and reset its token count to zero.
 
-    Counts are summed over all ranks of one tensor coordinate in one all-reduce, in rank order on gloo: those read
-    different text, and each counts all tokens of its own. An expert with fewer
-    tokens than the mean gains `rate`, one with more loses it (https://arxiv.org/abs/2408.15664).
+    One all-reduce sums counts over all ranks of one tensor coordinate, in rank order on gloo: these ranks read
+    different text, and each counts all its tokens. An expert with fewer tokens than the mean gains `rate`, one with
+    more loses it (https://arxiv.org/abs/2408.15664).
     """
     if not layers:
         return

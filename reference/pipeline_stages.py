@@ -1,8 +1,8 @@
-"""A model in the stages of a pipeline, eager, run by torch.distributed.pipelining.
+"""An eager model in pipeline stages, run by torch.distributed.pipelining.
 
-A rank keeps the layers of its own stages, under the names that they have in the whole model. The schedule is torch's;
-what a stage computes of a micro-batch is what the whole model would compute there, and each parameter's gradients are
-added in the order of micro-batches, each after its own reduction over ranks.
+A rank keeps the layers of its own stages, under their names in the whole model. The schedule is torch's. For each
+micro-batch a stage computes the same values as the whole model would, and each parameter's gradients are added in the
+order of micro-batches, each after its own reduction over ranks.
 
 B batch of one micro-batch, S sequence, D model dim, V vocabulary
 """
@@ -24,12 +24,12 @@ from bitproof.reference.parallel.mesh import PIPELINE, Mesh, pipeline_group
 
 
 def stages_of(case: Case, mesh: Mesh) -> range:
-    """The stages whose layers a rank has."""
+    """The stages of a rank."""
     return range(mesh.coordinate(PIPELINE), case.stages, case.parallelism.pp)
 
 
 def stage_of(name: str, num_layers: int, num_stages: int) -> int:
-    """The stage that has a module or a parameter of a decoder, by its name."""
+    """The stage of a decoder's module or parameter, by its name."""
     root, _, below = name.partition(".")
     if root == "layers":
         return stage_of_layer(int(below.partition(".")[0]), num_layers, num_stages)
@@ -37,10 +37,10 @@ def stage_of(name: str, num_layers: int, num_stages: int) -> int:
 
 
 def keep_stages(model: Decoder, kept: Sequence[int], num_stages: int) -> None:
-    """Leave of a model, in place, what some of its stages have.
+    """Remove all modules from a model, in place, that do not belong to the given stages.
 
-    The first stage has the embeddings besides its layers, the last the final norm and the projection to logits. Raises
-    CaseError where there are more stages than layers.
+    The first stage also has the embeddings, the last one the final norm and the projection to logits. Raises CaseError
+    if there are more stages than layers.
     """
     if num_stages > model.num_layers:
         raise CaseError(
@@ -61,9 +61,9 @@ def keep_stages(model: Decoder, kept: Sequence[int], num_stages: int) -> None:
 
 
 class StageModule(nn.Module):
-    """What one stage computes of a micro-batch: of tokens, or of what the stage before gives, an activation or logits.
+    """One stage's forward for a micro-batch: from tokens or the previous stage's activation to an activation or logits.
 
-    Its modules are those of a model of which `keep_stages` left it.
+    Its modules are those that `keep_stages` left in the model.
     """
 
     def __init__(self, model: Any, stage: int, num_stages: int) -> None:
@@ -89,10 +89,10 @@ class StageModule(nn.Module):
 
 
 class StagedGradients:
-    """Loss and gradients of a rank's stages. All ranks make one together, and call it together."""
+    """Loss and gradients of a rank's stages. All ranks construct it together, and call it together."""
 
     def __init__(self, model: Any, case: Case, mesh: Mesh) -> None:
-        from torch.distributed import pipelining  # which no case without a pipeline waits for
+        from torch.distributed import pipelining  # imported late: cases without a pipeline do not need it
 
         assert case.schedule is not None, "Case refuses a pipeline without a schedule"
         self._parameters = dict(model.named_parameters())
@@ -104,7 +104,7 @@ class StagedGradients:
         compute = getattr(torch, case.precision.compute)
 
         def example(stage: int) -> Tensor:
-            """What a stage is given: its form, without values."""
+            """A stage's input on the meta device."""
             if stage == 0:
                 return torch.empty(rows, case.batch.seq_len, dtype=torch.int64, device="meta")
             width = config.vocab_size if stage == self._num_stages else config.dim
@@ -131,7 +131,7 @@ class StagedGradients:
             self._schedule = schedules[case.schedule.order](*stages, **settings)
 
     def __call__(self, inputs: StepInputs) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """This rank's mean loss, on a rank of the last stage, else None; its shards' gradients, as in eager."""
+        """This rank's mean loss, None except in the last stage; its shards' gradients, as in eager."""
         self._losses.clear()
         tokens = (inputs.tokens_BS,) if 0 in self._own else ()
         target = inputs.labels_BS if self._num_stages - 1 in self._own else None
@@ -142,14 +142,14 @@ class StagedGradients:
         return mean_of_losses(self._losses) if self._losses else None, gradients
 
     def _loss(self, logits_BSV: Tensor, labels_BS: Tensor) -> Tensor:
-        """What backward starts from: torch lets it start from 1, of the loss times what it counts for."""
+        """The loss times its weight: torch starts backward from 1."""
         loss = cross_entropy(logits_BSV, labels_BS)
         self._losses.append(loss.detach())
         return loss * self._seed
 
 
 def mean_of_losses(losses: Sequence[Tensor]) -> Tensor:
-    """The mean of micro-batches' losses, added in their order."""
+    """The mean of the micro-batches' losses, added in order."""
     total = losses[0]
     for loss in losses[1:]:
         total = total + loss
@@ -157,5 +157,5 @@ def mean_of_losses(losses: Sequence[Tensor]) -> Tensor:
 
 
 def micro_batches_of(inputs: StepInputs, number: int) -> list[StepInputs]:
-    """A step's input in equal parts of consecutive rows."""
+    """Split a step's input into equal parts of consecutive rows."""
     return [StepInputs(*parts) for parts in zip(*(x.chunk(number) for x in inputs), strict=True)]

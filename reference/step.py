@@ -1,7 +1,7 @@
-"""A training step, eager: loss and gradients, expert balancing, optimizer, in the order they are observed.
+"""An eager training step: loss and gradients, expert balancing, optimizer, in the order of observation.
 
-`Trainer` owns a rank's shards, optimizer and data. How loss and gradients are computed is its one
-replaceable part: eager autograd here, a compiled graph elsewhere.
+`Trainer` owns a rank's shards, optimizer and data. Only the computation of loss and gradients can be replaced: eager
+autograd here, a compiled graph elsewhere.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ Observe = Callable[[Kind, str, Tensor], None]
 
 
 GradientFunction = Callable[[StepInputs], tuple[Tensor | None, dict[str, Tensor]]]
-"""Loss, None on a rank that has no part of the last stage, and gradients."""
+"""Returns the loss, None on a rank without the last stage, and gradients."""
 WrapGradients = Callable[[GradientFunction], GradientFunction]
 ShownTo = Callable[[Observe], AbstractContextManager[None]]
 
 
 def mean_loss(model: nn.Module, attention: str, inputs: StepInputs) -> Tensor:
-    """This rank's mean loss: what eager runs and what is traced, the attention mask included (see `case.Model`)."""
+    """This rank's mean loss, including the attention mask (see `case.Model`): eager runs this function, and graphs
+    trace it."""
     masks = document_mask(inputs.tokens_BS == DOCUMENT_START) if attention == "flex" else None
     return cross_entropy(model(inputs.tokens_BS, inputs.positions_BS, masks), inputs.labels_BS)
 
@@ -57,10 +58,10 @@ def loss_and_gradients(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """This rank's mean loss (float32, scalar) and its shards' gradients of the mean over all data ranks.
 
-    `parameters` are the model's, by name, where somebody has them: to look for them takes a walk over all modules.
+    `parameters` are the model's, by name; pass them to save a walk over all modules.
 
-    Gradients start from `gradient_seed`, 1 / data ranks for one micro-batch, and are summed over the ranks that read
-    different data by each parameter's own reduce-scatter.
+    Backward starts from `gradient_seed`, 1 / data ranks for one micro-batch; each parameter's own reduce-scatter sums
+    its gradient over the ranks that read different data.
     """
     parameters = dict(model.named_parameters()) if parameters is None else parameters
     loss = mean_loss(model, attention, inputs)
@@ -70,9 +71,9 @@ def loss_and_gradients(
 
 
 def build_sharded_model(case: Case, mesh: Mesh, device: torch.device, stages: Sequence[int] | None = None) -> nn.Module:
-    """The case's model as this rank holds it: sharded parameters, local experts, buffers at their start.
+    """Build this rank's part of the case's model: sharded parameters, local experts, initial buffers.
 
-    All of it, or what these stages of a pipeline have.
+    Builds the whole model, or only the given stages of a pipeline.
     """
     with torch.device(device):
         model: Any = build_model(case.model)
@@ -102,7 +103,8 @@ def build_sharded_model(case: Case, mesh: Mesh, device: torch.device, stages: Se
 
 
 class _NoInitialValues(TorchFunctionMode):
-    """Leaves out what modules begin with: on the meta device it has no effect, and loads torch's compiler, a second."""
+    """Skips modules' own initialization: on the meta device it has no effect, but imports torch's compiler, one
+    second."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -114,10 +116,10 @@ class _NoInitialValues(TorchFunctionMode):
 
 
 def recorded_a_step(case: Case) -> dict[Kind, int]:
-    """How many tensors of each kind all ranks show in a step of a system of ours; activations are not among them.
+    """The number of records of each kind that all ranks make in a step of a built-in system, without activations.
 
-    Every rank of a stage holds a part of each of its parameters, and AdamW keeps two moments and a step count of it;
-    each buffer that is state is shown before and after the update. The last stage has the loss.
+    Every rank of a stage holds a part of each of its parameters, for which AdamW keeps two moments and a step count;
+    each buffer with state is recorded before and after the update. The last stage has the loss.
     """
     with torch.device("meta"), _NoInitialValues():
         model = build_model(case.model)
@@ -132,20 +134,20 @@ def recorded_a_step(case: Case) -> dict[Kind, int]:
 class Trainer:
     """One rank of a training run. `step` computes, observes and updates; see `Observe` for the names.
 
-    Observed in this order: activations, where the case asks for them, forward and backward as they are computed; loss;
-    every local gradient; their norm, where the case asks for it; buffers `<name>@before_optimizer`; then, after
-    balancing and AdamW, every local parameter, optimizer state, and buffers `<name>@after_optimizer`.
+    Order of observation: activations, if the case asks for them, in the order of their computation; loss; every local
+    gradient; their norm, if the case asks for it; buffers `<name>@before_optimizer`; then, after balancing and AdamW,
+    every local parameter, optimizer state, and buffers `<name>@after_optimizer`.
     """
 
     def __init__(self, case: Case, mesh: Mesh, device: torch.device, *, is_whole: bool = False) -> None:
-        """With `is_whole` a rank has all of the model, also where the case cuts it into stages."""
+        """With `is_whole` a rank has the whole model, even if the case has pipeline stages."""
         self.case = case
         self.mesh = mesh
         self.device = device
         is_cut = case.parallelism.pp > 1 and not is_whole
         self.model = build_sharded_model(case, mesh, device, stages_of(case, mesh) if is_cut else None)
         self.parameters = dict(self.model.named_parameters())
-        # Buffers that training changes; constant tables are part of the model, not of its state.
+        # Only buffers that training changes; constant tables are not state.
         self.state_buffers = {
             name: buffer for name, buffer in self.model.named_buffers() if name in self.model.state_dict()
         }
@@ -156,23 +158,23 @@ class Trainer:
         self.data = TextStream(documents, case.batch, rank=mesh.coordinate(FSDP), world_size=data_ranks)
         self.gradients: GradientFunction = self.eager_gradients
         self.activations_shown_to: ShownTo = Activations(self.model, case.observe).shown_to
-        self.graph: Any = None  # what `gradients` runs, where that is a graph
-        self.chunks: ChunkedModules | None = None  # what eager runs in chunks
+        self.graph: Any = None  # the graph that `gradients` runs, if any
+        self.chunks: ChunkedModules | None = None  # the modules that eager runs in chunks
         self.chunked: dict[str, int] | None = None
-        """How often a step runs each module that runs in chunks; None where none does, or no step was taken."""
+        """How often a step runs each module in chunks; None before the first step and without such modules."""
 
     @staticmethod
     def running_chunk() -> int | None:
-        """Which chunk is in its forward now; None outside of chunks."""
+        """The chunk whose forward runs now; None outside chunks."""
         return running_chunk()
 
     def running_half(self) -> tuple[str, int] | None:
-        """Of which half and micro-batch a pipeline's graphs run now; None where no such graphs run."""
+        """The half and micro-batch whose pipeline graph runs now; None if none runs."""
         action = getattr(self.graph, "running", None)
         return None if action is None else (action.half, action.micro_batch)
 
     def eager_gradients(self, inputs: StepInputs) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """Loss and gradients by eager autograd; gradients of micro-batches are added in their order."""
+        """Loss and gradients by eager autograd; gradients of micro-batches are added in order."""
         attention, seed = self.case.model.attention, self.case.gradient_seed
         if self.case.schedule is None:
             return loss_and_gradients(self.model, attention, inputs, seed, self.parameters)
@@ -184,7 +186,7 @@ class Trainer:
         return mean_of_losses(losses), totals
 
     def step(self, index: int, observe: Observe) -> None:
-        """Take training step `index` (from 0), handing every value to `observe` as it stands then."""
+        """Take training step `index` (from 0), and call `observe` with every value at that time."""
         inputs = StepInputs(*(x.to(self.device) for x in self.data.step(index)))
         with self.activations_shown_to(observe):
             loss, gradients = self.gradients(inputs)
@@ -210,7 +212,7 @@ class Trainer:
         _observe_all(observe, "buffer", {f"{name}@{moment}": x for name, x in self.state_buffers.items()})
 
     def manifest(self) -> dict[str, Any]:
-        """What beyond the case decides this rank's numbers."""
+        """Facts other than the case that determine this rank's numbers."""
         placed = {"placement_sha256": placement_hash(self.model)} if self.case.autoplace else {}
         return {"data_sha256": self.data_sha256, **placed}
 
@@ -230,7 +232,7 @@ def make_eager(
 ) -> Trainer:
     """The systems `eager` and, with `chunked`, `eager_chunked`. `wrap` may tamper with the gradients.
 
-    `inspect_module` is shown each module that runs in chunks, before it first does.
+    `inspect_module` is called for each module that runs in chunks, before its first call.
     """
     trainer = Trainer(case, mesh, device)
     if chunked:

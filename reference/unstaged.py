@@ -1,9 +1,9 @@
-"""A pipeline's step without stages, for comparison: what the stages of a model must come to.
+"""A pipeline's step without stages: the values that the stages must give.
 
     bitproof.reference.unstaged:eager    as eager, but the ranks of each stage train the whole model, among themselves
 
-Nothing is sent from stage to stage: ranks of one place in different stages read the same text and compute the same. A
-rank shows what its stages would: their parameters, and the loss in the last stage.
+Stages send each other nothing: ranks with the same coordinates in different stages read the same text and compute the
+same values. A rank records only its own stages: their parameters, and the loss in the last stage.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bitproof.reference.step import Observe, Trainer
 
 
 class Unstaged(Trainer):
-    """A trainer that takes micro-batches through the whole model, and shows a rank's own stages."""
+    """A trainer that runs micro-batches through the whole model, and records a rank's own stages."""
 
     def __init__(self, case: Case, mesh: Mesh) -> None:
         super().__init__(case, mesh, mesh.device, is_whole=True)
@@ -26,10 +26,10 @@ class Unstaged(Trainer):
         self._num_layers: int = self.model.num_layers  # type: ignore[assignment]
 
     def step(self, index: int, observe: Observe) -> None:
-        """As `Trainer.step`."""
+        """Like `Trainer.step`."""
 
         def observe_own(kind: Kind, name: str, tensor: Tensor) -> None:
-            if stage_of(name, self._num_layers, self.case.stages) in self._own:  # the loss is the last stage's
+            if stage_of(name, self._num_layers, self.case.stages) in self._own:  # only the last stage records the loss
                 observe(kind, name, tensor)
 
         super().step(index, observe_own)

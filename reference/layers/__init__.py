@@ -1,10 +1,9 @@
-"""The layers that models are made of, one idea a file.
+"""The layers of the models, one idea per file.
 
-Three rules hold in every file, because a training step is both split in two and traced:
+Every file follows three rules, because a training step is both split in two and traced:
 
-- A module reads each parameter of its own exactly once in a forward: once parameters are sharded, each
-  read is an all-gather.
-- No shape of an input becomes a Python integer, no branch looks at one: a batch or sequence dim may be an
-  unbacked symbol.
-- A row's result depends on that row alone, bit for bit; where a sum is taken, its order is written down.
+- A module reads each of its parameters exactly once in a forward: with sharded parameters each read is an all-gather.
+- No code turns an input's shape into a Python integer or branches on it: a batch or sequence dim may be an unbacked
+  symbol.
+- A row's result depends only on that row, bit for bit; the order of every sum is stated.
 """

@@ -1,7 +1,7 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 
-Keys and values are read from one small latent per token; position enters through separate rotated dims,
-of which the key's are shared by all heads.
+Keys and values are computed from one small latent per token. Separate rotated dims carry the position; all heads share
+the key's rotated dims.
 
 B batch, S sequence, D model dim, H heads, C latent dim (query or key/value),
 N head dim without position, R head dim with position, Q query and key head dim (N + R), V value head dim
@@ -29,8 +29,8 @@ KERNEL_OPTIONS = {
     "OUTPUT_LOGSUMEXP": True,
     "OUTPUT_MAX": False,
 }
-"""For compiled kernels, which are not to be had without any of these. The first four are as `flex_attention` sets them;
-backward reads the forward's logsumexp, nobody its maxima. Eager math always gives both."""
+"""Options that compiled kernels require. The first four are those of `flex_attention`; backward reads the forward's
+logsumexp, nothing reads its maxima. Eager math always returns both."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class LatentAttentionConfig:
 
     @property
     def softmax_scale(self) -> float:
-        """1 / sqrt(head dim), times YaRN's factor where YaRN is on."""
+        """1 / sqrt(head dim), times YaRN's factor if YaRN is on."""
         scaling = self.rope.scaling
         return float(self.qk_head_dim**-0.5) * (scaling.attention_scale() if scaling else 1.0)
 
@@ -61,7 +61,7 @@ class LatentAttentionConfig:
 class LatentAttention(nn.Module):
     """Causal self-attention over keys and values expanded from a latent.
 
-    How many heads there are is read off the projections that make them, so that a rank may hold a part of the heads.
+    The number of heads comes from the projections' sizes, so that a rank may hold a part of the heads.
     """
 
     def __init__(self, dim: int, config: LatentAttentionConfig) -> None:
@@ -107,10 +107,10 @@ class LatentAttention(nn.Module):
 
 
 def attend(q_BSHQ: Tensor, k_BSHQ: Tensor, v_BSHV: Tensor, *, scale: float, attention_masks: object | None) -> Tensor:
-    """softmax(q k^T * scale) v over earlier positions and one's own, or over what a BlockMask lets see.
+    """softmax(q k^T * scale) v over a query's own and earlier positions, or over those that a BlockMask allows.
 
-    The one place where an attention kernel is chosen: FlexAttention where there is a mask, else SDPA.
-    Returns (B, S, H, V). Raises CaseError for a mask of another type.
+    The only place that chooses an attention kernel: FlexAttention with a mask, else SDPA. Returns (B, S, H, V). Raises
+    CaseError for a mask of another type.
     """
     q_BHSQ, k_BHSQ, v_BHSV = (x.transpose(1, 2) for x in (q_BSHQ, k_BSHQ, v_BSHV))
     if attention_masks is None:
@@ -127,10 +127,10 @@ def attend(q_BSHQ: Tensor, k_BSHQ: Tensor, v_BSHV: Tensor, *, scale: float, atte
 
 
 def _flex_attention(q_BHSQ: Tensor, k_BHSQ: Tensor, v_BHSV: Tensor, scale: float, mask: BlockMask) -> Tensor:
-    """FlexAttention's operator itself: in eager its reference math, one operator (and one backward) in a trace.
+    """Call FlexAttention's operator directly: its reference math in eager, one operator (and one backward) in a trace.
 
-    Not `flex_attention`, which compiles with Dynamo on every eager call, warns that it does, and refuses
-    gradients on a CPU: a limit of the compiled kernel, not of the operator.
+    `flex_attention` itself compiles with Dynamo on every eager call, warns about it, and refuses gradients on a CPU,
+    which is a limit of the compiled kernel and not of the operator.
     """
     mask_mod = mask_mod_of(mask)
     y_BHSV, _, _ = torch.ops.higher_order.flex_attention(
@@ -148,5 +148,5 @@ def _flex_attention(q_BHSQ: Tensor, k_BHSQ: Tensor, v_BHSV: Tensor, scale: float
 
 
 def same_score(score: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-    """A score as it is."""
+    """Return the score unchanged."""
     return score

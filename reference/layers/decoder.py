@@ -1,4 +1,4 @@
-"""What all families share: the residual block, and the decoder from token ids to logits.
+"""The residual block and the decoder from token ids to logits, shared by all families.
 
 B batch, S sequence, D model dim, V vocabulary
 """
@@ -15,7 +15,8 @@ from bitproof.reference.layers.rms_norm import RMSNorm
 
 
 class Block(nn.Module):
-    """Attention, then a dense layer or a mixture of experts; each normalizes its input and is added to it."""
+    """Attention, then a dense layer or a mixture of experts; each reads the normalized input and is added to the
+    input."""
 
     def __init__(self, dim: int, attention: nn.Module, feed_forward: FeedForward | MoE, *, norm_eps: float) -> None:
         super().__init__()

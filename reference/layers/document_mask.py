@@ -1,6 +1,6 @@
-"""Which tokens a token attends to when documents are packed into rows: itself and what precedes it in its document.
+"""The attention mask for documents packed into rows: a token sees itself and earlier tokens of its document.
 
-B batch, S sequence, N blocks of queries, M blocks of keys, X positions of a block, P positions of all blocks
+B batch, S sequence, N blocks of queries, M blocks of keys, X positions in a block, P positions in all blocks
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK_SIZE = 128
-"""Positions a side of a block that FlexAttention may skip as a whole; torch's default, which its tiles divide."""
+"""Side length, in positions, of a block that FlexAttention may skip; torch's default, a multiple of its tiles."""
 
 
 @dataclass(frozen=True)
 class MaskMod:
-    """A mask function (b, h, q, kv) -> bool, and the tensors that it reads besides its indices.
+    """A mask function (b, h, q, kv) -> bool, and the tensors that it reads in addition to the indices.
 
-    `function` takes them as further arguments. FlexAttention gets them as operands, so that whoever traces it
-    sees what the mask depends on; a tensor that a function closes over would be a constant of the trace.
+    `function` takes these tensors as further arguments. FlexAttention gets them as operands, so that a trace shows what
+    the mask depends on; a tensor in a closure would become a constant of the trace.
     """
 
     function: Callable[..., Tensor]
     captured: tuple[Tensor, ...] = ()
 
     def __call__(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        """Whether query q of row b and head h sees key kv."""
+        """Return whether query q of row b and head h sees key kv."""
         return self.function(b, h, q, kv, *self.captured)
 
     def from_row(self, first: int) -> MaskMod:
-        """The same mask for rows `first` and up of the batch, counted from 0; it still reads the whole tensors."""
+        """The same mask for the batch's rows from `first` on, renumbered from 0; it still reads the whole tensors."""
 
         def function(b: Tensor, h: Tensor, q: Tensor, kv: Tensor, *captured: Tensor) -> Tensor:
             return self.function(b + first, h, q, kv, *captured)
@@ -41,7 +41,7 @@ class MaskMod:
 
 
 def mask_mod_of(mask: BlockMask) -> MaskMod:
-    """A BlockMask's function with what it captures; any function but a MaskMod captures nothing that is known of."""
+    """A BlockMask's function with its captured tensors; for any function but a MaskMod none are known."""
     mask_mod = mask.mask_mod
     return mask_mod if isinstance(mask_mod, MaskMod) else MaskMod(mask_mod)
 
@@ -49,11 +49,11 @@ def mask_mod_of(mask: BlockMask) -> MaskMod:
 def document_mask(starts_BS: Tensor, block_size: int = BLOCK_SIZE) -> BlockMask:
     """Block-causal attention: a query sees keys at or before it within its own document.
 
-    `starts_BS` is true at the first token of each document. Tokens before a row's first start belong to a
-    document that began in an earlier row, of which this row sees its own part only.
+    `starts_BS` is true at the first token of each document. Tokens before a row's first start belong to a document that
+    began in an earlier row; they see only the part in this row.
 
-    What `create_block_mask` gives, tensor for tensor; but that maps over the batch with `vmap`, which cannot be
-    traced with the batch's size left open.
+    The result equals that of `create_block_mask`, tensor for tensor. That function uses `vmap` over the batch, which
+    cannot be traced with a symbolic batch size.
     """
     rows, length = starts_BS.shape
     documents_BS = starts_BS.cumsum(1)
@@ -80,7 +80,7 @@ def document_mask(starts_BS: Tensor, block_size: int = BLOCK_SIZE) -> BlockMask:
 
 
 def _in_order(chosen_B1NM: Tensor) -> tuple[Tensor, Tensor]:
-    """For each block N, how many blocks M are chosen, and all M with the chosen ones first, in ascending order."""
+    """For each block N, the number of chosen blocks M, and all M in ascending order with the chosen ones first."""
     order_B1NM = chosen_B1NM.int().argsort(dim=-1, descending=True, stable=True)
     return chosen_B1NM.sum(-1).int(), order_B1NM.int().contiguous()
 

@@ -1,7 +1,7 @@
-"""The routed experts: many SwiGLU layers as three grouped matrix products, and how rows reach them.
+"""The routed experts: many SwiGLU layers as three grouped matrix products, and the exchange that brings rows to them.
 
-R routed rows (T tokens times K slots), sorted by expert; r rows held by local experts;
-E experts, e local experts, D model dim, F hidden dim
+R routed rows (T tokens times K slots), sorted by expert; r rows of local experts; E experts, e local experts, D model
+dim, F hidden dim
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from torch.fx.traceback import annotate
 from torch.nn import functional
 
 DISPATCH, COMPUTE, COMBINE = {"EP": "dispatch"}, {"EP": "compute"}, {"EP": "combine"}
-"""What graphs, logs and reports call a mixture's parts, as torchtitan 0.3.0 does: torch's annotations of what runs."""
+"""Names of a mixture's parts in graphs, logs and reports, set by torch's annotations; the same as in torchtitan
+0.3.0."""
 
 
 class Exchange(Protocol):
@@ -23,13 +24,13 @@ class Exchange(Protocol):
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, Any]:
         """Send rows out. `rows_RD` is sorted by expert, `counts_E` is int64 over all experts.
 
-        Returns (rows_rD, ends_e, state): the local experts' rows sorted by local expert, where each local
-        expert's rows end (int32, ascending), and what `combine` needs to undo this.
+        Returns (rows_rD, ends_e, state): the local experts' rows sorted by local expert, where each local expert's rows
+        end (int32, ascending), and the state with which `combine` undoes this.
         """
         ...
 
     def combine(self, rows_rD: Tensor, state: Any) -> Tensor:
-        """Bring results back. Returns rows_RD in the order in which `dispatch` was given them."""
+        """Bring results back. Returns rows_RD in the order in which `dispatch` got them."""
         ...
 
 
@@ -48,11 +49,11 @@ class LocalExchange:
 class Experts(nn.Module):
     """w2(silu(w1(x)) * w3(x)) with each row's own expert's weights, in the rows' dtype.
 
-    Weights lie as those of E stacked linear layers, (E, out, in), of which grouped products take the transpose
-    without a copy. Under expert parallelism the parameters are a contiguous range of the experts, so nothing
-    here asks a parameter how many experts there are. Rows of a grouped product are reduced each for itself.
+    Weights have the layout of E stacked linear layers, (E, out, in); grouped products read the transpose without a
+    copy. Under expert parallelism the parameters hold a contiguous range of the experts, so no code here reads the
+    number of experts from a parameter. A grouped product reduces each row independently.
 
-    D and F must make rows of a multiple of 16 bytes: a multiple of 8 for bfloat16.
+    Rows of D and of F elements must be a multiple of 16 bytes long: a multiple of 8 elements for bfloat16.
     """
 
     def __init__(self, num_experts: int, dim: int, hidden_dim: int) -> None:
@@ -65,7 +66,7 @@ class Experts(nn.Module):
         self.exchange: Exchange = LocalExchange()
 
     def forward(self, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
-        """Apply each row's expert. Rows come, and come back, sorted by expert."""
+        """Apply each row's expert. Input and output rows are sorted by expert."""
         with annotate(DISPATCH):
             rows_rD, ends_e, state = self.exchange.dispatch(rows_RD, counts_E)
         with annotate(COMPUTE):

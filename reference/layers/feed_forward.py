@@ -19,7 +19,7 @@ class FeedForward(nn.Module):
         self.w3 = nn.Linear(dim, hidden_dim, bias=False)
 
     def forward(self, x_D: Tensor) -> Tensor:
-        """Apply to each row of the last dim; leading dims are free."""
+        """Apply to the last dim; there may be any leading dims."""
         hidden_F = functional.silu(self.w1(x_D)) * self.w3(x_D)
         y_D: Tensor = self.w2(hidden_F)
         return y_D

@@ -1,7 +1,6 @@
 """Grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245): several query heads share a key/value head.
 
-B batch, S sequence, D model dim, H query heads, K key/value heads, G query heads a key/value head (H / K),
-Q head dim
+B batch, S sequence, D model dim, H query heads, K key/value heads, G query heads per key/value head (H / K), Q head dim
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ class GroupedQueryConfig:
 class GroupedQueryAttention(nn.Module):
     """Causal self-attention in which query head h reads key/value head h // G.
 
-    How many heads there are is read off the projections, so that a rank may hold a part of them: under
-    tensor parallelism a contiguous range of the key/value heads and the query heads that read them.
+    The number of heads comes from the projections' sizes, so that a rank may hold a part of them: under tensor
+    parallelism a contiguous range of the key/value heads and the query heads that read them.
     """
 
     def __init__(self, dim: int, config: GroupedQueryConfig) -> None:
@@ -76,6 +75,6 @@ class GroupedQueryAttention(nn.Module):
         return x.unflatten(-1, (-1, self.config.head_dim))
 
     def _shared(self, x_BSKQ: Tensor) -> Tensor:
-        """Each key/value head once for every query head that reads it: (B, S, H, Q)."""
+        """Repeat each key/value head for every query head that reads it: (B, S, H, Q)."""
         group = self.config.num_heads // self.config.num_kv_heads
         return x_BSKQ.unsqueeze(3).expand(-1, -1, -1, group, -1).flatten(2, 3)

@@ -22,8 +22,8 @@ __all__ = ["Exchange", "Experts", "LocalExchange", "MoE", "MoEConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class MoEConfig:
-    """Routing, the hidden dim of one expert, how many shared experts every token passes, and how many times its even
-    share of rows an expert takes, None for all.
+    """Routing, one expert's hidden dim, the number of shared experts, and `capacity`: how many times its even share of
+    rows an expert accepts, None for no limit.
     """
 
     routing: RoutingConfig
@@ -35,11 +35,11 @@ class MoEConfig:
 class MoE(nn.Module):
     """Routed experts plus shared experts, balanced by a bias instead of a loss (arXiv:2408.15664).
 
-    Buffers, both float32 of shape (E,): `expert_bias`, added to the scores that choose experts, and
-    `tokens_per_expert`, to which every forward adds its rows in place; the optimizer step reads and zeroes it.
-    float32 counts are exact up to 2^24 rows.
+    Two float32 buffers of shape (E,): `expert_bias`, added to the scores that choose experts, and `tokens_per_expert`,
+    to which every forward adds its row counts in place; the optimizer step reads and zeroes it. float32 counts are
+    exact up to 2^24 rows.
 
-    `experts.exchange` is where expert parallelism comes in.
+    Expert parallelism replaces `experts.exchange`.
     """
 
     expert_bias: Tensor
@@ -64,7 +64,7 @@ class MoE(nn.Module):
             x_TD = x_BSD.flatten(0, 1)
             routing = self.router(x_TD, self.expert_bias)
             with torch.no_grad():
-                # In place: a tracer keeps add_ and silently loses `self.tokens_per_expert = ... + ...`.
+                # In place: a tracer records add_ but silently drops `self.tokens_per_expert = ... + ...`.
                 self.tokens_per_expert.add_(routing.counts_E)
             y_TD = self._routed(x_TD, routing)
             if self.shared_experts is not None:
@@ -74,8 +74,8 @@ class MoE(nn.Module):
     def _routed(self, x_TD: Tensor, routing: Routing) -> Tensor:
         """The weighted sum of each token's experts, in ascending slot order, in float32.
 
-        Rows are sorted by expert, then by token: a stable permutation of (token, slot) pairs. So backward
-        scatters by a permutation, where no two rows meet, and then sums each token's K slots.
+        A stable permutation of the (token, slot) pairs sorts rows by expert, then by token. So backward scatters
+        without two rows for one place, and then sums each token's K slots.
         """
         top_k = self.config.routing.top_k
         with annotate(DISPATCH):

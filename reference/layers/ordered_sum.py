@@ -1,4 +1,4 @@
-"""A sum whose order is written down."""
+"""A sum with a stated order."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import Tensor
 def ordered_sum(x: Tensor, dim: int) -> Tensor:
     """Sum along `dim` in ascending index order: ((x[0] + x[1]) + x[2]) + ...
 
-    A reduction kernel is free to choose its order by the tensor's shape and strides; these adds are not.
-    The size of `dim` must be static; each index costs one add. The result has x's dtype and lacks `dim`.
+    A reduction kernel may choose its order by the tensor's shape and strides; these adds have a fixed order. The size
+    of `dim` must be static; each index costs one add. The result has x's dtype and no `dim`.
     """
     first, *rest = x.unbind(dim)
     total = first

@@ -1,4 +1,4 @@
-"""Rotary position embedding from tables, with two ways to stretch the frequencies for longer texts.
+"""Rotary position embedding from tables, with two ways to scale the frequencies for longer texts.
 
 Sources: RoPE, Su et al. 2021, arXiv:2104.09864; YaRN, Peng et al. 2023, arXiv:2309.00071; Llama 3.1's
 scaling, published as code with the models (arXiv:2407.21783 describes it in section 3.4.2).
@@ -20,7 +20,7 @@ from bitproof.reference.layers.wide import wides
 
 @dataclass(frozen=True, kw_only=True)
 class Yarn:
-    """How a model trained on `original_seq_len` tokens reaches `factor` times as far.
+    """Scaling for texts `factor` times as long as the `original_seq_len` tokens of training.
 
     Frequencies that turn more than `beta_fast` times within the original length stay as they are, those
     that turn less than `beta_slow` times are divided by `factor`, and those between are blended linearly.
@@ -36,8 +36,8 @@ class Yarn:
     def attention_scale(self) -> float:
         """The factor on the attention softmax's scale: (0.1 mscale ln(factor) + 1)^2.
 
-        The square is there because published code scales queries and keys alike. DeepSeek sets `mscale` and
-        `mscale_all_dim` to one value, by which the tables' own factor is 1; there is only one field here.
+        Squared, because published code scales both queries and keys. DeepSeek sets `mscale` and `mscale_all_dim` to one
+        value, which makes the tables' own factor 1; so there is only one field here.
         """
         return (0.1 * self.mscale * math.log(self.factor) + 1.0) ** 2 if self.factor > 1 else 1.0
 
@@ -46,20 +46,20 @@ class Yarn:
         dim = 2 * len(frequencies_P)
 
         def pair_that_turns(times: float) -> float:
-            """The (fractional) pair whose angle turns this many times within the original length."""
+            """The (fractional) index of the pair whose angle turns this many times within the original length."""
             return dim * math.log(self.original_seq_len / (times * 2 * math.pi)) / (2 * math.log(theta))
 
         low = max(math.floor(pair_that_turns(self.beta_fast)), 0)
         high = min(math.ceil(pair_that_turns(self.beta_slow)), dim - 1)
         pairs_P = torch.arange(dim // 2, dtype=torch.float32, device="cpu")
-        # The published ramp keeps a width of 0.001 pairs where both ends meet.
+        # The published ramp is at least 0.001 pairs wide, so that it never divides by zero.
         stretched_share_P = ((pairs_P - low) / max(high - low, 0.001)).clamp(0, 1)
         return frequencies_P * (1 - stretched_share_P) + frequencies_P / self.factor * stretched_share_P
 
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3Scaling:
-    """How Llama 3.1 reaches past `original_seq_len` tokens, `factor` times as far.
+    """Llama 3.1's scaling for texts `factor` times as long as `original_seq_len` tokens.
 
     Frequencies that turn more than `high_freq_factor` times within the original length stay as they are,
     those that turn less than `low_freq_factor` times are divided by `factor`, and those between are blended
@@ -85,7 +85,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig:
-    """Table length in tokens, the base of the frequencies, and how they are stretched, if at all."""
+    """Table length in tokens, the base of the frequencies, and their scaling, if any."""
 
     max_seq_len: int
     theta: float = 10000.0
@@ -93,13 +93,13 @@ class RopeConfig:
 
 
 class RotaryEmbedding(nn.Module):
-    """Turns each even/odd pair of a head's elements by its position's angle.
+    """Rotates each even/odd pair of a head's elements by its position's angle.
 
-    Cosines and sines come from float32 tables of shape (L, P), indexed by position. They are never computed
-    in the forward: cos and sin kernels may give a vector's body and its tail different bits, by which a split
-    of the rows would show. They are made on the CPU for every device, so devices agree on them, too.
+    Cosines and sines come from float32 tables of shape (L, P), indexed by position. The forward never computes them:
+    cos and sin kernels may give a vector's body and its tail different bits, so a split of the rows would change
+    values. The tables are always computed on the CPU, so that all devices agree on them.
 
-    The tables are non-persistent buffers. Built on the meta device, they hold nothing until `reset_tables`.
+    The tables are non-persistent buffers. Built on the meta device, they have no values until `reset_tables`.
     """
 
     cos_LP: Tensor
@@ -119,7 +119,7 @@ class RotaryEmbedding(nn.Module):
 
     @torch.no_grad()
     def reset_tables(self) -> None:
-        """Write the tables' values, wherever the tables lie; nothing to do on the meta device."""
+        """Write the tables' values on their device; does nothing on the meta device."""
         if self.cos_LP.is_meta:
             return
         frequencies_P = rotary_frequencies(self.dim, self.config)

@@ -1,4 +1,4 @@
-"""The router: which experts a token goes to, and with what weight.
+"""The router: chooses a token's experts and their weights.
 
 Sources: DeepSeek-V3, arXiv:2412.19437, sections 2.1.2 (sigmoid scores, balancing by bias, node-limited
 routing); DeepSeek-V2, arXiv:2405.04434, section 2.2 (softmax scores, a group's score is its best expert's).
@@ -73,7 +73,7 @@ class Routing(NamedTuple):
 
 
 class Router(nn.Module):
-    """Scores in float32 whatever the dtype of x and of the parameter: the cast is by hand, never by autocast."""
+    """Computes scores in float32 whatever the dtypes of x and the parameter, with explicit casts and no autocast."""
 
     def __init__(self, dim: int, config: RoutingConfig) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Router(nn.Module):
         self.wide = wides("x", "weight", "logits", "scores", "choice", "group_choice", "eligible", "picked", "sum")
 
     def forward(self, x_TD: Tensor, expert_bias_E: Tensor) -> Routing:
-        """Route each token. The bias moves the selection and leaves the weights alone."""
+        """Route each token. The bias affects the selection, not the weights."""
         scores_TE = self._scores(x_TD)
         experts_TK = select_experts(scores_TE.detach(), expert_bias_E, self.config, self._seen)
         weights_TK: Tensor = self.wide["picked"](scores_TE.gather(1, experts_TK))
@@ -113,8 +113,8 @@ def select_experts(
 ) -> Tensor:
     """The top k experts by score plus bias, within the top groups. Returns experts_TK, best first.
 
-    A group's score is the sum of its two best experts' (sigmoid) or its best expert's (softmax). `seen` hands on what
-    decides, by name.
+    A group's score is the sum of its two best experts' (sigmoid) or its best expert's (softmax). `seen` is called with
+    the values that decide, by name.
     """
     choice_TE = seen("choice", scores_TE + expert_bias_E)
     if config.top_groups < config.num_groups:
@@ -131,8 +131,8 @@ def select_experts(
 def count_rows(experts_TK: Tensor, num_experts: int) -> Tensor:
     """How many (token, slot) pairs chose each expert. Returns int64 counts_E.
 
-    A token's experts are distinct, so each writes a place of its own; integers sum exactly in any order.
-    bincount would do, but for the host sync and the data-dependent size that it brings.
+    A token's experts are distinct, so each writes its own element; integers sum exactly in any order. bincount would
+    need a host sync and has a data-dependent size.
     """
     chosen_TE = experts_TK.new_zeros(experts_TK.shape[0], num_experts).scatter(1, experts_TK, 1)
     return chosen_TE.sum(0)

@@ -1,4 +1,4 @@
-"""Names for what a module computes in float32 and then rounds, so that a case can observe it."""
+"""Names for values that a module computes in float32 and then rounds, so that a case can observe them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from torch import Tensor, nn
 
 
 class Wide(nn.Module):
-    """Hands a tensor on as it is. It is a module's boundary: see `observe` in `harness.case.Case`.
+    """The identity, as a module boundary that a case can observe: see `observe` in `harness.case.Case`.
 
-    After a cast to float32, the gradient of what it returns is what backward rounds; before a cast to a narrower dtype,
-    what it returns is what forward rounds; and a summand is one whose last bit a sum may lose.
+    Placed after a cast to float32, its output's gradient is the value that backward rounds; placed before a cast to a
+    narrower dtype, its output is the value that forward rounds; placed at a summand, it shows the last bits that a sum
+    may lose.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -18,5 +19,5 @@ class Wide(nn.Module):
 
 
 def wides(*names: str) -> nn.ModuleDict:
-    """A boundary for each name, without parameters or buffers."""
+    """A boundary per name, without parameters or buffers."""
     return nn.ModuleDict({name: Wide() for name in names})

@@ -1,6 +1,6 @@
-"""From a case's model to a module.
+"""Builds the module that a case's model describes.
 
-A family is a module class, built from a configuration, and the configurations known by flavor.
+A family is a module class and its configurations, by flavor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bitproof.reference.models.sizes import resize
 
 
 class Family(NamedTuple):
-    """One architecture: its module class, and its configurations by flavor."""
+    """An architecture: its module class, and its configurations by flavor."""
 
     module: type[nn.Module]
     flavors: Mapping[str, Any]
@@ -31,9 +31,10 @@ FAMILIES: dict[str, Family] = {
 
 
 def model_config(model: Model) -> Any:
-    """The configuration that a case's model names, in the sizes that it states.
+    """Return the configuration that a case's model names, with the sizes that it states.
 
-    Raises CaseError for an unknown name, listing what is known, and for a size that the family lacks or cannot have.
+    Raises CaseError for an unknown name, with a list of known ones, and for a size that the family lacks or cannot
+    have.
     """
     family = _family(model)
     if model.flavor not in family.flavors:
@@ -46,8 +47,8 @@ def model_config(model: Model) -> Any:
 def build_model(model: Model) -> nn.Module:
     """Build the module on the default device, in float32.
 
-    Give it values with `reference.init.initialize`: what a new module holds depends on construction order, and
-    on the meta device it holds nothing. Raises CaseError as `model_config` does.
+    Give it values with `reference.init.initialize`: a new module's values depend on construction order, and on the meta
+    device it has none. Raises CaseError as `model_config` does.
     """
     config = model_config(model)
     return _family(model).module(config)

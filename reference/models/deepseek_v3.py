@@ -1,6 +1,6 @@
 """DeepSeek-V3 (arXiv:2412.19437): latent attention, dense first layers, then mixtures of experts.
 
-Multi-token prediction is left out: it is another model's worth of code and no other kind of arithmetic.
+Multi-token prediction is left out: it would add a model's worth of code, but no new kind of arithmetic.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ def _block(config: DeepSeekV3Config, layer: int) -> Block:
 
 
 def _tiny() -> DeepSeekV3Config:
-    """The 671B model's features in miniature, but for the query latent: collectives make up most of a CPU step,
-    and it would add six parameters to gather.
+    """The 671B model's features in miniature, without the query latent: it would add six parameters to gather, and
+    collectives take most of a CPU step.
 
-    Dims that elementwise kernels run over are multiples of 64, so no row count leaves a vector kernel a tail;
-    query/key and value head dims agree, by which attention on a CPU is one flash kernel.
+    Dims of elementwise kernels are multiples of 64, so that no row count leaves a vector kernel a tail; query/key and
+    value head dims are equal, so that attention on a CPU is one flash kernel.
     """
     return DeepSeekV3Config(
         dim=64,
@@ -87,9 +87,9 @@ def _tiny() -> DeepSeekV3Config:
 
 
 def _uneven() -> DeepSeekV3Config:
-    """`tiny`, but first dims that 8 ranks (or 4 that share an expert's shard) do not divide: shards are padded.
+    """`tiny` with first dims that 8 ranks (or 4 that share an expert's shard) do not divide, so that shards are padded.
 
-    Of ten experts in two parts, rank 3 of 4 holds one padding row alone; so do three of 8 ranks of the router.
+    With ten experts in two parts, rank 3 of 4 holds only one padding row; so do three of 8 ranks for the router.
     """
     tiny = _tiny()
     return replace(
@@ -102,13 +102,13 @@ def _uneven() -> DeepSeekV3Config:
 
 
 def _many_experts() -> DeepSeekV3Config:
-    """`tiny` with 128 experts: more than a small batch has rows, so that most get none."""
+    """`tiny` with 128 experts, more than a small batch has rows, so that most get none."""
     tiny = _tiny()
     return replace(tiny, moe=replace(tiny.moe, routing=replace(tiny.moe.routing, num_experts=128)))
 
 
 def _debugmodel() -> DeepSeekV3Config:
-    """Wide latents and heads of published size on a narrow model; softmax scores, no groups, no query latent."""
+    """Wide latents and heads of published size in a narrow model; softmax scores, no groups, no query latent."""
     return DeepSeekV3Config(
         dim=256,
         num_layers=6,
@@ -157,7 +157,8 @@ def _671b() -> DeepSeekV3Config:
 
 
 def _published_attention(*, num_heads: int, q_lora_rank: int, mscale: float, max_seq_len: int) -> LatentAttentionConfig:
-    """What all published sizes share. The tables' length is ours: the published 163,840 rows would go unused."""
+    """Fields that all published sizes share. The tables are shorter than the published 163,840 rows, which nothing here
+    would use."""
     return LatentAttentionConfig(
         num_heads=num_heads,
         q_lora_rank=q_lora_rank,

@@ -1,7 +1,7 @@
 """Llama 3 (arXiv:2407.21783): dense, with grouped-query attention and the frequency scaling of release 3.1.
 
-Rotation pairs even with odd elements of a head, as Meta's checkpoints do; checkpoints in the layout of
-transformers pair the halves of a head, so their query and key rows come in another order.
+Rotation pairs even with odd elements of a head, as Meta's checkpoints do. Checkpoints in the layout of transformers
+pair the halves of a head, so their query and key rows have another order.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def _block(config: Llama3Config) -> Block:
 
 
 def _tiny() -> Llama3Config:
-    """The published sizes' features in miniature. Four tensor-parallel ranks get a key/value head each, and dims
-    that elementwise kernels run over stay multiples of 64 on each.
+    """The published sizes' features in miniature. Four tensor-parallel ranks get one key/value head each, and dims of
+    elementwise kernels stay multiples of 64 on each.
     """
     return Llama3Config(
         dim=64,
@@ -59,14 +59,15 @@ def _tiny() -> Llama3Config:
 
 
 def _debugmodel() -> Llama3Config:
-    """Heads of published size on a narrow model."""
+    """Heads of published size in a narrow model."""
     return _published(dim=512, num_layers=6, num_heads=4, num_kv_heads=2, hidden_dim=1536, vocab_size=2048)
 
 
 def _published(
     *, dim: int, num_layers: int, num_heads: int, hidden_dim: int, num_kv_heads: int = 8, vocab_size: int = 128256
 ) -> Llama3Config:
-    """What all published sizes share. The tables' length is ours: the published 131,072 rows would go unused."""
+    """Fields that all published sizes share. The tables are shorter than the published 131,072 rows, which nothing here
+    would use."""
     scaling = Llama3Scaling(factor=8.0, original_seq_len=8192)
     return Llama3Config(
         dim=dim,

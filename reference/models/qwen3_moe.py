@@ -1,10 +1,10 @@
 """Qwen3-MoE (arXiv:2505.09388): grouped-query attention with normalized heads, and experts in every layer.
 
-Routing is a softmax over all experts, whose top k weights are divided by their sum; no expert is shared.
-Experts are balanced by the bias that all mixtures here have; at zero, where it starts, routing is as published.
+Routing is a softmax over all experts; the top k weights are divided by their sum. There are no shared experts. A bias
+balances the experts, as in all mixtures here; at its initial zero, routing is as published.
 
-Rotation pairs even with odd elements of a head; published checkpoints pair the halves of a head, so their
-query and key rows, and those norms' weights, come in another order.
+Rotation pairs even with odd elements of a head; published checkpoints pair the halves of a head, so their query and key
+rows, and the weights of those norms, have another order.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _block(config: Qwen3MoEConfig) -> Block:
 
 
 def _tiny() -> Qwen3MoEConfig:
-    """The published sizes' features in miniature; dims that elementwise kernels run over are multiples of 64."""
+    """The published sizes' features in miniature; dims of elementwise kernels are multiples of 64."""
     return _config(
         dim=64,
         num_layers=2,
@@ -57,7 +57,7 @@ def _tiny() -> Qwen3MoEConfig:
 
 
 def _debugmodel() -> Qwen3MoEConfig:
-    """Heads of published size on a narrow model with few experts."""
+    """Heads of published size in a narrow model with few experts."""
     return _config(dim=256, num_layers=6, vocab_size=2048, heads=(4, 2, 128), experts=(16, 4, 256), max_seq_len=4096)
 
 
@@ -70,9 +70,10 @@ def _config(
     vocab_size: int = 151936,
     max_seq_len: int = 16384,
 ) -> Qwen3MoEConfig:
-    """What all sizes share. `heads` are query heads, key/value heads, head dim; `experts` their number, top k, dim.
+    """Fields that all sizes share. `heads`: query heads, key/value heads, head dim; `experts`: number, top k, hidden
+    dim.
 
-    The tables' length is ours: the published 40,960 rows would go unused.
+    The tables are shorter than the published 40,960 rows, which nothing here would use.
     """
     num_heads, num_kv_heads, head_dim = heads
     num_experts, top_k, hidden_dim = experts

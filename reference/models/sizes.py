@@ -1,4 +1,4 @@
-"""A configuration in other sizes than its flavor's: what a case says of its model's size, applied."""
+"""Applies the sizes that a case states to its flavor's configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bitproof.harness.errors import CaseError
 
 
 def sizes_of(config: Any) -> dict[str, int]:
-    """The sizes that a configuration has, by the names that `case.Model` gives them."""
+    """A configuration's sizes, by their names in `case.Model`."""
     sizes = {"layers": config.num_layers, "dim": config.dim, "heads": config.attention.num_heads}
     if hasattr(config, "num_dense_layers"):
         sizes["dense_layers"] = config.num_dense_layers
@@ -20,9 +20,9 @@ def sizes_of(config: Any) -> dict[str, int]:
 
 
 def resize(config: Any, model: Model) -> Any:
-    """The configuration in the sizes that `model` states; itself where it states none.
+    """Return the configuration with the sizes that `model` states; unchanged if it states none.
 
-    Raises CaseError for a size that the family does not have, and for sizes that do not go together.
+    Raises CaseError for a size that the family does not have, and for sizes that contradict each other.
     """
     sizes, known = model.sizes, sizes_of(config)
     if lacking := sizes.keys() - known.keys():
@@ -57,7 +57,7 @@ def resize(config: Any, model: Model) -> Any:
 
 
 def _with_heads(attention: Any, heads: int) -> Any:
-    """As many query heads to a key/value head as before, where there are heads enough."""
+    """Keep the number of query heads per key/value head, if there are enough heads."""
     if not hasattr(attention, "num_kv_heads"):
         return replace(attention, num_heads=heads)
     num_kv_heads = max(1, heads * attention.num_kv_heads // attention.num_heads)
@@ -65,7 +65,7 @@ def _with_heads(attention: Any, heads: int) -> Any:
 
 
 def _with_dim(config: Any, changes: dict[str, Any], dim: int) -> dict[str, Any]:
-    """The model dim, and every hidden dim in proportion."""
+    """Set the model dim, and scale every hidden dim in proportion."""
 
     def hidden(extent: int) -> int:
         if extent * dim % config.dim:

@@ -1,1 +1,1 @@
-"""How parameters and tokens are spread over ranks: the mesh, its process groups, FSDP and expert dispatch."""
+"""Distributes parameters and tokens over ranks: the mesh, its process groups, FSDP and expert dispatch."""

@@ -1,11 +1,10 @@
-"""Functional collectives over named groups, each launched and waited for on the spot.
+"""Functional collectives over named groups; each call launches the collective and waits for it.
 
-Eager and traced code share these calls, so both issue the same collectives, and a traced graph shows
-launch and wait side by side.
+Eager and traced code share these calls, so both issue the same collectives, and in a traced graph the wait follows the
+launch.
 
-Where nobody watches operators, a group that is written in Python is called as it stands: the operator would come to
-the very same method, by way of the dispatcher, of autograd, and of a registry of what is in flight, which takes twice
-as long.
+If nothing observes operators, a group written in Python is called directly. The operator would call the same method
+through the dispatcher, autograd and torch's registry of pending work, which takes twice as long.
 """
 
 from __future__ import annotations
@@ -59,9 +58,9 @@ def all_to_all(x: Tensor, output_splits: list[int], input_splits: list[int], gro
 
 
 def _own_group(x: Tensor, name: str) -> dist.ProcessGroup | None:
-    """The group to call for host memory, where it is Python's; None where the operator is to be called.
+    """The Python group to call directly for tensors in host memory; None if the operator must be called.
 
-    That is where a mode, a trace or a profiler is to see it, and where a gradient is to come back through it.
+    It must be where a mode, a trace or a profiler has to see it, and where autograd has to.
     """
     if is_watched() or not x.is_cpu or (x.requires_grad and torch.is_grad_enabled()):
         return None

@@ -1,10 +1,10 @@
-"""A process group whose sums are taken on the device in ascending rank order, over any backend that moves its tensors.
+"""A process group that sums on the device in ascending rank order, over any backend that can move the tensors.
 
-NCCL chooses the order of a sum by algorithm, message size and where ranks stand in its rings, and none of that is
-stated: a bucketed reduce-scatter may add in another order than those that it joins. Here NCCL moves bits alone. Parts
-travel by one all-to-all, and each rank adds what it received, in ascending rank order, where it waits for it. A
-reduce-scatter so moves what a ring moves, (W - 1) / W of the input from each rank; an all-reduce moves W / 2 times as
-much as a ring, as every rank gathers all inputs: what is all-reduced here is small.
+NCCL chooses the order of a sum by algorithm, message size and the ranks' positions in its rings, and documents none of
+it: a bucketed reduce-scatter may add in another order than the ones that it replaces. Here NCCL only moves bits. One
+all-to-all exchanges the parts, and each rank adds them in ascending rank order when it waits. A reduce-scatter moves as
+much as a ring, (W - 1) / W of the input from each rank. An all-reduce moves W / 2 times as much as a ring, as every
+rank gathers all inputs; all-reduced tensors are small here.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from bitproof.reference.parallel.rank_order_group import RankOrderGroup, sum_in_
 
 
 class DeviceOrderGroup(RankOrderGroup):
-    """The collectives of `RankOrderGroup`, with the same bits, on tensors where they are.
+    """The collectives of `RankOrderGroup`, with the same bits, without a copy to host memory.
 
-    `transport` moves such tensors: NCCL does on GPUs, and gloo on a CPU.
+    `transport` moves the tensors: NCCL on GPUs, gloo on a CPU.
     """
 
     def __init__(self, transport: dist.ProcessGroup) -> None:
@@ -34,14 +34,14 @@ class DeviceOrderGroup(RankOrderGroup):
         self._transport = transport
 
     def getBackendName(self) -> str:
-        """What `dist.get_backend` and error messages show."""
+        """The name in `dist.get_backend` and error messages."""
         return self._transport.name()
 
     def _all_to_all(self, output: Tensor, x: Tensor, output_splits: list[int], input_splits: list[int]) -> Work:
         return self._moved(output, x.contiguous(), output_splits, input_splits)
 
     def _all_gather(self, output: Tensor, x_N: Tensor) -> Work:
-        """Gather by the transport's own all-gather, which adds nothing and so has no order."""
+        """Use the transport's own all-gather, which sums nothing and so needs no order."""
         x_N = x_N.contiguous()
         work = flat_collectives(self._transport)[0](output.view(-1), x_N.view(-1))
         return _Held(work, x_N)
@@ -65,9 +65,9 @@ class DeviceOrderGroup(RankOrderGroup):
 
 
 class _Held(Work):
-    """Work that holds what it reads until it is waited for, and then ends with `finish`.
+    """Work that keeps its inputs alive until the wait, and then calls `finish`.
 
-    On CUDA waiting lets the current stream wait, and `finish` runs on that stream; the host goes on.
+    On CUDA only the current stream waits, and `finish` runs on that stream; the host continues.
     """
 
     def __init__(self, work: Work, read: Tensor, finish: Callable[[], Any] | None = None) -> None:

@@ -1,9 +1,9 @@
-"""Expert parallelism: routed rows travel to the ranks that hold their experts, and back.
+"""Expert parallelism: sends routed rows to the ranks that hold their experts, and back.
 
-Rank i of the expert group holds experts [i * L, (i + 1) * L). Rows arrive sorted by expert, so the
-rows for one rank are adjacent; counts go ahead of them so that every rank knows its split sizes.
-What is received lies by sender, then expert; it is put into expert order (within an expert: by
-sender, then in the sender's order) for the grouped matrix product, and put back before it returns.
+Rank i of the expert group holds experts [i * L, (i + 1) * L). Rows to send are sorted by expert, so the rows for one
+rank are adjacent; ranks exchange counts first, so that each knows its split sizes. Received rows are ordered by sender,
+then expert. `dispatch` sorts them by expert (within an expert: by sender, then in the sender's order) for the grouped
+matrix product, and `combine` restores the order before it returns them.
 """
 
 # E experts in all, L local experts, W ranks of the expert group, R rows sent, P rows received, D row size,
@@ -22,7 +22,7 @@ from bitproof.reference.parallel.collectives import all_to_all
 
 
 class AllToAll(torch.autograd.Function):
-    """Uneven all-to-all of rows over a named group; the gradient travels the same way back."""
+    """Uneven all-to-all of rows over a named group; backward sends the gradient back the same way."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, received: list[int], sent: list[int], group: str) -> Tensor:
@@ -38,7 +38,7 @@ class AllToAll(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Route:
-    """What `combine` needs to undo `dispatch`."""
+    """The state with which `combine` undoes `dispatch`."""
 
     sent: list[int]
     received: list[int]
@@ -46,7 +46,7 @@ class _Route:
 
 
 class ExpertExchange:
-    """Brings rows to their experts over the named group of `size` ranks, and back."""
+    """Sends rows to their experts over the named group of `size` ranks, and back."""
 
     def __init__(self, size: int, group: str) -> None:
         self.size = size
@@ -55,14 +55,13 @@ class ExpertExchange:
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, _Route]:
         """Send `rows_RD`, sorted by expert with `counts_E` (int64) rows each, to the experts' ranks.
 
-        Returns the received rows in expert order, the int32 end offset of each local expert, and the
-        route back.
+        Returns the received rows in expert order, the int32 end offset of each local expert, and the route.
         """
         num_local = counts_E.shape[0] // self.size
         even = [num_local] * self.size
         counts_WL = all_to_all(counts_E, even, even, self.group).view(self.size, num_local)
         splits_2W = torch.cat([counts_E.view(self.size, num_local).sum(1), counts_WL.sum(1)])
-        splits = splits_2W.to("cpu").tolist()  # one copy for all: on CUDA each holds the host up
+        splits = splits_2W.to("cpu").tolist()  # one copy for both: on CUDA each one blocks the host
         sent, received = splits[: self.size], splits[self.size :]
         rows_PD = AllToAll.apply(rows_RD, received, sent, self.group)  # type: ignore[no-untyped-call]
 
@@ -75,16 +74,16 @@ class ExpertExchange:
         return rows_PD[to_expert_order_P], ends_L, _Route(sent, received, to_sender_order_P)
 
     def combine(self, rows_PD: Tensor, route: _Route) -> Tensor:
-        """Send the experts' rows back: the inverse of `dispatch`, (R, D) in the order rows were given."""
+        """Send the experts' rows back: the inverse of `dispatch`, (R, D) in the order of its input."""
         rows_PD = rows_PD[route.to_sender_order_P]
         return AllToAll.apply(rows_PD, route.sent, route.received, self.group)  # type: ignore[no-untyped-call]
 
 
 class CapacityExchange:
-    """As `ExpertExchange`, but an expert takes at most C of each rank's rows, `capacity` times an even share.
+    """Like `ExpertExchange`, but an expert accepts at most C of each rank's rows, `capacity` times an even share.
 
-    C is rounded up. So no size depends on data, and the host waits for nothing. Of the rows for an expert the first C
-    go, in order; the others are dropped, and come back as zeros. Slots that are left over hold zeros.
+    C is rounded up. No size depends on data, so the host waits for nothing. Each rank sends an expert's first C rows in
+    order and drops the others, whose results are zeros. Unused slots hold zeros.
     """
 
     def __init__(self, size: int, group: str, capacity: float) -> None:
@@ -93,7 +92,7 @@ class CapacityExchange:
         self.capacity = Fraction(str(capacity))
 
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, _Slots]:
-        """As `ExpertExchange.dispatch`; an expert's rows lie by sender, then slot."""
+        """Like `ExpertExchange.dispatch`; an expert's rows are ordered by sender, then slot."""
         num_experts = counts_E.shape[0]
         num_slots = -(-rows_RD.shape[0] * self.capacity.numerator // (num_experts * self.capacity.denominator))
         ends_E = counts_E.cumsum(0)
@@ -113,13 +112,13 @@ class CapacityExchange:
         return rows_LWCD.flatten(0, 2), ends_L, _Slots(num_slots, slot_R)
 
     def combine(self, rows_PD: Tensor, slots: _Slots) -> Tensor:
-        """Send the experts' rows back: (R, D) in the order rows were given, zeros for those that were dropped."""
+        """Send the experts' rows back: (R, D) in the order of the input, zeros for dropped rows."""
         rows_LWCD = rows_PD.view(-1, self.size, slots.number, rows_PD.shape[1])
         rows_WLCD = self._exchange(rows_LWCD.transpose(0, 1).contiguous())
         return _after_zeros(rows_WLCD.flatten(0, 2))[slots.of_R]
 
     def _exchange(self, rows_WLCD: Tensor) -> Tensor:
-        """Part i of the first dim goes to rank i; of what comes, part i is from rank i."""
+        """Send part i of the first dim to rank i; part i of the result came from rank i."""
         even = [rows_WLCD.shape[1] * rows_WLCD.shape[2]] * self.size
         sent = rows_WLCD.flatten(0, 2)
         received: Tensor = AllToAll.apply(sent, even, even, self.group)  # type: ignore[no-untyped-call]
@@ -128,7 +127,7 @@ class CapacityExchange:
 
 @dataclass(frozen=True)
 class _Slots:
-    """How many slots an expert has for a rank's rows; for each row its slot after a row of zeros, 0 where dropped."""
+    """The slots that an expert has for a rank's rows; for each row its slot, counted from 1, or 0 if it is dropped."""
 
     number: int
     of_R: Tensor

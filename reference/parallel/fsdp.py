@@ -1,18 +1,17 @@
-"""Fully sharded parameters: each rank stores 1/W of a parameter and gathers it where it is read.
+"""Fully sharded parameters: each rank stores 1/W of a parameter and gathers it when a module reads it.
 
-A parameter lives as this rank's rows of dim 0, in float32, padded with zero rows so that all ranks
-hold the same shape (one traced graph then fits every rank). Reading the attribute of its module
+A rank stores its rows of dim 0 of a parameter, in float32, padded with zero rows so that all ranks have the same shape
+(one traced graph then fits every rank). Reading the module's attribute
 
     forward     casts the shard to the compute dtype and all-gathers it
     backward    casts the gradient to the reduce dtype, reduce-scatters it (a sum over ranks, in rank
                 order on gloo) and casts the rows to the parameter's dtype; where each tensor-parallel rank has
                 a part of the gradient, sums it over those ranks first
 
-A parameter that is replicated lies whole on each rank of its group: nothing is gathered, and its gradient is summed
-over the group by an all-reduce, in the dtype of reductions and in rank order on gloo.
+Every rank of the group stores a replicated parameter whole: nothing is gathered, and an all-reduce sums its gradient
+over the group, in the reduce dtype and in rank order on gloo.
 
-so a module whose forward runs twice gathers twice and reduces twice, as in SimpleFSDP
-(https://arxiv.org/abs/2411.00284).
+A module whose forward runs twice gathers twice and reduces twice, as in SimpleFSDP (https://arxiv.org/abs/2411.00284).
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass(frozen=True)
 class Sharding:
-    """How one parameter lies on the ranks: the `rows` of one part of it over `size` ranks of `group`.
+    """One parameter's layout: the `rows` of one part of it, sharded over the `size` ranks of `group`.
 
-    `part` is the part as `narrow` takes it: (dim, first, extent). The whole parameter is one part, unless
-    experts (dim 0) or tensor parallelism (dim 0 or 1) split it. `is_summed`: each rank of the tensor group has the
-    whole parameter and a part of its gradient. `copies`: how many tensor ranks hold the same rows. `is_replicated`:
-    every rank of `group` holds all rows, and `size` is 1.
+    `part` has `narrow`'s arguments: (dim, first, extent). The whole parameter is one part, unless expert parallelism
+    (dim 0) or tensor parallelism (dim 0 or 1) splits it. `is_summed`: each rank of the tensor group has the whole
+    parameter and a part of its gradient. `copies`: how many tensor ranks hold the same rows. `is_replicated`: every
+    rank of `group` holds all rows, and `size` is 1.
     """
 
     group: str
@@ -64,7 +63,7 @@ class Sharding:
         return -(-self.rows // self.size)
 
     def local_rows(self, whole: Tensor, coordinate: int) -> Tensor:
-        """The whole parameter's rows that the rank at `coordinate` stores (fewer at the end, or none)."""
+        """The rows of the whole parameter that the rank at `coordinate` stores (fewer at the end, or none)."""
         start = 0 if self.is_replicated else coordinate * self.rows_per_rank
         return whole.narrow(*self.part)[start : start + self.rows_per_rank]
 
@@ -108,16 +107,15 @@ def fully_shard(
     spread: bool = False,
     replicated: Collection[str] = (),
 ) -> None:
-    """Replace every parameter of `model`, in place, by this rank's shard, holding its initial values.
+    """Replace every parameter of `model`, in place, by this rank's shard with its initial values.
 
-    Parameters below a module that has an `exchange` (the routed experts) are split over the expert
-    group first and sharded over the expert-FSDP group. All others are sharded over the FSDP group, those
-    named in `tensor_dims` after a split over the tensor group along that dim, or, where that is None, whole, with
-    their gradients summed over the tensor group. Parameters named in `replicated` are whole on every rank of
-    the group that they would be sharded over. On the meta device no values
-    are made. `spread` is as `initial_values` has it. A parameter of several modules is one shard, with the initial
-    values of its first name. Raises CaseError for a name in `replicated` that no parameter has, and for a parameter
-    that its modules would lay out differently.
+    Parameters below a module with an `exchange` (the routed experts) are split over the expert group, then sharded over
+    the expert-FSDP group. All others are sharded over the FSDP group. Those named in `tensor_dims` are first split over
+    the tensor group along that dim; if the dim is None, they stay whole and their gradients are summed over the tensor
+    group. Parameters named in `replicated` are whole on every rank of the group that they would be sharded over. On the
+    meta device no values are made. `initial_values` documents `spread`. A parameter of several modules is one shard,
+    with the initial values of its first name. Raises CaseError for a name in `replicated` that no parameter has, and
+    for a parameter for which its modules need different layouts.
     """
     tied = _tied_parameters(model)
     shards: dict[str, tuple[Sharding, nn.Parameter]] = {}
@@ -157,7 +155,7 @@ def fully_shard(
 
 
 def _tied_parameters(model: nn.Module) -> dict[str, str]:
-    """The names of parameters that a module has from another one, each with the parameter's first name."""
+    """Further names of parameters that several modules share, each with the parameter's first name."""
     first: dict[nn.Parameter, str] = {}
     every = model.named_parameters(remove_duplicate=False)
     found = {name: first.setdefault(parameter, name) for name, parameter in every}
@@ -165,7 +163,7 @@ def _tied_parameters(model: nn.Module) -> dict[str, str]:
 
 
 def _part(shape: torch.Size, dim: int | None, mesh: Mesh, group: str) -> tuple[int, int, int]:
-    """This rank's part of a parameter that `group` splits evenly along `dim`; all of it where `dim` is None."""
+    """This rank's part of a parameter that `group` splits evenly along `dim`; all of it if `dim` is None."""
     if dim is None:
         return 0, 0, shape[0]
     if shape[dim] % mesh.size(group):
@@ -208,7 +206,7 @@ def _initial_shard(
 
 
 def _unsharding_class(cls: type[nn.Module], shardings: dict[str, Sharding]) -> type[nn.Module]:
-    """A subclass of a module's class in which reading a sharded parameter unshards it.
+    """A subclass of a module's class that unshards a sharded parameter when it is read.
 
     The parameter stays registered under its own name, so `named_parameters` yields shards.
     """
@@ -221,7 +219,7 @@ def _unsharding_class(cls: type[nn.Module], shardings: dict[str, Sharding]) -> t
 
 
 def placement_hash(model: nn.Module) -> str:
-    """The SHA-256 of how all parameters lie, without what differs from rank to rank: which part a rank holds."""
+    """The SHA-256 of all parameters' layouts, without the part that a rank holds, which differs from rank to rank."""
     told = [
         [name, x.group, x.size, x.part[0], x.part[2], x.rows, x.is_summed, x.copies, x.is_replicated]
         for name, x in shardings_of(model).items()
@@ -230,7 +228,7 @@ def placement_hash(model: nn.Module) -> str:
 
 
 def shardings_of(model: nn.Module) -> dict[str, Sharding]:
-    """How each parameter of a model that `fully_shard` has sharded lies on the ranks, by its name."""
+    """The layout of each parameter of a model that `fully_shard` has sharded, by name."""
     found: dict[str, Sharding] = {}
     for prefix, module in model.named_modules():
         own: Mapping[str, Sharding] = getattr(module, "shardings", {})

@@ -1,8 +1,7 @@
 """The ranks of a case and their process groups, under names that are the same on every rank.
 
-A traced graph names its groups. Were those names different on each rank, as a DeviceMesh makes them,
-eight ranks could not run one graph; so a group is known here by what it is for, and every rank
-registers its own instance under that name.
+A traced graph names its groups. A DeviceMesh makes names that differ from rank to rank, and eight ranks could not run
+one graph. So each group is named here by its purpose, and every rank registers its own instance under that name.
 
     fsdp    ranks that hold the same part of dense parameters, all ranks unless tp > 1: their shards, token counts
     efsdp   ranks that hold the same experts: shards of expert parameters
@@ -11,7 +10,7 @@ registers its own instance under that name.
     pp      ranks that hold the same place in each stage of a pipeline: what one stage sends the next. It is torch's own
             group, as no graph names it
 
-A rewritten graph may ask for more groups, over the ranks of these: `ensure_group` makes them.
+A rewritten graph may need more groups over the same ranks: `ensure_group` makes them.
 """
 
 from __future__ import annotations
@@ -44,28 +43,28 @@ Partition = Sequence[Sequence[int]]
 Wrap = Callable[[dist.ProcessGroup], dist.ProcessGroup]
 
 joined_groups: dict[str, dist.ProcessGroup] = {}
-"""This process's groups: torch's registry holds them by weak references alone."""
+"""This process's groups: torch's registry only has weak references to them."""
 partitions: dict[str, Partition] = {}
 time_limits: list[timedelta] = []
-"""How long the collectives of this process's groups wait: empty until it has joined any."""
+"""The time limit of this process's collectives; empty until it has joined groups."""
 _wraps: list[Wrap] = []
-"""What makes of a group of torch's one whose order of sums is stated; of NCCL's own sums, the group itself."""
+"""Wraps torch's group in one with a stated order of sums; returns the group itself where NCCL's own sums are used."""
 disturbances: list[Wrap] = []
-"""What a fault makes of every group, when one is to."""
+"""A fault's wrapper for every group, if a fault runs."""
 shared_memories: list[SharedMemory] = []
-"""Where this process's groups meet, when all ranks share a machine and are to meet in memory."""
+"""The shared memory of this process's groups, if all ranks run on one machine and use it."""
 _in_memory: list[SharedMemoryGroup] = []
-"""Those of this process's groups that do."""
+"""This process's groups that use shared memory."""
 _boards: list[Board] = []
-"""Where this process reports its collectives, when somebody watches."""
+"""Where this process reports its collectives, if a watcher reads them."""
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """One rank's place among all: rank r has `ep` coordinate r % ep and `efsdp` coordinate r // ep.
+    """One rank's coordinates: rank r has `ep` coordinate r % ep and `efsdp` coordinate r // ep.
 
-    Its `tp` coordinate is r % tp and its `fsdp` coordinate, which also chooses its text, r // tp. In a pipeline r
-    counts within the ranks of its own stages. It computes on `device`.
+    Its `tp` coordinate is r % tp and its `fsdp` coordinate, which also chooses its text, r // tp. In a pipeline, r is
+    the rank's index among the ranks of its own stages. The rank computes on `device`.
     """
 
     rank: int
@@ -73,7 +72,7 @@ class Mesh:
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (a device is immutable)
 
     def size(self, group: str) -> int:
-        """How many ranks the named group has."""
+        """The number of ranks in the named group."""
         return len(self.partition(group)[0])
 
     def coordinate(self, group: str) -> int:
@@ -81,7 +80,7 @@ class Mesh:
         return self.members(group).index(self.rank)
 
     def members(self, group: str) -> list[int]:
-        """The ranks of this rank's instance of the named group, in the order of the group."""
+        """The ranks of this rank's instance of the named group, in the group's order."""
         return next(ranks for ranks in self.partition(group) if self.rank in ranks)
 
     def partition(self, group: str) -> list[list[int]]:
@@ -98,7 +97,7 @@ class Mesh:
         }[group]
 
     def object_of(self, group: str) -> str:
-        """Which process-group object the named group is: the first name that stands for it."""
+        """The first of the names that stand for the same process-group object as this name."""
         if not self.parallelism.shared_groups:
             return group
         return next(name for name in GROUP_NAMES if self.partition(name) == self.partition(group))
@@ -118,12 +117,11 @@ def join_groups(
 ) -> None:
     """Start torch.distributed on this rank and register the mesh's groups under their names.
 
-    `backend` is "nccl" or "gloo". Collectives wait for at most `timeout` seconds. Sums are taken in rank order: on gloo
-    CUDA tensors travel through host memory (see `RankOrderGroup`), on NCCL they are added on the device (see
-    `DeviceOrderGroup`) unless `native` asks for NCCL's own sums. With `memory`, made before
-    the ranks were forked, the named groups meet there, with the same bits; torch's default group stays gloo's.
-    `disturb` makes of every named group another one, for a fault. What this rank launches and waits for in named groups
-    it reports on the `board`, where there is one.
+    `backend` is "nccl" or "gloo". Collectives wait for at most `timeout` seconds. Groups sum in rank order: gloo copies
+    CUDA tensors through host memory (see `RankOrderGroup`), NCCL adds on the device (see `DeviceOrderGroup`) unless
+    `native` asks for NCCL's own sums. With `memory`, made before the ranks were forked, the named groups communicate
+    through it, with the same bits; torch's default group still uses gloo. A fault replaces every named group by
+    `disturb`'s result. The rank reports the collectives of named groups on the `board`, if given.
     """
     limit = timedelta(seconds=timeout)
     world_size = mesh.parallelism.world_size
@@ -151,9 +149,9 @@ def join_groups(
 def ensure_group(name: str, partition: Partition, *, high_priority: bool = False) -> None:
     """Make and register a group over each part of `partition`, all ranks together; nothing when it exists already.
 
-    All ranks call this for the same groups in the same order. `high_priority` runs its collectives on a
-    stream of high priority, on NCCL. Raises ValueError when the name stands for another partition, and for
-    ranks that do not ascend, as torch would put them in order without a word.
+    All ranks call this for the same groups in the same order. On NCCL, `high_priority` runs the group's collectives on
+    a high-priority stream. Raises ValueError if the name stands for another partition, and for ranks that do not
+    ascend, which torch would silently sort.
     """
     partition = [list(ranks) for ranks in partition]
     if name in joined_groups:
@@ -168,19 +166,20 @@ def ensure_group(name: str, partition: Partition, *, high_priority: bool = False
 
 
 def pipeline_group(mesh: Mesh) -> dist.ProcessGroup:
-    """torch's own group of the ranks of this rank's pipeline, made by all ranks together.
+    """torch's own group of the ranks in this rank's pipeline; all ranks make it together.
 
-    It joins ranks for messages from one to another alone, which no group of ours takes.
+    It is only for messages from one rank to another, which our groups do not support.
     """
     return _own_part(mesh.partition(PIPELINE), False)
 
 
 def _own_part(partition: Partition, high_priority: bool) -> dist.ProcessGroup:
-    """torch's group over this rank's part: one that a rank makes, whatever the number of parts.
+    """torch's group over this rank's part: a rank makes one group, whatever the number of parts.
 
-    NCCL splits the communicator of all ranks once for the whole partition. On gloo only the ranks of a part meet; torch
-    then names the group by its ranks and by how many the rank has made, which must be as many on all of them: where
-    parts differ in size, and so in who makes what later, all ranks make all parts.
+    NCCL splits the communicator of all ranks once for the whole partition. With gloo only the ranks of a part take
+    part; torch then names the group by its ranks and by the number of groups that the rank has made, which must be
+    equal on all of them. If parts differ in size, ranks would make different numbers of groups later, so all ranks make
+    all parts.
     """
     rank = dist.get_rank()
     own = next(list(ranks) for ranks in partition if rank in ranks)
@@ -200,10 +199,10 @@ def _own_part(partition: Partition, high_priority: bool) -> dist.ProcessGroup:
 
 
 def _in_rank_order(group: dist.ProcessGroup, partition: Partition) -> dist.ProcessGroup:
-    """A group in memory where there is some with room left, else one over torch's `group`.
+    """A group in shared memory if there is some with room left, else one over torch's `group`.
 
-    gloo's group is made either way. Its idle threads cost nothing to speak of, and on a machine that others keep busy
-    ranks without them take steps up to three times as long (docs/explanation/decisions/shared-memory.md).
+    gloo's group is made in both cases. Its idle threads cost almost nothing, and on a busy machine the steps of ranks
+    without them take up to three times as long (docs/explanation/decisions/shared-memory.md).
     """
     rings = (
         shared_memories[0].next_area(partition, dist.get_rank(), time_limits[0].total_seconds())
@@ -217,13 +216,13 @@ def _in_rank_order(group: dist.ProcessGroup, partition: Partition) -> dist.Proce
 
 
 def collectives_in_memory() -> dict[str, int]:
-    """How many collectives this rank has launched in each group of several ranks that meets in shared memory."""
+    """The number of collectives that this rank has launched in each group of several ranks in shared memory."""
     groups = [group for group in _in_memory if group.num_ranks > 1]
     return {f"shared memory {index}": group.inline.posted for index, group in enumerate(groups)}
 
 
 def ranks_in(name: str) -> tuple[int, ...] | None:
-    """The ranks of this rank's instance of a group, ours or torch's own; None where no such group is registered."""
+    """The ranks of this rank's instance of a group, ours or torch's own; None if no such group is registered."""
     if name in partitions:
         rank = dist.get_rank()
         return next((tuple(ranks) for ranks in partitions[name] if rank in ranks), None)
@@ -234,7 +233,7 @@ def ranks_in(name: str) -> tuple[int, ...] | None:
 
 
 def leave_groups() -> None:
-    """Undo `join_groups` and `ensure_group`; harmless when this rank never joined."""
+    """Undo `join_groups` and `ensure_group`; does nothing if this rank never joined."""
     if not dist.is_initialized():
         return
     for name in joined_groups:
@@ -254,7 +253,7 @@ def leave_groups() -> None:
 
 
 def keep_group(name: str, partition: Partition, group: dist.ProcessGroup, *, is_new: bool = True) -> None:
-    """Keep a group that was joined, and register it under its name; with what disturbs it, where it is new."""
+    """Keep a new group and register it under its name, inside a fault's wrapper if there is one."""
     for disturb in disturbances if is_new else ():
         group = disturb(group)
     for board in _boards if is_new else ():

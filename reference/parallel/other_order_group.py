@@ -1,10 +1,10 @@
-"""A process group whose sums are taken in another order than that of ranks, to see whether a case can tell.
+"""A process group that sums in another order than rank order, to see whether a case detects it.
 
     descending   ((r7 + r6) + r5) + ...
     pairwise     ((r0 + r1) + (r2 + r3)) + ..., as a tree adds
     position     ascending from another rank in each of W equal blocks of the result, as a ring adds
 
-The third depends on where in a message an element lies, so a bucket and its parts are added in other orders.
+The third depends on an element's position in the message, so a bucket and its parts are added in different orders.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from bitproof.reference.parallel.rank_order_group import sum_in_rank_order
 
 ORDERS = ("descending", "pairwise", "position")
 FEWEST_RANKS = {"descending": 3, "pairwise": 4, "position": 3}
-"""Of how many parts on each is another order: of two there is one alone, and of three pairs make the ascending one."""
+"""The fewest ranks for which each order differs from ascending: two have only one order, and pairs of three ascend."""
 
 
 class OtherOrderGroup(DeviceOrderGroup):
-    """A group that moves what `transport` moves, and adds in `order` while `is_on()`.
+    """A group that communicates through `transport`, and adds in `order` while `is_on()`.
 
-    `tell` is called for each sum that was taken so, of floating-point parts of as many ranks as the order needs.
+    Calls `tell` for each sum in that order: of floating-point values, over at least as many ranks as the order needs.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class OtherOrderGroup(DeviceOrderGroup):
 
 
 def sum_in_order(parts_WN: Tensor, order: str) -> Tensor:
-    """The sum of each rank's part, (N,), in one of the orders above."""
+    """Sum each rank's part, (N,), in one of the orders above."""
     match order:
         case "descending":
             return sum_in_rank_order(parts_WN.flip(0))

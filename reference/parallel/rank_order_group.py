@@ -1,12 +1,11 @@
-"""A gloo process group whose sums are taken in ascending rank order.
+"""A gloo process group that sums in ascending rank order.
 
-Gloo's own ring and halving algorithms choose the order of a sum by message size and group size, and
-take seven rounds of messages among eight ranks. Here every collective is one all-to-all, after which
-each rank adds what it received in ascending rank order: the order is stated, does not depend on the
-size of a message, and one round replaces seven (measured on 2 cores, 8 ranks: an all-gather 3.4 ms
-instead of 10, a reduce-scatter 4 ms instead of 16.5).
+Gloo's own ring and halving algorithms choose the order of a sum by message size and group size, and take seven rounds
+of messages among eight ranks. Here every collective is one all-to-all, after which each rank adds the received parts in
+ascending rank order: the order is stated and independent of the message size, and one round replaces seven (measured on
+2 cores, 8 ranks: an all-gather 3.4 ms instead of 10, a reduce-scatter 4 ms instead of 16.5).
 
-CUDA tensors are copied through host memory, which lets ranks share one GPU.
+CUDA tensors are copied through host memory, so ranks can share one GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from torch.distributed.distributed_c10d import ReduceOp, Work
 
 
 class _FinishOnWait(Work):
-    """Work whose last part, a sum or a copy to the device, happens where it is waited for."""
+    """Work that does its last part, a sum or a copy to the device, in the wait."""
 
     def __init__(self, transfer: Work, finish: Any) -> None:
         super().__init__()
@@ -48,14 +47,14 @@ class RankOrderGroup(dist.ProcessGroup):
         self._gloo = gloo
 
     def getBackendName(self) -> str:  # the name torch calls
-        """What `dist.get_backend` and error messages show."""
+        """The name in `dist.get_backend` and error messages."""
         return "gloo"
 
-    # torch 2.13 calls the functional collectives' groups by the "coalesced" names, whatever the number
-    # of tensors; releases differ in which of a method's names they call, so each stands here.
+    # torch 2.13 calls the "coalesced" methods for functional collectives, whatever the number of tensors; other
+    # releases call other names of the same method, so each name is defined here.
 
     def allgather_into_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
-        """Gather each input, of one shape on all ranks, in rank order."""
+        """Gather each input in rank order; its shape is the same on all ranks."""
         return _all_of([self._all_gather(out, x) for out, x in zip(outputs, inputs, strict=True)])
 
     def reduce_scatter_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
@@ -82,7 +81,7 @@ class RankOrderGroup(dist.ProcessGroup):
     def alltoall_base(
         self, output: Tensor, x: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
     ) -> Work:
-        """Exchange rows: part i of the input goes to rank i, part i of the output came from rank i."""
+        """Exchange rows: send part i of the input to rank i, receive part i of the output from rank i."""
         return self._all_to_all(output, x, output_splits, input_splits)
 
     all_gather_single = _allgather_base  # type: ignore[assignment]
@@ -116,7 +115,7 @@ class RankOrderGroup(dist.ProcessGroup):
 
 
 class LoneGroup(RankOrderGroup):
-    """The group of a rank alone: each collective is a copy, done where it is launched, and a sum is its one part."""
+    """The group of a single rank: each collective is a copy, done at the launch, and a sum is its one part."""
 
     def __init__(self) -> None:
         dist.ProcessGroup.__init__(self, 0, 1)  # type: ignore[call-arg]
@@ -135,7 +134,7 @@ class LoneGroup(RankOrderGroup):
 
 
 class _Done(Work):
-    """Work that was done before it was returned."""
+    """Work that is already done."""
 
     def wait(self, timeout: Any = None) -> bool:
         return True
@@ -164,7 +163,7 @@ class _AllOf(Work):
 
 
 def sum_in_rank_order(parts_WN: Tensor) -> Tensor:
-    """The sum of each rank's part, (N,), element by element in the order ((r0 + r1) + r2) + ..."""
+    """Sum each rank's part, (N,), element by element in the order ((r0 + r1) + r2) + ..."""
     total_N = parts_WN[0]
     for part_N in parts_WN[1:]:
         total_N = total_N + part_N
@@ -177,12 +176,12 @@ def _refuse_all_but_sum(opts: Any) -> None:
 
 
 def to_host(x: Tensor) -> Tensor:
-    """`x`, contiguous, in host memory; `x` itself where it is."""
+    """Return `x` contiguous and in host memory; `x` itself if it already is."""
     return x.contiguous().cpu()
 
 
 def kept_apart(sent: Tensor, given: Tensor) -> Tensor:
-    """What is sent, in memory that nobody writes while it is on its way: a copy where it lies in that of its input."""
+    """The tensor to send, in memory that nobody writes during the transfer: a copy if it shares its input's memory."""
     return sent.clone() if sent.data_ptr() == given.data_ptr() else sent
 
 

@@ -1,10 +1,11 @@
-"""A process group that reports its collectives on a board before they are launched and waited for.
+"""A process group that reports each collective on a board before it launches it and before it waits for it.
 
-A rank that hangs in one is stopped in C++ or in the kernel, where its Python stack says which line waits, and not for
-what. Another process reads the board (`harness.shared_memory.Board`), so nothing has to run in the rank any more.
+A rank that hangs in a collective is stuck in C++ or in the kernel. Its Python stack shows the line that waits, but not
+which collective it waits for. Another process reads the board (`harness.shared_memory.Board`), so the stuck rank need
+not run any code.
 
-On CUDA the host runs ahead of its device: what it launched last may not have begun. Then the numbers tell: collectives
-of a group are counted alike on all its ranks, and the rank with the lowest is the one that the others wait for.
+On CUDA the host runs ahead of its device: its last launch may not have started. The numbers still help: all ranks of a
+group count its collectives alike, and the others wait for the rank with the lowest number.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Tell = Callable[[str], None]
 
 
 class ReportingGroup(dist.ProcessGroup):
-    """The collectives of `inner`, any group of torch's or of ours, named `name`; `tell` takes what is done next."""
+    """The collectives of `inner`, any group of torch's or of ours, named `name`; calls `tell` with the next action."""
 
     def __init__(self, inner: dist.ProcessGroup, name: str, tell: Tell) -> None:
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
@@ -34,7 +35,7 @@ class ReportingGroup(dist.ProcessGroup):
         self._launched = 0
 
     def getBackendName(self) -> str:
-        """What `dist.get_backend` and error messages show."""
+        """The name in `dist.get_backend` and error messages."""
         return self.inner.name()
 
     def allgather_into_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
@@ -67,7 +68,7 @@ class ReportingGroup(dist.ProcessGroup):
         call = self.inner.alltoall_base
         return self._launch("all_to_all", [x], call, output, x, output_splits, input_splits, opts)
 
-    # Releases of torch differ in which of a method's names they call (see `rank_order_group.py`).
+    # torch releases call different names of one method (see `rank_order_group.py`).
     all_gather_single = _allgather_base  # type: ignore[assignment]
     all_gather_single_coalesced = allgather_into_tensor_coalesced  # type: ignore[assignment]
     reduce_scatter_single = _reduce_scatter_base  # type: ignore[assignment]
@@ -90,7 +91,7 @@ def _name_of(dtype: torch.dtype) -> str:
 
 
 class _Told(Work):
-    """Work that reports when it is waited for."""
+    """Work that reports its wait."""
 
     def __init__(self, work: Work, what: str, tell: Tell) -> None:
         super().__init__()

@@ -1,16 +1,16 @@
-"""A process group of ranks that share a machine: they meet in shared memory, and sum in ascending rank order.
+"""A process group for ranks on one machine: they communicate through shared memory and sum in ascending rank order.
 
-A launch posts what this rank sends; waiting for it takes what the others posted. Both move data on the thread that
-calls, so a collective is under way from the moment at which all ranks have launched it, whatever they compute until
-they wait. A group's collectives are launched in one order on all its ranks, as everywhere; groups know nothing of each
-other. Waiting for one finishes those of its group before it first, and so does a launch when all slots are taken.
+A launch writes this rank's data into shared memory; a wait reads the data of the others. Both copy on the calling
+thread, so a collective needs no rank's help after all ranks have launched it. All ranks launch a group's collectives in
+the same order, as with any backend; groups are independent. A wait first finishes the group's earlier collectives, and
+so does a launch when all slots are taken.
 
-A message lies in a slot, behind its header, or, where that has no room for it, goes in pieces once it is waited for:
-in each an equally large part of what is meant for every rank. What is sent is what the input held at the launch: a
-message that goes in pieces is copied then. Headers say which collective a rank calls, of which dtype and shape, and how
-many bytes it has for whom: ranks that disagree get an error that names both, where sockets would wait or mix up bytes.
+A slot holds a header and the message. A message that is too large for a slot is exchanged in pieces during the wait,
+each with an equal part for every rank; the launch copies it, so that later writes to the input do not change it.
+Headers name the rank's collective, its dtype and shape, and the number of bytes for each rank: ranks that disagree get
+an error that names both, where sockets would wait or mix up bytes.
 
-Sums are those of `RankOrderGroup`, of the same parts in the same order, so the bits are the same.
+Sums add the same parts in the same order as `RankOrderGroup`, so the bits are the same.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _LINE = 64
 _CALL_BYTES = 112
 _HASH_BYTES = 16
 _GATHER, _SCATTER, _EXCHANGE = 1, 2, 3
-"""What is sent: one part for all; a part for each, of one size; a part for each, of any size."""
+"""What a rank sends: one part to all; a part of equal size to each; a part of any size to each."""
 _MAX_VIEWS = 4096
 
 Receive = Callable[[Sequence[int], Sequence[int], int], None]
-"""Takes a piece: where in the mapping each rank's bytes of it begin, how many there are, how many came before."""
+"""Receives a piece: the offset of each rank's bytes in the mapping, their number, and how many came before."""
 
 
 class SharedMemoryGroup(RankOrderGroup):
@@ -101,7 +101,7 @@ class SharedMemoryGroup(RankOrderGroup):
         return exchange
 
     def _rows(self, dtype: torch.dtype, at: int, stride: int, count: int) -> Sequence[Tensor]:
-        """Each rank's `count` elements, the first rank's at byte `at`, the next ranks' `stride` bytes behind it."""
+        """Each rank's `count` elements: the first rank's at byte `at`, each next rank's `stride` bytes further."""
         if dtype not in self._views:
             self._views[dtype] = torch.frombuffer(self.memory.map, dtype=dtype)
         view, itemsize = self._views[dtype], dtype.itemsize
@@ -123,7 +123,7 @@ class _Exchange(Work):
         finish: Callable[[], Any] | None,
         given: Tensor,
     ) -> None:
-        """Write the header, and the data where they have room. `x` is what was `given`, contiguous, on the host."""
+        """Write the header, and the data if they fit. `x` is `given`, contiguous and on the host."""
         super().__init__()
         self._group, self._kind, self._sent, self._received = group, kind, sent, received
         self._receive, self._finish = receive, finish
@@ -141,16 +141,16 @@ class _Exchange(Work):
         group.inline.end_post()
 
     def wait(self, timeout: Any = None) -> bool:
-        """Receive, after all collectives of the group that were launched before."""
+        """Finish the group's earlier collectives, then receive."""
         while self._x is not None:
             self._group.under_way.popleft().complete()
         return True
 
     def complete(self) -> None:
-        """Receive what all ranks posted, and exchange piece by piece what had no room."""
+        """Receive the data of all ranks, and exchange in pieces what did not fit."""
         group, ring = self._group, self._group.inline
         first = ring.begin_read()
-        if self._is_inline and self._are_headers_mine(first):  # nearly always, and told without a look at each size
+        if self._is_inline and self._are_headers_mine(first):  # nearly always, and cheaper than comparing each size
             skipped = 0 if self._kind == _GATHER else group.index * self._sent[0]
             places = range(first + group.header_bytes + skipped, first + group.num_ranks * ring.stride, ring.stride)
             self._receive(places, self._received, 0)
@@ -182,7 +182,7 @@ class _Exchange(Work):
         return total <= INLINE_BYTES - self._group.header_bytes
 
     def _are_headers_mine(self, first: int) -> bool:
-        """Whether all ranks mean the very collective that this rank does, each the same bytes for every rank."""
+        """Whether all ranks call the same collective as this rank, with the same number of bytes for every rank."""
         if self._kind == _EXCHANGE:
             return False
         memory, header, length = self._group.memory.map, self._header, len(self._header)
@@ -192,7 +192,7 @@ class _Exchange(Work):
         )
 
     def _read_headers(self, first: int) -> list[Sequence[int]]:
-        """What each rank sends to each. Raises RuntimeError for ranks that mean different collectives."""
+        """The bytes from each rank to each. Raises RuntimeError if ranks call different collectives."""
         if self._are_headers_mine(first):
             return [self._sent] * self._group.num_ranks
         group, memory = self._group, self._group.memory.map
@@ -217,7 +217,8 @@ class _Exchange(Work):
         )
 
     def _exchange_pieces(self, sent_by: list[Sequence[int]], is_inline: list[bool]) -> None:
-        """Exchange what did not fit: `sent_by` has the ranks of which that is so. The others post nothing, in step."""
+        """Exchange what did not fit, from the ranks in `sent_by`. The other ranks post empty pieces, to stay in
+        step."""
         group, ring, me = self._group, self._group.bulk, self._group.index
         num_parts, mine = (1, 0) if self._kind == _GATHER else (group.num_ranks, me)
         piece = BULK_BYTES // num_parts // _LINE * _LINE
@@ -234,7 +235,7 @@ class _Exchange(Work):
             post(index)
         for index in range(num_pieces):
             if 0 < index <= num_pieces - ring.num_slots:
-                post(index - 1 + ring.num_slots)  # into the slot before this one, which most have read by now
+                post(index - 1 + ring.num_slots)  # into the previous slot, which most ranks have read by now
             first, done = ring.begin_read() + mine * piece, index * piece
             left = [0 if here else size - done for size, here in zip(self._received, is_inline, strict=True)]
             offsets = [first + i * ring.stride for i in range(group.num_ranks)]
@@ -242,14 +243,14 @@ class _Exchange(Work):
             ring.end_read()
 
     def _write(self, at: int, start: int, count: int) -> None:
-        """Copy bytes of what is sent to a place in the mapping."""
+        """Copy bytes of the message to an offset in the mapping."""
         if count > 0:
             assert self._x is not None, "it is not complete"
             ctypes.memmove(self._group.memory.address + at, self._x.data_ptr() + start, count)
 
 
 class _Call(NamedTuple):
-    """A collective as headers say it: its operator, dtype and shape; a digest of all, and as much text as has room."""
+    """A collective as in headers: operator, dtype and shape; a digest of all, and as much of the text as fits."""
 
     told: str
     text: bytes
@@ -258,14 +259,14 @@ class _Call(NamedTuple):
 
 @functools.lru_cache(_MAX_VIEWS)
 def _call_of(operator: str, dtype: torch.dtype, shape: Sequence[int], of_rows: bool = False) -> _Call:
-    """What a rank calls. `of_rows`: the first dim, which each rank has its own of, is left open."""
+    """The collective that a rank calls. `of_rows` leaves out the first dim, which may differ from rank to rank."""
     sizes = ", ".join([*(["rows"] if of_rows else []), *map(str, shape)])
     told = f"{operator} of {str(dtype).removeprefix('torch.')}[{sizes}]"
     return _Call(told, told.encode()[:_CALL_BYTES], hashlib.blake2b(told.encode(), digest_size=_HASH_BYTES).digest())
 
 
 def _copying(group: SharedMemoryGroup, target: Tensor, received: list[int]) -> Receive:
-    """Put what came from each rank behind what came from the one before."""
+    """Concatenate the parts of all ranks, in rank order."""
     source = group.memory.address
 
     def receive(offsets: Sequence[int], sizes: Sequence[int], done: int) -> None:
@@ -279,7 +280,7 @@ def _copying(group: SharedMemoryGroup, target: Tensor, received: list[int]) -> R
 
 
 def _summing(group: SharedMemoryGroup, target: Tensor) -> Receive:
-    """Add what came from all ranks, equally much of each, element by element: ((r0 + r1) + r2) + ..."""
+    """Add the equally large parts of all ranks, element by element: ((r0 + r1) + r2) + ..."""
 
     def receive(offsets: Sequence[int], sizes: Sequence[int], done: int) -> None:
         itemsize = target.element_size()
@@ -299,14 +300,14 @@ def _summing(group: SharedMemoryGroup, target: Tensor) -> Receive:
 
 
 def _host_target(output: Tensor) -> Tensor:
-    """Where a collective writes: the output itself, unless that is on a device or has gaps."""
+    """The tensor that a collective writes: the output itself, unless it is on a device or not contiguous."""
     if output.device.type == "cpu" and output.is_contiguous():
         return output
     return torch.empty(output.shape, dtype=output.dtype)
 
 
 def _bytes_of_parts(x: Tensor, splits: list[int], size: int) -> list[int]:
-    """The bytes of each rank's rows; without splits they are dealt evenly."""
+    """The bytes of each rank's rows; equal parts without splits."""
     if not splits:
         return [x.nbytes // size] * size
     row = x.nbytes // x.shape[0] if x.shape[0] else 0

@@ -1,25 +1,25 @@
 """Tensor parallelism: the ranks of a tensor group share one layer, attention or feed-forward, between them.
 
-Weights that map into heads or hidden features are split by output (dim 0), weights that map out of them
-by input (dim 1), so a rank computes whole heads and features, and a partial sum of the layer's output.
-Two sums a layer bring the ranks together (https://arxiv.org/abs/1909.08053, section 3):
+Weights that map into heads or hidden features are split by output (dim 0), weights that map out of them by input (dim
+1), so a rank computes whole heads and features, and a partial sum of the layer's output. Each layer needs two sums over
+the ranks (https://arxiv.org/abs/1909.08053, section 3):
 
     forward     the layer's output, over its ranks' partial sums
     backward    the gradient of the layer's input, of which each rank has the part of its own features
 
-Both are sums in the tensor's dtype and, on gloo, in rank order, so all ranks of a tensor group hold equal bits
-outside split layers. All else is replicated: norms, embeddings and the output layer read the same input
-and get the same gradient on each of them, so their gradients agree without being summed.
+Both sums use the tensor's dtype and, on gloo, rank order, so all ranks of a tensor group hold equal bits outside split
+layers. Norms, embeddings and the output layer are replicated: they read the same input and get the same gradient on
+each rank, so their gradients agree without a sum.
 
-Some parameters within a split layer are whole on every rank: those that make the latents of latent attention, norms
-over single heads, and routers. A rank's gradient of one is that of its own heads or tokens, so it is summed over the
-tensor group, in the dtype of reductions, before it is reduced over data ranks (see `fsdp`).
+Some parameters within a split layer are whole on every rank: the projections to latents, norms over single heads, and
+routers. A rank has their gradient from its own heads or tokens only, so it is summed over the tensor group, in the
+reduce dtype, before it is reduced over data ranks (see `fsdp`).
 
-A mixture of experts splits its shared experts by features and its tokens by rank. Every rank routes and counts all of
-them, and sends an equal share of them, adjacent ones, to their experts: so the ranks of the expert group, which may
-be those of several texts and several tensor coordinates, never send a token twice. What comes back is a partial sum of
-the layer's output, zero for the other tokens, and joins that of the shared experts before the one sum over the ranks.
-Which share is its own a rank reads from a buffer, as the rank's code must be that of all.
+A mixture of experts splits its shared experts by features and its tokens by rank. Every rank routes and counts all
+tokens, but sends only its own share to the experts: T / W adjacent tokens. So the ranks of the expert group, which may
+have several texts and several tensor coordinates, never send a token twice. The result is a partial sum of the layer's
+output, zero for the other tokens; it is added to that of the shared experts before the one sum over the ranks. A rank
+reads the index of its share from a buffer, as all ranks must run the same code.
 """
 
 # W ranks of the tensor group, T tokens of a rank's text, t of one share (T / W)
@@ -58,18 +58,18 @@ SPLIT_DIMS: dict[type[nn.Module], dict[str, int | None]] = {
     FeedForward: _FEED_FORWARD,
     MoE: {"router.weight": None, **{f"shared_experts.{name}": dim for name, dim in _FEED_FORWARD.items()}},
 }
-"""The layers that can be split: the dim along which each of their parameters is; None for one that is whole on every
-rank. Routed experts are not among them: those are split over the expert group."""
+"""The layers that can be split, with the dim of each parameter's split; None for a parameter that stays whole. Routed
+experts are missing here: the expert group splits them."""
 
 _ROUTED = "experts."
 
 
 class SumGradient(torch.autograd.Function):
-    """The identity, where a split layer begins; its gradient is summed over the group."""
+    """The identity at a split layer's input; backward sums the gradient over the group."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: str) -> Tensor:
-        """`x` as it is."""
+        """Return `x`."""
         ctx.group = group
         return x.view_as(x)
 
@@ -80,7 +80,7 @@ class SumGradient(torch.autograd.Function):
 
 
 class SumOutput(torch.autograd.Function):
-    """The sum over the group, where a split layer ends; its gradient is every rank's."""
+    """The sum over the group at a split layer's output; backward gives every rank the whole gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: str) -> Tensor:
@@ -89,20 +89,20 @@ class SumOutput(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """`grad` as it is."""
+        """Return `grad`."""
         return grad, None
 
 
 def split_layers(
     model: nn.Module, mesh: Mesh, num_tokens: int, only: Collection[str] | None = None
 ) -> dict[str, int | None]:
-    """Make every attention and feed-forward layer of a decoder compute this rank's part and sum, in place.
+    """Change every attention and feed-forward layer of a decoder, in place, to compute this rank's part and the sum.
 
-    Returns the dim along which `fully_shard` must split each of their parameters, by name, None for one that stays
-    whole and whose gradient must be summed; empty without tensor parallelism. `num_tokens` is how many tokens a call
-    of a layer gets. With `only`, the layers of these names alone are split: in all others each tensor rank computes
-    everything, from whole parameters. Raises CaseError for a layer that cannot be split, or not evenly, for a name in
-    `only` that no such layer has, and for a mixture of experts that it leaves out.
+    Returns the dim along which `fully_shard` must split each of their parameters, by name; None for a parameter that
+    stays whole and whose gradient must be summed; empty without tensor parallelism. `num_tokens` is the number of
+    tokens in a call of a layer. With `only`, just the layers of these names are split; in all others each tensor rank
+    computes everything, from whole parameters. Raises CaseError for a layer that cannot be split, or not evenly, for a
+    name in `only` that no such layer has, and for a mixture of experts missing from `only`.
     """
     size = mesh.size(TENSOR)
     if size == 1:
@@ -148,7 +148,7 @@ def _check_only(model: nn.Module, only: Collection[str] | None) -> None:
             found=", ".join(sorted(unknown)),
         )
     if whole := [path for path, module in can_split.items() if isinstance(module, MoE) and path not in only]:
-        # Each tensor rank would send every token, and an expert would get it, and its gradient, once a rank.
+        # Each tensor rank would send every token, so an expert would get each token and its gradient W times.
         raise CaseError(
             "a mixture of experts cannot be whole on the ranks of a tensor group",
             expected="every mixture of experts among the layers that are split, where tp > 1",
@@ -193,7 +193,7 @@ def _refuse_unless_split_evenly(path: str, module: nn.Module, size: int, num_tok
 
 
 def _splitting_class(cls: type[nn.Module], size: int) -> type[nn.Module]:
-    """A subclass whose forward computes this rank's part of the layer between the two sums."""
+    """A subclass whose forward computes this rank's part of the layer, between the two sums."""
 
     signature = inspect.signature(cls.forward)
     own = list(signature.parameters)[1]
@@ -209,7 +209,7 @@ def _splitting_class(cls: type[nn.Module], size: int) -> type[nn.Module]:
 
 
 def _routed_share(self: MoE, cls: type[MoE], size: int, x_TD: Tensor, routing: Routing) -> Tensor:
-    """The routed sum of this rank's share of the tokens, zero for all others: (T, D)."""
+    """The routed sum for this rank's share of the tokens, zero for all others: (T, D)."""
 
     coordinate = self.get_buffer("tensor_coordinate")
 

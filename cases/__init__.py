@@ -1,4 +1,4 @@
-"""The cases that come with bitproof, by name, one file a family; and those that distributions bring."""
+"""The built-in cases by name, one file per family; and the cases of installed distributions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def collect(*families: Iterable[Case]) -> dict[str, Case]:
-    """Cases by name, in the order given. Raises CaseError when two share a name."""
+    """Return cases by name, in the order given. Raises CaseError if two share a name."""
     by_name: dict[str, Case] = {}
     for case in (case for family in families for case in family):
         if case.name in by_name:
@@ -56,7 +56,7 @@ def collect(*families: Iterable[Case]) -> dict[str, Case]:
     return by_name
 
 
-# The three main cases first, then one line a family.
+# The three main cases first, then one line per family.
 FAMILIES = (
     chunking,
     unequal,
@@ -90,17 +90,17 @@ CASES = collect(*(family.CASES for family in FAMILIES))
 
 
 def all_cases() -> tuple[Case, ...]:
-    """Every case, those of installed distributions included, in the order in which runs and lists show them.
+    """Return every case, including those of installed distributions, in the order of runs and lists.
 
-    Distributions bring cases by entry points of group `bitproof.cases`. Raises UsageError, naming the distribution,
-    for one that cannot be loaded or is something else, and CaseError when two cases share a name.
+    Distributions declare cases by entry points of group `bitproof.cases`. Raises UsageError, which names the
+    distribution, for an entry point that cannot be loaded or is not a case, and CaseError if two cases share a name.
     """
     own = [_cases_of(entry) for entry in plugins.entry_points(plugins.CASES).values()]
     return tuple(collect(CASES.values(), *own).values())
 
 
 def _cases_of(entry: EntryPoint) -> Iterable[Case]:
-    """What an entry point names: cases, or a function that returns some."""
+    """The cases of an entry point, which names cases or a function that returns them."""
     found = plugins.load(entry)
     found = found() if callable(found) else found
     if not isinstance(found, (list, tuple)) or not all(isinstance(case, Case) for case in found):

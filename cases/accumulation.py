@@ -1,4 +1,4 @@
-"""One batch against two halves: the same terms, added in another order, so close within what that explains."""
+"""One batch against two halves: the same terms added in another order, so CLOSE within the bound for that."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ halves_one = replace(
     parallelism=one_eight.reference_parallelism or one_eight.parallelism,
     reference_parallelism=one_eight.reference_parallelism,
 )
-# Each rank and each micro-batch has another number of tokens, and the loss is the mean of all.
+# Ranks and micro-batches differ in their number of tokens, and the loss is the mean over all tokens.
 uneven_halves = replace(halves, name="uneven_halves", reference=f"{_LOOP}:uneven", candidate=f"{_LOOP}:uneven_halves")
 uneven_ranks = replace(
     uneven_halves,

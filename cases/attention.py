@@ -1,4 +1,4 @@
-"""FlexAttention under a mask that keeps documents apart: one higher-order operator a layer, nested graphs and all."""
+"""FlexAttention with a document mask: one higher-order operator with nested graphs per layer."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ FAMILY = "attention"
 
 
 def _flex(case: Case) -> Case:
-    """A line a document: a row of 32 tokens holds ends, starts and middles of documents."""
+    """One document per line of text: a row of 32 tokens holds ends, starts and middles of documents."""
     batch = Batch(data="pydoc_lines")
     return variant(case, "flex", FAMILY, model=Model(attention="flex"), batch=batch)
 
 
-# Attention itself runs once a chunk, its mask cut in two; or whole, with the sequence left open; or nothing is split.
+# Attention runs once per chunk, with its mask cut in two; or whole, with a symbolic sequence; or nothing is split.
 CASES = tuple(map(_flex, (transformer_batch, moe_seq, unchunked)))

@@ -1,7 +1,7 @@
-"""Placements that a linear program chose, under a bound on a rank's memory: the system autoplace against eager.
+"""Placements chosen by a linear program, under a bound on a rank's memory: the system autoplace against eager.
 
-Eager computes under the same placements, so both agree in every bit. Under each bound the
-program has to mix: FSDP alone does not keep it. docs/explanation/placement.md has the figures.
+Eager uses the same placements, so both agree in every bit. Each bound forces the program to mix placements: FSDP alone
+exceeds it. docs/explanation/placement.md has the figures.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ autoplace_deepseek_fsdp4_tp2_ep4 = replace(
     autoplace=Autoplace(memory_mib=4.5),
 )
 
-# The whole graph compiled, in float32: nothing but rounding differs.
+# The whole graph compiled, in float32: only rounding differs.
 autoplace_llama3_inductor = replace(
     autoplace_llama3_fsdp2_tp2,
     name="autoplace_llama3_inductor",

@@ -1,8 +1,8 @@
-"""The graph's backends: Inductor fuses operators and sums in other orders than eager, so CLOSE is what can be had.
+"""The graph's backends: Inductor fuses operators and sums in other orders than eager, so these cases expect CLOSE.
 
-The bounds of the first two stand above the largest errors measured, on 8 ranks with torch 2.13.0 on a CPU: what
-Inductor generates, and so the error, depends on the CPU's instructions. `regional_inductor` needs CUDA and has never
-run: its kernels compile for GPUs (`make cuda-kernels`), and its bound is that of `inductor_moe`, and a guess.
+The bounds of the first two are above the largest errors measured, on 8 ranks with torch 2.13.0 on a CPU: Inductor's
+code, and so the error, depends on the CPU's instructions. `regional_inductor` needs CUDA and has never run: its kernels
+compile for GPUs (`make cuda-kernels`), and its bound is a guess, taken from `inductor_moe`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bitproof.harness.case import Batch, Model, Pipeline, Precision
 
 FAMILY = "backends"
 
-# The whole graph compiled, in float32: nothing but rounding differs. Measured: 8.5e-7.
+# The whole graph compiled, in float32: only rounding differs. Measured: 8.5e-7.
 inductor_dense = replace(
     unchunked,
     name="inductor_dense",
@@ -27,10 +27,10 @@ inductor_dense = replace(
     pipeline=Pipeline(backend="inductor"),
 )
 
-# The same with experts, chunked, in bfloat16. A score that rounds another way can send a token to another expert,
-# so the gradients of routers and experts move by much more than a rounding. Measured over one step: 0.14 on an EPYC
-# with AVX-512 for bfloat16. A second step starts from parameters that differ already, and its error says little:
-# 0.26 on a Xeon with AMX (0.55 without Inductor's emulation of eager's casts), 0.67 on that EPYC.
+# The same with experts, chunked, in bfloat16. A score that rounds differently can send a token to another expert, so
+# the gradients of routers and experts change by far more than rounding. Measured over one step: 0.14 on an EPYC with
+# AVX-512 for bfloat16. A second step starts from parameters that already differ, so its error means little: 0.26 on a
+# Xeon with AMX (0.55 without Inductor's emulation of eager's casts), 0.67 on that EPYC.
 inductor_moe = replace(
     moe_batch,
     name="inductor_moe",

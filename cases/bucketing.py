@@ -1,7 +1,7 @@
-"""Bucketed collectives: one all-gather and one reduce-scatter a block must give the bits of one a parameter.
+"""Bucketed collectives: one all-gather and one reduce-scatter per block must give the same bits as one per parameter.
 
-Gradients that were computed in bfloat16 have 8 bits of mantissa, so the sum of a few in float32 is nearly always exact,
-and exact sums are the same in every order. What the order of a bucket's sums is, cases tell whose sums are rounded.
+Gradients computed in bfloat16 have 8 bits of mantissa, so the float32 sum of a few is nearly always exact, and the same
+in every order. Only cases with rounded sums detect a change in the order of a bucket's sums.
 """
 
 from __future__ import annotations
@@ -23,6 +23,6 @@ SEE_ORDER = tuple(
     for suffix, precision in ROUNDED.items()
     for base in (chunking.transformer_batch, chunking.unchunked)
 )
-"""The cases that are different when their sums over ranks are taken in another order."""
+"""The cases that become DIFFERENT if ranks are summed in another order."""
 
 CASES = (*BUCKETED, *SEE_ORDER)

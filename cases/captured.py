@@ -1,5 +1,5 @@
-"""Steps whose sizes no data decide, captured as CUDA graphs: Llama 3 in chunks, and experts that take a stated number
-of rows. On a CPU the same calls run between the same static inputs and outputs.
+"""Steps without data-dependent sizes, captured as CUDA graphs: Llama 3 in chunks, and experts with a fixed capacity. On
+a CPU the same calls run with the same static inputs and outputs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ captured_llama3 = replace(
     pipeline=Pipeline(backend="cuda_graph"),
 )
 
-# With every pass whose calls can be captured: offload allocates host memory, and nothing travels to experts.
+# With every pass whose calls can be captured: offload allocates host memory, and there are no experts.
 captured_llama3_nightly = replace(
     captured_llama3,
     name="captured_llama3_nightly",
@@ -31,7 +31,7 @@ captured_llama3_nightly = replace(
     pipeline=Pipeline(isolate_gathers=True, bucket=True, backend="cuda_graph"),
 )
 
-# Which rows are dropped depends on all of a call's, so chunks would drop others: nothing is chunked.
+# Not chunked: which rows are dropped depends on all rows of a call, so chunks would drop other rows.
 captured_experts = replace(
     unchunked,
     name="captured_experts",

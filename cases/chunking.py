@@ -1,6 +1,6 @@
-"""Chunked training steps: the graph pass must do what the eager wrapper does by hand, bit for bit.
+"""Chunked training steps: the graph pass must give the same bits as the eager wrapper.
 
-Each of the three chunkings comes twice: as it is trained, and with inputs that are made to see (`*_sight`).
+Each of the three chunkings has two cases: normal inputs, and inputs made to expose defects (`*_sight`).
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ moe_batch = replace(transformer_batch, name="moe_batch", chunking=Chunking(dim="
 # MoE blocks alone, split along the sequence: halves are not contiguous.
 moe_seq = replace(transformer_batch, name="moe_seq", chunking=Chunking(dim="seq", modules="layers.*.moe"))
 
-# Nothing is split: what differs here differs by tracing, not by chunking.
+# Nothing is split: a difference here comes from tracing, not from chunking.
 unchunked = replace(transformer_batch, name="unchunked", reference="eager", chunking=None)
 
 PLAIN = (transformer_batch, moe_batch, moe_seq, unchunked)
 
 
 def variant(base: Case, suffix: str, family: str, **changes: Any) -> Case:
-    """One of these cases with something else about it, for 5 steps: blocks_batch_world2 of transformer_batch.
+    """A variant of one of these cases, for 5 steps: blocks_batch_world2 of transformer_batch.
 
-    The name has a stem of its own, so that `-k moe_seq` goes on meaning one case.
+    The variant's name has another stem, so that `-k moe_seq` still selects one case.
     """
     stem = {
         "transformer_batch": "blocks_batch",
@@ -48,12 +48,12 @@ def variant(base: Case, suffix: str, family: str, **changes: Any) -> Case:
 
 
 def made_to_see(base: Case, parallelism: Parallelism) -> Case:
-    """A case whose inputs show what those of `base` hide: docs/reference/faults.md lists the defects seen here alone.
+    """A case whose inputs expose defects that those of `base` hide: docs/reference/faults.md lists them.
 
-    Rows have positions of their own and hold ends of documents; six data ranks are no power of two, and share an
-    expert, or a set of experts, by threes, so that every sum has three summands or more; of twelve experts one gets no
-    token and some get more than 256; weights spread over seven powers of two; and a step computes in float32, where
-    no later rounding swallows a difference. What every module returns, and its gradient, is compared too.
+    Rows have different positions and hold ends of documents. There are six data ranks, not a power of two, and three
+    share an expert or a set of experts, so every sum has at least three summands. Of twelve experts one gets no token
+    and some get more than 256. Weights span seven powers of two. The step computes in float32, so no later rounding
+    hides a difference. Every module's output and its gradient are compared, too.
     """
     return replace(
         variant(base, "sight", FAMILY),

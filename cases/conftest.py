@@ -12,7 +12,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let -k match a case's family, before pytest itself deselects."""
+    """Let -k match a case's family, before pytest deselects."""
     for item in items:
         callspec = getattr(item, "callspec", None)
         if callspec and "case" in callspec.params:

@@ -1,7 +1,7 @@
-"""Context parallelism: attention over a sequence whose parts lie on several ranks, and over a whole one.
+"""Context parallelism: attention over a sequence that several ranks share, against a whole one.
 
-Where parts are merged, sums have another order than in a whole sequence: CLOSE. The same parts in the same order are
-EQUAL, however they travel.
+Merging parts sums in another order than a whole sequence: CLOSE. The same parts in the same order are EQUAL, whatever
+the communication.
 """
 
 from __future__ import annotations

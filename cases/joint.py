@@ -1,6 +1,6 @@
 """The step exported as torch's joint graph and partitioned into forward and backward, against eager.
 
-FSDP goes with tensor parallelism (Llama 3) and with expert parallelism (DeepSeek-V3).
+FSDP is combined with tensor parallelism (Llama 3) and with expert parallelism (DeepSeek-V3).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _llama3 = replace(
 joint_llama3_fsdp2_tp4 = replace(_llama3, name="joint_llama3_fsdp2_tp4", parallelism=Parallelism(ep=1, tp=4))
 joint_llama3_fsdp4_tp2 = replace(_llama3, name="joint_llama3_fsdp4_tp2", parallelism=Parallelism(ep=1, tp=2))
 
-# Beside what the cut recomputes, backward computes all of a block again, gathers of its parameters included.
+# In addition to the cut's recomputation, backward recomputes whole blocks, including their parameters' gathers.
 joint_llama3_recomputed = replace(joint_llama3_fsdp4_tp2, name="joint_llama3_recomputed", memory=Memory(policy="full"))
 
 
@@ -38,8 +38,8 @@ _deepseek = replace(_llama3, model=Model())
 joint_deepseek_ep2 = replace(_deepseek, name="joint_deepseek_ep2", parallelism=Parallelism(ep=2))
 joint_deepseek_ep4 = replace(_deepseek, name="joint_deepseek_ep4", parallelism=Parallelism(ep=4))
 
-# Both graphs compiled, each as a whole, in float32: nothing but rounding differs. Measured: 1.1e-5 on 8 ranks, 1.9e-5
-# with one layer on 2 ranks: a parameter after AdamW's first step, which takes the sign of a gradient.
+# Both graphs compiled, each as a whole, in float32: only rounding differs. Measured: 1.1e-5 on 8 ranks, 1.9e-5 with one
+# layer on 2 ranks: a parameter after AdamW's first step, which takes the sign of a gradient.
 joint_llama3_inductor = replace(
     joint_llama3_fsdp4_tp2,
     name="joint_llama3_inductor",

@@ -1,4 +1,4 @@
-"""Memory policies: whatever is saved, recomputed or kept in host memory meanwhile, the bits must be the same."""
+"""Memory policies: saving, recomputation and offload must not change any bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other architectures than DeepSeek-V3, and tensor parallelism."""
+"""Architectures other than DeepSeek-V3, and tensor parallelism."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _qwen3_moe = tuple(
 
 blocks_batch_llama3 = variant(transformer_batch, "llama3", FAMILY, model=Model(family="llama3"))
 
-# Nothing is chunked here: `tp_chunked` has that.
+# Nothing is chunked here; see `tp_chunked`.
 _llama3 = replace(unchunked, family=FAMILY, steps=5, model=Model(family="llama3"))
 llama3_fsdp4_tp2 = replace(_llama3, name="llama3_fsdp4_tp2", parallelism=Parallelism(ep=1, tp=2))
 llama3_fsdp2_tp4 = replace(_llama3, name="llama3_fsdp2_tp4", parallelism=Parallelism(ep=1, tp=4))

@@ -1,4 +1,4 @@
-"""Every optional pass together: the pipeline that a nightly job runs."""
+"""Every optional pass together: the nightly job's pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Optimizers that must take the same step: AdamW in three forms; Muon whole, by layer, sharded, and split as well."""
+"""Optimizers that must take the same step: AdamW in three forms; Muon whole, by layer, sharded, and sharded and
+split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chunked steps in an order that hides one chunk's all-to-alls behind the other's compute: the same bits."""
+"""Chunked steps reordered to hide one chunk's all-to-alls behind the other's compute: the same bits."""
 
 from __future__ import annotations
 

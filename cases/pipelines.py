@@ -1,5 +1,5 @@
-"""Pipelines: the graph of a micro-batch cut into stages, against eager stages that torch.distributed.pipelining runs,
-and against no stages; and torch's own schedules against each other and against no pipeline.
+"""Pipelines: a micro-batch's graph cut into stages, against eager stages run by torch.distributed.pipelining and
+against no stages; and torch's schedules against each other and against no pipeline.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from bitproof.harness.case import Batch, Case, Chunking, Memory, Model, Parallel
 
 FAMILY = "pipelines"
 
-# Two stages of two ranks each, which share experts, and shards within each stage.
+# Two stages of two ranks each; the ranks of a stage share experts and shards.
 pipeline_gpipe = replace(
     unchunked,
     name="pipeline_gpipe",
@@ -28,7 +28,7 @@ pipeline_1f1b = replace(pipeline_gpipe, name="pipeline_1f1b", schedule=Schedule(
 # Against no stages at all: each stage's ranks train the whole model in the same micro-batches.
 pipeline_unstaged = replace(pipeline_1f1b, name="pipeline_unstaged", reference="bitproof.reference.unstaged:eager")
 
-# Eight ranks: four stages, two a rank; and with every optional pass in each of two stages, in chunks.
+# Eight ranks: four stages, two per rank; and two stages in chunks, each with every optional pass.
 pipeline_interleaved = replace(
     pipeline_1f1b,
     name="pipeline_interleaved",
@@ -45,7 +45,7 @@ pipeline_chunked = replace(
     pipeline=Pipeline(isolate_groups=True, isolate_gathers=True, bucket=True, overlap=True),
 )
 
-# torch's schedules add a layer's gradients over micro-batches in one order, wherever the layer lies.
+# torch's schedules add a layer's gradients over micro-batches in one order, on whichever rank the layer is.
 _TORCH = "bitproof.builtin_cases.examples.pipelined"
 schedules_gpipe = Case(
     name="schedules_gpipe",
@@ -76,7 +76,7 @@ schedules_unstaged = replace(
     candidate=f"{_TORCH}:zero_bubble",
     reference_parallelism=Parallelism(world_size=1, ep=1),
 )
-# The batch at once, against its micro-batches: the same terms in other sums.
+# The whole batch against its micro-batches: the same terms in another order.
 schedules_whole = replace(
     schedules_unstaged,
     name="schedules_whole",

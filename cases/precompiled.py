@@ -1,6 +1,6 @@
-"""Steps that one process made before any rank started, against the same steps traced at the start of the run.
+"""Steps precompiled by one process before any rank starts, against the same steps traced at the start of the run.
 
-The step goes through a file and comes back: names, groups and code must be those of the graph that was traced.
+The step is written to a file and read back: its names, groups and code must equal the traced graph's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ precompiled_blocks_batch = _precompiled(transformer_batch, "precompiled_blocks_b
 precompiled_experts_batch = _precompiled(moe_batch, "precompiled_experts_batch")
 precompiled_experts_seq = _precompiled(moe_seq, "precompiled_experts_seq")
 
-# Sharded and split over a tensor group, with a pass that gives ranks further groups to make.
+# Sharded and split over a tensor group, with a pass that needs further groups.
 precompiled_llama3 = replace(
     _precompiled(unchunked, "precompiled_llama3"),
     model=Model(family="llama3"),
@@ -30,7 +30,7 @@ precompiled_llama3 = replace(
     pipeline=Pipeline(isolate_gathers=True, bucket=True),
 )
 
-# A rank's tensor coordinate is data here: a buffer of each layer with experts.
+# Here a rank's tensor coordinate is data: a buffer of each layer with experts.
 precompiled_dp4_tp2_ep4 = _precompiled(tp_ep_whole, "precompiled_dp4_tp2_ep4")
 
 CASES = (
@@ -40,4 +40,4 @@ CASES = (
     precompiled_llama3,
     precompiled_dp4_tp2_ep4,
 )
-"""The reference is trace-at-start; `--reference eager_chunked` or `--reference eager` holds the step against eager."""
+"""The reference is trace-at-start; `--reference eager_chunked` or `--reference eager` compares with eager."""

@@ -1,4 +1,4 @@
-"""Expert all-to-alls in a process group of their own, where they would share one with other collectives."""
+"""Expert all-to-alls moved to their own process group, if they share one with other collectives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bitproof.harness.case import Parallelism, Pipeline
 
 FAMILY = "process_groups"
 
-# Experts over all ranks: the expert group and the parameters' group are one object, so all-to-alls move out of it.
+# Experts over all ranks: the expert group and the parameters' group are one object, so all-to-alls leave it.
 isolate_shared = replace(
     moe_batch,
     name="isolate_shared",
@@ -19,7 +19,7 @@ isolate_shared = replace(
     pipeline=Pipeline(isolate_groups=True),
 )
 
-# Over the same ranks, but objects of their own: nothing changes.
+# The same ranks, but two objects: nothing changes.
 isolate_distinct = replace(isolate_shared, name="isolate_distinct", parallelism=Parallelism(world_size=8, ep=8))
 
 CASES = (isolate_shared, isolate_distinct)

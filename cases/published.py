@@ -1,7 +1,7 @@
 """A model of published size: DeepSeek-V2-Lite's 16 billion parameters, in chunks with every pass, and placed.
 
-Its ranks hold 29 GiB of state each. Without such machines nothing runs; what takes no values does, every night: the
-steps are traced, rewritten, proved, placed and precompiled (`make published`).
+Each rank holds 29 GiB of state. On smaller machines the steps do not run, but they are traced, rewritten, proved,
+placed and precompiled every night, which needs no values (`make published`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ whole_16b_placed = replace(
     requires="cuda",
 )
 
-# The same in the size of the debug model, which two machines of two cores can hold.
+# The same with the debug model, which fits two machines of two cores.
 experts_seq_nightly_debug = replace(
     nightly.experts_seq_nightly,
     name="experts_seq_nightly_debug",

@@ -1,9 +1,9 @@
-"""Regional compilation: Inductor compiles chosen parts of the step, each alone; the rest runs as it is.
+"""Regional compilation: Inductor compiles chosen parts of the step separately; the rest runs in eager.
 
-With SDPA the regions are its operators. Inductor calls the kernels that eager calls, so bits are equal: in the graph,
-whole or in halves, and in eager, where torch.compile is given attention alone. FlexAttention's own kernels are CUDA's:
-on a CPU other modules of such a step are marked as regions. Two ranks, two layers and two steps: it is compilation
-that is tried.
+With SDPA the regions are its operators. Inductor calls the same kernels as eager, so bits are equal: in the graph,
+whole or in halves, and in eager, where torch.compile compiles only attention. FlexAttention's own kernels need CUDA: on
+a CPU other modules of such a step are the regions. Two ranks, two layers and two steps, as these cases test
+compilation.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _BASES = (transformer_batch, moe_batch, moe_seq)
 
 
 def _regional(base: Case) -> Case:
-    """In the graph, each SDPA operator and its backward is a region, once a chunk where attention runs in chunks."""
+    """In the graph, each SDPA operator and its backward is a region, once per chunk if attention is chunked."""
     case = variant(base, "regional", FAMILY, pipeline=Pipeline(backend="regional_inductor"), **_SMALL)
     return replace(case, steps=2)
 
 
 def _in_eager(base: Case) -> Case:
-    """In eager, the function that attends is compiled."""
+    """In eager, torch.compile compiles the attention function."""
     case = variant(base, "eager_regional", FAMILY, **_SMALL)
     return replace(case, candidate=_EAGER, steps=2)
 
 
-# FlexAttention forward and backward, which Inductor compiles on CUDA. It never ran: the bound is a guess.
+# FlexAttention forward and backward, which Inductor compiles on CUDA. It has never run: the bound is a guess.
 experts_seq_flex_regional = replace(
     _regional(moe_seq),
     name="experts_seq_flex_regional",
@@ -44,7 +44,7 @@ experts_seq_flex_regional = replace(
     batch=Batch(data="pydoc_lines"),
 )
 
-# The same step on a CPU, in float32: norms, and shared experts once a chunk, are the regions. Measured: 7.5e-6.
+# The same step on a CPU, in float32: norms, and shared experts once per chunk, are the regions. Measured: 7.5e-6.
 experts_seq_flex_marked = replace(
     experts_seq_flex_regional,
     name="experts_seq_flex_marked",
@@ -54,7 +54,7 @@ experts_seq_flex_marked = replace(
     pipeline=Pipeline(backend="regional_inductor", regions=("layers.*.ffn_norm", "layers.*.moe.shared_experts")),
 )
 
-# The same of a step in two halves, each compiled alone: the system joint.
+# The same for a step in two halves, compiled separately: the system joint.
 halves_regional = replace(
     joint_llama3_fsdp4_tp2,
     name="halves_regional",
@@ -65,7 +65,7 @@ halves_regional = replace(
     pipeline=Pipeline(bucket=True, backend="regional_inductor"),
 )
 
-# Of both halves FlexAttention's operators alone are compiled, which Inductor does on CUDA. It never ran either.
+# In both halves only FlexAttention's operators are compiled, which Inductor does on CUDA. It has never run either.
 halves_flex_regional = replace(
     joint_llama3_flex_fsdp4_tp2,
     name="halves_flex_regional",

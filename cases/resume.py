@@ -1,8 +1,8 @@
-"""A run that never stopped, against one that saved, was killed, and went on in new processes: every bit.
+"""An uninterrupted run against one that saved, was killed, and resumed in new processes: every bit must agree.
 
-What is saved goes through torch.distributed.checkpoint: parameters, optimizer, buffers, learning rate, generators of
-the data and of every rank. Where another layout loads it, what it loaded must still agree in every bit, and what
-follows is compared by logical tensor.
+torch.distributed.checkpoint saves parameters, optimizer, buffers, learning rate, and the generators of the data and of
+every rank. If another layout loads the checkpoint, the loaded state must still agree in every bit, and later steps are
+compared by logical tensor.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ resume_tp = replace(
     resume_at=2,
     expected="EQUAL",
 )
-# Two steps, and what modules return.
+# Two steps, and modules' outputs.
 resume_observed = replace(
     resume_fsdp, name="resume_observed", steps=2, resume_at=1, observe=("embedding", "blocks.*", "output")
 )

@@ -1,4 +1,4 @@
-"""The three chunkings at the edges: other numbers of ranks and rows, padded shards, idle experts, other dtypes."""
+"""Edge cases of the three chunkings: other numbers of ranks and rows, padded shards, idle experts, other dtypes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FAMILY = "shapes"
 VARIANTS: dict[str, dict[str, Any]] = {
     "world2": {"parallelism": Parallelism(world_size=2)},
     "world4": {"parallelism": Parallelism(world_size=4)},
-    # No number of rows that 8 ranks divide, dense or expert: the last ranks hold padding, some of them nothing else.
+    # 8 ranks divide neither the dense nor the expert parameters' rows: the last ranks hold padding, some nothing else.
     "uneven": {"model": Model(flavor="uneven")},
     # 16 tokens a rank reach 3 experts each: two ranks share 128 experts and have 96 rows for them.
     "idle_experts": {"model": Model(flavor="many_experts"), "batch": Batch(sequences=2, seq_len=8)},
@@ -21,7 +21,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "float32": {"precision": Precision(compute="float32")},
     "bf16_reduce": {"precision": Precision(reduce="bfloat16")},
 }
-"""What each variant changes, by the end of its name."""
+"""The changes of each variant, by its name's suffix."""
 
 CASES = tuple(
     variant(base, suffix, FAMILY, **changes)

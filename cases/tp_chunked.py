@@ -1,5 +1,5 @@
-"""The cases of `tp_ep` in chunks: each sum over a tensor group and each exchange of experts runs once a chunk, and the
-ranks of a text share the tokens of each chunk anew.
+"""The cases of `tp_ep` in chunks: each sum over a tensor group and each expert exchange runs once per chunk, and the
+ranks of a text divide the tokens of each chunk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ tp_chunked_moe = replace(tp_chunked_batch, name="tp_chunked_moe", steps=5, chunk
 
 tp_chunked_seq = replace(tp_chunked_moe, name="tp_chunked_seq", chunking=Chunking(dim="seq", modules=EXPERTS))
 
-# With every optional pass but overlap, whose cost model for the CPU knows no all-reduce.
+# With every optional pass except overlap, whose CPU cost model has no all-reduce.
 tp_chunked_nightly = replace(
     tp_chunked_batch,
     name="tp_chunked_nightly",
@@ -36,7 +36,7 @@ tp_chunked_shared = replace(
     tp_ep_shared, name="tp_chunked_shared", family=FAMILY, reference="eager_chunked", chunking=BATCH
 )
 
-# No experts, four ranks a text.
+# No experts, four ranks per text.
 tp_chunked_llama3 = replace(
     tp_chunked_batch, name="tp_chunked_llama3", steps=2, model=Model(family="llama3"), parallelism=Parallelism(tp=4)
 )

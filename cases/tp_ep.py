@@ -1,8 +1,7 @@
-"""Tensor and expert parallelism at once: DeepSeek-V3 whose layers are split over two ranks, and its experts over more.
+"""Tensor and expert parallelism together: DeepSeek-V3 with layers split over two ranks, and experts over more.
 
-Attention, dense layers and shared experts are split over the tensor group; the tokens of a text are shared between its
-ranks, and go to the experts of an expert group that spans several tensor groups. Nothing is chunked here:
-`tp_chunked` has that.
+The tensor group splits attention, dense layers and shared experts. The ranks of a text divide its tokens, and send them
+to the experts of an expert group that spans several tensor groups. Nothing is chunked here; see `tp_chunked`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ tp_ep_whole = replace(
     unchunked, name="tp_ep_whole", family=FAMILY, steps=5, parallelism=Parallelism(tp=2, ep=4), grad_norm=True
 )
 
-# The same with every pass that does not need chunks.
+# The same with every pass that works without chunks.
 tp_ep_nightly = replace(
     tp_ep_whole,
     name="tp_ep_nightly",
@@ -28,7 +27,7 @@ tp_ep_nightly = replace(
     pipeline=Pipeline(isolate_groups=True, isolate_gathers=True, bucket=True),
 )
 
-# Experts over the ranks of one text: the expert group and the tensor group are one object, which all-to-alls leave.
+# Experts over the ranks of one text: the expert group and the tensor group are one object, so all-to-alls leave it.
 tp_ep_shared = replace(
     tp_ep_whole,
     name="tp_ep_shared",
@@ -38,7 +37,7 @@ tp_ep_shared = replace(
     pipeline=Pipeline(isolate_groups=True),
 )
 
-# Over the same ranks, but objects of their own: nothing changes.
+# The same ranks, but two objects: nothing changes.
 tp_ep_distinct = replace(tp_ep_shared, name="tp_ep_distinct", parallelism=Parallelism(tp=2, ep=2))
 
 CASES = (tp_ep_whole, tp_ep_nightly, tp_ep_shared, tp_ep_distinct)

@@ -1,7 +1,7 @@
-"""Training loops that know nothing of bitproof's model: the examples under cases/examples, on 2 ranks.
+"""Training loops with their own models: the examples under cases/examples, on 2 ranks.
 
-A package of one's own declares such cases by an entry point of group `bitproof.cases`. What a case says of the model
-is nobody's here: these systems bring their own.
+Your own package declares such cases by an entry point of group `bitproof.cases`. These systems ignore the case's
+`model`, as they have their own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cases whose systems must differ: they show that a difference in rounding order is seen, and by name."""
+"""Cases whose systems must differ: they show that bitproof detects and names a difference in rounding order."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from bitproof.harness.case import Chunking
 
 FAMILY = "unequal"
 
-# Two steps are enough: the first one differs, and later ones inherit it. The largest error that it has by rounding,
-# measured on 8 ranks with torch 2.13.0 on a CPU: 0.006, a router's weight and a norm's optimizer state.
+# Two steps are enough: the first one differs, and later ones inherit it. The largest error by rounding, measured on 8
+# ranks with torch 2.13.0 on a CPU: 0.006, a router's weight and a norm's optimizer state.
 _base = replace(
     transformer_batch,
     family=FAMILY,
@@ -20,7 +20,7 @@ _base = replace(
     differs_within=0.02,
 )
 
-# Both chunks' gradients are added before the cast and the reduction, where the eager reference adds after.
+# The candidate adds both chunks' gradients before the cast and the reduction, the eager reference after them.
 early_accumulation = replace(
     _base,
     name="early_accumulation",

@@ -4,9 +4,9 @@
 
     eager        every operator by itself
     aot_eager    captured and differentiated by torch.compile, then run operator by operator: the same bits
-    inductor     compiled: operators are fused and sums taken in another order, so other bits, and how many ULPs
+    inductor     compiled: fuses operators and sums in another order, so bits differ by some ULPs
 
-Each rank trains a replica on data of its own; gradients are summed over ranks.
+Each rank trains a replica on its own data; gradients are summed over ranks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Replica:
         return (self.model(x) - x).square().mean()
 
     def step(self, index: int) -> Iterator[tuple[str, str, Tensor]]:
-        """Take one step, and yield each value as it is computed."""
+        """Take one step, and yield each value when it is computed."""
         x = torch.randn(self.batch.sequences, self.batch.seq_len, DIM, generator=self.data).to(self.mesh.device)
         loss = self.compute_loss(x)
         loss.backward()
@@ -56,17 +56,17 @@ class Replica:
 
 
 def eager(case: Case, mesh: Mesh) -> Replica:
-    """The model as it is."""
+    """The model without compilation."""
     return Replica(case, mesh, None)
 
 
 def aot_eager(case: Case, mesh: Mesh) -> Replica:
-    """The model captured by torch.compile, not compiled."""
+    """The model captured by torch.compile and run in eager."""
     return Replica(case, mesh, "aot_eager")
 
 
 def inductor(case: Case, mesh: Mesh) -> Replica:
-    """The model compiled by Inductor. Raises MachineError where it cannot compile."""
+    """The model compiled by Inductor. Raises MachineError if it cannot compile here."""
     if mesh.device.type == "cpu" and (problem := compiler_problem()):
         raise MachineError("Inductor cannot compile for this CPU without a C++ compiler", found=problem)
     return Replica(case, mesh, "inductor")

@@ -1,10 +1,10 @@
-"""Two passes of one's own, as plain FX: one keeps every bit, the other looks as harmless and does not.
+"""Two user passes in plain FX: one keeps every bit, the other looks harmless but does not.
 
     bitproof run -k moe_batch --extra-pass cases/examples/extra_passes.py:wait_late
     bitproof run -k moe_batch --extra-pass cases/examples/extra_passes.py:add_gradients_in_bfloat16
 
-The first is EQUAL, the second DIFFERENT. Neither knows of bitproof: a pass is a function that changes a
-GraphModule in place, or returns a new one. Nodes that it makes need no metadata.
+The first is EQUAL, the second DIFFERENT. Neither imports bitproof: a pass is a function that changes a GraphModule in
+place, or returns a new one. Its new nodes need no metadata.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ aten = torch.ops.aten
 
 
 def wait_late(module: GraphModule) -> None:
-    """Wait for each collective where its result is first read, so that what stands between runs meanwhile.
+    """Move each wait to the first reader of the collective's result, so that nodes in between overlap with it.
 
-    Moving a wait computes nothing else: every bit stays.
+    Moving a wait changes no computation, so every bit stays.
     """
     place = {node: index for index, node in enumerate(module.graph.nodes)}
     for wait in module.graph.find_nodes(op="call_function", target=torch.ops._c10d_functional.wait_tensor.default):
@@ -31,8 +31,8 @@ def wait_late(module: GraphModule) -> None:
 def add_gradients_in_bfloat16(module: GraphModule) -> None:
     """Add the two chunks' gradients in half the bytes.
 
-    Gradients were computed in bfloat16, so it looks as if nothing were lost. But each chunk's was reduced over
-    ranks in float32 since, and the sum of two has more digits than bfloat16 keeps: gradients differ.
+    Gradients were computed in bfloat16, so this seems to lose nothing. But each chunk's gradient has been reduced over
+    ranks in float32 since, and the sum of two needs more digits than bfloat16 has: gradients differ.
     """
     for node in module.graph.find_nodes(op="call_function", target=aten.add.Tensor):
         if [getattr(x, "meta", {}).get("chunk") for x in node.args] == [0, 1]:

@@ -1,14 +1,14 @@
-"""A training loop in plain PyTorch, with FSDP2, as a system; and three ways to write it that look the same.
+"""A training loop in plain PyTorch with FSDP2, as a system; and three variants that look equivalent.
 
     bitproof run -k loop
 
     plain           the loop
-    checkpointed    each block's activations are computed a second time in backward: the same bits
+    checkpointed    backward recomputes each block's activations: the same bits
     kept_gathered   parameters stay gathered from forward to backward: the same bits
     bf16_reduce     gradients are summed over ranks in bfloat16: other bits
 
-The loop is `Loop.step`, and all that bitproof asks of it are the lines with `yield`. Gradients and parameters are
-DTensors, and each rank shows its own shard of them.
+The loop is `Loop.step`; bitproof needs only the lines with `yield`. Gradients and parameters are DTensors, and each
+rank yields its own shard.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * DIM, DIM, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's input plus what it computes of it."""
+        """Add the MLP's output to the input."""
         y: Tensor = x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
         return y
 
 
 class LanguageModel(nn.Module):
-    """Predicts each token from the one before."""
+    """Predicts each token from the previous one."""
 
     def __init__(self, checkpointed: bool) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class LanguageModel(nn.Module):
 
 
 class Loop:
-    """One rank of the training run, as one would write it without bitproof but for the yields."""
+    """One rank of the training run, the same as without bitproof except for the yields."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Loop:
         reduce: torch.dtype = torch.float32,
     ) -> None:
         self.device = mesh.device
-        # torch is seeded with the case's seed on every rank, so all ranks start from the same parameters.
+        # bitproof seeds torch with the case's seed on every rank, so all ranks start from the same parameters.
         self.model = LanguageModel(checkpointed).to(self.device)
         for module in (*self.model.blocks, self.model):
             fully_shard(
@@ -88,7 +88,7 @@ class Loop:
         self.data = torch.Generator().manual_seed(1000 * case.seed + mesh.rank)
 
     def step(self, index: int) -> Iterator[tuple[str, str, Tensor]]:
-        """Take one step, and yield each value as it is computed."""
+        """Take one step, and yield each value when it is computed."""
         size = (self.batch.sequences, self.batch.seq_len + 1)
         text = torch.randint(VOCABULARY, size, generator=self.data).to(self.device)
         logits = self.model(text[:, :-1])
@@ -108,7 +108,7 @@ class Loop:
 
 
 def plain(case: Case, mesh: Mesh) -> Loop:
-    """The loop as it is."""
+    """The loop without variations."""
     return Loop(case, mesh)
 
 
@@ -118,7 +118,7 @@ def checkpointed(case: Case, mesh: Mesh) -> Loop:
 
 
 def kept_gathered(case: Case, mesh: Mesh) -> Loop:
-    """The loop with parameters gathered once a step, not twice."""
+    """The loop with parameters gathered once per step instead of twice."""
     return Loop(case, mesh, reshard_after_forward=False)
 
 

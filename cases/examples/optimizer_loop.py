@@ -1,14 +1,14 @@
-"""The loop of `mesh_loop` under optimizers that must take the same step, as systems.
+"""The loop of `mesh_loop` with optimizers that must take the same step, as systems.
 
 bitproof run -k optimizers
 
 adamw            parameter by parameter
 adamw_foreach    all parameters at once
-adamw_fused      in one kernel a parameter, which multiplies in another order
+adamw_fused      one kernel per parameter, which multiplies in another order
 muon             every rank orthogonalizes every matrix
 muon_by_layer    each rank orthogonalizes its share of the matrices and sends them to all
-muon_fsdp        parameters and momentum are sharded; a matrix is gathered to be orthogonalized
-muon_fsdp_tp     sharded over data ranks, and each layer split over `tp` ranks; a matrix is gathered from both
+muon_fsdp        parameters and momentum are sharded; gathers each matrix to orthogonalize it
+muon_fsdp_tp     sharded over data ranks, and each layer split over `tp` ranks; gathers each matrix from both
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def orthogonal(matrix: Tensor, turns: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalized where a parameter is a hidden layer's matrix.
+    """Momentum, orthogonalized if the parameter is a hidden layer's matrix.
 
-    With `by_layer`, matrix i is the work of rank i modulo the number of ranks.
+    With `by_layer`, rank i modulo the number of ranks orthogonalizes matrix i.
     """
 
     def __init__(self, model: nn.Module, lr: float, *, by_layer: bool = False) -> None:
@@ -66,7 +66,7 @@ class Muon(torch.optim.Optimizer):
                 parameter.add_(update, alpha=-group["lr"])
 
     def direction(self, update: Tensor, turn: int) -> Tensor:
-        """The orthogonalized update of a matrix, laid out as the update is."""
+        """The orthogonalized update of a matrix, with the update's layout."""
         if isinstance(update, DTensor):
             alike = [Replicate()] * update.device_mesh.ndim
             whole = DTensor.from_local(orthogonal(update.full_tensor()), update.device_mesh, alike)
@@ -98,7 +98,7 @@ def adamw_foreach(case: Case, mesh: Mesh) -> MeshLoop:
 
 
 def adamw_fused(case: Case, mesh: Mesh) -> MeshLoop:
-    """AdamW in one kernel a parameter."""
+    """AdamW in one kernel per parameter."""
     return adamw(case, mesh, fused=True)
 
 
@@ -120,6 +120,6 @@ def muon_fsdp(case: Case, mesh: Mesh) -> MeshLoop:
 
 
 def muon_fsdp_tp(case: Case, mesh: Mesh) -> MeshLoop:
-    """Parameters and momentum sharded over data ranks, those of a block split over the others before."""
+    """Parameters and momentum sharded over data ranks, after each block is split over `tp` ranks."""
     model = split_and_sharded(MixedModel(), case)
     return _loop(case, mesh, model, Muon(model, LR), sharers=case.parallelism.tp)

@@ -1,4 +1,4 @@
-"""torch's own pipeline schedules, and the same model without a pipeline, as systems: same text, same micro-batches.
+"""torch's pipeline schedules, and the same model without a pipeline, as systems: same text, same micro-batches.
 
     bitproof run -k schedules
 
@@ -7,8 +7,8 @@
     unstaged                                  one rank, micro-batch after micro-batch
     whole                                     one rank, the batch at once
 
-A layer has the same name wherever it lies. Gradients of a layer are added in the order in which its micro-batches go
-backward: from the first to the last, but under `looped_bfs` from the last to the first.
+A layer has the same name on every rank. Its gradients are added in the order of its micro-batches' backward: from the
+first to the last, but under `looped_bfs` from the last to the first.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from bitproof import Case, Mesh
 
 LAYERS, DIM, ROWS, PARTS = 16, 16, 8, 4
-"""Sizes unless the case's options say otherwise (`layers`, `dim`, `rows`); `PARTS` micro-batches."""
+"""Default sizes, which the case's options `layers`, `dim` and `rows` override; `PARTS` micro-batches."""
 
 
 class StagedRun:
-    """The training run: this rank's layers, their optimizer, and the data that all ranks draw."""
+    """The training run: this rank's layers, their optimizer, and the data, which every rank draws."""
 
     def __init__(self, case: Case, numbers: list[int]) -> None:
-        """`numbers` are those of the layers that lie here."""
+        """`numbers` are the indices of this rank's layers."""
         self.dim, self.rows = case.options.get("dim", DIM), case.options.get("rows", ROWS)
         layers = [nn.Sequential(nn.Linear(self.dim, self.dim), nn.GELU()) for _ in range(_layers(case))]
         self.layers = {number: layers[number] for number in numbers}
@@ -42,12 +42,12 @@ class StagedRun:
         self.data = torch.Generator().manual_seed(case.seed)
 
     def batch(self) -> tuple[Tensor, Tensor]:
-        """The rows of a step, and what they should become."""
+        """A step's rows and their targets."""
         x = torch.randn(self.rows, self.dim, generator=self.data)
         return x, x.tanh()
 
     def watched(self, backward: Any) -> Any:
-        """The system that computes its gradients by `backward`, which returns the loss where there is one."""
+        """The system that computes its gradients by `backward`, which returns the loss if this rank has it."""
 
         def step(index: int) -> Tensor | None:
             loss: Tensor | None = backward(*self.batch())
@@ -63,7 +63,7 @@ def _layers(case: Case) -> int:
 
 
 def made(case: Case, mesh: Mesh, schedule: Any, per_rank: int = 1) -> Any:
-    """One of torch's schedules over `per_rank` stages on each rank: rank r has stages r, r + ranks, ..."""
+    """Build one of torch's schedules with `per_rank` stages on each rank: rank r has stages r, r + ranks, ..."""
     ranks = case.parallelism.world_size
     stages, width = per_rank * ranks, _layers(case) // (per_rank * ranks)
     numbers = range(mesh.rank, stages, ranks)
@@ -95,12 +95,12 @@ def gpipe(case: Case, mesh: Mesh) -> Any:
 
 
 def one_f_one_b(case: Case, mesh: Mesh) -> Any:
-    """A micro-batch goes backward as soon as it may."""
+    """Each micro-batch runs backward as early as possible."""
     return made(case, mesh, pipelining.Schedule1F1B)
 
 
 def interleaved(case: Case, mesh: Mesh) -> Any:
-    """The same with two stages a rank."""
+    """The same with two stages per rank."""
     return made(case, mesh, pipelining.ScheduleInterleaved1F1B, per_rank=2)
 
 
@@ -110,7 +110,7 @@ def looped_bfs(case: Case, mesh: Mesh) -> Any:
 
 
 def zero_bubble(case: Case, mesh: Mesh) -> Any:
-    """Gradients of weights are computed apart from those of inputs, where a rank would wait."""
+    """Compute gradients of weights separately from those of inputs, when a rank would otherwise wait."""
     return made(case, mesh, pipelining.ScheduleInterleavedZeroBubble, per_rank=2)
 
 
@@ -135,5 +135,5 @@ def unstaged(case: Case, mesh: Mesh, parts: int = PARTS) -> Any:
 
 
 def whole(case: Case, mesh: Mesh) -> Any:
-    """All layers on one rank, and the batch at once."""
+    """All layers on one rank, without micro-batches."""
     return unstaged(case, mesh, parts=1)

@@ -1,16 +1,16 @@
-"""Attention over a sequence that lies on several ranks in parts, against a whole one, as systems.
+"""Attention over a sequence that is split over several ranks, against a whole one, as systems.
 
     bitproof run -k context_parallel
 
     whole       one rank has the sequence
-    ring        keys and values go from rank to rank, a part at a time
-    gathered    each rank gathers all keys and values at once, and takes the parts in the same order
+    ring        keys and values are sent from rank to rank, one part at a time
+    gathered    each rank gathers all keys and values at once, and uses the parts in the same order
 
-Every reduction has one order. A rank takes the parts of keys and values in ring order: its own, then that of the rank
-before it, and so on. Each part's scores have a maximum and a sum of their own; two parts are merged by the logarithm of
-the sum of exponentials, the running one first. In backward a part's keys and values meet the ranks in ascending order,
-beginning with their own, and its gradients are added in that order. Gradients of parameters are added over ranks in one
-all-reduce each.
+Every reduction has a fixed order. A rank uses the parts of keys and values in ring order: its own, then the previous
+rank's, and so on. Each part's scores have their own maximum and sum; two parts are merged by the logarithm of the sum
+of exponentials, the running result first. In backward a part's keys and values visit the ranks in ascending order,
+starting with their own, and their gradients are added in that order. One all-reduce per parameter adds its gradients
+over ranks.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ from torch.nn.functional import cross_entropy, gelu
 from bitproof import Case, Mesh
 
 VOCABULARY, DIM, HEADS, SEQUENCES, LENGTH = 61, 16, 2, 2, 32
-"""Sizes unless the case's options say otherwise (`dim`, `rows`, `length`)."""
+"""Default sizes, which the case's options `dim`, `rows` and `length` override."""
 
 Parts = tuple[Tensor, ...]
 
 
 @dataclass
 class SequenceRing:
-    """The ranks that share a sequence: this one is `rank` of `ranks`. Parts are gathered at once, or go round."""
+    """The ranks that share a sequence: this one is `rank` of `ranks`. Parts are gathered at once or sent around the
+    ring."""
 
     rank: int
     ranks: int
     is_gathered: bool = False
 
     def turn(self, tensors: Parts) -> Parts:
-        """What the rank before this one has; it is sent what is here."""
+        """Send this rank's tensors to the next rank, and return those of the previous one."""
         if self.ranks == 1:
             return tensors
         found = tuple(torch.empty_like(x) for x in tensors)
@@ -54,9 +55,9 @@ class SequenceRing:
         return found
 
     def parts(self, tensors: Parts) -> Iterator[tuple[int, Parts]]:
-        """Each rank's tensors with that rank, from this one's downwards.
+        """Each rank with its tensors, in descending order from this rank.
 
-        They lie densely in memory, this rank's own, too: products of matrices may round otherwise by their strides.
+        All are contiguous, including this rank's own: the rounding of matrix products may depend on strides.
         """
         tensors = tuple(x.contiguous() for x in tensors)
         if self.is_gathered:
@@ -76,9 +77,9 @@ class SequenceRing:
         return found
 
     def returned(self, shares: dict[int, Parts]) -> Parts:
-        """The sum of what all ranks computed for this one's part, this rank's first, then the next one's, and so on.
+        """The sum of all ranks' shares for this rank's part: this rank's first, then the next rank's, and so on.
 
-        `shares` are what this rank computed, by the part's rank.
+        `shares` are this rank's results, by the part's rank.
         """
         total = shares[self.rank]
         for turn in range(1, self.ranks):
@@ -93,14 +94,14 @@ class SequenceRing:
 
 
 def scores_of(q: Tensor, k: Tensor, owner: int, rank: int) -> Tensor:
-    """Scaled products of queries (.., L, D) of part `rank` and keys of part `owner`: a query sees no later key."""
+    """Scaled products of queries (.., L, D) of part `rank` and keys of part `owner`, with a causal mask."""
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     own, other = (torch.arange(q.shape[-2]) + at * q.shape[-2] for at in (rank, owner))
     return scores.masked_fill(other[None, :] > own[:, None], -torch.inf)
 
 
 class RingAttention(torch.autograd.Function):
-    """softmax(q kᵀ) v, the sum over keys taken part by part."""
+    """softmax(q kᵀ) v, summed over keys part by part."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: SequenceRing) -> Tensor:
@@ -120,7 +121,7 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Keys and values take the same way again; what is computed for them is returned to their rank."""
+        """Send keys and values around again, and return their gradients to their rank."""
         (q, k, v, out, total), ring, grad = ctx.saved_tensors, ctx.ring, grads[0]
         inner = (grad * out).sum(-1, keepdim=True)
         dq, shares = torch.zeros_like(q), dict[int, Parts]()
@@ -139,14 +140,14 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, ring: SequenceRing) -> Tens
 
 
 class Attend(nn.Module):
-    """Attention itself, by a function of queries, keys and values (sequences, heads, length, D)."""
+    """Attention computed by a function of queries, keys and values (sequences, heads, length, D)."""
 
     def __init__(self, ring: SequenceRing, attend: Callable[..., Tensor]) -> None:
         super().__init__()
         self.ring, self.attend = ring, attend
 
     def forward(self, qkv: Tensor) -> Tensor:
-        """What each token takes of those before it: (sequences, length, 3 HEADS D) to (sequences, length, HEADS D)."""
+        """Map (sequences, length, 3 HEADS D) to (sequences, length, HEADS D)."""
         q, k, v = qkv.unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
         return self.attend(q, k, v, self.ring).transpose(1, 2).flatten(2)
 
@@ -183,7 +184,7 @@ class Mlp(nn.Module):
 
 
 class RingLoop:
-    """The training run, on this rank's part of each sequence; it shows what modules return, and its gradient."""
+    """The training run on this rank's part of each sequence; records modules' outputs and their gradients."""
 
     def __init__(self, case: Case, mesh: Mesh, attend: Callable[..., Tensor], *, is_gathered: bool = False) -> None:
         size = {"dim": DIM, "rows": SEQUENCES, "length": LENGTH, **case.options}
@@ -202,12 +203,12 @@ class RingLoop:
                 module.register_forward_hook(lambda module, args, out, name=name: self.note(name, out))
 
     def note(self, name: str, out: Tensor) -> None:
-        """Keep what a module returns, and its gradient once that is there."""
+        """Keep a module's output, and later its gradient."""
         self.shown[f"{name}@forward"] = out.detach()
         out.register_hook(lambda grad: self.shown.update({f"{name}@backward": grad.detach()}))
 
     def batch(self) -> Tensor:
-        """This rank's tokens of each sequence, and the one after: all ranks draw the whole."""
+        """This rank's tokens of each sequence, plus the next token: all ranks draw the whole text."""
         tokens = torch.randint(VOCABULARY, (self.rows, self.length + 1), generator=self.data)
         share = self.length // self.ring.ranks
         return tokens[:, self.ring.rank * share : (self.ring.rank + 1) * share + 1]
@@ -249,10 +250,10 @@ def whole(case: Case, mesh: Mesh) -> RingLoop:
 
 
 def ring(case: Case, mesh: Mesh) -> RingLoop:
-    """Keys and values go round."""
+    """Keys and values are sent around the ring."""
     return RingLoop(case, mesh, RingAttention.apply)
 
 
 def gathered(case: Case, mesh: Mesh) -> RingLoop:
-    """All keys and values are gathered, and taken in ring order."""
+    """Keys and values are gathered, and used in ring order."""
     return RingLoop(case, mesh, RingAttention.apply, is_gathered=True)

@@ -1,6 +1,6 @@
-"""What runs leave behind: recordings, verdicts and the report, as plain values.
+"""The results of runs as plain values: recordings, verdicts and the report.
 
-Everything here can be written as JSON and read back; nothing here imports torch.
+All of them can be written as JSON and read back. Nothing here imports torch.
 """
 
 from bitproof.harness.case.shard import (

@@ -1,4 +1,4 @@
-"""What a run says of the precompiled step that its ranks read from disk."""
+"""The report's facts about a precompiled step that ranks read from disk."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from bitproof.harness.validate import GROWING
 
 @dataclass(frozen=True, kw_only=True)
 class Artifact:
-    """A precompiled step. `fingerprint` names everything that decides it, `content` is the sha256 of its file's body.
+    """A precompiled step. `fingerprint` identifies its inputs, `content` is the sha256 of its file's body.
 
-    `nodes` are its graph's, `groups` the process groups that it has ranks make; `compiled` is the sha256 of the code
-    that a backend compiled of it, None where the graph runs as it is.
+    `nodes` counts its graph's nodes, `groups` names the process groups that ranks must make; `compiled` is the sha256
+    of the code that a backend generated from it, None if the graph runs without one.
     """
 
     __pydantic_config__ = GROWING
@@ -29,7 +29,7 @@ class Artifact:
     compiled: str | None = None
 
     def tell(self, role: str) -> str:
-        """What reports say of it beside a case, one side of which read it."""
+        """The text that reports show for a case, one side of which read the step."""
         code = f", and ran its compiled code, sha256 {self.compiled}, compiling nothing" if self.compiled else ""
         return (
             f"{role}: its ranks read a precompiled step, and traced none: {self.system} of {self.case} for "

@@ -1,4 +1,4 @@
-"""What a search for the pass that first changes bits found, and one for a smaller case."""
+"""The results of two searches: for the first pass that changes bits, and for a smaller case."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from bitproof.harness.records.divergence import Divergence
 from bitproof.harness.records.result import CaseResult, Verdict
 
 TRACE = "trace"
-"""What the empty prefix is called."""
+"""The name of the empty prefix."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
     """One run of a prefix of the pass list, or of some of the chunked regions. `reference` is its reference.
 
-    `seconds` are its own, with those of a reference that had to be recorded for it.
+    `seconds` includes the reference, if it had to be recorded for this probe.
     """
 
     applied: str
@@ -27,11 +27,11 @@ class Probe:
 
 @dataclass(kw_only=True)
 class Bisection:
-    """What a search found, as far as it got.
+    """The result of a search, possibly unfinished.
 
-    `suspects` are the passes that may be to blame; one is left at the end, "trace" where tracing alone differs.
-    `equal` is the pass with which the longest prefix found EQUAL ends. `result` is the case's own, `region_result`
-    that of the one region that differs alone. `problem` says why the search ended early.
+    `suspects` are the passes that may be to blame; at the end one is left, "trace" if tracing alone differs. `equal` is
+    the last pass of the longest prefix found EQUAL. `result` is the case's own, `region_result` that of the one region
+    that differs alone. `problem` says why the search ended early.
     """
 
     suspects: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class Bisection:
 
     @property
     def blamed(self) -> str | None:
-        """The pass to blame, "trace" for none of them, None where there is no answer."""
+        """The pass to blame, "trace" for none of them, None if there is no answer."""
         return self.suspects[0] if len(self.suspects) == 1 and self.problem is None else None
 
     @property
@@ -56,19 +56,19 @@ class Bisection:
 
     @property
     def divergence(self) -> Divergence | None:
-        """Where the systems first part: in the one region, if that was found."""
+        """Where the systems first diverge: in the one region, if it was found."""
         result = self.region_result or self.result
         return result.first_divergence if result else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shrunk:
-    """What came of making a failing case small.
+    """The result of shrinking a failing case.
 
-    `result` is that of the small case, or of the case itself where there was nothing to shrink, and None where the
-    search was interrupted. `symptom` is how it fails, in words, where the small case was seen to fail so once more.
-    `case_file` holds the small case, and `file`, where one could be written, is plain Python that fails alone.
-    `exit_status` is the command's.
+    `result` is that of the small case, or of the case itself if there was nothing to shrink, and None if the search was
+    interrupted. `symptom` is the failure in words, if the small case failed in the same way once more. `case_file`
+    holds the small case; `file` is plain Python that fails without bitproof, if one could be written. `exit_status` is
+    the command's.
     """
 
     exit_status: int

@@ -13,11 +13,10 @@ from bitproof.harness.records.result import Differing, Verdict, zero_counts
 class Comparison:
     """The outcome of comparing two recordings. `reason` says why the verdict is UNVERIFIED, else None.
 
-    `differing_kinds` are those of the first differing step, on any rank. `layout_mismatches` has a
-    sentence for each pair whose dtype, shape or placements differ; `is_sharded_otherwise`: some placements do.
-    `differing` and `differing_left_out` are as in CaseResult.
-    `vacuous` says where what agrees shows nothing, which is no evidence for two systems; `remarks` of which tensors,
-    how much of a system torch.compile compiled, and state that it does not show.
+    `differing_kinds` are those of the first differing step, on any rank. `layout_mismatches` has a sentence for each
+    pair whose dtype, shape or placements differ; `is_sharded_otherwise`: some placements do. `differing` and
+    `differing_left_out` are as in CaseResult. `vacuous` says where agreement is no evidence for two systems; `remarks`
+    says for which tensors, how much of a system torch.compile compiled, and which state has no record.
     """
 
     verdict: Verdict

@@ -1,4 +1,4 @@
-"""Where two systems part: the record, how its tensor differs, the call to blame and what stands around it."""
+"""The first divergence of two systems: the record, how its tensor differs, the call to blame and its neighbours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bitproof.harness.validate import GROWING
 
 
 class Sample(NamedTuple):
-    """An element that differs: where it is, and the bits of both sides, such as `0x3f800000`."""
+    """A differing element: its index, and the bits on both sides, such as `0x3f800000`."""
 
     at: list[Count]
     reference: str
@@ -20,10 +20,10 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TensorDifference:
-    """How one tensor differs between two systems; None marks what is not known.
+    """How one tensor differs between two systems; None for unknown facts.
 
-    A type is dtype and shape, `bfloat16[10, 100]`. The bits are those of the first differing element, and `samples`
-    are the first of them all; `histogram` counts the tensor's elements, and dtypes without ULPs have none.
+    A type is dtype and shape, `bfloat16[10, 100]`. The bits are those of the first differing element; `samples` are the
+    first few. `histogram` counts the tensor's elements by ULPs; a dtype without ULPs has none.
     """
 
     elements_differing: int | None = None
@@ -39,7 +39,7 @@ class TensorDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class Neighbour:
-    """A call near the blamed one, or that one itself, and whether both sides agree in its outputs."""
+    """The blamed call or one near it, and whether both sides agree in its outputs."""
 
     __pydantic_config__ = GROWING
 
@@ -54,9 +54,9 @@ class Neighbour:
 
 @dataclass(frozen=True, kw_only=True)
 class ChainLink:
-    """One call on the way from the call to blame to the record that is shown, and how many are left out before it.
+    """One call on the path from the blamed call to the shown record, and the number of calls left out before it.
 
-    `elements_differing`, `elements` and `max_ulp` are of its output, where the other side has a call of its turn there.
+    `elements_differing`, `elements` and `max_ulp` describe its output, if the other side has a matching call.
     """
 
     __pydantic_config__ = GROWING
@@ -77,9 +77,9 @@ class ChainLink:
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleCalls:
-    """A module's calls of one direction on the blamed call's rank, in the step that is shown, and how many differ.
+    """A module's calls in one direction, in the shown step and on the blamed call's rank, and how many differ.
 
-    `turn` counts from 1, in the order in which modules and directions first differ; None where all calls agree.
+    `turn` counts from 1, in the order in which modules and directions first differ; None if all calls agree.
     """
 
     __pydantic_config__ = GROWING
@@ -93,14 +93,14 @@ class ModuleCalls:
 
 @dataclass(frozen=True, kw_only=True)
 class BlamedCall:
-    """The operator call to blame for a difference: the first whose inputs agree and whose output does not.
+    """The operator call to blame for a difference: the first with equal inputs and different outputs.
 
-    `how` says what is wrong with it. It ran on `rank`, the lowest of the `ranks` on which it differs, and is written
-    at the line `source`; `output` says how its output differs, where that is known. `neighbours` are the calls around
-    it, in execution order. `micro_batch` counts from 1, where a step has several; `part` is what of an update runs: an
-    optimizer's class, "clipping", "loss scaling"; of a mixture of experts it is "dispatch", "compute" or "combine".
-    `chain` leads from it to the record that is shown, each of its calls by what the one before gave. `modules` says
-    where in the model calls differ.
+    `how` says what is wrong with it. It ran on `rank`, the lowest of the `ranks` on which it differs; `source` is its
+    source line; `output` says how its output differs, if known. `neighbours` are the calls around it, in execution
+    order. `micro_batch` counts from 1, if a step has several. `part` is the part of an update that runs the call: an
+    optimizer's class, "clipping", "loss scaling"; in a mixture of experts "dispatch", "compute" or "combine". `chain`
+    leads from the call to the shown record; each of its calls reads an output of the previous one. `modules` lists the
+    modules whose calls differ.
     """
 
     operator: str
@@ -122,12 +122,12 @@ class BlamedCall:
 
 @dataclass(kw_only=True)
 class Divergence:
-    """Where two systems first part: the first differing record, how its tensor differs, and the call to blame.
+    """The first divergence of two systems: the first differing record, how its tensor differs, and the call to blame.
 
-    `pass_` is the pass that first changes bits, where somebody looked for it. `between` is None for a reference and a
-    candidate. Where one system parts from itself it says which, such as "reference against itself"; what is told of
-    the two sides is then about its first and its second run. `holds` is the one other record of the reference, such as
-    "grad b", that the candidate's tensor is, bit for bit: two were exchanged, or one stored twice.
+    `pass_` is the first pass that changes bits, if a search found it. `between` is None for a reference and a
+    candidate. If a system diverges from itself, it names the system, such as "reference against itself"; the two sides
+    are then its first and its second run. `holds` is the one other record of the reference, such as "grad b", that
+    equals the candidate's tensor bit for bit: two were exchanged, or one was stored twice.
     """
 
     step: int

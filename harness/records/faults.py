@@ -1,4 +1,4 @@
-"""What came of putting faults into cases: one outcome a fault, and what they sum up to."""
+"""The outcomes of fault injection: one per fault, and their totals."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from bitproof.harness.ulps import Count
 from bitproof.harness.validate import GROWING
 
 FaultStatus = Literal["killed", "survived", "equal", "flagged", "not struck", "unjudged"]
-"""A fault is killed or survives, an equivalent is equal or flagged; some struck nothing, or could not be judged."""
+"""A fault is killed or survives, an equivalent is equal or flagged; some changed nothing, or could not be judged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FaultOutcome:
-    """What came of one fault in one case.
+    """The outcome of one fault in one case.
 
-    `first` is the first record that differs; `call` is what blame named. `place_right`, `operator_right` and
-    `rank_right` say whether that is one of the places where the fault struck: None where the row expects none, or where
-    nothing was to be blamed. `reason` says why a fault survived, struck nothing or was not judged, or how a run failed.
+    `first` is the first record that differs; `call` is the blamed call. `place_right`, `operator_right` and
+    `rank_right` say whether the call is at one of the places that the fault changed: None if the row expects none, or
+    if there was nothing to blame. `reason` says why a fault survived, changed nothing or was not judged, or how a run
+    failed.
     """
 
     __pydantic_config__ = GROWING
@@ -52,7 +53,7 @@ class FaultOutcome:
 
 
 class Share(NamedTuple):
-    """Of a whole, a part, and what it is called."""
+    """A part of a whole, and its name."""
 
     name: str
     part: int
@@ -61,9 +62,9 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What outcomes sum up to. Shares are of those of which something was expected: how many were right, of how many.
+    """Totals of outcomes. Each share counts the right ones among the outcomes with an expectation.
 
-    `unjudged` outcomes could not be judged, and `ended_early` says that more would have been tried.
+    `unjudged` outcomes could not be judged; `ended_early` says that the run stopped before the last fault.
     """
 
     __pydantic_config__ = GROWING
@@ -81,17 +82,17 @@ class Score:
 
     @property
     def is_clean(self) -> bool:
-        """Whether every fault was killed, and no equivalent flagged."""
+        """Whether every fault was killed and no equivalent flagged."""
         return self.killed == self.faults and not self.flagged
 
     @property
     def is_known(self) -> bool:
-        """Whether all that was to be tried was judged."""
+        """Whether every planned fault was judged."""
         return not (self.unjudged or self.ended_early)
 
     @property
     def overfull(self) -> Share | None:
-        """The first part that is more than its whole, which no outcomes sum up to."""
+        """The first part that exceeds its whole, which is impossible for real outcomes."""
         shares = (
             Share("killed", self.killed, self.faults),
             Share("flagged", self.flagged, self.equivalents),
@@ -127,10 +128,10 @@ class Score:
 
 @dataclass(kw_only=True)
 class FaultsFound:
-    """All that one call of `bitproof faults` found, or several, of which each went on from the one before.
+    """The findings of one call of `bitproof faults`, or of several that each continued the previous one.
 
-    `problem` says why the last ended early; `cpu_seconds` is what all of them cost on all cores, whatever else the
-    machine did meanwhile. `own_digest` names the code that found it, as `runtime.sources` does.
+    `problem` says why the last call ended early; `cpu_seconds` is the CPU time of all calls on all cores. `own_digest`
+    identifies the code that ran, as in `runtime.sources`.
     """
 
     __pydantic_config__ = GROWING
@@ -143,11 +144,11 @@ class FaultsFound:
 
     @property
     def score(self) -> Score:
-        """What all of it sums up to."""
+        """Totals of all findings."""
         return Score.of(self.outcomes, ended_early=self.problem is not None)
 
     def of_today(self, own_digest: str) -> FaultsFound:
-        """What a call of this code takes over: all that was judged. Raises UsageError where other code found it."""
+        """The judged outcomes, which a further call takes over. Raises UsageError if other code found them."""
         if self.own_digest != own_digest:
             raise UsageError(
                 "what an earlier call of faults found is of other code",
@@ -159,5 +160,5 @@ class FaultsFound:
         return replace(self, outcomes=judged, problem=None, calls=self.calls + 1)
 
     def has(self, fault: str, case: str | None = None) -> bool:
-        """Whether a fault was judged, in any case or in this one."""
+        """Whether a fault was judged, in any case or in the given one."""
         return any(outcome.fault == fault and case in (None, outcome.case) for outcome in self.outcomes)

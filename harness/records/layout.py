@@ -1,11 +1,11 @@
-"""Which part of a logical tensor a rank holds, and the cells into which the cuts of two layouts divide it.
+"""The part of a logical tensor that a rank holds, and the cells into which two layouts divide it.
 
-A *box* is what one rank holds: of each dim one or several runs of indices, half-open. A shard of FSDP is one run of
-one dim; one that tensor parallelism interleaves may be several. A replica's box is the whole tensor. A *cell* is a box
-of one run a dim that no cut of either layout crosses, so that a rank of either layout holds all of it or nothing of it.
+A *box* is the part of one rank: one or several half-open runs of indices in each dim. An FSDP shard is one run of one
+dim; a shard that tensor parallelism interleaves may be several. A replica's box is the whole tensor. A *cell* is a box
+of one run per dim that no cut of either layout crosses, so a rank of either layout holds all of it or none.
 
-What FSDP1 flattens is cut where rows are not: a *flat* box has runs of the tensor's elements as one row. It is compared
-with boxes that are such runs as well, whole slices of the first dim.
+FSDP1 flattens parameters and may cut within a row: a *flat* box has runs of the flattened tensor's elements. It can be
+compared with boxes that are such runs, too: whole slices of the first dim.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 Run = tuple[int, int]
-"""Indices from the first to the one before the second."""
+"""A half-open range of indices."""
 Cell = tuple[Run, ...]
 Cuts = tuple[tuple[int, ...], ...]
-"""Of each dim the indices at which some run begins or ends, ascending."""
+"""For each dim the indices where runs begin or end, ascending."""
 
 _BOX = re.compile(r"\[([0-9:+, ]*)\] of (flat )?\[([0-9, ]*)\]")
 DIGEST_DIGITS = 32
 MAX_TEXT = 1000
-"""How long the text of a box may be: one of more runs is not recorded."""
+"""The longest text of a box: a box with more runs is not recorded."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """The part that `runs` say of each dim, of a tensor of `shape`; if it is flat, of all elements as one row."""
+    """The part of a tensor of `shape` that `runs` select in each dim; a flat box selects in the flattened tensor."""
 
     shape: tuple[int, ...]
     runs: tuple[tuple[Run, ...], ...]
@@ -42,12 +42,12 @@ class Box:
 
     @staticmethod
     def whole(shape: Sequence[int]) -> Box:
-        """All of a tensor."""
+        """The whole tensor."""
         return Box(tuple(shape), tuple(((0, size),) for size in shape))
 
     @staticmethod
     def parse(text: str) -> Box:
-        """The inverse of `str`. Raises ValueError for what is no box, or leads out of its tensor."""
+        """The inverse of `str`. Raises ValueError for other texts, and for runs outside the tensor."""
         found = _BOX.fullmatch(text)
         if found is None:
             raise ValueError(f"no part of a tensor: {text[:100]!r}")
@@ -61,12 +61,12 @@ class Box:
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """The shape of what the rank holds."""
+        """The shape of the rank's part."""
         return tuple(sum(end - first for first, end in runs) for runs in self.runs)
 
     @property
     def flat(self) -> Box | None:
-        """The same part as a flat box; None where it is no whole slices of the first dim."""
+        """The same part as a flat box; None unless it is whole slices of the first dim."""
         if self.is_flat:
             return self
         if any(runs != ((0, size),) for runs, size in zip(self.runs[1:], self.shape[1:], strict=True)):
@@ -75,20 +75,20 @@ class Box:
         return Box(self.shape, (tuple((first * step, end * step) for first, end in runs),), is_flat=True)
 
     def cut_by(self, cuts: Cuts) -> Box | None:
-        """The box as these cuts are, flat where they are of one row; None where they are of another tensor."""
+        """The box in the cuts' form, flat if they are flat; None if they belong to another tensor."""
         return self if len(cuts) == len(self.runs) else self.flat if len(cuts) == 1 else None
 
     def cells(self, cuts: Cuts) -> list[Cell]:
-        """The box's cells, in row-major order. One without elements has none."""
+        """The box's cells, in row-major order. A box without elements has none."""
         return [*itertools.product(*(_divided(runs, at) for runs, at in zip(self.runs, cuts, strict=True)))]
 
     def slices(self, cell: Cell) -> tuple[slice, ...]:
-        """Where a cell of the box lies within what the rank holds."""
+        """The slices of the rank's part that select a cell."""
         return tuple(_slice_within(runs, run) for runs, run in zip(self.runs, cell, strict=True))
 
 
 def is_box(text: str) -> bool:
-    """Whether a text that somebody else wrote is a box."""
+    """Whether an untrusted text is a box."""
     try:
         return len(text) <= MAX_TEXT and Box.parse(text) is not None
     except ValueError:
@@ -96,7 +96,7 @@ def is_box(text: str) -> bool:
 
 
 def alike(boxes: Iterable[Box]) -> list[Box]:
-    """Boxes of one tensor, all flat if any is; none if they are of several shapes or cannot be flat."""
+    """Boxes of one tensor, all made flat if any is; empty if their shapes differ or one cannot be flat."""
     boxes = list(boxes)
     if any(box.is_flat for box in boxes):
         flat = [box.flat for box in boxes]
@@ -114,7 +114,7 @@ def joint_cuts(boxes: Iterable[Box]) -> Cuts:
 
 
 def name_cell(cell: Cell) -> str:
-    """As in [0:4, 8:16]."""
+    """Such as [0:4, 8:16]."""
     return f"[{', '.join(f'{first}:{end}' for first, end in cell)}]"
 
 
@@ -124,7 +124,7 @@ def _run(text: str) -> Run:
 
 
 def _ascend(runs: Sequence[Run], size: int) -> bool:
-    """Whether runs follow each other within a dim; an empty part is one run without indices."""
+    """Whether runs are in ascending order within a dim; an empty part is one run without indices."""
     ends = [index for run in runs for index in run]
     return ends == sorted(ends) and ends[-1] <= size and (len(runs) == 1 or all(first < end for first, end in runs))
 

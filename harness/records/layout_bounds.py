@@ -1,4 +1,4 @@
-"""What must agree when the layout changes, what may be regrouped, and how much of its bound each tensor used."""
+"""For a change of layout: which tensors must agree, which may be regrouped, and how much of its bound each used."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from bitproof.harness.validate import GROWING
 
 MAX_ROWS = 20
 Phase = Literal["forward", "backward", "clip", "update"]
-"""The parts of a step, in order; "clip" is whatever is done to gradients between backward and the optimizer."""
+"""The phases of a step, in order; "clip" is everything between backward and the optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutRow:
-    """A tensor at a step that differs: its relative error, and the bound of that; None where it had to be equal.
+    """A tensor that differs at a step: its relative error and the bound, which is None if it had to be equal.
 
-    An error of None is one that no finite number states.
+    An error of None means that it is not finite.
     """
 
     __pydantic_config__ = GROWING
@@ -31,24 +31,25 @@ class LayoutRow:
 
     @property
     def used(self) -> float | None:
-        """Which share of its bound the error is; None where no number says it."""
+        """The error as a share of its bound; None without a finite error or a bound."""
         return self.error / self.bound if self.bound and self.error is not None else None
 
     @property
     def is_beyond(self) -> bool:
-        """Whether it differs by more than sums in other orders explain."""
+        """Whether it differs by more than reordered sums explain."""
         return self.bound is None or self.error is None or not self.error <= self.bound
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutBounds:
-    """Two systems that lay tensors out otherwise.
+    """Bounds and errors of two systems with different layouts.
 
-    `across` counts the tensors, at each step, that were compared by cells. `exact` had to be equal in every bit:
-    sums up to `regrouped_from` (a phase of the first step, None for never) are the same on both sides. `regrouped` may
-    differ by rounding; `confidence` is the chance that rounding alone leaves all of them within bounds, which come
-    from `samples` runs of the reference with its sums in other orders. `beyond` counts tensors that had to be equal
-    and are not, or are beyond their bound. `rows` has those first, as computed, then who used most of its bound.
+    `across` counts the tensors, at each step, that were compared by cells. `exact` had to be equal in every bit: both
+    sides take the same sums before `regrouped_from` (a phase of the first step, None for never). `regrouped` may differ
+    by rounding; `confidence` is the probability that rounding alone leaves all of them within bounds, which come from
+    `samples` runs of the reference with reordered sums. `beyond` counts tensors that had to be equal and are not, or
+    exceed their bound. `rows` lists those first, in the order of computation, then the tensors that used most of their
+    bound.
     """
 
     __pydantic_config__ = GROWING
@@ -64,11 +65,11 @@ class LayoutBounds:
 
     @property
     def is_within(self) -> bool:
-        """Whether every tensor that differs was free to, and is within its bound."""
+        """Whether every differing tensor may differ and is within its bound."""
         return self.samples > 0 and not self.beyond and not any(row.is_beyond for row in self.rows)
 
     def tell(self) -> str:
-        """As in "12 tensors lie otherwise; 13 had to be equal, 26 may be regrouped, from backward on"."""
+        """Such as "12 tensors lie otherwise; 13 had to be equal, 26 may be regrouped, from backward on"."""
         start = f", from {self.regrouped_from} on" if self.regrouped_from else ""
         counts = f"{self.exact} had to be equal, {self.regrouped} may be regrouped"
         told = f"{self.across} tensors lie otherwise; {counts}{start}"
@@ -81,7 +82,7 @@ class LayoutBounds:
         )
 
     def table(self) -> list[tuple[str, ...]]:
-        """Step, kind, tensor, relative error, bound and used share of each row."""
+        """Each row's step, kind, tensor, relative error, bound and used share."""
         return [
             (
                 *(str(row.step), row.kind, row.name, "infinite" if row.error is None else f"{row.error:.3g}"),

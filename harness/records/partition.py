@@ -1,4 +1,4 @@
-"""What came of dividing a step into a forward and a backward graph."""
+"""The result of partitioning a step into a forward and a backward graph."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from bitproof.harness.validate import GROWING
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """Both graphs' sizes, and what lives across the border between them. `by` is the way in which it was chosen.
+    """Both graphs' sizes, and the values saved between them. `by` is the partitioning method.
 
-    Nodes are all of a graph's, its inputs and its output among them; the joint graph is what was divided. `saved` are
-    tensors of forward that backward reads, `saved_bytes` the bytes of their storages; graph inputs count in neither.
-    `uncut` and `uncut_bytes` are what would be saved were nothing computed again; `recomputed` are calls that are.
+    Node counts include a graph's inputs and output; the joint graph is the graph before partitioning. `saved` counts
+    forward's tensors that backward reads, `saved_bytes` the bytes of their storages; both leave out graph inputs.
+    `uncut` and `uncut_bytes` are the same without recomputation; `recomputed` counts recomputed calls.
     """
 
     __pydantic_config__ = GROWING
@@ -33,12 +33,12 @@ class Partition:
 
     @staticmethod
     def of(facts: Sequence[Mapping[str, Any]]) -> Partition | None:
-        """The facts of the pass that divided a graph, among those of all passes; None where none did."""
+        """The facts of the partitioning pass, from those of all passes; None if there is none."""
         names = {field.name for field in fields(Partition)}
         return next((Partition(**told) for told in facts if told.keys() == names), None)
 
     def tell(self) -> list[tuple[str, str]]:
-        """What reports show of it, as names and values."""
+        """The names and values that reports show."""
         return [
             ("nodes of the joint graph", str(self.nodes_joint)),
             ("nodes of forward", str(self.nodes_forward)),

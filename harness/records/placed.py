@@ -1,4 +1,4 @@
-"""What came of solving for placements."""
+"""The solution of the placement problem."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Cost = Annotated[float, That("zero or more", lambda found: found >= 0, {"minimum
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedTensor:
-    """Where parameters lie on the mesh: those of one name in all layers of a kind.
+    """The placement of parameters on the mesh: those of one name in all layers of a kind.
 
     `data` and `tensor` are placements on the two axes: R whole on each rank, S0 and S1 sharded along that dim. `cost`
-    is in microseconds of a step, of its gathers and the sums of its gradient over data ranks; `bytes` are what a rank
-    holds for it: values, gradient, optimizer state and a gathered copy. Both count all `copies` in the model.
+    is in microseconds per step, for its gathers and its gradient's sums over data ranks; `bytes` is a rank's memory for
+    it: values, gradient, optimizer state and a gathered copy. Both count all `copies` in the model.
     """
 
     __pydantic_config__ = GROWING
@@ -33,10 +33,10 @@ class PlacedTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Placed:
-    """A solution: its cost in microseconds of a step, the bytes that a rank holds, and the bound that they keep.
+    """A solution: its cost in microseconds per step, a rank's bytes, and the bound on these.
 
-    `least` is the smallest bound that could be kept. `gap` is the relative gap between the solution and what the solver
-    proved. `beside` has cost and bytes of plans written by hand. The program had `nodes` and `edges`, and the solver's
+    `least` is the smallest feasible bound. `gap` is the relative gap between the solution and the solver's proven
+    bound. `beside` has cost and bytes of plans written by hand. The program had `nodes` and `edges`; the solver had
     `variables` and `constraints`. `sha256` is the plan's: every rank states it.
     """
 
@@ -59,7 +59,7 @@ class Placed:
     beside: dict[str, list[Cost]] = field(default_factory=dict)
 
     def tell(self) -> list[tuple[str, str]]:
-        """What reports show of it, as names and values."""
+        """The names and values that reports show."""
         by_hand: Mapping[str, list[float]] = self.beside
         return [
             ("placements from", self.source),
@@ -83,5 +83,5 @@ class Placed:
         ]
 
     def rows(self) -> list[tuple[str, str, str, str, int]]:
-        """What reports show of the parameters."""
+        """The rows that reports show, one per kind of parameter."""
         return [(x.name, x.data, x.tensor, f"{x.cost:.1f}", x.bytes) for x in self.parameters]

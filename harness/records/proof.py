@@ -1,4 +1,4 @@
-"""What a static proof said of a case before it ran. docs/explanation/proving.md says what that means."""
+"""The result of a static proof before a case runs; docs/explanation/proving.md explains it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bitproof.harness.validate import GROWING
 
 
 class ProofVerdict(enum.StrEnum):
-    """The outcome of a proof: see `harness.prove.answers`. NOT TRIED where it was not asked for, or could not be."""
+    """The outcome of a proof: see `harness.prove.answers`. NOT TRIED if no proof was requested or possible."""
 
     PROVED = "PROVED"
     NOT_PROVED = "NOT PROVED"
@@ -20,11 +20,11 @@ class ProofVerdict(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ProofOutcome:
-    """One case's proof: how many outputs of the step got which answer, and why not all are proved, in words.
+    """One case's proof: the number of the step's outputs by answer, and the reason if not all are proved.
 
-    `unproved` has the first outputs that are not proved, `first` what the two sides do differently in the very first.
-    `assumptions` is what the proof rests on. `laid_out_otherwise` has the first outputs that are PROVED and lie
-    otherwise in memory on either side, `otherwise` is their number: what follows the step may depend on it.
+    `unproved` lists the first outputs that are not proved, `first` describes the difference of the two sides in the
+    first one. `assumptions` are the proof's assumptions. `laid_out_otherwise` lists the first outputs that are PROVED
+    but have different strides on the two sides, `otherwise` is their number: code after the step may depend on strides.
     """
 
     __pydantic_config__ = GROWING
@@ -43,5 +43,5 @@ class ProofOutcome:
 
     @property
     def outputs(self) -> int:
-        """How many outputs have an answer."""
+        """The number of outputs with an answer."""
         return self.proved + self.not_proved + self.refused

@@ -1,4 +1,4 @@
-"""A recording: a record per tensor that a system showed, and a manifest of everything that can change a bit."""
+"""A recording: one record per tensor of a system, and a manifest of everything that can change a bit."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from bitproof.harness.validate import GROWING, read
 
 Role = Literal["reference", "candidate"]
 ROLES: tuple[Role, ...] = ("reference", "candidate")
-"""The two systems of a case, by what they are to each other."""
+"""The roles of a case's two systems."""
 
 REQUIRED_KINDS: tuple[Kind, ...] = ("loss", "grad", "param", "optimizer")
 """What every rank must record at every step."""
 
 
 def needs_one_rank(kind: str, case: Case) -> bool:
-    """Whether at each step one rank is enough to record a kind: the last stage of a pipeline has the loss."""
+    """Whether one rank per step is enough to record a kind: only a pipeline's last stage has the loss."""
     return kind == "loss" and (case.is_foreign or case.parallelism.pp > 1)
 
 
 def required_kinds(case: Case) -> tuple[Kind, ...]:
-    """What every rank must record at every step of a case, but for a kind that `needs_one_rank`."""
+    """The kinds that every rank must record at every step of a case, or one rank for a kind that `needs_one_rank`."""
     asked: tuple[tuple[Kind, bool], ...] = (("grad_norm", case.grad_norm), ("activation", bool(case.observe)))
     return (*REQUIRED_KINDS, *(kind for kind, is_asked in asked if is_asked))
 
 
 class Key(NamedTuple):
-    """The full name of one recorded tensor. Records pair by all four parts or not at all."""
+    """The full name of one recorded tensor. Two records pair only if all four parts are equal."""
 
     step: int
     kind: Kind
@@ -39,15 +39,14 @@ class Key(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One tensor of a recording: its digest, and enough to say how it differs before values are read.
+    """One tensor of a recording: its digest, and facts that describe a difference without reading values.
 
-    `digest` is 32 hexadecimal digits over dtype, shape and every byte in order; `value` is the
-    hexadecimal float of a loss, else None. `content` says of a tensor with elements that they are all NaN, "nan", that
-    none is finite and some are infinite, "inf", or that all are zero, "zero", of either sign; else it is None, as in
-    recordings from before it was recorded. Of a DTensor all of this is of the rank's own part, and `placements` says
-    which part that is, such as "Shard(dim=0) of [8, 4] over [2]"; `box` is that part of the logical tensor, as
-    `records.layout.Box` writes it, and None where nobody knows, or where the rank holds a plain tensor. `cells` has the
-    digests of the part's cells, one after the other, of a run that was asked for them.
+    `digest` is 32 hexadecimal digits over dtype, shape and every byte in order; `value` is the hexadecimal float of a
+    loss, else None. `content` is "nan" if all elements are NaN, "inf" if none is finite and some are infinite, "zero"
+    if all are zero, of either sign; else None, as in older recordings. For a DTensor all fields describe the rank's own
+    part, and `placements` says which part that is, such as "Shard(dim=0) of [8, 4] over [2]"; `box` is that part of the
+    logical tensor, as the text of a `records.layout.Box`, and None if it is unknown or the tensor is a plain one.
+    `cells` has the digests of the part's cells in order, if the run was asked for them.
     """
 
     digest: str
@@ -61,7 +60,7 @@ class Record(NamedTuple):
 
 
 Switch = bool | int | str
-"""What a switch of torch's, or of this process, says of itself."""
+"""The value of one of torch's or this process's switches."""
 
 MachineFacts = dict[str, str | int | list[str] | None]
 """Versions and hardware, by name."""
@@ -69,7 +68,7 @@ MachineFacts = dict[str, str | int | list[str] | None]
 
 @dataclass(frozen=True, kw_only=True)
 class PassSettings:
-    """A pass that ran, and what decided what it did, as JSON values."""
+    """A pass that ran, and the settings that determine its effect, as JSON values."""
 
     __pydantic_config__ = GROWING
 
@@ -79,9 +78,9 @@ class PassSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphIdentity:
-    """What decides a graph's bits: the hash of its code, and the ordered passes.
+    """Identifies a graph's bits: the hash of its code, and the ordered passes.
 
-    `generated_hash` is that of the code which a backend generated of it, None where the graph runs as it is.
+    `generated_hash` is that of the code that a backend generated from it, None if the graph runs without one.
     """
 
     __pydantic_config__ = GROWING
@@ -93,11 +92,11 @@ class GraphIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class TorchCompile:
-    """What torch.compile made of the code that it was given on one rank, where any of that was called.
+    """What torch.compile did with one rank's code, if any compiled code was called.
 
-    It met `frames` of Python code and `captured` so many, as `graphs` with `operators` calls in all, for `backends`.
-    `breaks` is the number of graph breaks, `recompiles` that of frames that were compiled before and did not fit again.
-    The first of each, and the first frame that it could not take, are told by the first line of torch's reason.
+    It tried `frames` of Python code and captured `captured` of them, as `graphs` with `operators` calls in total, for
+    `backends`. `breaks` counts graph breaks, `recompiles` compiled frames whose guards failed later. The first of each,
+    and the first frame that it could not compile, are described by the first line of torch's reason.
     """
 
     __pydantic_config__ = GROWING
@@ -121,7 +120,7 @@ class TorchCompile:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptCalls:
-    """The logs of one step's operator calls that lie beside a baseline: the sha256 of each rank's file."""
+    """The logs of one step's operator calls, stored with a baseline: the sha256 of each rank's file."""
 
     __pydantic_config__ = GROWING
 
@@ -131,7 +130,7 @@ class KeptCalls:
 
 @dataclass(frozen=True, kw_only=True)
 class Accepted:
-    """Why a baseline took another's place, at which commit, and when, as a date of ISO 8601 in UTC."""
+    """Why a baseline replaced another, at which commit, and when, as an ISO 8601 date in UTC."""
 
     __pydantic_config__ = GROWING
 
@@ -142,11 +141,11 @@ class Accepted:
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """A collective that adds over ranks, "sum", or hands rows from rank to rank, "exchange", and where in a step.
+    """A collective that adds over ranks, "sum", or sends rows from rank to rank, "exchange", and its phase.
 
-    `phase` is "forward", "backward", "clip" (from backward to the first gradient that is shown) or "update"; `ranks`
-    are those of the group, as in "0,1"; `operator` is what ran it, as in "allreduce_", in `backwards` of each step. One
-    whose `what` is "backward" is none, and only counts those.
+    `phase` is "forward", "backward", "clip" (from backward to the first recorded gradient) or "update"; `ranks` are
+    those of the group, such as "0,1"; `operator` is the operator, such as "allreduce_", in `backwards` of each step. An
+    entry whose `what` is "backward" is no collective, and only counts backward passes.
     """
 
     __pydantic_config__ = GROWING
@@ -160,22 +159,20 @@ class Meeting:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a recording says of how it was made: everything that can change a bit.
+    """How a recording was made: everything that can change a bit.
 
-    `case` is as its case was written. `ranks` holds, rank by rank, what each system says of itself (its data's
-    sha256); `stress` what the run was disturbed by, None for a plain one; `chunked`, of a system that chunks, how often
-    a step runs each module in chunks; `values` the patterns of the tensors whose values are kept, which change no bit.
-    `collectives` is where ranks met, which changes no bit, as sums are in rank order everywhere but where it is
-    "native": there NCCL has an order of its own.
-    `alone` are the ranks that ran no collective with another in any step, though their system does not say that they
-    are independent; `compiled` has what torch.compile made of each rank's code, None where none was to be compiled.
-    `unshown` names state of a user's system that steps have changed and no record has.
-    `meetings` are the sums and exchanges over ranks that any rank took part in, of a run that was asked for them.
-    `sources` is the sha256 of bitproof's own files, which with machine, commit and environment is that of every rank.
-    `determinism` is what was set before the system was made, `switches` what was read then, when it was made and after
-    the last step. `calls` are the logs that a baseline has beside it, and `accepted` says why it was accepted: neither
-    is of how the recording was made. The sums are of the folder's files, and known once they are written. Fields that
-    may be None came later than the first recordings.
+    `case` is the case as written. `ranks` has, by rank, what each system states (its data's sha256); `stress` is the
+    run's disturbance, None for a plain run; `chunked`, for a system that chunks, is how often a step runs each module
+    in chunks; `values` are the patterns of the tensors whose values are kept, which changes no bit. `collectives` is
+    the ranks' transport, which changes no bit, as all sums are in rank order, except for "native", where NCCL chooses
+    the order. `alone` are the ranks that ran no collective with another rank in any step, though their system does not
+    declare them independent; `compiled` is what torch.compile did with each rank's code, None if nothing was to be
+    compiled. `unshown` names state of a user's system that steps changed and no record has. `meetings` are the sums and
+    exchanges over ranks, if the run was asked for them. `sources` is the sha256 of bitproof's own files; it, machine,
+    commit and environment are the same on every rank. `determinism` was set before the system was made; `switches` were
+    read then, after the system was made, and after the last step. `calls` are the logs stored with a baseline, and
+    `accepted` says why it was accepted: neither affects the recording. The sums are of the folder's files, and known
+    once they are written. Fields that may be None are newer than the first recordings.
     """
 
     __pydantic_config__ = GROWING
@@ -214,29 +211,29 @@ class Manifest:
 
     @staticmethod
     def of(values: Any, where: str | None = None) -> Manifest:
-        """The manifest that JSON values state. Raises RecordingError, naming the field, for what is none."""
+        """Read a manifest from JSON values. Raises RecordingError, which names the field, for anything else."""
         return read(Manifest, values, "manifest", RecordingError, damaged="is damaged", where=where)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Return plain JSON values."""
         return asdict(self)
 
 
 @dataclass
 class Recording:
-    """What one system did: a manifest of everything that can change a bit, and a record per key."""
+    """One system's run: a manifest of everything that can change a bit, and a record per key."""
 
     manifest: Manifest
     records: dict[Key, Record] = field(default_factory=dict)
 
     def first_steps(self, steps: int) -> Recording:
-        """The recording that a run of fewer steps would have made."""
+        """The recording that a run with fewer steps would have made."""
         manifest = replace(self.manifest, steps=steps, case=self.manifest.case | {"steps": steps})
         return Recording(manifest, {key: record for key, record in self.records.items() if key.step < steps})
 
     @property
     def ranks(self) -> Sequence[int]:
-        """The ranks that recorded anything, in ascending order."""
+        """The ranks with records, in ascending order."""
         return sorted({key.rank for key in self.records})
 
     def records_of(self, rank: int) -> dict[Key, Record]:
@@ -244,8 +241,8 @@ class Recording:
         return {key: record for key, record in self.records.items() if key.rank == rank}
 
     def losses(self, rank: int | None = None) -> list[str]:
-        """One rank's losses as hexadecimal floats, in step order: by default the first rank's that has some, which in
-        a pipeline is one of its last stage.
+        """One rank's losses as hexadecimal floats, in step order. By default the first rank with losses, which in a
+        pipeline is in the last stage.
         """
         chosen = min((key.rank for key in self.records if key.kind == "loss"), default=0) if rank is None else rank
         records = self.records_of(chosen)

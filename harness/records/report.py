@@ -1,4 +1,4 @@
-"""A run's report: a result for each case, and facts about the whole run."""
+"""A run's report: a result per case, and facts about the run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from bitproof.harness.records.result import CaseResult
 
 @dataclass(kw_only=True)
 class Report:
-    """One run: where it ran, what came of every case, and the status it ended with.
+    """One run: its machine, every case's result, and the exit status.
 
-    `options` are the command line's, beyond the selection and the report folder: what a replay repeats.
-    `not_run` has, by name, why each case that this machine cannot judge was left out, and `left_out` these cases, where
-    no shard names them; `remarks` are what readers must know of how every case was run. `shard` says what else was
-    selected, where the cases are one machine's part. `faults` is what came of putting known defects into cases, where
-    the run did that, or was joined with one that did.
+    `options` are the command line's options that a replay repeats: all but the selection and the report folder.
+    `not_run` has, by name, the reason why this machine cannot judge a case, and `left_out` these cases, unless a shard
+    names them; `remarks` apply to every case of the run. `shard` says what else was selected, if the cases are one
+    machine's part. `faults` are the outcomes of fault injection, if this run or one merged into it did that.
     """
 
     run_id: str

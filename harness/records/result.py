@@ -1,4 +1,4 @@
-"""What comes of cases: verdicts, where two systems part, and times, as plain values."""
+"""The results of cases as plain values: verdicts, divergences, and times."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Pair = Annotated[list[int], That("two integers", lambda found: len(found) == 2, 
 
 
 class Verdict(enum.StrEnum):
-    """The outcome of a comparison. Only EQUAL says that every bit was seen and agreed.
+    """The outcome of a comparison. Only EQUAL means that every bit was compared and agreed.
 
-    CLOSE says that some bits differ, each tensor within the bound that the case states.
+    CLOSE means that some bits differ, with each tensor within the case's bound.
     """
 
     EQUAL = "EQUAL"
@@ -42,11 +42,11 @@ class Verdict(enum.StrEnum):
 
 
 class BaselineStatus(enum.StrEnum):
-    """How a system's recording stands to its baseline, an earlier recording of the same system on the same case.
+    """A system's recording compared with its baseline, an earlier recording of the same system on the same case.
 
-    EQUAL and DRIFTED are about a baseline of the same environment, of everything beside the code that can change
-    a bit; with another environment's a recording is NOT COMPARABLE. MISSING stands for both NOT COMPARABLE and NO
-    BASELINE where a call demands a baseline of this environment. UNVERIFIED says that evidence is missing.
+    EQUAL and DRIFTED need a baseline from the same environment: everything except the code that can change a bit. With
+    a baseline from another environment, a recording is NOT COMPARABLE. MISSING replaces NOT COMPARABLE and NO BASELINE
+    if the command demands a baseline of this environment. UNVERIFIED means that evidence is missing.
     """
 
     EQUAL = "EQUAL"
@@ -59,15 +59,14 @@ class BaselineStatus(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Closeness:
-    """How far apart two systems are, measured over every element of every recorded tensor.
+    """The distance between two systems, measured over every element of every recorded tensor.
 
-    Where the case expects DIFFERENT, of every tensor of the first differing step.
+    If the case expects DIFFERENT, only over the tensors of the first differing step.
 
-    A tensor's error is |r - c| / |r|; None stands for one that no finite number states: a NaN or an
-    infinity on one side alone, a reference of zeros, or integers that differ. `largest` and `first_beyond`
-    name the tensor of the largest error and the first, in the order of computation, beyond the bound.
-    `histogram` counts, by kind, elements by ULPs between the two sides: "0", "1", "2", "3-4", "5-8", ...,
-    and "unlike" for elements without a distance.
+    A tensor's error is |r - c| / |r|; None if it is not finite: a NaN or an infinity on one side only, a reference of
+    zeros, or integers that differ. `largest` names the tensor with the largest error, `first_beyond` the first one, in
+    the order of computation, beyond the bound. `histogram` counts, by kind, elements by ULPs between the two sides:
+    "0", "1", "2", "3-4", "5-8", ..., and "unlike" for elements without a distance.
     """
 
     bound: float
@@ -88,14 +87,14 @@ Step = Annotated[
     str, That("steps as decimal numbers", re.compile("[0-9]{1,9}").fullmatch, {"allOf": [{"pattern": "^[0-9]{1,9}$"}]})
 ]
 Differing = dict[KindName, dict[str, dict[Step, list[Count]]]]
-"""The ranks on which a tensor differs, by kind, name and step; steps are texts, as keys of JSON objects are."""
+"""The ranks on which a tensor differs, by kind, name and step; steps are strings, as keys of JSON objects must be."""
 
 MAX_DIFFERING = 20_000
-"""How many differing keys of one case a report has."""
+"""The most differing keys of one case in a report."""
 
 
 def group_keys(keys: Iterable[Key]) -> Differing:
-    """Keys by kind, name and step, in their own order."""
+    """Group keys by kind, name and step, in their order."""
     grouped: Differing = {}
     for key in keys:
         grouped.setdefault(key.kind, {}).setdefault(key.name, {}).setdefault(str(key.step), []).append(key.rank)
@@ -103,16 +102,16 @@ def group_keys(keys: Iterable[Key]) -> Differing:
 
 
 def zero_counts() -> dict[str, int]:
-    """A count of nothing for every kind that any case may have."""
+    """A count of 0 for every kind of record."""
     return dict.fromkeys(USUAL_KINDS, 0)
 
 
 @dataclass(frozen=True)
 class PassReport:
-    """What one pass did: seconds it took, verification left out, nodes before and after, and its own facts.
+    """One pass: its seconds without verification, nodes before and after, and its own facts.
 
-    `settings` is what decides what it does, as JSON values: it stands in a recording's manifest. `changed`
-    has, for each operator whose number changed, how many calls there were before and after.
+    `settings` determine its effect, as JSON values; a recording's manifest has them, too. `changed` has, for each
+    operator whose count changed, the number of calls before and after.
     """
 
     __pydantic_config__ = GROWING
@@ -128,10 +127,10 @@ class PassReport:
 
 @dataclass(kw_only=True)
 class CaseSeconds:
-    """Where a case's time went, in seconds; None for what was not measured.
+    """A case's time by part, in seconds; None if not measured.
 
-    `passes` has each pass by name; the tables by side have its steps of a second run (`control`, `stress`), the time
-    until its ranks had started, and what recording took of its steps, which `reference` and `candidate` hold.
+    `passes` has each pass by name. The tables by side have the steps of a second run (`control`, `stress`), the time
+    until ranks had started, and the recording's part of the steps, which `reference` and `candidate` include.
     """
 
     __pydantic_config__ = GROWING
@@ -150,20 +149,20 @@ class CaseSeconds:
     total: float | None = None
 
     def note(self, table: Literal["start_ranks", "record", "control", "stress"], side: Role, seconds: float) -> None:
-        """Put a side's seconds into a table."""
+        """Enter a side's seconds into a table."""
         setattr(self, table, (getattr(self, table) or {}) | {side: seconds})
 
     def known(self) -> dict[str, float | dict[str, float | None]]:
-        """What was measured, by name, in the order in which it was."""
+        """The measured times by name, in the order of measurement."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass(kw_only=True)
 class Drift:
-    """How one tensor drifted: how many of its records differ, the first of them, and what their values tell.
+    """How one tensor drifted: the number of differing records, the first of them, and statistics of their values.
 
-    Of `measured` records both sides keep the value. `elements`, `elements_differing` and `histogram` (elements that
-    differ) are over all of them, `max_ulp` is the largest of them, and the bits are of the first of them.
+    For `measured` records both sides have the value. `elements`, `elements_differing` and `histogram` (of differing
+    elements) are totals over these, `max_ulp` is their largest, and the bits are from the first one.
     """
 
     __pydantic_config__ = GROWING
@@ -186,11 +185,11 @@ class Drift:
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineResult:
-    """What a system's baselines say of its recording.
+    """A system's recording compared with its baselines.
 
-    `path` is the baseline's folder, None where there is none; `reasons` say why it is not EQUAL. `compared` and
-    `mismatched` are numbers of records, `tensors_drifted` of tensors, and `drift` tells of the first of these. `call`
-    is the operator call that moved, the first that gives another output than the baseline's, where that is known.
+    `path` is the baseline's folder, None without one; `reasons` say why it is not EQUAL. `compared` and `mismatched`
+    count records, `tensors_drifted` tensors; `drift` describes the first of these. `call` is the first operator call
+    whose output differs from the baseline's, if known.
     """
 
     __pydantic_config__ = GROWING
@@ -210,15 +209,15 @@ _OBJECTIONS = (BaselineStatus.DRIFTED, BaselineStatus.MISSING, BaselineStatus.UN
 
 @dataclass(kw_only=True)
 class CaseFindings:
-    """What a case's result and its entry in report.json hold alike.
+    """The fields that a case's result shares with its entry in report.json.
 
-    `error` is a failure's whole text, rank traceback included. `memory` has each side's peak of allocated device memory
-    during the steps, in MiB, None on a CPU. `differing` has the first MAX_DIFFERING keys that differ, in the order of
-    computation, and `differing_left_out` says how many more there are. `baseline` has each side that was held against
-    its baseline. `kept_graph`: an earlier run had traced the graph; None where no graph was made. `proof` is what a
-    proof said before, `sensitivity` how much is seen, None where not asked. `partition` of a divided graph, `artifact`
-    of the precompiled step, `placed` of placements solved for, `throughput` how fast each side's first run was,
-    `layouts` what two layouts had to agree in.
+    `error` is a failure's whole text, including the rank's traceback. `memory` is each side's peak of allocated device
+    memory during the steps, in MiB, None on a CPU. `differing` has the first MAX_DIFFERING keys that differ, in the
+    order of computation, `differing_left_out` the number of further ones. `baseline` has each side that was compared
+    with its baseline. `kept_graph`: the graph came from an earlier run; None if there was no graph. `proof` and
+    `sensitivity` are None if not requested. `partition` describes a partitioned graph, `artifact` the precompiled step,
+    `placed` the solved placements, `throughput` each side's speed in its first run, `layouts` what two layouts had to
+    agree in.
     """
 
     verdict: Verdict
@@ -240,12 +239,12 @@ class CaseFindings:
 
 @dataclass(kw_only=True)
 class CaseResult(CaseFindings):
-    """One case's line in the report.
+    """One case's entry in the report.
 
-    `control` says how each side's two runs compare, None where it ran once; `stress` the same of a plain run and one
-    under stress. `logs` are paths within the run folder. `options`, where not the report's, are of the run that the
-    case was merged from. `remarks` are what readers must know of how much the agreement shows. `collectives`: where
-    ranks met, "shared" for memory that they share; `backend` is torch's default group's.
+    `control` is the comparison of each side's two runs, None if it ran once; `stress` that of a plain run and one under
+    stress. `logs` are paths within the run folder. `options`, if not the report's, are those of the run that the case
+    was merged from. `remarks` qualify the evidence of the agreement. `collectives` is the ranks' transport, "shared"
+    for shared memory; `backend` is that of torch's default group.
     """
 
     case: Case
@@ -269,22 +268,22 @@ class CaseResult(CaseFindings):
 
     @property
     def where(self) -> str:
-        """On what the case ran, in words."""
+        """The machine that ran the case, in words."""
         meeting = ", shared memory" if self.collectives == "shared" else ""
         return f"{self.world_size} ranks, {self.steps} steps, {self.device}, {self.backend}{meeting}"
 
     @property
     def as_expected(self) -> bool:
-        """Whether the case got its verdict, differs as it says it should, and no baseline objects.
+        """Whether the case got its expected verdict and differences, and no baseline drifted.
 
-        To differ so is to differ in exactly the kinds that the case lists, and by no more than it states. A case that
-        expects CLOSE names no kinds and is content with EQUAL, which is within any bound.
+        Exactly the kinds that the case lists must differ, and by no more than its bound. A case that expects CLOSE
+        lists no kinds, and EQUAL satisfies it, as it is within any bound.
         """
         return self.agrees_as_expected and not any(map(self.sides_with, _OBJECTIONS))
 
     @property
     def agrees_as_expected(self) -> bool:
-        """As `as_expected`, without regard to baselines."""
+        """Like `as_expected`, but ignores baselines."""
         if self.case.expected == "CLOSE":
             return self.verdict in (Verdict.CLOSE, Verdict.EQUAL)
         if self.is_beyond_bound:
@@ -293,22 +292,22 @@ class CaseResult(CaseFindings):
 
     @property
     def is_beyond_bound(self) -> bool:
-        """Whether the systems differ, and no measurement shows that it is by no more than an expected DIFFERENT may."""
+        """Whether the systems differ, and not measurably within the bound of an expected DIFFERENT."""
         bound, found = self.case.differs_within, self.closeness
         if bound is None or self.verdict != Verdict.DIFFERENT:
             return False
         return found is None or found.bound != bound or not found.is_within
 
     def sides_with(self, status: BaselineStatus) -> list[Role]:
-        """The sides that stand so to their baseline."""
+        """The sides with this baseline status."""
         return [side for side, found in self.baseline.items() if found.status == status]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that began while cases run. A case's `system` runs as an `arm`: first, control, stress, replay1, ...
+    """Progress of a case. Its `system` runs as an `arm`: first, control, stress, replay1, ...
 
-    "prepare" and "prepared" are of a graph, "start" of ranks; "step" has a `step`, from 0, of `steps`.
+    "prepare" and "prepared" refer to a graph, "start" to ranks; "step" has a `step`, from 0, of `steps`.
     """
 
     event: Literal["prepare", "prepared", "start", "step", "compare"]

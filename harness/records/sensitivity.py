@@ -1,4 +1,4 @@
-"""How much a case's agreement shows: which calls of a step would show a smallest error, as plain values."""
+"""A case's sensitivity as plain values: which calls of a step would expose the smallest possible error."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from bitproof.harness.ulps import Count
 from bitproof.harness.validate import GROWING
 
 Z = 1.959963984540054
-"""How many standard deviations to either side hold 95% of a normal distribution."""
+"""95% of a normal distribution are within this many standard deviations."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SensitivityRow:
-    """The calls of one module pattern in one direction: how many there are, were tried, seen, and are blind by nature.
+    """The calls of one module pattern in one direction: how many exist, were tried, detected, and are inherently blind.
 
-    `at_once` of the seen ones were so at the first element, in the first step.
+    `at_once` counts the calls detected with the first element, in the first step.
     """
 
     __pydantic_config__ = GROWING
@@ -34,7 +34,7 @@ class SensitivityRow:
 
 @dataclass(frozen=True, kw_only=True)
 class UnseenCall:
-    """A call of which one ULP was not seen, or that is blind by nature, and what swallowed the difference."""
+    """A call whose error of one ULP was not detected, or that is inherently blind, and what absorbed the error."""
 
     __pydantic_config__ = GROWING
 
@@ -49,7 +49,8 @@ class UnseenCall:
 
 @dataclass(frozen=True, kw_only=True)
 class FormulaRow:
-    """A neighbouring formula of an operator: calls tried, of which it showed, gave the same bits, or was lost."""
+    """A neighbouring formula of an operator: calls tried; where it was detected, gave the same bits, or was
+    absorbed."""
 
     __pydantic_config__ = GROWING
 
@@ -63,12 +64,13 @@ class FormulaRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Sensitivity:
-    """What one case's compared tensors see. `reason` says why nothing was measured; all else is empty then.
+    """The errors that one case's compared tensors detect. If nothing was measured, `reason` says why and all else is
+    empty.
 
-    `steps` were looked at in whole, of the case's. `sampled` says that not all calls were tried: then `interval` is
-    Wilson's interval of 95% for the share. `unseen` has the calls that were not seen and those that are blind by
-    nature, `formulas` what came of neighbouring formulas. `shown` counts the seen calls by the kind of the first
-    compared tensor that shows them, or "failure" where a call failed. `seconds` is wall time, over `processes`.
+    `steps` of the case's steps were measured. `sampled` means that not all calls were tried: then `interval` is
+    Wilson's 95% interval for the share. `unseen` lists undetected and inherently blind calls, `formulas` the results of
+    neighbouring formulas. `shown` counts detected calls by the kind of the first compared tensor that differs, or
+    "failure" if a call failed. `seconds` is wall time, over `processes`.
     """
 
     __pydantic_config__ = GROWING
@@ -89,22 +91,22 @@ class Sensitivity:
 
     @property
     def can_see(self) -> int:
-        """The tried calls that are not blind by nature."""
+        """The tried calls that are not inherently blind."""
         return self.total("tried") - self.total("blind")
 
     @property
     def share(self) -> float | None:
-        """The share of calls seen, of those tried that are not blind by nature; None where there are none."""
+        """The share of detected calls among the tried ones that are not inherently blind; None if there are none."""
         return self.total("seen") / self.can_see if self.can_see else None
 
     @property
     def is_sampled(self) -> bool:
-        """Whether calls were left out."""
+        """Whether only a sample of the calls was tried."""
         return self.total("tried") < self.total("calls")
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Where the share of all calls lies with 95% confidence; None where all were tried, or none."""
+        """The 95% confidence interval of the share of all calls; None if all or none were tried."""
         return wilson(self.total("seen"), self.can_see) if self.is_sampled and self.can_see else None
 
 
@@ -117,7 +119,7 @@ def wilson(hits: int, tries: int) -> tuple[float, float]:
 
 
 def by_direction(rows: Iterable[SensitivityRow]) -> list[SensitivityRow]:
-    """Rows of all modules together, one a direction."""
+    """Totals over all modules, one row per direction."""
     found: dict[str, list[SensitivityRow]] = {}
     for row in rows:
         found.setdefault(row.direction, []).append(row)

@@ -1,4 +1,4 @@
-"""How fast a system took its steps, and what that cost: measured beside its recording, without what recording took."""
+"""A system's speed and memory, measured while recording, without the recording's own time."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ AtLeastZero = Annotated[float, That("a number, zero or more", lambda number: num
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """One system's throughput in its first run; None for what is not known.
+    """One system's throughput in its first run; None for unknown values.
 
-    `step_seconds` is the median over `steps` steps of the slowest rank's time, `spread_seconds` the range between their
-    quartiles. The first step warms up and counts only where it is the only one. `tokens` are those of a step of all
-    ranks, `flops` the operations of rank 0's first step by torch's flop counter, `peak_flops` what a rank's device can
-    do in a second, by `peak_source`. `peak_mib` is the most memory of a rank, of its device or of its process.
+    `step_seconds` is the median over `steps` steps of the slowest rank's time, `spread_seconds` the interquartile
+    range. The first step is a warm-up and counts only if it is the only one. `tokens` is per step over all ranks,
+    `flops` counts the operations of rank 0's first step with torch's flop counter, `peak_flops` is the peak per second
+    of a rank's device, from `peak_source`. `peak_mib` is the largest memory of a rank, on its device or in its process.
     """
 
     __pydantic_config__ = GROWING
@@ -39,18 +39,18 @@ class Throughput:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of all ranks together."""
+        """Tokens per second of all ranks."""
         return None if self.tokens is None else self.tokens / self.step_seconds
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilization: rank 0's operations a second, as a share of its device's peak."""
+        """Model FLOPs utilization: rank 0's operations per second as a share of its device's peak."""
         if self.flops is None or self.peak_flops is None:
             return None
         return self.flops / self.step_seconds / self.peak_flops
 
     def tell(self) -> list[tuple[str, str]]:
-        """What is known, and what is not, as rows of a table."""
+        """Known and unknown values as rows of a table."""
         tokens, mfu = self.tokens_per_second, self.mfu
         peak = NOT_KNOWN if self.peak_flops is None else f"{_giga(self.peak_flops)}/s, {self.peak_source}"
         return [
@@ -72,6 +72,6 @@ def _giga(operations: float) -> str:
 
 
 def throughput_rows(found: Mapping[Role, Throughput]) -> list[tuple[str, ...]]:
-    """A row a figure, a column a side."""
+    """A row per figure, a column per side."""
     told = [each.tell() for each in found.values()]
     return [(rows[0][0], *(value for _, value in rows)) for rows in zip(*told, strict=True)]

@@ -1,1 +1,1 @@
-"""The passes, one module each, named as the pass list in `harness.graph.pipeline` names them."""
+"""The passes, one module each, with their names in the pass list of `harness.graph.pipeline`."""

@@ -2,19 +2,19 @@
 
 Needs:    parameters are the graph's first inputs, in the order of their gradients, which are its outputs
           after the loss; every collective names a group of `context.groups`.
-Promises: same bits, for a sum is taken element by element in rank order; what a module computes stays in
-          its order; reductions run in groups of their own, so that they can overlap with gathers.
-Refuses:  a collective whose group is unknown. What is no parameter's gather or reduction stays alone.
+Promises: same bits, as sums are element by element in rank order; a module's calls keep their
+          order; reductions run in their own groups, so that they can overlap with gathers.
+Refuses:  a collective whose group is unknown. Other collectives than parameters' stay as they are.
 
-1. Find the all-gathers that read a parameter through nothing but casts, changes of shape and padding.
-2. Drop those that gather the same again: one parameter, one chain of casts, one group.
-3. Find the reduce-scatters from which nothing but casts, changes of shape, cuts and additions lead to a gradient.
+1. Find the all-gathers that read a parameter through only casts, changes of shape and padding.
+2. Drop repeated gathers: same parameter, same casts, same group.
+3. Find the reduce-scatters from which only casts, changes of shape, cuts and additions lead to a gradient.
 4. Sort both into buckets: one group, operation, dtype, block and direction; recomputed gathers and, unless
-   `join_chunks`, chunks apart; the halves of a partitioned graph stay apart in any case. Modules outside all blocks
-   get buckets of their own. Inside a bucket, parameters stand in the order of the graph's inputs.
-5. Write a bucket's gather where its first member stood, launched one bucket ahead within its half. Write its
+   `join_chunks`, chunks apart; the halves of a partitioned graph always stay apart. Modules outside all blocks
+   get their own buckets. Inside a bucket, parameters have the order of the graph's inputs.
+5. Write a bucket's gather at its first member, launched one bucket ahead within its half. Write its
    reduction where its last gradient is ready, and wait for it when the next is launched: one is in flight.
-6. Put every node after what it now reads.
+6. Move every node behind the nodes that it now reads.
 """
 
 # W ranks of the group, N elements of all members' shards, n_i those of member i
@@ -45,7 +45,7 @@ aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
 
 REDUCTIONS = "reduce"
-"""The purpose of a group that carries gradients' reductions and nothing else."""
+"""The purpose of a group for gradients' reductions only."""
 
 _TO_GRADIENT = operators.VIEWS | {aten._to_copy.default, aten.slice.Tensor, aten.add.Tensor}
 
@@ -59,7 +59,7 @@ class _Member(NamedTuple):
 
     @property
     def source(self) -> Node:
-        """What the collective reads."""
+        """The collective's input."""
         return _source(self.launch)
 
 
@@ -70,7 +70,7 @@ def _source(launch: Node) -> Node:
 
 
 class _Kind(NamedTuple):
-    """What the members of one bucket have in common. `arguments` are the collective's: sum or avg, and the size."""
+    """The common properties of a bucket's members. `arguments` are the collective's: sum or avg, and the size."""
 
     group: str
     arguments: tuple[Any, ...]
@@ -83,7 +83,7 @@ class _Kind(NamedTuple):
 
     @property
     def meta(self) -> dict[str, Any]:
-        """The metadata of what is written for the bucket, but for its values."""
+        """The metadata of the bucket's new nodes, without values."""
         origin = Origin(self.block, self.direction)
         marks = {META_KEY: origin, RECOMPUTED_KEY: self.recomputed or None, CHUNK_KEY: self.chunk, HALF_KEY: self.half}
         return {key: mark for key, mark in marks.items() if mark is not None}
@@ -157,7 +157,7 @@ def _find_reductions(graph: Graph) -> list[_Member]:
 
 
 def _launches(graph: Graph, name: str) -> Iterable[tuple[Node, Node]]:
-    """Every launch of a collective that one wait follows, unless something writes to what it reads or gives."""
+    """Every launch with exactly one wait, unless something writes to its input or output."""
     owners = operators.storage_owners(graph.nodes)
     written = {owners[x] for node in graph.nodes for x in operators.written_arguments(node)}
     for launch in graph.nodes:
@@ -172,7 +172,7 @@ def _launches(graph: Graph, name: str) -> Iterable[tuple[Node, Node]]:
 
 
 def _drop_repeated(gathers: list[_Member], kind_of: Callable[[_Member], _Kind]) -> list[_Member]:
-    """One gather for all that give the same; backward gathers again only what its own block gathers twice."""
+    """Merge equal gathers; backward gathers again only the parameters that its own block gathers twice."""
     first: dict[Any, _Member] = {}
     for member in gathers:
         kind = kind_of(member)
@@ -192,7 +192,7 @@ def _sort(members: list[_Member], kind_of: Callable[[_Member], _Kind]) -> list[_
 
 
 def _block_of(module: str, pattern: str) -> str:
-    """The block that a module is or lies in; outside all blocks, the module itself."""
+    """The block that contains a module; the module itself outside all blocks."""
     block = ".".join(module.split(".")[: pattern.count(".") + 1])
     return block if fnmatch.fnmatchcase(block, pattern) else module
 
@@ -201,9 +201,9 @@ def _block_of(module: str, pattern: str) -> str:
 
 
 class _Writer:
-    """Writes buckets into the graph they were found in. What they replace is left without readers.
+    """Writes buckets into the graph. The replaced nodes have no readers afterwards.
 
-    A bucket of one member keeps its collective, without copies, and only moves it.
+    A bucket of one member only moves its collective, without copies.
     """
 
     def __init__(self, graph: Graph, place: dict[Node, int]) -> None:
@@ -211,7 +211,7 @@ class _Writer:
         self.place = place
 
     def write_gathers(self, buckets: list[_Bucket]) -> None:
-        """Write each bucket's result where its first member is waited for, and the next bucket's launch before it."""
+        """Write each bucket's result at its first member's wait, and before it the next bucket's launch."""
         launched: list[Node] = []
         for index, bucket in enumerate(buckets):
             anchor = min((member.wait for member in bucket.members), key=self.place.__getitem__)
@@ -222,7 +222,7 @@ class _Writer:
                 self._finish_gather(bucket, launched[index])
 
     def write_reductions(self, buckets: list[_Bucket], groups: GroupTable) -> None:
-        """Write each bucket's launch at its last gradient, and what waits for it before the next launch."""
+        """Write each bucket's launch at its last gradient, and its wait before the next launch."""
         waiting: tuple[_Bucket, Node] | None = None
         for bucket in buckets:
             anchor = max((member.launch for member in bucket.members), key=self.place.__getitem__)
@@ -237,7 +237,7 @@ class _Writer:
                 self._finish_reduction(*waiting, output)
 
     def _launch_gather(self, bucket: _Bucket, anchor: Node) -> Node:
-        """Shards of n_i elements -> (N,), one after the other -> (W * N,)"""
+        """Shards of n_i elements -> (N,), concatenated -> (W * N,)"""
         kind, members = bucket
         for member in members:
             for node in reversed(chain_to_input(member.launch)[:-1]):
@@ -251,7 +251,7 @@ class _Writer:
         return self._call(kind, members[0].launch.target, flat_N, *kind.arguments, kind.group)
 
     def _finish_gather(self, bucket: _Bucket, launch: Node) -> None:
-        """(W * N,) -> (W, N) -> (W, n_i), copied, so that each is laid out as if it had been gathered alone."""
+        """(W * N,) -> (W, N) -> (W, n_i), copied, so that each has the layout of a separate gather."""
         kind, members = bucket
         if len(members) == 1:
             return
@@ -289,7 +289,7 @@ class _Writer:
             member.wait.replace_all_uses_with(self._call(kind, aten.view.default, part, shape))
 
     def _call(self, kind: _Kind, target: Any, *args: Any) -> Node:
-        """Write a call, run on the fake values of its arguments."""
+        """Write a call, with the fake value that it computes from its arguments' fake values."""
         values = map_arg(args, lambda node: node.meta["val"])
         with torch.no_grad(), _fake_mode_of(values):
             value = target(*values)

@@ -1,11 +1,11 @@
-"""Drop what tracing left behind and nobody reads.
+"""Drop unused nodes that tracing left behind.
 
 Needs:    nothing.
 Promises: same values, same order; fewer nodes.
 Refuses:  nothing.
 
 1. Read through `detach`, which is the identity on values, unless something writes to it.
-2. Drop calls that have no readers and no effects, last first.
+2. Drop calls without readers and effects, last first.
 """
 
 from __future__ import annotations

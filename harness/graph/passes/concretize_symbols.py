@@ -4,9 +4,9 @@ Needs:    `context.chunk_symbol`; the conditions that tracing deferred, in `cont
 Promises: no value, no argument and no nested graph module carries the symbol; same bits.
 Refuses:  a condition that is false for the whole extent, or, where chunks run, for half of it.
 
-1. Check every deferred condition with the numbers it will meet.
-2. Write the graph again with numbers for symbolic sizes (after chunking, nothing is left to write).
-3. Drop the scalar plumbing that nobody reads any more.
+1. Check every deferred condition with the numbers that the run will have.
+2. Write the graph again with numbers for symbolic sizes (after chunking, none are left).
+3. Drop scalar nodes that have no readers any more.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Give the all-gathers of parameters a process group of their own.
+"""Give the all-gathers of parameters their own process group.
 
 Needs:    parameters are the graph's first inputs, in the order of their gradients, which are its outputs
           after the loss; every collective names a group of `context.groups`.
 Promises: same nodes, same order, same bits; only the groups of parameters' all-gathers change.
 Refuses:  one process-group object reported with two rank sets.
 
-The collectives of one process-group object run one after another, so a gather that the next block needs would
-wait for the reductions of gradients, and for whatever else shares the object.
+The collectives of one process-group object run one after another, so a gather for the next block would wait for
+gradients' reductions and any other collective of the object.
 
 1. Sort the graph's collectives by process-group object.
-2. Find the all-gathers that read a parameter through nothing but casts, changes of shape and padding.
-3. Where an object carries those and anything else, hand all of them to one new group over the same ranks.
+2. Find the all-gathers that read a parameter through only casts, changes of shape and padding.
+3. If an object has such gathers and other collectives, move the gathers to one new group over the same ranks.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Give expert all-to-alls a process group of their own.
+"""Give expert all-to-alls their own process group.
 
 Needs:    every collective names a group of `context.groups`.
 Promises: same nodes, same order, same bits; only the groups of all-to-alls change.
 Refuses:  one process-group object reported with two rank sets.
 
-The collectives of one process-group object run one after another, so an all-to-all would wait for the
-parameters' gathers and reductions, and could not hide behind compute.
+The collectives of one process-group object run one after another, so an all-to-all would wait for the parameters'
+gathers and reductions, and could not overlap with compute.
 
 1. Sort the graph's collectives by process-group object.
-2. Check that each object has one rank set. Equal ranks alone are no reason to do anything.
-3. Where an object carries all-to-alls (that very operator, none of like name) and anything else, hand all of
-   its all-to-alls, forward and backward, to one new group over the same ranks in the same order, of high priority.
+2. Check that each object has one rank set. Objects with equal ranks stay separate.
+3. If an object has all-to-alls (exactly this operator, not one with a similar name) and other collectives, move
+   all its all-to-alls, forward and backward, to one new high-priority group over the same ranks in the same order.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from bitproof.harness.graph.group_objects import collectives_by_object, move_to_
 from bitproof.harness.graph.groups import EXPERT_ONLY
 
 ALL_TO_ALL = torch.ops._c10d_functional.all_to_all_single.default
-"""The one collective that moves. Others of its name (that of `_c10d_functional_autograd`, whose backward is no node of
-the graph) are not the experts' as a trace writes them."""
+"""The only collective that moves. In a trace, operators of the same name (such as that of `_c10d_functional_autograd`,
+whose backward is no node of the graph) are not the experts'."""
 
 
 def isolate_process_groups(module: GraphModule, context: PassContext) -> GraphModule:

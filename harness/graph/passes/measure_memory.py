@@ -1,17 +1,17 @@
-"""Measure the bytes that live tensors take, step by step.
+"""Measure the bytes of live tensors at each call.
 
 Needs:    nothing.
-Promises: the graph as it was; in the facts, the peak of live bytes and where it lies.
+Promises: an unchanged graph; the facts have the peak of live bytes and its node.
 Refuses:  nothing.
 
-1. Find the storage of each value: a view has its base's, a call's results have one each.
+1. Find the storage of each value: a view has its base's, each of a call's results its own.
 2. A storage lives from the call that makes it to the last call that reads it, a view of it, or the
-   tuple that holds it: that is when the generated code lets it go.
-3. Add up what lives at each call. Parameters, buffers and inputs are there before and after, and do not
-   count; copies in host memory count apart.
+   tuple that holds it: there the generated code releases it.
+3. Add up the live storages at each call. Parameters, buffers and inputs always exist and do not
+   count; copies in host memory count separately.
 
-Sizes that depend on data are estimated: see tensor_bytes.py. What an operator needs while it runs is
-not seen here, nor is what an allocator wastes.
+Sizes that depend on data are estimated: see tensor_bytes.py. An operator's temporary memory and the allocator's
+overhead do not count.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ from bitproof.harness.graph.context import PassContext
 from bitproof.harness.graph.offload_operators import is_host_copy
 from bitproof.harness.graph.tracing.trace import ChunkSymbol
 
-Storage = tuple[Node, int]  # the call that makes it, and which of its results it is
+Storage = tuple[Node, int]  # the call that makes it, and the index of the result
 
 
 @dataclass(frozen=True)
 class LiveMemory:
-    """Bytes of live tensors: at most, when backward starts, and at most in host memory.
+    """Bytes of live tensors: the peak, the bytes when backward starts, and the peak in host memory.
 
-    `peak_node` names the call during which the peak is reached; `num_unsized` counts tensors left out
-    because nothing tells their size.
+    `peak_node` names the call of the peak; `num_unsized` counts tensors left out because their size is unknown.
     """
 
     peak: int
@@ -62,7 +61,7 @@ def measure_memory(module: GraphModule, context: PassContext) -> GraphModule:
 
 
 def live_memory(graph: Graph, chunk_symbol: ChunkSymbol) -> LiveMemory:
-    """Bytes of live tensors while the graph runs in the order in which it stands."""
+    """Bytes of live tensors while the graph runs in its order."""
     storages = _storages(graph)
     last_reader = {storage: node for node in graph.nodes for x in node.all_input_nodes for storage in storages[x]}
     tensor_bytes = TensorBytes(graph, chunk_symbol)
@@ -97,7 +96,7 @@ def live_memory(graph: Graph, chunk_symbol: ChunkSymbol) -> LiveMemory:
 
 
 def _storages(graph: Graph) -> dict[Node, list[Storage]]:
-    """The storages that each value keeps alive. Graph inputs and attributes have none that count."""
+    """The storages that each value keeps alive. Those of graph inputs and attributes do not count."""
     found: dict[Node, list[Storage]] = {}
     for node in graph.nodes:
         shared = operators.sharing_arguments(node)

@@ -1,18 +1,18 @@
 """Keep activations in host memory between forward and backward.
 
 Needs:    activations have tags (tag_memory); no activation tagged `offload` shares its storage with a saved one.
-Promises: same bits and strides; backward reads a copy that came back, and the value itself ends in forward.
+Promises: same bits and strides; backward reads the returned copy, and the activation itself ends in forward.
 Refuses:  nothing.
 
 For each activation tagged `offload`:
 
-1. Begin to copy it to host memory after its last use in forward, and wait for that before the block after
-   the next begins, so that the copy runs beside a whole block.
-2. Begin to copy it back before the backward of the block that comes before the one that needs it.
-3. Wait for that just before backward first needs it, be it to recompute something else; hand backward the
-   copy, which names what it stands for.
+1. Start the copy to host memory after its last use in forward, and wait for it before the block after
+   the next, so that the copy overlaps with a whole block.
+2. Start the copy back before the backward of the block that runs before the one that needs it.
+3. Wait for it just before backward first needs it, also for a recomputation; let backward read the
+   copy, which names the activation.
 
-The copies belong to the activation's module, so where that runs once a chunk, so do they.
+The copies belong to the activation's module, so they run once per chunk if the module does.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def offload(module: GraphModule, context: PassContext, *, blocks: str) -> GraphM
 
 
 def _last_uses(nodes: list[Node]) -> dict[Node, Node]:
-    """The last forward call that reads an activation or a view of it; the activation itself where none does."""
+    """The last forward call that reads an activation or a view of it; the activation itself if none does."""
     owners = operators.storage_owners(nodes)
     last: dict[Node, Node] = {}
     for node in nodes:

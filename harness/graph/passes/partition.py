@@ -1,22 +1,22 @@
-"""Divide the step into a forward and a backward graph, and choose what lives across: a minimum cut.
+"""Partition the step into a forward and a backward graph by a minimum cut over the saved values.
 
-Needs:    a graph without chunks and without in-place writes, but for buffers that are written at its end;
-          one call that makes what backward starts from (export_joint.py marks it).
-Promises: same bits: every call computes what it did, some of them twice. All of forward stands before all of
-          backward, and each call says in which half it runs (halves.py).
-Refuses:  a graph that writes in place elsewhere, or that starts backward nowhere.
+Needs:    a graph without chunks and without in-place writes, except to buffers at its end; one call
+          that makes backward's initial gradient (export_joint.py marks it).
+Promises: same bits: every call computes the same value, some of them twice. All of forward precedes all of
+          backward, and each call states its half (halves.py).
+Refuses:  a graph with other in-place writes, or without a start of backward.
 
-1. Write the graph as torch's partitioners know it: the start of backward is an input of its own, a value that a
-   buffer gets is an output of forward.
-2. Have torch divide it: the values that cross are a minimum cut of the graph, weighed by their bytes. What is cheap
-   to compute again is computed again, collectives never.
-3. Write both graphs as one, forward first. A buffer gets its value at the end of forward, or, where backward reads
-   what it was, at the end.
+1. Write the graph in the form of torch's partitioners: the start of backward is a separate input, a buffer's
+   new value is an output of forward.
+2. Let torch partition it: the saved values are a minimum cut of the graph, weighted by their bytes. Cheap
+   values are recomputed, collectives never.
+3. Write both graphs as one, forward first. A buffer is written at the end of forward, or at the end of the
+   graph if backward reads its old value.
 
-Bytes count whole storages once, those of graph inputs not at all: they live on in any case.
+Byte counts include each whole storage once, but no graph inputs, which stay alive anyway.
 """
 
-# `joint` is the step as one graph, `forward` and `backward` are what torch makes of it
+# `joint` is the step as one graph, `forward` and `backward` are torch's results
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ from bitproof.harness.torch_compat import divided, rename
 aten = torch.ops.aten
 
 _TAG = "partitioner_tag"
-"""Where torch's partitioners read of a node on which side it stands."""
+"""The metadata from which torch's partitioners read a node's side."""
 
 
 class _Write(NamedTuple):
-    """A write into a graph input at the end of the graph."""
+    """A write to a graph input at the end of the graph."""
 
     buffer: Node
     value: Node
 
 
 def partition(module: GraphModule, context: PassContext, *, by: str) -> GraphModule:
-    """The pass: see the top of this file. `by` is "min_cut", or "default": forward's values are all saved."""
+    """The pass: see the top of this file. `by` is "min_cut", or "default", which saves all of forward's values."""
     graph = module.graph
     writes = _final_writes(graph)
     seed = _seed_of(graph)
@@ -60,7 +60,7 @@ def partition(module: GraphModule, context: PassContext, *, by: str) -> GraphMod
     joint = _joint_form(module, writes, seed)
     num_joint = len(joint.graph.nodes)
     num_state = len(graph.find_nodes(op="placeholder"))
-    # torch's merging of equal calls knows some random draws, not all: two of `randn_like` would become one.
+    # torch's common-subexpression elimination would merge two `randn_like`: it knows only some random draws.
     draws = any(operators.is_random(node) for node in joint.graph.nodes)
     forward, backward = divided(joint, 1 + len(writes), num_state, by=by, cse=not draws)
     written, saved, recomputed = _as_one(module, forward, backward, writes, seed)
@@ -79,14 +79,14 @@ def partition(module: GraphModule, context: PassContext, *, by: str) -> GraphMod
 
 
 def bytes_kept(values: Iterable[Node], sizes: TensorBytes) -> int:
-    """The bytes of the storages that values keep alive, graph inputs left out; an unknown size counts 0."""
+    """The bytes of the storages that values keep alive, without graph inputs; an unknown size counts 0."""
     owners = dict.fromkeys(map(_owner, values))
     tensors = [x.meta["val"] for x in owners if x.op == "call_function" and isinstance(x.meta["val"], torch.Tensor)]
     return sum(sizes.of(tensor) or 0 for tensor in tensors)
 
 
 def _owner(node: Node) -> Node:
-    """The value whose storage a value shares; each result of a call that gives several is one."""
+    """The value whose storage a value shares; each of a call's several results is a separate one."""
     while node.target is not operator.getitem and (shared := operators.sharing_arguments(node)):
         node = shared[0]
     return node
@@ -97,7 +97,7 @@ def _num_tensors(values: Iterable[Node]) -> int:
 
 
 def _crossing(graph: Graph) -> list[Node]:
-    """Forward's calls that backward's read, before anything is cut."""
+    """Forward's calls that backward reads, before the cut."""
     reads = {x for node in graph.nodes if _is_backward(node) for x in node.all_input_nodes}
     return [node for node in graph.nodes if node in reads and node.op == "call_function" and not _is_backward(node)]
 
@@ -110,7 +110,7 @@ def _is_backward(node: Node) -> bool:
 
 
 def _final_writes(graph: Graph) -> list[_Write]:
-    """The writes at the end of the graph, which all that it writes in place must be."""
+    """The writes at the end of the graph. Refuses other in-place writes."""
     found = []
     for node in graph.nodes:
         if not operators.written_arguments(node):
@@ -138,7 +138,7 @@ def _seed_of(graph: Graph) -> Node:
 
 
 def _joint_form(module: GraphModule, writes: list[_Write], seed: Node) -> GraphModule:
-    """The graph with the start of backward as an input, and with what buffers get as outputs after the loss."""
+    """The graph with the start of backward as an input, and with buffers' new values as outputs after the loss."""
     graph = Graph()
     env: dict[Node, Node] = {}
     for node in module.graph.find_nodes(op="placeholder"):
@@ -166,7 +166,7 @@ def _joint_form(module: GraphModule, writes: list[_Write], seed: Node) -> GraphM
 def _as_one(
     module: GraphModule, forward: GraphModule, backward: GraphModule, writes: list[_Write], seed: Node
 ) -> tuple[GraphModule, list[Node], int]:
-    """Both graphs as one; the values of forward that backward reads; and how many calls run in both."""
+    """Both graphs as one; the values of forward that backward reads; and the number of calls that run in both."""
     graph = Graph()
     values: dict[str, Node] = {}
     inputs: dict[Node, Node] = {}
@@ -197,7 +197,7 @@ def _as_one(
 
 
 def _copy(graph: Graph, half: GraphModule, values: dict[str, Node], name: str, known: Iterable[str] = ()) -> int:
-    """Copy a half's calls behind what the graph has; how many of them are `known`, so run a second time."""
+    """Append a half's calls to the graph; return how many are `known`, so run a second time."""
     recomputed = 0
     for node in half.graph.nodes:
         if node.op not in ("call_function", "get_attr"):

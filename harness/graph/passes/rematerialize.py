@@ -1,17 +1,17 @@
-"""Compute again, in backward, the activations that are tagged so.
+"""Recompute in backward the activations tagged `recompute`.
 
 Needs:    every activation has a tag (tag_memory).
-Promises: same bits: each call is repeated with the inputs it had. Backward reads no activation tagged
-          `recompute`, and those that forward does not read again end there.
-Refuses:  nothing: what must not run twice is never tagged.
+Promises: same bits: each call is repeated with its original inputs. Backward reads no activation tagged
+          `recompute`, so each ends after its last use in forward.
+Refuses:  nothing: calls that must not run twice are never tagged.
 
 1. Find the backward call that first needs each activation.
-2. Repeat the calls that give it just before that, in the order in which forward ran them, each once for
-   all its readers. So a block's recomputation starts with its backward, and goes on as it is needed.
-3. Hand backward the new values.
+2. Repeat the calls that compute it just before that, in forward's order, each once for all its
+   readers. So a block's recomputation starts with its backward, and continues as needed.
+3. Let backward read the new values.
 
-A repeated call stays a forward call of its module, since passes that lay values out ask for that; its
-metadata and its name say that it is recomputed.
+A repeated call remains a forward call of its module, as passes that set layouts depend on that; its metadata and its
+name mark it as recomputed.
 """
 
 from __future__ import annotations

@@ -1,29 +1,29 @@
-"""Decide for each activation whether it is saved, recomputed, or kept in host memory meanwhile.
+"""Decide for each activation whether it is saved, recomputed, or offloaded to host memory.
 
 Needs:    every node has an origin and a `val`.
 Promises: every activation (see activations.py) has a tag; same bits.
 Refuses:  nothing.
 
-1. Read in forward the sizes that backward reads off a forward value: a number lives on, not a tensor.
-2. Tag what backward needs, by the first of these rules that applies:
+1. Read the sizes of forward values that backward needs already in forward, so that only numbers stay alive.
+2. Tag the values that backward needs, by the first rule that applies:
 
        outside every block                        saved: its backward follows at once, or it is one tensor
-       random draws, in-place writes, readers of  saved: run again, they would give something else
+       random draws, in-place writes, readers of  saved: a repeat would give other values
          what the step writes, sizes that depend
          on data
-       unknown higher-order operators             saved: nobody knows
+       unknown higher-order operators             saved: their effects are unknown
        read by another block                      saved: it enters that block
-       parts of a tuple, waits                    as what they are a part of, or wait for
+       parts of a tuple, waits                    like their tuple, or the collective's result
        views                                      recomputed, which is free
-       batched products larger than both factors  recomputed: attention scores, written out, cost memory beyond
-         together                                 measure and little work (Korthikanti et al. 2022, arXiv:2205.05198)
+       batched products larger than both factors  recomputed: explicit attention scores take much memory and
+         together                                 little work (Korthikanti et al. 2022, arXiv:2205.05198)
        compute-heavy operators, collectives       saved with `selective` and `offload`, recomputed with `full`
-       all else                                   recomputed
+       all others                                 recomputed
 
-3. Save a value instead of its source where it is the smaller of the two and nothing else needs the source.
-4. With `offload`, move what is saved to host memory up to the budget, the largest first and the earliest
-   first among equals; but not what the first block to run backward needs, which would be back at once, nor what
-   another stage of a pipeline reads, which is there and not here.
+3. Save a value instead of its source if it is smaller and nothing else needs the source.
+4. With `offload`, move saved values to host memory up to the budget, the largest first and the earliest
+   first among equals; but not those of the first block in backward, which would return immediately, nor
+   those that another stage of a pipeline reads on another rank.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class _Tagger:
         return not (touches_written or operators.is_random(node) or operators.reads_data(node.target))
 
     def _smaller_than_their_source(self) -> set[Node]:
-        """Values that would be recomputed from a larger one, which is saved for nothing else."""
+        """Values that would be recomputed from a larger one that is saved only for them."""
         needs = first_needs(self.graph, self._is_recomputed)
         found = set()
         for source in needs:
@@ -157,7 +157,7 @@ class _Tagger:
         self.context.facts["offload_mib"] = round(moved / MIB, 3)
 
     def _leaves_when_copied(self, node: Node) -> bool:
-        """Whether a saved value is a whole storage of its own that no other saved value keeps."""
+        """Whether a saved value is a whole storage that no other saved value keeps alive."""
         owner = self.owners[node]
         is_part = node.target is operator.getitem and node.args[0] is owner
         is_whole = node is owner or is_part or operators.is_wait(node)

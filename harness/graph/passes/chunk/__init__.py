@@ -1,34 +1,34 @@
 """Run the chosen modules' forward and backward in two chunks.
 
 Needs:    every node has an origin and a `val`; `context.chunk_symbol` is the chunked dim's symbol.
-Promises: the bits that the eager chunked reference computes; no value carries the symbol any more.
-Refuses:  collectives that are not the experts', a tensor group's, or a gradient's own reduction; views with
+Promises: the bits of the eager chunked reference; no value carries the symbol any more.
+Refuses:  collectives other than the experts', a tensor group's, or a gradient's own reduction; views with
           a baked constant; a live-out that is needed whole but cannot be joined; sequence chunks through
-          attention; a module that mixes what chunks hold apart (see mixing.py); in-place writes to a
-          value that also lives split or joined; a parameter with two uses; a pattern that matches
-          nothing, or a module that did not run, or a call of one that would not be chunked; a chosen
+          attention; a module that mixes rows of different chunks (see mixing.py); in-place writes to a
+          value that is also split or joined; a parameter with two uses; a pattern that matches
+          nothing, a module that did not run, or a call of one that would not be chunked; a chosen
           module that runs within another.
 
-The graph is read as an interpreter reads it, and a new one is written. A value is either one node of
-the new graph or a pair of nodes, one a chunk:
+The pass reads the graph like an interpreter, and writes a new one. A value is either one node of the new graph or a
+pair of nodes, one per chunk:
 
-1. A node of a chosen module that reads a pair, or the symbol, is written once a chunk: a pair.
-   What it reads whole is split on first use, if it carries the symbol, and shared if it does not.
-2. Every other node is written once. A pair that it reads is joined on first use: concatenated along
-   the chunked dim, or, a parameter's gradient, added (chunk 0 + chunk 1).
-3. Gradient additions of autograd itself, which no module owns, are written once a chunk where both
-   operands exist once a chunk; but not the sum of one parameter's uses, whose order would be another.
-4. Integers are not values: a size that depends on the symbol is written as a number at each use,
-   the whole extent or half of it.
-5. Chunk 1 of a module waits until something needs it, so that a whole chunk runs before the next
-   and buffers are written and random numbers drawn in chunk order, as eager does.
-6. What a chosen module writes in place is no static state: its readers there run once a chunk, and
-   readers elsewhere wait for both.
-7. The collectives of a module, the experts' all-to-alls and a tensor group's sums, run once a chunk,
-   in chunk order on every rank, as all else that reads a pair.
+1. A node of a chosen module that reads a pair, or the symbol, is written once per chunk: a pair.
+   A whole input is split on first use if it carries the symbol, and shared otherwise.
+2. Every other node is written once. A pair that it reads is joined on first use: a parameter's
+   gradient is added (chunk 0 + chunk 1), any other value is concatenated along the chunked dim.
+3. Autograd's own gradient additions, which belong to no module, are written once per chunk if both
+   operands are pairs; but not the sum of one parameter's uses, whose order would change.
+4. Integers are no values: a size that depends on the symbol becomes a number at each use, the
+   whole extent or half of it.
+5. The pass writes chunk 1 of a module only when something needs it. So a whole chunk runs before the
+   next, and buffer writes and random draws happen in chunk order, as in eager.
+6. A tensor that a chosen module writes in place is no static state: its readers in the module run
+   once per chunk, and readers elsewhere run after both chunks.
+7. The collectives of a module, the experts' all-to-alls and a tensor group's sums, run once per
+   chunk, in chunk order on every rank, like any other node that reads a pair.
 
-With early gradient accumulation, the chain from a gradient to its output (cast, reduce-scatter,
-wait) belongs to no module, so rule 2 adds the chunks before it.
+With early gradient accumulation, the chain from a gradient to its output (cast, reduce-scatter, wait) belongs to no
+module, so rule 2 adds the chunks before this chain.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ aten = torch.ops.aten
 
 @dataclass
 class Pair:
-    """A value that exists once a chunk. `second` is None while its writing is held back."""
+    """A value with one node per chunk. `second` is None until it is written."""
 
     root: str
     first: Node
@@ -95,9 +95,9 @@ class _Chunker:
         self.module_calls = {
             name: calls for name, calls in context.module_calls.items() if self.chunking.root_of(name) == name
         }
-        """How often the traced step called each chosen module."""
+        """The traced step's number of calls of each chosen module."""
         self.calls: dict[str, set[int]] = {}
-        """Which calls of each chosen module are written in chunks."""
+        """The calls of each chosen module that are written in chunks."""
         self.roots = {node: self._root_of_module(node) for node in self.graph.nodes}
         self.owners = operators.storage_owners(self.graph.nodes)
         self.mutated = {
@@ -144,7 +144,7 @@ class _Chunker:
         return self.chunking.root_of(module) if module and node.op == "call_function" else None
 
     def _find_reductions(self) -> None:
-        """Tell the reductions of gradients apart; with early accumulation, take them out of their modules."""
+        """Find the reductions of gradients; with early accumulation, take them out of their modules."""
         for gradient in self.gradients:
             tail = reduction_tail(gradient)
             self.reductions.update(tail)
@@ -153,7 +153,7 @@ class _Chunker:
                 self.roots.update(dict.fromkeys(tail))
 
     def _root_of_chunks(self, node: Node) -> str | None:
-        """The module that writes this node once a chunk, or None when it is written once."""
+        """The module for which this node is written once per chunk, or None if it is written once."""
         root = self.roots[node]
         if root is None:
             return self._root_of_gradient_addition(node)
@@ -169,11 +169,11 @@ class _Chunker:
         return bool(self.mutated) and any(self.owners[x] in self.mutated for x in (node, *node.all_input_nodes))
 
     def _root_of_gradient_addition(self, node: Node) -> str | None:
-        """Autograd adds gradients outside every module: once a chunk where both operands exist once a chunk.
+        """The same for autograd's additions outside every module: once per chunk if both operands are pairs.
 
-        Values that carry the symbol may come from two modules, or be whole and split already. Others
-        may only come from one, and not be a parameter's whole gradient: with uses a and b, eager computes
-        ((b1 + a1) + b0) + a0 in one module, ((b1 + b0) + a1) + a0 in two; adding chunk by chunk gives neither.
+        Operands that carry the symbol may come from two modules, or be whole and already split. Others must come from
+        one module and not be a parameter's whole gradient: with uses a and b, eager computes ((b1 + a1) + b0) + a0 in
+        one module, ((b1 + b0) + a1) + a0 in two; adding chunk by chunk gives neither.
         """
         if node.target is not aten.add.Tensor or origin_of(node) != Origin(None, "backward"):
             return None
@@ -195,7 +195,7 @@ class _Chunker:
             self._write_held_back()
             self.writer.output(node, map_arg(node.args, self._whole))
         elif symbols.is_scalar_of(node.meta.get("val"), self.symbol) or node.op == "get_attr":
-            pass  # written as a number, or at the extent of its reader, at each use
+            pass  # becomes a number, or the extent of its reader, at each use
         elif (root := self._root_of_chunks(node)) is not None:
             self._write_once_a_chunk(node, root)
         else:
@@ -224,7 +224,7 @@ class _Chunker:
         self.calls.setdefault(root, set()).update(call.earlier for call in chosen)
 
     def _check_writes(self, node: Node, root: str | None) -> None:
-        """Refuse to write in place to what has copies, or to what is chunked elsewhere than in `root`."""
+        """Refuse an in-place write to a value that has copies, or that is chunked outside `root`."""
         for written in operators.written_arguments(node):
             owner = self.owners[written]
             stored = self.env.get(owner)
@@ -245,20 +245,20 @@ class _Chunker:
         return self.writer.call(node, args, kwargs, chunk=index, target=target)
 
     def _write_held_back(self) -> None:
-        """Write chunk 1 of everything whose chunk 0 stands alone so far."""
+        """Write chunk 1 of all values that only have chunk 0 so far."""
         nodes, self.held_back = self.held_back, []
         for node in nodes:
             pair = self.env[node]
             assert isinstance(pair, Pair)
             pair.second = self._write_chunk(node, pair.root, 1)
             if node in self.gradients:
-                self._join(node, pair)  # at once, so that neither half lives on to the end
+                self._join(node, pair)  # immediately, so that neither half stays alive to the end
         self.running = None
 
     # -- reading --------------------------------------------------------------------------------
 
     def _whole(self, node: Node) -> Any:
-        """A value as a node that is written once reads it."""
+        """The form of a value for a node that is written once."""
         value = node.meta.get("val")
         if symbols.is_scalar_of(value, self.symbol):
             return symbols.number_of(node, self.symbol, self.whole)
@@ -268,7 +268,7 @@ class _Chunker:
         return stored if isinstance(stored, Node) else self._join(node, stored)
 
     def _part(self, node: Node, root: str, index: int, reader: Node) -> Any:
-        """A value as chunk `index` of a node reads it."""
+        """The form of a value for chunk `index` of a node."""
         value = node.meta.get("val")
         if symbols.is_scalar_of(value, self.symbol):
             return symbols.number_of(node, self.symbol, self.half)
@@ -285,7 +285,7 @@ class _Chunker:
         return self._split(node, stored, reader)[index] if symbols.carries(value, self.symbol) else stored
 
     def _is_laid_out_as_half(self, node: Node, pair: Pair) -> bool:
-        """Whether chunks of one module can stand for the halves of their concatenation in another."""
+        """Whether another module can use the chunks of one module in place of the halves of their concatenation."""
         value = node.meta["val"]
         if not isinstance(value, Tensor) or not symbols.carries(value, self.symbol):
             return False
@@ -294,9 +294,9 @@ class _Chunker:
         return pair.first.meta["val"].is_contiguous() and (is_forward or dim == 0)
 
     def _split(self, node: Node, whole: Node, reader: Node) -> tuple[Node, Node]:
-        """Both halves of a live-in, written where they are first read, laid out as eager has them.
+        """Both halves of a live-in, written at the first use, with eager's strides.
 
-        A module's input is cut and made contiguous; a gradient is what the backward of `cat` gives, a view.
+        A module's input is split and made contiguous; a gradient is a view, as from the backward of `cat`.
         """
         if node not in self.split:
             dim = symbols.require_chunk_dim(node, node.meta["val"], self.symbol, "split live-in")
@@ -320,8 +320,8 @@ class _Chunker:
         owner = self.owners[node]
         if owner in self.mutated and isinstance(self.env.get(owner), Node):
             assert pair.second is not None
-            return pair.second  # a buffer: one storage, which both chunks have written by now
-        if node not in self.joined:  # writing chunk 1 may have joined a gradient
+            return pair.second  # a buffer: one storage, written by both chunks already
+        if node not in self.joined:  # writing chunk 1 may have joined this gradient
             self.joined[node] = self._write_join(node, pair)
         return self.joined[node]
 
@@ -344,6 +344,6 @@ class _Chunker:
 
 
 def _needs_reshape(node: Node, args: Any) -> bool:
-    """Whether autograd's reshape of a gradient, traced on a contiguous one as a view, must copy here."""
+    """Whether autograd's reshape of a gradient, traced as a view of a contiguous one, must copy here."""
     is_gradient_view = node.target is aten.view.default and origin_of(node).direction == "backward"
     return is_gradient_view and not args[0].meta["val"].is_contiguous()

@@ -1,7 +1,7 @@
-"""From each gradient output back to where the parameter's gradient was first computed.
+"""Follow each gradient output back to the node that first computes the parameter's gradient.
 
-Between the two lie the cast to the reduce dtype, padding, the reduce-scatter, its wait, and a cast of
-the result: a chain in which every node has one tensor input and one reader.
+Between the two are the cast to the reduce dtype, padding, the reduce-scatter, its wait, and a cast of the result: a
+chain whose nodes have one tensor input and one reader each.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def gradient_outputs(output: Node) -> list[Node]:
 def reduction_tail(gradient: Node) -> list[Node]:
     """The chain that ends in `gradient`, last node first: casts, pads, reduce-scatters and waits.
 
-    It may be cut anywhere without moving a bit of what is computed before the cut. It stops before any
-    other operator, and before a narrowing cast: narrow(a) + narrow(b) is not narrow(a + b).
+    Cutting it anywhere changes no bit of the values computed before the cut. It stops before any other operator, and
+    before a narrowing cast: narrow(a) + narrow(b) is not narrow(a + b).
     """
     tail: list[Node] = []
     node = gradient

@@ -1,4 +1,4 @@
-"""What must not be chunked, each refused by node name and source line."""
+"""Errors for nodes that must not be chunked; each names the node and its source line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bitproof.harness.graph.symbols import carries, source_of
 
 
 def refuse_idle_modules(chunking: Chunking, module_calls: Mapping[str, int]) -> None:
-    """Refuse a chosen module that the step never called: what lies in it would be chunked, and in eager it is not."""
+    """Refuse a chosen module that the step never called: the pass would chunk its submodules, eager would not."""
     idle = [name for name, calls in module_calls.items() if chunking.root_of(name) == name and not calls]
     if idle:
         running = sorted({pattern_of(name) for name, calls in module_calls.items() if calls})
@@ -28,7 +28,7 @@ def refuse_idle_modules(chunking: Chunking, module_calls: Mapping[str, int]) -> 
 
 
 def refuse_whole_calls(module_calls: Mapping[str, int], written: Mapping[str, Collection[int]]) -> None:
-    """Refuse what the pass left whole of the chosen modules, given by name: eager runs each call in chunks."""
+    """Refuse calls of chosen modules, given by name, that the pass left whole: eager runs each call in chunks."""
     for name, calls in module_calls.items():
         num_written = len(written.get(name, ()))
         if num_written != calls:
@@ -41,7 +41,7 @@ def refuse_whole_calls(module_calls: Mapping[str, int], written: Mapping[str, Co
 
 
 def refuse_nested_calls(node: Node, calls: Sequence[ModuleCall]) -> ChunkError:
-    """A chosen module that runs within another would be split in four."""
+    """Refuse a chosen module that runs within another: it would be split in four."""
     return ChunkError(
         f"cannot chunk {calls[-1].module}: it runs within {calls[-2].module}, which is chunked too",
         expected="chosen modules that do not call each other",
@@ -52,7 +52,7 @@ def refuse_nested_calls(node: Node, calls: Sequence[ModuleCall]) -> ChunkError:
 
 
 def refuse_foreign_collective(node: Node, reductions: set[Node], chunk_groups: frozenset[str]) -> None:
-    """Refuse a collective that would run once a chunk, unless it is a known group's or a gradient's reduction."""
+    """Refuse a collective that would run once per chunk, unless its group is known or it reduces a gradient."""
     if not operators.is_collective(node) or node in reductions or operators.group_name(node) in chunk_groups:
         return
     raise ChunkError(
@@ -78,7 +78,7 @@ def refuse_attention_over_sequence(node: Node, dim: str) -> None:
 
 
 def refuse_baked_view(node: Node, symbol: object) -> None:
-    """Refuse a view to a number where its input has the symbol: halves would not fit it."""
+    """Refuse a view to a fixed size of an input that has the symbol: halves would not fit."""
     if node.target not in operators.SIZED_VIEWS:
         return
     source, value = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
@@ -93,7 +93,7 @@ def refuse_baked_view(node: Node, symbol: object) -> None:
 
 
 def refuse_write(node: Node, written: Node) -> None:
-    """Refuse an in-place write to a value that exists split or joined too, or that crosses a module's border."""
+    """Refuse an in-place write to a value that is also split or joined, or that crosses a module boundary."""
     raise ChunkError(
         f"cannot write in place to `{written.name}` in `{node.name}`: its elements live split or joined too",
         expected="in-place writes to buffers without the chunked dim, or to what the same module computed",
@@ -104,7 +104,7 @@ def refuse_write(node: Node, written: Node) -> None:
 
 
 def refuse_second_use(addition: Node) -> ChunkError:
-    """One parameter's gradient is summed over chunks and over uses, in an order that chunks would change."""
+    """Refuse a second use of a parameter: chunks would change the order of the sum over chunks and uses."""
     uses = ", ".join(f"{x.name} in {origin_of(x)}" for x in addition.all_input_nodes)
     return ChunkError(
         f"cannot add the gradients of two uses of one parameter in `{addition.name}`: at least one is chunked",
@@ -116,7 +116,7 @@ def refuse_second_use(addition: Node) -> ChunkError:
 
 
 def refuse_join(node: Node, value: object) -> ChunkError:
-    """A per-chunk value without the chunked dim is needed whole, and is no parameter gradient."""
+    """Refuse a join of a per-chunk value without the chunked dim that is no parameter gradient."""
     shape = list(map(str, value.shape)) if isinstance(value, Tensor) else type(value).__name__
     readers = ", ".join(sorted(user.name for user in node.users))
     return ChunkError(

@@ -1,6 +1,6 @@
-"""What the pass matched, in words: one line for each region, with what goes in and comes out and how large it is.
+"""Describe the regions that the pass matched, one line each, with their inputs and outputs and their sizes.
 
-A region is what the graph runs of one chosen module in one direction.
+A region is all nodes of one chosen module in one direction.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bitproof.harness.graph.origin import Direction, origin_of
 
 
 class Region(NamedTuple):
-    """One module's nodes of one direction; the tensors that they read from elsewhere, and those that others read."""
+    """One module's nodes in one direction, their live-ins and their live-outs."""
 
     module: str
     direction: Direction
@@ -31,7 +31,7 @@ class Region(NamedTuple):
 
 
 def regions_of(roots: Mapping[Node, str | None]) -> Iterator[Region]:
-    """The regions, in the order of the graph. `roots` has the chosen module that each of the graph's nodes is of."""
+    """The regions, in graph order. `roots` has the chosen module of each node."""
     inside: dict[tuple[str, Direction], dict[Node, None]] = {}
     for node, root in roots.items():
         if root is not None:

@@ -1,28 +1,28 @@
-"""Reorder the graph so that one chunk's all-to-all is in flight during other compute, the other chunk's above all.
+"""Reorder the graph to overlap one chunk's all-to-all with other compute, most of all the other chunk's.
 
-Needs:    collectives as launch and wait; the chunk pass's marks; of each all-to-all the part it belongs to; a cost
-          model, in `context.pipeline.overlap_costs` or, on the CPU, the one that comes with bitproof.
-Promises: the same nodes, hence the same bits, in an order that depends on the graph and the model alone; no node
-          moves further ahead than into the chunked region before its own; the simulated step gets shorter.
-Refuses:  a graph without an all-to-all of dispatch or combine that runs once a chunk: whoever asks for overlap would
-          get none; an all-to-all that something other than one wait reads; a collective that the model does not
-          know; a model that cannot be read.
+Needs:    collectives as launch and wait; the chunk pass's marks; each all-to-all's part; a cost model in
+          `context.pipeline.overlap_costs` or, on the CPU, bitproof's own.
+Promises: the same nodes, hence the same bits, in an order that depends only on the graph and the model; no node
+          moves further ahead than into the previous chunked region; the simulated step gets shorter.
+Refuses:  a graph without an all-to-all of dispatch or combine that runs once per chunk, as there is nothing to
+          overlap; an all-to-all with another reader than one wait; a collective that is not in the model; an
+          invalid model file.
 
-An all-to-all is below one of dispatch or combine, as its origin says; any other is a collective like the rest.
+Here "all-to-all" means one of dispatch or combine, by its origin; any other is treated like other collectives.
 
-A graph which the model gives no shorter order stays as it is, and the report says so.
+If the model finds no shorter order, the graph stays unchanged, and the report says so.
 
 1. Cut the graph into regions, one module's forward or backward, and each into chunk 0, chunk 1 and the rest.
-2. Schedule lists on a simulated rank: of what is ready, run an all-to-all's launch first, then chunk 0 before
-   chunk 1, what the next all-to-all of its chunk needs (host syncs too) before what none needs, then as it
-   stood. An all-to-all's wait is ready when the all-to-all has arrived; so while one is in flight the rank
-   goes on with what does not need it, and comes back as soon as it has arrived. Waits for other
-   collectives are put off alike while an all-to-all is in flight, else they stay as they are.
-3. Put each all-to-all's wait directly before its first reader: the model may be wrong about the arrival.
-4. Report how many all-to-alls are in flight during other compute, and what the model says of before and after.
+2. List scheduling on a simulated rank: among ready nodes, run an all-to-all's launch first, then chunk 0 before
+   chunk 1, then nodes (host syncs, too) that the next all-to-all of their chunk needs, then in graph order. An
+   all-to-all's wait is ready when the all-to-all has arrived; so while one is in flight the rank runs nodes that
+   do not need it, and returns as soon as it has arrived. Waits for other collectives are postponed in the same
+   way while an all-to-all is in flight, else they keep their place.
+3. Move each all-to-all's wait directly before its first reader: the model may be wrong about the arrival.
+4. Report how many all-to-alls overlap with compute, and the model's times before and after.
 
-On other devices than the CPU and without a model of their own, each all-to-all is taken to last longer
-than all that may hide it. That gives an order and no times, so none are reported.
+On devices other than the CPU without a model, the pass assumes that each all-to-all takes longer than all compute that
+may hide it. That gives an order but no times, so the report has none.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ log = logging.getLogger(__name__)
 
 
 class NodePosition(NamedTuple):
-    """Where a node stood: its region, the part of it (chunk 0, chunk 1, 2 for the rest), its position in the graph."""
+    """A node's original place: its region, its part (chunk 0, chunk 1, 2 for the rest), and its position in the
+    graph."""
 
     region: int
     part: int
@@ -91,7 +92,7 @@ def overlap(module: GraphModule, context: PassContext) -> GraphModule:
 
 
 def _refuse_nothing_to_hide(chunking: Chunking | None, num_launches: int) -> PassError:
-    """A case that asks for overlap and gets none would compare something else than it says."""
+    """A case that requests overlap without getting any would not test what it states."""
     return PassError(
         "there is no all-to-all that overlap could hide",
         expected="an expert layer's all-to-alls within the chunked modules, as with modules='layers.*.moe', which the "
@@ -103,7 +104,7 @@ def _refuse_nothing_to_hide(chunking: Chunking | None, num_launches: int) -> Pas
 
 
 def _only_wait(launch: Node) -> Node:
-    """The wait of an all-to-all. What else reads its result before it has arrived may only ask for its size."""
+    """The wait of an all-to-all. Other readers before its arrival may only read its size."""
     waits = [user for user in launch.users if operators.is_wait(user)]
     others = [user.name for user in launch.users if user not in waits and operators.operator_name(user) != "sym_size"]
     if len(waits) != 1 or others:
@@ -126,8 +127,8 @@ def _path_of_model(nodes: list[Node], context: PassContext) -> Path | None:
 def find_places(nodes: list[Node], chunking: Chunking) -> dict[Node, NodePosition]:
     """Step 1. A region begins at the first chunked node of a module in a direction.
 
-    What is written once belongs to chunk 0 where chunk 0's nodes follow it in the region, to chunk 1
-    where only chunk 1's do, else to the rest.
+    A node written once belongs to chunk 0 if nodes of chunk 0 follow it in the region, to chunk 1 if only nodes of
+    chunk 1 do, else to the rest.
     """
     regions, region, running = [], 0, None
     for node in nodes:
@@ -217,7 +218,7 @@ def schedule(
 def _next_all_to_all(
     nodes: list[Node], after: dict[Node, list[Node]], places: dict[Node, NodePosition]
 ) -> dict[Node, int]:
-    """For each node the position of the first all-to-all in its part of its region that needs it; else past the end."""
+    """For each node the position of the first all-to-all in its part and region that needs it; else past the end."""
     found: dict[Node, int] = {}
     for node in reversed(nodes):
         own = [later for later in after[node] if places[later][:2] == places[node][:2]]
@@ -228,7 +229,7 @@ def _next_all_to_all(
 
 
 def _sunk(order: list[Node], waits: list[Node], after: dict[Node, list[Node]]) -> dict[Node, tuple[int, int]]:
-    """Step 3: sort keys that leave all in order but the waits, which come directly before what needs them first."""
+    """Step 3: sort keys that keep the order, except that each wait moves directly before its first reader."""
     key = {node: (index, 1) for index, node in enumerate(order)}
     for wait in waits:
         if after[wait]:
@@ -245,7 +246,7 @@ def _reversed(before: dict[Node, set[Node]]) -> dict[Node, list[Node]]:
 
 
 def _num_in_flight(nodes: Iterable[Node], launches: list[Node], waits: list[Node]) -> int:
-    """Between how many launches and their waits the rank computes."""
+    """The number of all-to-alls with compute between launch and wait."""
     nodes = list(nodes)
     owners = operators.storage_owners(nodes)
     num_before: dict[Node, int] = {}
@@ -260,7 +261,7 @@ def _num_in_flight(nodes: Iterable[Node], launches: list[Node], waits: list[Node
 
 
 def _facts(before: Timeline, after: Timeline, model: CostModel | None, path: Path | None) -> dict[str, Any]:
-    """What the model says, where there is one."""
+    """The model's times, if there is one."""
     if model is None or path is None:
         return {"costs": None}
     times = {"before": before.summary(), "after": after.summary()}

@@ -1,4 +1,4 @@
-"""What each node of a graph costs: lines fitted by least squares to measured times.
+"""The cost of each node of a graph: lines fitted by least squares to measured times.
 
 A node is of one kind, and every kind has a line `seconds = fixed + per_unit * amount`:
 
@@ -11,11 +11,10 @@ A node is of one kind, and every kind has a line `seconds = fixed + per_unit * a
 | `all_to_all_single/2`          | a collective of 2 ranks in flight, after its launch | bytes given by one rank   |
 | `launch all_to_all_single/2`   | calling it, until the call returns                  | the same                  |
 
-A group size that was not measured takes the line of the nearest that was; a collective that does not
-tell its size, that of the largest.
+An unmeasured group size uses the line of the nearest measured one; a collective of unknown size, that of the largest.
 
-Sizes that depend on data have no number in a graph. Routing counts as balanced: each rank of a group
-sends a rank as many rows as any other, so as many rows arrive as are sent. Any other such size counts as 0.
+Sizes that depend on data have no number in a graph. Routing is assumed to be balanced: each rank of a group sends
+equally many rows to every rank, so as many rows arrive as are sent. Any other such size counts as 0.
 """
 
 from __future__ import annotations
@@ -47,14 +46,14 @@ _REPEATS = 20
 
 
 class NodeWork(NamedTuple):
-    """A node's kind and the amount that its line is multiplied with."""
+    """A node's kind and the amount that its line multiplies."""
 
     kind: str
     amount: float
 
 
 class Cost(NamedTuple):
-    """Seconds for which a node occupies its rank, and, of a collective, seconds in flight after that."""
+    """The seconds that a node occupies its rank, and a collective's seconds in flight after that."""
 
     compute: float
     transfer: float
@@ -62,7 +61,7 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class CostLine:
-    """`seconds = fixed + per_unit * amount`, and how well it fits the `points` it was fitted to."""
+    """`seconds = fixed + per_unit * amount`, and its error over the `points` of the fit."""
 
     fixed: float
     per_unit: float
@@ -73,7 +72,7 @@ class CostLine:
 
 @dataclass(frozen=True)
 class CostModel:
-    """A line for each kind. `description` says on which machine they were measured."""
+    """A line for each kind. `description` names the machine of the measurements."""
 
     description: dict[str, Any]
     lines: Mapping[str, CostLine]
@@ -121,11 +120,12 @@ class CostModel:
 
 
 def fit(points: Iterable[tuple[NodeWork, float]], description: dict[str, Any]) -> CostModel:
-    """A model from measured (work, seconds), by least squares of error^2 / predicted seconds: noise grows with time.
+    """Fit a model to measured (work, seconds), by least squares of error^2 / predicted seconds, as noise grows with
+    time.
 
-    Unweighted, the largest sizes alone would decide what small ones cost. With these weights, found by
-    repeating the fit, a line's predictions add up to what was measured. Neither part of a line is
-    negative: a line that would start below zero goes through the origin, one that would fall is flat.
+    Without weights, the largest sizes would determine the cost of small ones. With these weights, found by repeating
+    the fit, a line's predictions add up to the measured total. Neither coefficient is negative: a line that would start
+    below zero goes through the origin, one that would fall is flat.
     """
     by_kind: dict[str, list[tuple[float, float]]] = {}
     for work, seconds in points:
@@ -139,7 +139,7 @@ def _fit_line(points: list[tuple[float, float]]) -> CostLine:
     for _ in range(_REPEATS):
         weight = (1 / predicted) / (1 / predicted).sum()
         fixed, per_unit = _weighted_line(x, y, weight)
-        predicted = fixed + per_unit * x + 1e-3 * y.mean()  # the last term bounds the weight of an amount of 0
+        predicted = fixed + per_unit * x + 1e-3 * y.mean()  # the last term limits the weight of an amount of 0
     errors, variance = y - (fixed + per_unit * x), ((y - y.mean()) ** 2).sum()
     r2 = 1 - (errors**2).sum() / variance if variance > 0 else torch.ones_like(variance)
     return CostLine(fixed.item(), per_unit.item(), len(points), r2.item(), (errors.abs() / y).median().item())
@@ -157,7 +157,7 @@ def _weighted_line(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor
 
 
 def node_costs(graph: Graph, model: CostModel | None) -> dict[Node, Cost]:
-    """Every node's cost; without a model, compute is free and every collective takes 1."""
+    """Every node's cost; without a model, compute costs 0 and every collective 1."""
     sizes = Sizes()
     views = operators.storage_owners(graph.nodes)
     costs = {}
@@ -184,7 +184,7 @@ def launching(collective: NodeWork) -> NodeWork:
 def work_of(
     node: Node, is_view: bool, value_of: Callable[[Node], Any], number: Callable[[Any], float] = float
 ) -> NodeWork:
-    """A call's kind and amount. `value_of` gives the fake or real value of a node, `number` that of a size."""
+    """A call's kind and amount. `value_of` returns a node's fake or real value, `number` a size's number."""
 
     def extent(x: Tensor) -> float:
         return math.prod(map(number, x.shape))
@@ -203,10 +203,10 @@ def work_of(
         return NodeWork("view", 0)
     if (first := named(name).factors_from) is not None:
         left, right = [value_of(x) for x in node.args[first:][:2]]  # type: ignore[arg-type]
-        experts = number(left.shape[0]) if left.dim() > right.dim() else 1  # each column is one expert's
+        experts = number(left.shape[0]) if left.dim() > right.dim() else 1  # one column per expert
         return NodeWork("matmul", 2 * extent(left) * number(right.shape[-1]) / experts)
     if operators.attends(node) or operators.attends_backward(node):
-        # Q K^T and P V; backward multiplies five times. Queries and keys are as many.
+        # Q K^T and P V; backward has five products. There are as many queries as keys.
         query, key = (value_of(x) for x in node.args[:2])  # type: ignore[arg-type]
         return NodeWork("attention", (10 if name.endswith("backward") else 4) * extent(query) * number(key.shape[-2]))
     return NodeWork("memory", bytes_of([*node.all_input_nodes, node]))
@@ -221,7 +221,7 @@ def _tensors(value: Any) -> Iterable[Tensor]:
 
 
 def _group_size(node: Node) -> int:
-    """How many ranks a collective has, as far as its arguments say; else 0."""
+    """The number of ranks in a collective, from its arguments; 0 if they do not have it."""
     name = operators.operator_name(node)
     if name == "all_to_all_single":
         return len(node.args[1])  # type: ignore[arg-type]
@@ -229,14 +229,14 @@ def _group_size(node: Node) -> int:
 
 
 class Sizes:
-    """Numbers for sizes, those that depend on data included; see the top of this file."""
+    """Numbers for sizes, including those that depend on data; see the top of this file."""
 
     def __init__(self) -> None:
         self._known: dict[sympy.Symbol, float] = {}
         self._numbers: dict[sympy.Basic, float] = {}
 
     def expect_balance(self, collective: Node) -> None:
-        """Learn from an all-to-all how many rows to expect from each rank."""
+        """Take from an all-to-all the number of rows to expect from each rank."""
         if operators.operator_name(collective) != "all_to_all_single":
             return
         rows, received = collective.args[:2]

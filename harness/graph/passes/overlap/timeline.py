@@ -1,8 +1,7 @@
-"""Play a graph in a given order: one rank that computes, and one transfer at a time in each process group.
+"""Simulate a graph in a given order: one rank that computes, and one transfer at a time in each process group.
 
-A collective's launch occupies the rank; its transfer then starts as soon as the group is free. A wait
-stops the rank until the transfer has arrived. Ranks are taken to be in step. There is no launch queue:
-a rank and its device are one.
+A collective's launch occupies the rank; its transfer starts as soon as the group is free. A wait blocks the rank until
+the transfer has arrived. All ranks run in step. There is no launch queue: a rank and its device are one.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from bitproof.harness.graph.passes.overlap.costs import Cost
 
 
 class Timeline:
-    """The `time` after the nodes run so far; when each collective has its `arrival`; for how long its waits `blocked`.
+    """The `time` after the nodes run so far, each collective's `arrival`, and the time that its waits `blocked`.
 
-    All in the unit of the costs.
+    All times are in the unit of the costs.
     """
 
     def __init__(self, costs: Mapping[Node, Cost]) -> None:
@@ -31,10 +30,10 @@ class Timeline:
         self._free: dict[str, float] = {}
         self._stops = [0.0]
         self._stood = [0.0]
-        """When the rank stopped at a wait, and how long it had stood still in all when it went on."""
+        """The times of blocked waits, and the total blocked time after each."""
 
     def run(self, node: Node) -> None:
-        """Run one node whose dependencies have run."""
+        """Run one node, after its dependencies."""
         if operators.is_wait(node):
             self._wait_for(operators.launch_of(node))
         self.time += self.costs[node].compute
@@ -44,16 +43,16 @@ class Timeline:
             self.arrival[node] = self._free[group] = start + self.costs[node].transfer
 
     def has_arrived(self, launch: Node) -> bool:
-        """Whether a collective's wait would return at once."""
+        """Whether a collective's wait would return immediately."""
         return self.arrival.get(launch, 0.0) <= self.time
 
     def hidden(self, launch: Node) -> float:
-        """For how much of a collective's transfer the rank computed; waits for other collectives do not count."""
+        """How much of a collective's transfer overlapped with compute; waits for other collectives do not count."""
         arrival, transfer = self.arrival[launch], self.costs[launch].transfer
         return transfer - (self._stood_until(arrival) - self._stood_until(arrival - transfer))
 
     def summary(self) -> dict[str, float | dict[str, float]]:
-        """Seconds of the step, and of its all-to-alls by direction. For the report."""
+        """For the report: seconds of the step, and of its all-to-alls by direction."""
         return {"step_seconds": round(self.time, 9)} | {
             name: self._all_to_alls(name) for name in ("forward", "backward")
         }
@@ -79,13 +78,13 @@ class Timeline:
             self.time += seconds
 
     def _stood_until(self, time: float) -> float:
-        """How long the rank had stood still in all at some time in the past."""
+        """The rank's total blocked time at an earlier time."""
         last = bisect.bisect_right(self._stops, time) - 1
         return min(self._stood[last], self._stood[max(last - 1, 0)] + time - self._stops[last])
 
 
 def simulate(nodes: Iterable[Node], costs: Mapping[Node, Cost]) -> Timeline:
-    """The timeline of a whole graph in the order given."""
+    """The timeline of a whole graph in the given order."""
     timeline = Timeline(costs)
     for node in nodes:
         timeline.run(node)
@@ -93,6 +92,6 @@ def simulate(nodes: Iterable[Node], costs: Mapping[Node, Cost]) -> Timeline:
 
 
 def is_exchange(node: Node) -> bool:
-    """Whether the node launches an all-to-all by which rows travel to their experts, or back."""
+    """Whether the node launches an all-to-all that sends rows to their experts or back."""
     is_all_to_all = operators.is_collective(node) and operators.operator_name(node) == "all_to_all_single"
     return is_all_to_all and origin_of(node).part in ("dispatch", "combine")

@@ -1,4 +1,4 @@
-"""A static proof: the bits of two systems' steps are equal for every input, found without running a rank.
+"""Static proofs, without running a rank, that two systems' steps give equal bits for every input.
 
     systems' steps as graphs ─► export.py      every call with its layout, from fake values computed again
                              ─► canonical.py   what each call computes, as a term
@@ -6,5 +6,5 @@
                              ─► answers.py     outputs compared, differences led back to modules
                              ─► evaluate.py    terms computed on random inputs, against both graphs
 
-docs/explanation/proving.md says what is proved, under which assumptions, and what is not.
+docs/explanation/proving.md explains what is proved, under which assumptions, and what is not.
 """

@@ -1,10 +1,10 @@
-"""What is concluded of each output, from two graphs as data.
+"""The answer for each output of two graphs as data.
 
-1. Both graphs' calls become terms of one table.
-2. Outputs are those that the step returns, and every input that either graph writes.
-3. An output is PROVED where both sides' terms are one, and read a parameter and an input of the step: a constant is
-   equal to itself and shows nothing, so it is REFUSED. It is REFUSED where either side is not understood.
-4. Every other is NOT PROVED, which says nothing of its bits but that these rules do not make them one term.
+1. Both graphs' calls become terms in one table.
+2. Outputs are the step's return values, and every input that either graph writes.
+3. An output is PROVED if both sides have the same term, and the term reads a parameter and an input of the step.
+   A constant is REFUSED, as its equality shows nothing, and so is an output with an unsupported call on either side.
+4. Any other output is NOT PROVED: these rules do not make its terms equal, but its bits may still be.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ MUST_READ = (PARAMETER, INPUT)
 
 @dataclass(frozen=True)
 class OutputAnswer:
-    """One output: its verdict, the places of its terms, why it was refused, where its sides part, and, of one that is
-    PROVED, how the two lie in memory where they lie otherwise. `witness` says of one that is NOT PROVED how its sides
-    were seen to differ on equal inputs."""
+    """One output: its verdict, its terms' indices, the reason of a refusal, the first difference of its sides, and, if
+    it is PROVED, both memory layouts if they differ. `witness` describes how the sides of an output that is NOT PROVED
+    differed on equal inputs."""
 
     output: str
     verdict: str
@@ -46,9 +46,9 @@ class OutputAnswer:
 
 @dataclass(frozen=True)
 class Proof:
-    """All outputs' answers, and what they rest on. `sides` are the two graphs' terms, reference first.
+    """All outputs' answers, and their evidence. `sides` are the two graphs' terms, reference first.
 
-    `reads_something` is False where all outputs are PROVED and none reads an input."""
+    `reads_something` is False if all outputs are PROVED and none reads an input."""
 
     answers: tuple[OutputAnswer, ...]
     table: Table
@@ -57,17 +57,17 @@ class Proof:
     reads_something: bool = True
 
     def count(self, verdict: str) -> int:
-        """How many outputs got a verdict."""
+        """The number of outputs with this verdict."""
         return sum(answer.verdict == verdict for answer in self.answers)
 
     @property
     def laid_out_otherwise(self) -> list[str]:
-        """The outputs that are PROVED and whose two sides lie otherwise in memory: what follows may tell them apart."""
+        """The PROVED outputs with different strides on the two sides, on which later code may depend."""
         return [answer.output for answer in self.answers if answer.verdict == PROVED and answer.layouts]
 
     @property
     def verdict(self) -> str:
-        """PROVED where all outputs are; else REFUSED where one is, or there are none; else NOT PROVED."""
+        """PROVED if all outputs are; else REFUSED if one is or there are none; else NOT PROVED."""
         if not self.answers or self.count(REFUSED):
             return REFUSED
         return NOT_PROVED if self.count(NOT_PROVED) else PROVED
@@ -81,7 +81,7 @@ def prove_graphs(
 ) -> Proof:
     """Compare two graphs of one step. `rules` are the project's own unless a test wants others.
 
-    A proved output is made of inputs of each kind of `must_read`, which are beginnings of inputs' names.
+    A proved output must depend on an input of each kind in `must_read`, which are prefixes of inputs' names.
     """
     table = Table(RULES if rules is None else rules)
     sides = Canonicalizer(table, reference, 0), Canonicalizer(table, candidate, 1)
@@ -99,25 +99,25 @@ def prove_graphs(
 
 
 def _reads_of(table: Table, kinds: Sequence[str]) -> list[int]:
-    """For each term of a table, the kinds of inputs that it depends on, a bit each. Nobody reads what was rewritten."""
+    """For each term of a table, the kinds of inputs that it depends on, as bits. Rewritten terms are not computed."""
     found: list[int] = []
     for step in table.steps:
         bits = 0
         if step.term[0] == "input":
             bits = sum(1 << i for i, kind in enumerate(kinds) if step.term[1].startswith(kind))
         for place in () if step.rule else terms_in(step.term):
-            bits |= found[place]  # a term's own terms stand before it
+            bits |= found[place]  # a term's parts precede it
         found.append(bits)
     return found
 
 
 Pair = tuple[int | None, int | None]
-"""The call that gives an output on either side; None where a side has no such output."""
+"""The call that computes an output on each side; None if a side has no such output."""
 
 
 def _outputs(sides: tuple[Canonicalizer, Canonicalizer]) -> Iterable[tuple[str, Pair]]:
-    """Every output's name, and the calls that give it. What an input holds in the end may be returned, too: a graph
-    without writes gives it as an output of the name that it has where it is written."""
+    """Every output's name, and the calls that compute it. A graph without in-place writes may return an input's final
+    value instead: such an output has the same name as the written input."""
     returned = [dict(side.graph.outputs) for side in sides]
     inputs = [
         {f"written {call.name}": i for i, call in enumerate(side.graph.calls) if call.op in ("input", "constant")}
@@ -135,7 +135,7 @@ def _outputs(sides: tuple[Canonicalizer, Canonicalizer]) -> Iterable[tuple[str, 
 
 
 def _terms_of(sides: tuple[Canonicalizer, Canonicalizer], pair: Pair) -> tuple[int, int] | RefusedError:
-    """An output's terms, or why it has none."""
+    """An output's terms, or the reason why it has none."""
     places = []
     for side, index in zip(sides, pair, strict=True):
         if index is None:
@@ -170,7 +170,7 @@ def _answer(
 
 
 def _layout(x: Any) -> str:
-    """How a tensor lies in memory, in words, as far as sizes are numbers; dims of size 1 lie anyhow."""
+    """A tensor's memory layout in words, if its sizes are numbers; dims of size 1 have no stride."""
     if not isinstance(x, Tensor):
         return "a number"
     numbers = zip(x.shape, x.strides, strict=True)

@@ -1,13 +1,13 @@
-"""What every call of a graph computes, as a term.
+"""Turns every call of a graph into a term for the value that it computes.
 
-1. An operator that only shows, copies or moves elements, or computes exactly, becomes a term that rules may rewrite.
-2. Any other becomes an opaque term over its arguments and, for each tensor among them, dtype, device, shape, strides
-   and the alignment of its first element: what a kernel may choose its path by.
-3. Writing in place gives the memory a new version. Names for exactly the written elements get the new value; any
-   other name for that memory is stale, and whoever reads it is refused.
-4. A collective is launched and awaited; in between neither may its result be read nor what it reads be written.
-5. Random calls are chained: each reads the generator's state that the one before left.
-6. A symbol is named by the term that its number was read from.
+1. An operator that only views, copies or moves elements, or computes exactly, becomes a term that rules may rewrite.
+2. Any other becomes an opaque term over its arguments and each tensor argument's dtype, device, shape, strides and
+   alignment of the first element: a kernel may choose its code path by all of these.
+3. An in-place write gives the memory a new version. Aliases of exactly the written elements get the new value; all
+   other aliases of that memory are stale, and a call that reads them is refused.
+4. Between a collective's launch and its wait, no call may read its result or write its input.
+5. Random calls form a chain: each reads the generator's state after the previous one.
+6. A symbol's name is the term from which its number was read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Arguments = Mapping[str, Any]
 
 
 class Canonicalizer:
-    """The terms of one graph. `values` has the place of each call's term now, or those of its several results."""
+    """The terms of one graph. `values` has the current index of each call's term, or those of its several results."""
 
     def __init__(self, table: Table, graph: Graph, side: int) -> None:
         self.table = table
@@ -42,7 +42,7 @@ class Canonicalizer:
         self.refused: dict[int, RefusedError] = {}
         self.symbols = Symbols(table)
         self.memory = GraphMemory(graph)
-        self.generator: Term = ("seed",)  # the state that the next random call reads
+        self.generator: Term = ("seed",)  # the generator's state before the next random call
         self._of_elements = (
             (known_operators.FILLS, self._filling),
             ({*known_operators.EXACT, *known_operators.DIVISIONS, known_operators.POWER}, self._exact),
@@ -50,7 +50,7 @@ class Canonicalizer:
         )
 
     def run(self) -> None:
-        """Every call, in order. What a call is refused for is kept; so is all that reads it refused."""
+        """Process every call, in order. A call's refusal is kept; calls that read its result are refused, too."""
         for index, call in enumerate(self.graph.calls):
             self.values.append(None)
             try:
@@ -61,14 +61,14 @@ class Canonicalizer:
             self.memory.hold(index)
 
     def output(self, index: int) -> int:
-        """The term of what the graph returns, or of what a buffer holds, when all has run. Raises RefusedError."""
+        """The term of a returned value, or of a buffer's final value. Raises RefusedError."""
         self._refuse_unreadable(index, self.graph.calls[index])
         if self.memory.is_flying(index):
             raise refuse(self.graph.calls[index], "an output that is never waited for")
         return int(self.values[index])
 
     def written_inputs(self) -> list[int]:
-        """The graph's inputs that hold something else when all has run, and its constants."""
+        """The graph's inputs and constants whose value has changed at the end."""
         inputs = [index for index, call in enumerate(self.graph.calls) if call.op in ("input", "constant")]
         return [i for i in inputs if self.memory.is_stale(i) or self.values[i] != self._input(self.graph.calls[i])]
 
@@ -79,7 +79,7 @@ class Canonicalizer:
         return self.table.make((call.op, told, call.value.dtype, _told(call.value.shape)))
 
     def _taken(self, call: Call) -> int:
-        """An input, or a tensor of the graph; symbols that are new in it stand for its sizes, or for it."""
+        """Add an input or a constant; new symbols in its sizes, or a symbol that it is, are named by it."""
         term = self._input(call)
         if isinstance(call.value, Tensor):
             self.symbols.name_extents(call, term, call.value.shape)
@@ -89,13 +89,13 @@ class Canonicalizer:
 
     @functools.cached_property
     def computed(self) -> set[int]:
-        """Every term that is computed anywhere, when all has run."""
+        """All terms that the graph computes."""
         values = (value if isinstance(value, list) else [value] for value in self.values)
         return self.table.reachable(place for places in values for place in places if place is not None)
 
     @functools.cached_property
     def reads(self) -> list[list[int]]:
-        """What each call reads, by its arguments, and by the sizes in them that depend on data: who brought these."""
+        """The calls that each call reads: its arguments, and the sources of data-dependent sizes in them."""
         brought: dict[str, int] = {}
         found = []
         for index, call in enumerate(self.graph.calls):
@@ -203,15 +203,15 @@ class Canonicalizer:
                 shape = (*tensor.shape[:dim], 1, *tensor.shape[dim:])
                 part = self.table.view(part, whole(shape))
             elif tensor.shape == (0,) and len(call.value.shape) != 1:
-                continue  # `cat` passes over these, whatever the shape of the others
+                continue  # `cat` ignores these, whatever the shape of the others
             parts.append(part)
         return self.table.make(("cat", tuple(parts), dim))
 
     # -- what computes ------------------------------------------------------------------------------
 
     def _exact(self, call: Call, args: Arguments) -> int | None:
-        """The term of an operator of EXACT; None where its operands are not as exact ones' are. A number as an operand
-        is a tensor that holds it everywhere, a division by a power of 2 a product, and so is a square of real ones."""
+        """The term of an operator of EXACT; None if the operands do not allow an exact result. A number operand becomes
+        a tensor filled with it; a division by a power of 2 and a square of real numbers become products."""
         own, tensors = call.value, [self.graph.calls[read].value for read in call.reads]
         name = known_operators.EXACT.get(call.op, "cast")
         if call.op in known_operators.DIVISIONS:
@@ -228,17 +228,17 @@ class Canonicalizer:
         return None if None in operands else self.table.make(("exact", name, own.dtype, own.device, operands))
 
     def _operand(self, value: Any, dtype: str, shape: tuple[Size, ...]) -> int | None:
-        """What an exact operator reads, in the shape of its result; None where no term says that."""
+        """An exact operator's operand in the shape of its result; None if there is no such term."""
         if isinstance(value, tuple) and value[:1] == ("node",):
             place, own = self.values[value[1]], self.graph.calls[value[1]].value.shape
             if own == shape:
                 return int(place)
             return self.table.view(place, expanded(own, shape)) if _is_closed((*own, *shape)) else None
-        is_kept = isinstance(value, int) or dtype in known_operators.FLOATS  # whole numbers beside 2.0 become real ones
+        is_kept = isinstance(value, int) or dtype in known_operators.FLOATS  # integers combined with 2.0 become floats
         return self._filled(value, dtype, shape) if is_kept else None
 
     def _filled(self, value: Any, dtype: str, shape: tuple[Size, ...]) -> int | None:
-        """A number everywhere; None for what is no number, or none that the dtype has."""
+        """A tensor filled with a number; None for anything else, and for a number that the dtype does not have."""
         number = known_operators.number_in(value, dtype)
         return None if number is None or not _is_closed(shape) else self.table.filled(shape, dtype, number)
 
@@ -246,7 +246,7 @@ class Canonicalizer:
         return self._filled(known_operators.number_filled(call), call.value.dtype, call.value.shape)
 
     def _padded(self, call: Call, args: Arguments) -> int | None:
-        """A number around what is read, dim by dim from the last; None where some of that is cut off."""
+        """A tensor padded with a number, dim by dim from the last; None if the padding is negative."""
         read, pads = args["self"][1], args["pad"][1:]
         source, place = self.graph.calls[read].value, self.values[read]
         if not _is_closed((*source.shape, *pads)) or min(pads, default=0) < 0:
@@ -267,7 +267,7 @@ class Canonicalizer:
         source, ranks = self.graph.calls[read].value, self._ranks(call, args)
         if call.op not in (known_operators.GATHER, known_operators.REDUCE):
             return self._opaque(call, call.args)
-        if not all(isinstance(size, int) for size in source.shape):  # however it lies: torch sends it row-major
+        if not all(isinstance(size, int) for size in source.shape):  # whatever its strides: torch sends it row-major
             raise refuse(call, "a collective of a tensor whose size depends on data")
         if args["group_size"] != len(ranks[0]):
             raise refuse(call, f"a collective among {args['group_size']} ranks of a group of {len(ranks[0])}")
@@ -289,7 +289,7 @@ class Canonicalizer:
     def _opaque(self, call: Call, given: tuple[tuple[str, Any], ...]) -> Any:
         arguments = self._arguments(call, given, layouts=True)
         if call.random:
-            own = ("value", self.table.make(self.generator))  # in place of the None that an overload is given
+            own = ("value", self.table.make(self.generator))  # instead of the None that an overload takes
             arguments = tuple((dict(arguments) | {"generator": own}).items())
         found = self._results(call, "op", call.op, arguments)
         if call.random:
@@ -297,7 +297,7 @@ class Canonicalizer:
         return found
 
     def _results(self, call: Call, kind: str, op: str, arguments: Any) -> Any:
-        """The terms of a call's results. Symbols that are new in them are named by the call."""
+        """The terms of a call's results. The call names new symbols in them."""
         if call.op == "_c10d_functional.all_to_all_single.default":
             self.symbols.name_rows(call)
         one = call.value if isinstance(call.value, Tensor) else None
@@ -353,7 +353,7 @@ class Canonicalizer:
         return value
 
     def _left(self, call: Call, args: Arguments, read: list[Tensor]) -> Any:
-        """The term of what a call writes into memory."""
+        """The term of the value that a call writes."""
         if call.op == known_operators.COPY_INTO and len({(x.dtype, x.shape) for x in read}) == 1:
             return self.values[call.reads[-1]]
         if call.op in known_operators.FILLS and (found := self._filling(call, args)) is not None:
@@ -372,8 +372,8 @@ class Canonicalizer:
         self.memory.refuse_stale(index, reader)
 
     def _distrust(self, index: int, call: Call) -> None:
-        """A refused call may have written whatever it writes, and drawn whatever it draws. One that gives nothing does
-        something else, whatever its schema says."""
+        """A refused call may have written and drawn anything that it can. A call without a result must have another
+        effect, whatever its schema states."""
         if call.writes or call.value is None or call.op.startswith("higher_order."):
             self.memory.distrust(index)
         if call.random:
@@ -389,7 +389,7 @@ def _is_closed(sizes: tuple[Any, ...]) -> bool:
 
 
 def _told(shape: tuple[Size, ...]) -> tuple[int | None, ...]:
-    """A shape; sizes in it that depend on data follow from operator and arguments, and are None here."""
+    """A shape, with None for data-dependent sizes, which follow from operator and arguments."""
     return tuple(size if isinstance(size, int) else None for size in shape)
 
 

@@ -1,4 +1,4 @@
-"""A proof as a certificate, and its files: what `harness/certificate/files.py` reads."""
+"""Turns a proof into a certificate, and writes the files that `harness/certificate/files.py` reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bitproof.harness.torch_versions import torch_version
 
 
 def subject_of(case: Case, proof: Proof, extra_passes: tuple[str, ...] = (), *, precompiled: bool = False) -> Subject:
-    """A proof's subject: the case, and the versions and settings by which this process made its graphs."""
+    """A proof's subject: the case, and this process's versions and settings, with which it made the graphs."""
     return Subject(
         case=case_text(case),
         code=own_digest(),
@@ -36,7 +36,7 @@ def subject_of(case: Case, proof: Proof, extra_passes: tuple[str, ...] = (), *, 
 
 
 def certificate_of(case: str, proof: Proof, subject: Subject | None = None) -> Certificate:
-    """All that a checker needs of a case's proof. Raises RejectedError where it would not accept it."""
+    """Everything that a checker needs from a case's proof. Raises RejectedError if the checker would not accept it."""
     graphs = proof.sides[0].graph, proof.sides[1].graph
     whole = Certificate(
         case=case,
@@ -53,7 +53,7 @@ def certificate_of(case: str, proof: Proof, subject: Subject | None = None) -> C
 
 
 class _Recorded(Terms):
-    """The checker's terms, which keep what is looked up while each step is checked."""
+    """The checker's terms, which record the look-ups of each step's check."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class _Recorded(Terms):
         self.behind: list[set[int]] = []
 
     def add(self, step: ProofStep) -> None:
-        """Check a step; it rests on what its term is made of, and on what was looked up."""
+        """Check a step; it depends on its term's parts, and on the terms looked up."""
         self.found = set()
         super().add(step)
         self.behind.append({*terms_in(step.term), *self.found, step.equals} - {len(self.behind)})
@@ -73,7 +73,7 @@ class _Recorded(Terms):
 
 
 def _needed(certificate: Certificate) -> list[int]:
-    """The steps without which the checker could not derive all calls, or check these: no join that failed halfway."""
+    """The steps that the checker needs to derive all calls and to check these steps; leaves out abandoned joins."""
     terms = _Recorded()
     with rejecting():
         for step in certificate.steps:
@@ -90,7 +90,7 @@ def _needed(certificate: Certificate) -> list[int]:
 
 
 def _moved(step: ProofStep, places: Mapping[int, int]) -> ProofStep:
-    """A step when the terms that it refers to stand elsewhere."""
+    """A step with its references moved to the terms' new indices."""
     hint = step.hint
     if step.rule == cat_of_neighbours.__name__:
         hint = (hint[0], places[hint[1]])
@@ -98,7 +98,7 @@ def _moved(step: ProofStep, places: Mapping[int, int]) -> ProofStep:
 
 
 def _map(value: Any, place: Callable[[int], int]) -> Any:
-    """A term, an argument or a size with each reference replaced."""
+    """Replace each reference in a term, an argument or a size."""
     match value:
         case ("view" | "out" | "gather" | "reduce" | "item" | "extent" | "draws" | "value" as kind, term, *rest):
             return (kind, place(term), *(_map_sizes(x, place) for x in rest))
@@ -130,7 +130,7 @@ def _map_sizes(value: Any, place: Callable[[int], int]) -> Any:
 
 
 def write_certificate(certificate: Certificate, folder: Path) -> None:
-    """Write the files; the main one and the digests last, so that a folder that has these is whole."""
+    """Write the files; the main one and the digests last, so that a folder that has these is complete."""
     folder.mkdir(parents=True, exist_ok=True)
     contents = contents_of(certificate)
     for name, content in contents.items():
@@ -139,7 +139,7 @@ def write_certificate(certificate: Certificate, folder: Path) -> None:
 
 
 def contents_of(certificate: Certificate) -> dict[str, bytes]:
-    """The files' contents by name, without the digests'; the main one last."""
+    """The files' contents by name, without the digests; the main one last."""
     steps = _lines([_step_data(step) for step in certificate.steps])
     texts = _graph_text(certificate.reference), _graph_text(certificate.candidate), steps
     contents = {name: text.encode() for name, text in zip(FILES[1:], texts, strict=True)}

@@ -1,7 +1,7 @@
-"""Sizes that depend on data: each symbol is named by the term that its number is read from.
+"""Sizes that depend on data: each symbol's name is the term from which its number is read.
 
-Two graphs call one number by different symbols, or one symbol stands for different numbers. What a symbol means is told
-by where it came from: a number read from a tensor, a size of a call's result, or the rows that an all-to-all delivers.
+Two graphs may use different symbols for one number, or one symbol for different numbers. A symbol's meaning is its
+source: a number read from a tensor, a size of a call's result, or the rows that an all-to-all delivers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Symbols:
         self._terms: dict[str, int] = {}
 
     def size(self, size: Size) -> Size:
-        """A size with each symbol's term for its name. Raises RefusedError for a symbol that nothing brought."""
+        """A size with each symbol replaced by its term. Raises RefusedError for a symbol without a source."""
         if isinstance(size, int):
             return size
         if unknown := [name for product in size[1:] for name in product[1:] if name not in self._terms]:
@@ -34,7 +34,7 @@ class Symbols:
         return tuple(self.size(size) for size in sizes)
 
     def unknown(self, value: Any) -> list[str]:
-        """The symbols of a result that no earlier one brought."""
+        """The symbols that first occur in a result."""
         return [name for name in dict.fromkeys(symbols_in(value)) if name not in self._terms]
 
     def name_item(self, call: Call, term: int) -> None:
@@ -45,14 +45,14 @@ class Symbols:
             self._terms[symbol] = term
 
     def name_extents(self, call: Call, term: int, shape: tuple[Size, ...]) -> None:
-        """Name the new symbols of a result's sizes by place; each must be a size by itself."""
+        """Name the new symbols in a result's sizes by their position; each must be a whole size."""
         for name in self.unknown(call.value):
             if ("size", (1, name)) not in shape:
                 raise refuse(call, f"a size that depends on data in a way that is not understood: {name}")
             self._terms[name] = self.table.make(("extent", term, shape.index(("size", (1, name)))))
 
     def name_rows(self, call: Call) -> None:
-        """Among more than two ranks the rows that arrive are the first split and one symbol for all others."""
+        """For more than two ranks, the received rows are the first split plus one symbol for all others."""
         first, *others = dict(call.args)["output_split_sizes"][1:]
         for name in self.unknown(call.value):
             if call.value.shape[0] != _sum_of(first, name):
@@ -73,6 +73,6 @@ def symbols_in(value: Any) -> list[str]:
 
 
 def _sum_of(size: Size, symbol: str) -> Size:
-    """A size and a symbol, added."""
+    """The sum of a size and a symbol."""
     products = size[1:] if isinstance(size, tuple) else ((size,),) if size else ()
     return ("size", *sorted((*products, (1, symbol)), key=lambda product: (product[1:], product[0])))

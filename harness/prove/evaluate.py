@@ -1,8 +1,8 @@
-"""Terms and graphs, computed: a proof that says nothing true would show here.
+"""Computes terms and graphs on values, which would expose a wrong proof.
 
-Every PROVED output's term is computed on random inputs, operator by operator and laid out as it says, and must give
-the bits that both graphs give, on every rank. All ranks run in this one process, in lockstep: each value is a list,
-one a rank, and a collective takes from its group's ranks what they hold. Reductions add in the group's order.
+Every PROVED output's term is computed on random inputs, operator by operator with the stated layouts, and must give the
+same bits as both graphs on every rank. All ranks run in this process, in lockstep: each value is a list with one entry
+per rank, and a collective reads the entries of its group's ranks. Reductions add in the group's order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Values = dict[str, object]
 
 
 class NotEvaluatedError(Exception):
-    """A term that this module does not compute: a random draw, a higher-order operator."""
+    """A term that this module cannot compute: a random draw, a higher-order operator."""
 
 
 def run_graph(
@@ -42,13 +42,13 @@ def run_graph(
     late: bool = False,
     watch: Callable[[Node, Sequence[Any]], None] = lambda node, values: None,
 ) -> tuple[list[Any], list[list[Tensor]]]:
-    """What a graph returns on each rank, and what its inputs hold then. `inputs` are each rank's; they are copied.
+    """Return a graph's results and its inputs' final values on each rank. `inputs` are each rank's; they are copied.
 
-    `watch` sees what each node gives on every rank. Raises RefusedError, naming the node, where a call fails on these
+    `watch` gets each node's results on every rank. Raises RefusedError, which names the node, if a call fails on these
     values, and NotEvaluatedError.
 
-    A collective reads and writes memory at any moment between its launch and its wait: here at the launch, and with
-    `late` at the wait once more, which shows what was written meanwhile.
+    A collective may read and write memory at any time between its launch and its wait: here at the launch, and with
+    `late` again at the wait, which exposes writes in between.
     """
     ranks = range(len(inputs))
     held = [[_own(x) for x in own] for own in inputs]
@@ -85,13 +85,13 @@ def run_graph(
 
 
 def _own(x: Any) -> Any:
-    """An input in memory of its own, laid out as it is."""
+    """A copy of an input with the same layout."""
     return laid_out(x.detach(), x.shape, x.stride(), 0) if isinstance(x, Tensor) else x
 
 
 @contextlib.contextmanager
 def _naming(node: Node) -> Iterator[None]:
-    """Within this context, an error of a call names the call."""
+    """Within this context, errors of a call name the call."""
     try:
         yield
     except NotEvaluatedError:
@@ -107,7 +107,7 @@ def _given(node: Node, env: Mapping[Node, list[Any]], rank: int) -> Any:
 
 
 def collective(op: str, partition: Partition, arguments: Sequence[Sequence[Any]]) -> list[Any]:
-    """What a collective gives every rank. `arguments` are each rank's: its tensor first, without the group."""
+    """A collective's result on every rank. `arguments` are each rank's: its tensor first, without the group."""
     found: list[Any] = [None] * len(arguments)
     for group in partition:
         xs = [arguments[rank][0] for rank in group]
@@ -138,7 +138,7 @@ def reduced(xs: Sequence[Tensor], operation: str) -> Tensor:
 
 
 class Evaluator:
-    """Computes terms of a table on every rank, from the values of the inputs by name; each once."""
+    """Computes a table's terms on every rank, each once, from the inputs' values by name."""
 
     def __init__(self, table: Table, inputs: Sequence[Mapping[str, Any]], constants: Iterable[Tensor] = ()) -> None:
         self.table = table
@@ -154,7 +154,7 @@ class Evaluator:
             if top not in missing and top not in self._known:
                 missing.add(top)
                 stack.extend(terms_in(self.table[top]))
-        for below in sorted(missing):  # a term's own terms have lower places
+        for below in sorted(missing):  # a term's parts have lower indices
             self._known[below] = self._compute(self.table[below])
         return self._known[place]
 
@@ -187,7 +187,7 @@ class Evaluator:
             case ("op" | "move", op, arguments, _, _):
                 return self._call(op, dict(arguments), rank)
             case ("seed",):
-                return None  # not computed: it draws at random, and nothing reads it
+                return None  # not computed: a random draw that nothing reads
             case ("out", place, index, _, _):
                 return _each(known[place][rank])[index]
             case ("view", place, shape, strides, offset):
@@ -253,7 +253,7 @@ class Evaluator:
         return value
 
     def _is_number(self, place: int) -> bool:
-        """Whether a term stands for a number that Python has, which tensors' operators are handed as one."""
+        """Whether a term stands for a Python number, which operators take as such."""
         term = self.table[place]
         return term[0] == "op" and term[1].startswith(PYTHON)
 
@@ -265,7 +265,7 @@ class Evaluator:
 
 
 def laid_out(values: Tensor, shape: Sequence[int], strides: Sequence[int], alignment: int) -> Tensor:
-    """A copy of `values` in memory with these strides, its first element `alignment` bytes past a line of cache."""
+    """A copy of `values` with these strides, its first element `alignment` bytes past the start of a cache line."""
     reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1 if 0 not in shape else 0
     lead = alignment // values.element_size()
     memory = torch.zeros(lead + reach, dtype=values.dtype)
@@ -282,12 +282,12 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def _each(results: Any) -> list[Any]:
-    """An operator's results, those in lists among them."""
+    """An operator's results, including those in lists."""
     return [x for value in results for x in (value if isinstance(value, list | tuple) else [value])]
 
 
 def _number(name: str) -> Callable[..., Any]:
-    """What computes a number of others, as Python calls it."""
+    """The Python function that computes a number from others."""
     return next(function for function in (float, *ARITHMETIC) if function.__name__ == name)
 
 
@@ -298,12 +298,12 @@ def _operator(name: str) -> Callable[..., Any]:
 
 
 def same_bits(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors have one dtype, one shape and equal bits, NaNs aside, which count as one."""
+    """Whether two tensors have the same dtype, shape and bits; all NaNs count as equal."""
     return x.dtype == y.dtype and x.shape == y.shape and not bool(differing(x, y).any())
 
 
 def differing(x: Tensor, y: Tensor) -> Tensor:
-    """Which elements of two tensors of one dtype and shape differ in a bit, NaNs aside, which count as one."""
+    """The elements of two tensors of one dtype and shape that differ in a bit; all NaNs count as equal."""
     if x.is_complex():
         return differing(torch.view_as_real(x), torch.view_as_real(y)).any(-1)
     if not x.is_floating_point():

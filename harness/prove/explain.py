@@ -1,8 +1,8 @@
-"""Where two sides of an output part, in the words of the step: module, direction, chunk, operator, source line.
+"""Describes the first difference of an output's two sides: module, direction, chunk, operator, source line.
 
-A call has a partner where the other graph computes its term, whatever calls it is made of there. The first calls
-without a partner, those that read nothing but what has one, are where the sides part. Where both sides have as many
-additions without partners, additions were moved: before a reduction on one side, after it on the other.
+A call has a partner if the other graph computes its term, by whatever calls. The sides first differ at the calls
+without a partner whose inputs all have one. If both sides have equally many additions without partners, additions were
+moved: before a reduction on one side, after it on the other.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _ADD = "aten.add.Tensor"
 
 @dataclass(frozen=True)
 class Shown:
-    """One call, for a reader. Of one without a module `beside` is the nearest call that has one; `changed` are the
-    arguments that the other side's call at this place has otherwise."""
+    """One call, for a reader. If it has no module, `beside` is the nearest call with one; `changed` are the arguments
+    that differ from the other side's call at this place."""
 
     operator: str
     node: str
@@ -56,7 +56,7 @@ class FirstDifferences:
     moved: tuple[tuple[Shown, ...], tuple[Shown, ...]]
 
     def lines(self) -> list[str]:
-        """The finding for a reader, a call a line."""
+        """The finding for a reader, one call per line."""
         lines = []
         for side, first, moved in zip(("reference", "candidate"), self.first, self.moved, strict=True):
             shown: dict[Shown, str] = dict.fromkeys(first, "only the {} computes")
@@ -66,7 +66,7 @@ class FirstDifferences:
 
 
 def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, other: int) -> FirstDifferences:
-    """Where two sides of an output part, which the calls `wanted` and `other` give."""
+    """The first difference of an output's two sides, which the calls `wanted` and `other` compute."""
     sides = reference, candidate
     known = [side.computed for side in sides]
     alone = [
@@ -87,12 +87,12 @@ def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, oth
 
 
 def _starts(side: Canonicalizer, alone: list[int], known: set[int]) -> list[int]:
-    """The calls without a partner that read none, and the first calls behind them to move elements otherwise.
+    """The first calls without a partner, and the first calls after them that move elements differently.
 
-    A concatenation in another order is no call without a partner, since its parts have theirs; what first reads it by
-    an opaque operator, casts and sums later, is one. So from there it is looked for through all that the other side
-    does not compute as it stands. What a write in place leaves is the value of all that it wrote, the input itself
-    included; so it counts for none.
+    A concatenation in another order has a partner, since its parts have theirs; the first opaque operator that reads
+    it, several casts and sums later, has none. So the search goes back from there through all calls that the other side
+    does not compute in this form. An in-place write counts for no call, as its result is the value of all its aliases,
+    including the input.
     """
     calls = side.graph.calls
     lonely = {i for i in alone if calls[i].op != "input" and not calls[i].writes}
@@ -110,16 +110,16 @@ def _starts(side: Canonicalizer, alone: list[int], known: set[int]) -> list[int]
 
 
 def _is_moved(side: Canonicalizer, index: int, known: set[int]) -> bool:
-    """Whether the other side has no such value as it stands."""
+    """Whether the other side has no such value in this form."""
     value = side.values[index]
     return isinstance(value, int) and value not in known
 
 
 def row_splits(reference: Canonicalizer, candidate: Canonicalizer) -> tuple[str, ...]:
-    """Opaque operators that one side runs on a whole and the other on its two halves, by their first calls.
+    """Opaque operators that one side runs on a whole tensor and the other on its two halves, by their first calls.
 
-    No rule says that a kernel gives a row the same bits whatever rows stand around it, so a step that runs in chunks
-    is never proved equal to one that does not.
+    No rule states that a kernel computes a row's bits independently of the other rows, so a chunked step is never
+    proved equal to an unchunked one.
     """
     found: dict[str, None] = {}
     groups: list[dict[Any, list[tuple[Any, ...]]]] = [{}, {}]
@@ -141,7 +141,7 @@ def row_splits(reference: Canonicalizer, candidate: Canonicalizer) -> tuple[str,
 
 
 _MOVES = names(lambda row: row.moves or row.is_constant)
-"""Names, without overload, of operators that make or move elements: split, they show a split, and cause nothing."""
+"""Names, without overload, of operators that create or move elements: they may be split, but are never the cause."""
 
 
 def _is_half(half: tuple[Any, ...], whole: tuple[Any, ...]) -> bool:
@@ -164,7 +164,7 @@ def _has_partner(table: Table, value: Any, known: set[int]) -> bool:
 
 
 def _is_known(table: Table, place: int, known: set[int]) -> bool:
-    """Whether the other side has a term, or all that it only joins or shows."""
+    """Whether the other side has a term, or all the parts that it only joins or views."""
     match table[place]:
         case _ if place in known:
             return True
@@ -176,7 +176,7 @@ def _is_known(table: Table, place: int, known: set[int]) -> bool:
 
 
 def _behind(side: Canonicalizer, root: int) -> list[int]:
-    """The calls that an output is made of, in the graph's order, those that wrote its memory among them."""
+    """The calls behind an output in graph order, including those that wrote its memory."""
     seen, stack = set(), [root]
     while stack:
         index = stack.pop()
@@ -190,7 +190,7 @@ def _behind(side: Canonicalizer, root: int) -> list[int]:
 def _changed(
     sides: tuple[Canonicalizer, Canonicalizer], starts: list[list[int]]
 ) -> dict[tuple[int, int], tuple[str, ...]]:
-    """Of calls of one operator in one module and direction, which are one on either side, the arguments that differ."""
+    """The differing arguments of an operator that each side calls once in a module and direction."""
     by_place: tuple[dict[Any, list[int]], dict[Any, list[int]]] = ({}, {})
     for found, side, own in zip(by_place, sides, starts, strict=True):
         for index in own:
@@ -212,7 +212,7 @@ def _changed(
 
 
 def _same_argument(sides: tuple[Canonicalizer, Canonicalizer], one: Any, other: Any) -> bool:
-    """Whether two calls' arguments are one value."""
+    """Whether two calls' arguments are the same value."""
     match one, other:
         case ("node", i), ("node", j):
             return sides[0].values[i] is not None and bool(sides[0].values[i] == sides[1].values[j])
@@ -258,7 +258,7 @@ def _shown(side: Canonicalizer, index: int, changed: tuple[str, ...] = ()) -> Sh
 
 
 def _beside(side: Canonicalizer, index: int) -> str | None:
-    """Where a call stands that came from nowhere, as one that a pass inserts: what it reads, and who reads it first."""
+    """The neighbours of a call without an origin, such as one that a pass inserts: its inputs, and its first reader."""
     calls = side.graph.calls
     behind = [f"`{calls[read].name}`" for read in calls[index].reads]
     readers = (f"`{call.name}`{_within(call)}" for call in calls[index + 1 :] if index in call.reads)

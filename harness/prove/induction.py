@@ -1,13 +1,13 @@
-"""From one step to any number: a step that is proved from equal state to equal state is proved as often as it is taken.
+"""Extends a proof of one step to any number of steps, if equal state leads to equal state.
 
-1. State is what a step reads and the next one reads again: parameters, buffers, an optimizer's tensors, inputs that are
-   written, the state of the random generator. Both sides begin with the same.
-2. What a step writes of it is an output, and PROVED; what it does not write stays. So both hold the same afterwards.
-3. It lies in memory as before, so that the next step is the one that was proved: what is put in a tensor's place has
-   its layout, and what is written stays where it is.
-4. Both leave the generator in one state.
-5. Nothing else that a step changes is read by the next: that is known of optimizers' settings, of state that they make,
-   and of gradients left behind. What Python keeps elsewhere, in a closure or an attribute, nobody looks at.
+1. State is everything that successive steps read: parameters, buffers, an optimizer's tensors, written inputs, the
+   random generator's state. Both sides start with the same state.
+2. State that a step writes is an output, and PROVED; other state stays. So both sides have the same state afterwards.
+3. Its layout stays the same, so that the next step is the proved one: a tensor that replaces another has the same
+   layout, and an in-place write changes none.
+4. Both sides leave the generator in the same state.
+5. The next step reads nothing else that a step changes: this is checked for optimizers' settings, state that they
+   create, and remaining gradients. Other Python state, in a closure or an attribute, is not checked.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ GENERATOR = "the random generator's state"
 
 @dataclass(frozen=True)
 class Induction:
-    """Whether any number of steps has equal bits, as one has. `state` are the inputs, by name, that a step changes;
-    `reason` says why not."""
+    """Whether any number of steps has equal bits, if one has. `state` names the inputs that a step changes; `reason`
+    says why not."""
 
     holds: bool
     state: tuple[str, ...] = ()
@@ -33,8 +33,8 @@ class Induction:
 
 
 def induction(proof: Proof, graphs: tuple[Graph, Graph], verdict: str, keeps_less: Sequence[str | None]) -> Induction:
-    """What a proof of one step says of the next ones. `keeps_less` are reasons why a side's next call would find
-    something otherwise that is no value of an input."""
+    """Extend a proof of one step to the next ones. `keeps_less` are reasons why a side's next call would depend on
+    changes other than input values."""
     state = tuple(x.output.removeprefix(WRITTEN) for x in proof.answers if x.output.startswith(WRITTEN))
     state += (GENERATOR,) if proof.sides[0].generator != ("seed",) else ()
     reasons = [
@@ -48,7 +48,7 @@ def induction(proof: Proof, graphs: tuple[Graph, Graph], verdict: str, keeps_les
 
 
 def _moved(graph: Graph) -> str | None:
-    """What a graph returns for a tensor that it was handed, and lays out otherwise."""
+    """Tensors that a graph returns for its inputs with another layout."""
     inputs = {f"{WRITTEN}{call.name}": call.value for call in graph.calls if call.op == "input"}
     for name, index in graph.outputs:
         if name in inputs and _lies(graph.calls[index].value) != _lies(inputs[name]):

@@ -1,4 +1,4 @@
-"""Operators that a proof knows. Any other is opaque: its results are equal only if its operands and layouts are."""
+"""Operators with known semantics. Any other is opaque: its results are equal only if its operands and layouts are."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ EXACT = {
     if row.exact
     for end in (("Tensor", "Scalar") if row.exact == "Tensor" else (row.exact,))
 }
-"""Operators that give each element of their result from the elements at its place alone, where `is_exact` says so of
-their dtypes and alpha is 1. A number as an operand is a tensor that holds it everywhere, if the dtype has it exactly.
+"""Operators that compute each element of their result only from the elements at its index, if `is_exact` accepts their
+dtypes and alpha is 1. A number operand counts as a tensor filled with it, if the dtype has it exactly.
 
-Any other number is kept in a wider dtype than bfloat16 and float16, so `x + 0.1` is left opaque there; division is by a
-reciprocal on some devices, powers and roots have vector bodies that differ from their tails, max and min tell no +0
-from -0 in one order.
+Kernels keep any other number in a wider dtype than bfloat16 and float16, so `x + 0.1` is opaque there; some devices
+divide by a reciprocal, the vector bodies of powers and roots differ from their tails, and max and min do not order +0
+and -0.
 """
 
 
 def is_exact(name: str, own: str, operands: Sequence[str]) -> bool:
-    """Whether an operator of EXACT is exact from operands of these dtypes to a result of dtype `own`, which torch gave
-    it: comparisons give bool, all others what they take."""
+    """Whether an operator of EXACT is exact from operands of these dtypes to torch's result dtype `own`: bool for
+    comparisons, else the operands' dtype."""
     dtypes = {*operands}
     if name == "cast":
         return {own, *dtypes} <= FLOATS
@@ -70,13 +70,13 @@ _RANGES = {
     "float16": (11, -24, 16),
 }
 _RANGES |= {"int64": (53, 0, 54), "int32": (31, 0, 31), "bool": (1, 0, 1)}
-"""Binary digits of a number, the exponent of the lowest digit, and of the first number that is too large."""
+"""For each dtype: its precision in bits, the exponent of its lowest bit, and that of the first power of 2 too large."""
 
 
 def holds(dtype: str, number: float) -> bool:
-    """Whether a dtype has a number exactly; numbers of more than 53 digits are passed over.
+    """Whether a dtype has a number exactly; False for numbers of more than 53 bits.
 
-    No whole number is -0.0."""
+    -0.0 is no integer."""
     is_negative = math.copysign(1.0, number) < 0 and (dtype == "bool" or (number == 0 and dtype not in FLOATS))
     if dtype not in _RANGES or not math.isfinite(number) or is_negative:
         return False
@@ -88,9 +88,9 @@ def holds(dtype: str, number: float) -> bool:
 
 
 def number_in(argument: Any, dtype: str) -> float | None:
-    """The number that an argument of a call is in a dtype; None for what is none, or none that the dtype has.
+    """An argument's number in a dtype; None for anything else, and for a number that the dtype does not have.
 
-    Kernels keep a real number in at least 32 bits, as float32 where the tensor is: there it is rounded, once.
+    Kernels keep a real number in at least 32 bits; for a float32 tensor they round it once, to float32.
     """
     match argument:
         case int():
@@ -108,8 +108,8 @@ def number_in(argument: Any, dtype: str) -> float | None:
 
 
 def number_filled(call: Call) -> float | None:
-    """The number that all elements of the result of a call of FILLS are; None where its dtype does not have it, or a
-    size depends on data, which the call's arguments tell."""
+    """The number that fills the result of a call of FILLS; None if its dtype does not have it, or if a size depends on
+    data, which is among the arguments."""
     if not call.value.is_closed:
         return None
     told = FILLS[call.op]
@@ -117,7 +117,7 @@ def number_filled(call: Call) -> float | None:
 
 
 def inverse(argument: Any, dtype: str) -> float | None:
-    """The number by which a product is the division by an argument: a power of 2 that the dtype has, as its inverse."""
+    """The factor that replaces a division by an argument: the inverse of a power of 2, if the dtype has both."""
     number = number_in(argument, dtype)
     return None if number is None or abs(math.frexp(number)[0]) != 0.5 else 1 / number
 
@@ -129,89 +129,89 @@ IN_PLACE = {
     for of, name in EXACT.items()
     if of.rpartition(".")[0] == row.in_place_of and (end := of.rpartition(".")[2])
 }
-"""Operators that leave in `self` what another gives, told by its name where it takes tensors of real or whole numbers
-alone: each element is converted and rounded once, so it does not matter where the result lies."""
+"""Operators that write another operator's result into `self`. They have that operator's name if they only take tensors
+of floats or integers: each element is converted and rounded once, wherever the result is stored."""
 
 COPY_INTO = "aten.copy_.default"
-"""An operator that leaves in `self` the values of `src`, where both have one dtype and shape."""
+"""Writes the values of `src` into `self`, if both have the same dtype and shape."""
 
 COMMUTING = {name for name in EXACT.values() if named(name).commutes}
 
 CAST = "aten._to_copy.default"
-"""A cast from one dtype of FLOATS to another is exact; from or to an integer it is opaque, and within a dtype a copy.
+"""A cast between two dtypes of FLOATS is exact; from or to an integer it is opaque; to the same dtype it is a copy.
 """
 
 CONVERTS = "prims.convert_element_type.default"
-"""The cast as decompositions write it, of an argument `a`: it is written down as CAST."""
+"""The cast in decompositions, with an argument `a`; recorded as CAST."""
 
 COPIES = {row.overload("default"): row.copies for row in ROWS.values() if row.copies}
-"""Operators whose result, where its dtype is the same, has the values of the argument named, in memory of its own."""
+"""Operators whose result has the values of the named argument in new memory, if its dtype is the same."""
 
 WAITS = {f"{row.name}.default": row.wait.argument for row in ROWS.values() if row.wait and row.allowed}
-"""Operators before which the result of a launch must not be read, nor what it reads be written."""
+"""Operators that wait: before them no call may read a launch's result or write its inputs."""
 
 FILLS = {row.overload(row.fills[0]): row.fills[1] for row in ROWS.values() if row.fills}
-"""Operators whose result holds one number everywhere: the number, or the argument that gives it."""
+"""Operators that fill their result with one number: the number, or the name of its argument."""
 
 CARRIES = overloads(lambda row: row.carries)
-"""Operators that copy elements to other places, or put zeros there: values decide, and no layout."""
+"""Operators that copy elements to other indices, or write zeros there: they depend on values, not on layouts."""
 
 FLIP = "aten.flip.default"
 PAD = "aten.constant_pad_nd.default"
-"""An operator that puts a number around what it reads."""
+"""Pads its input with a number."""
 
 DIVISIONS = {ROWS["aten.div"].overload(end) for end in ("Tensor", "Scalar")}
-"""Operators that are products where the divisor is a power of 2 of which the dtype has both it and its inverse."""
+"""Operators that equal a product if the divisor is a power of 2 and the dtype has it and its inverse."""
 
 POWER = ROWS["aten.pow"].overload("Tensor_Scalar")
-"""An operator that is a product of what it reads with itself where the exponent is 2 and the dtype real."""
+"""Equals the product of its input with itself if the exponent is 2 and the dtype a float."""
 
 _COUNTED = {row.overload("default"): f"{row.counts_as}.default" for row in ROWS.values() if row.counts_as}
 
 FUSED = {op: of for op, of in _COUNTED.items() if op.startswith("aten._fused_")}
-"""Operators that update parameters and their state, lists of tensors, and the one as which each is written down."""
+"""Operators that update lists of parameters and their state, and the operator as which each is recorded."""
 
 UPDATES = frozenset(FUSED.values())
-"""These, one parameter at a time. Only tensors in rows are admitted, so that no layout is left to decide; nor does it
-count where in a line of memory one begins: the kernel takes the elements in order, as many at a time from the first on,
-by loads that need no alignment (aten/src/ATen/native/cpu/FusedAdamKernel.cpp), and a test tries each place."""
+"""The same for one parameter. Only row-major tensors are admitted, so layouts do not matter; neither does alignment:
+the kernel reads vectors of elements in order from the first on, with unaligned loads
+(aten/src/ATen/native/cpu/FusedAdamKernel.cpp), and a test tries each alignment."""
 
 BATCH_NORMS = {op: of for op, of in _COUNTED.items() if op not in FUSED}
-"""Operators that write STATISTICS in training, as schemas say of some, and the one as which they are written down."""
+"""Operators that write STATISTICS in training, which only some schemas state, and the operator as which they are
+recorded."""
 
 PYTHON = "python."
-"""What the names of operators begin with that compute a real number of others, as Python does: a tensor of one float64
-stands for it. `python.float` is a number read from a tensor."""
+"""The name prefix of operators that compute a float from others in Python: a tensor of one float64 represents it.
+`python.float` is a number read from a tensor."""
 
 STATISTICS = ("running_mean", "running_var")
 
 JOINS = _by_default(lambda row: row.joins)
 
 NUMBER = "number"
-"""What a graph's output is called that is a size."""
+"""The name of a graph's output that is a size."""
 
 VIEW = "view"
-"""What any operator is called whose results lie in the memory of what it reads, where no size depends on data."""
+"""The recorded name of any operator whose results share their input's memory, if no size depends on data."""
 
 RESHAPES = _by_default(lambda row: row.reshapes)
-"""Operators that show all elements of `self` in their order, be it in its memory or in their own."""
+"""Operators that return all elements of `self` in order, in its memory or in a copy."""
 
 SPLIT = "aten.split_with_sizes_copy.default"
-"""An operator that shows parts of `self` in memory of their own. Any other view lies in the memory of what it shows."""
+"""An operator that copies parts of `self` into new memory. Any other view shares its input's memory."""
 
 REFUSED = _by_default(lambda row: row.reads_memory)
-"""Operators that read what lies in memory, not what a tensor's values are; where layouts tell which elements these
-show, they are written down as views. And one whose result lies in the memory of what it reads, which neither its schema
-nor fake values tell."""
+"""Operators that read memory instead of a tensor's values; if layouts determine their elements, they are recorded as
+views. And one whose result shares its input's memory, which neither its schema nor fake values state."""
 
 SHARES_UNTOLD = _by_default(lambda row: row.returns and row.name.startswith("aten."))
-"""Operators whose results lie in the memory of what they read, though their fakes do not: `export` knows that."""
+"""Operators whose results share their input's memory although their fakes do not: `export` handles them."""
 
 CHECKS = overloads(lambda row: row.checks)
-"""Operators that raise or do not, and do nothing else."""
+"""Operators whose only effect is to raise an error."""
 
 SIZES = overloads(lambda row: row.measures)
-"""Operators that read a number off a tensor's layout."""
+"""Operators that read a number from a tensor's layout."""
 
 ARITHMETIC = {
     *(getattr(operator, name) for name in ("add", "sub", "mul", "neg", "floordiv", "truediv", "mod", "pow")),
@@ -219,24 +219,24 @@ ARITHMETIC = {
     *(torch.sym_max, torch.sym_min, torch.sym_int, torch.sym_float, torch.sym_not, torch.sym_sum),
     *(max, min, abs, int, float, math.ceil, math.floor, math.trunc),
 }
-"""Functions that compute numbers of the numbers that they are handed, and do nothing else.
+"""Pure functions from numbers to numbers.
 
-What any other gives now, the time or the number of threads, it need not give in another step.
+Any other function, such as the time or the number of threads, may return another value in another step.
 """
 
 
 DRAWS = _by_default(lambda row: row.draws_untold)
-"""Operators that draw random numbers and are not tagged as such."""
+"""Operators that draw random numbers without torch's tag for it."""
 
 UNINITIALIZED = names_of_uninitialized(Uninitialized.WHOLE)
-"""Operators, without namespace and overload, whose result is whatever memory held."""
+"""Operators, without namespace and overload, that return uninitialized memory."""
 
 GATHER = "_c10d_functional.all_gather_into_tensor.default"
 REDUCE = "_c10d_functional.reduce_scatter_tensor.default"
 FAMILIES = COMMUNICATES
 """Namespaces of operators that communicate."""
 COLLECTIVES = _by_default(lambda row: row.is_understood and row.launch)
-"""Collectives that are understood; any other is refused."""
+"""The supported collectives; any other is refused."""
 
 HIGHER_ORDER = {row.name for row in ROWS.values() if row.is_understood and not row.launch}
-"""Higher-order operators that are pure functions of what they are handed; any other is refused."""
+"""Higher-order operators that are pure functions of their arguments; any other is refused."""

@@ -1,4 +1,4 @@
-"""Questions about a layout as data, and what each view operator shows."""
+"""Properties of layouts as data, and the elements that each view operator selects."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from bitproof.harness.prove.known_operators import RESHAPES, SPLIT
 from bitproof.harness.prove.windows import Window, row_major, whole, window
 
 LINE = 64
-"""Bytes to which memory is aligned where it is allocated, and beyond which no kernel asks."""
+"""The alignment of allocated memory in bytes; no kernel depends on a larger one."""
 
 _ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
-"""Bytes of an element. Of any other dtype alignment is counted in elements, which tells more apart than bytes do."""
+"""Bytes per element. For any other dtype alignment is counted in elements, which is stricter than bytes."""
 
 
 def alignment_of(dtype: str, offset: int) -> int:
-    """Where in a line of memory a tensor begins that has `offset` elements before it."""
+    """The alignment of a tensor that starts `offset` elements into its storage."""
     return offset * _ITEM_BYTES.get(dtype, 1) % LINE
 
 
 def overlaps(x: Tensor) -> bool:
-    """Whether two indices may mean one element, by strides, which must grow past all that smaller ones reach."""
+    """Whether two indices may be the same element: each stride must exceed the extent of all smaller ones."""
     if any(not isinstance(n, int) for n in (*x.shape, *x.strides)):
         return not _is_dense(x)
     reach = 0
@@ -37,7 +37,7 @@ def overlaps(x: Tensor) -> bool:
 
 
 def _is_dense(x: Tensor) -> bool:
-    """Whether a tensor with sizes that depend on data is contiguous: such sizes stand in its first dim alone."""
+    """Whether a tensor with data-dependent sizes is contiguous; only its first dim may have such a size."""
     inner = x.shape[1:]
     if not all(isinstance(n, int) for n in inner) or not all(isinstance(s, int) for s in x.strides):
         return False
@@ -45,13 +45,13 @@ def _is_dense(x: Tensor) -> bool:
 
 
 def expanded(shape: tuple[int, ...], to: tuple[int, ...]) -> Window:
-    """The window that repeats a tensor of `shape` to one of shape `to`, as operands are."""
+    """The window that broadcasts a tensor of `shape` to shape `to`."""
     strides = [0 if n == 1 else s for n, s in zip(shape, row_major(shape), strict=True)]
     return window(to, [0] * (len(to) - len(shape)) + strides, 0)
 
 
 def shows(call: Call, calls: Sequence[Call]) -> bool:
-    """Whether a call's results show elements of what it reads first, and nothing else: in its memory they do."""
+    """Whether a call's results contain only elements of its first argument, as views in its memory do."""
     if call.writes or call.op == "getitem" or not call.results or not call.reads:
         return False
     x = calls[call.reads[0]].value
@@ -60,7 +60,7 @@ def shows(call: Call, calls: Sequence[Call]) -> bool:
 
 
 def told_once(call: Call, calls: Sequence[Call]) -> Call:
-    """A call without the arguments that say what layouts tell of a view or a copy; dims counted from the first."""
+    """A call without the arguments that its layout implies for a view or a copy; dims are not negative."""
     tensors = [x for read in call.reads for x in calls[read].results] + call.results
     kept = dict(call.args)
     if call.op in known.COPIES:
@@ -81,7 +81,7 @@ def told_once(call: Call, calls: Sequence[Call]) -> Call:
 
 
 def windows_of(call: Call, x: Tensor) -> list[Window | None]:
-    """What each result of a view shows of `x`; None where that is no window. All sizes are numbers."""
+    """The window of each of a view's results on `x`; None if it is none. All sizes are numbers."""
     if call.op == SPLIT:
         dim = dict(call.args).get("dim", 0)
         ends = list(itertools.accumulate((y.shape[dim] for y in call.results), initial=0))
@@ -94,9 +94,9 @@ def windows_of(call: Call, x: Tensor) -> list[Window | None]:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _seen(shape: tuple[int, ...], strides: tuple[int, ...], memory: Window) -> Window | None:
-    """A window on memory as one on the elements of a tensor that lies there, whose first element is at its start.
+    """Convert a window on memory into one on the elements of the tensor that starts there.
 
-    A tensor's index is an address in digits, one a dim, so this is `composed` with strides for digits' weights.
+    A tensor's index is an address in digits, one per dim, so this is `composed` with strides as the digits' weights.
     """
     if 0 in memory.shape:
         return memory

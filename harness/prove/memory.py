@@ -1,6 +1,6 @@
-"""Which values lie in which memory, which of them were overwritten, and what is still on its way.
+"""Tracks which values share memory, which were overwritten, and which collectives are still in flight.
 
-Calls are known by their place in the graph. A storage is a piece of memory; several values may lie in it.
+Calls are identified by their index in the graph. A storage is a piece of memory that several values may share.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from bitproof.harness.prove.layouts import overlaps
 
 
 class GraphMemory:
-    """The memory of one graph, as calls run one after the other."""
+    """The memory of one graph while its calls run in order."""
 
     def __init__(self, graph: Graph) -> None:
         self.calls = graph.calls
-        self._owners: dict[int, list[int]] = {}  # by storage, the calls whose values lie there
-        self._stale: dict[int, int] = {}  # a call whose value was overwritten, and the call that did it
+        self._owners: dict[int, list[int]] = {}  # by storage, the calls whose values are in it
+        self._stale: dict[int, int] = {}  # a call whose value was overwritten, and the call that overwrote it
         self._in_flight = InFlight(graph)
 
     def hold(self, index: int) -> None:
-        """A call's value lies in its memory from now on."""
+        """Record that a call's value is in its memory from now on."""
         for tensor in self.calls[index].results:
             self._owners.setdefault(tensor.storage, []).append(index)
 
     def is_stale(self, index: int) -> bool:
-        """Whether a call's value was overwritten in a way that leaves it unknown."""
+        """Whether a call's value was overwritten, so that it is unknown."""
         return index in self._stale
 
     def is_flying(self, index: int) -> bool:
-        """Whether a launch that was not waited for yet still writes the memory of a call's value."""
+        """Whether a launch without a wait so far still writes the memory of a call's value."""
         return self._in_flight.is_filling(index)
 
     def writers(self, index: int) -> list[int]:
@@ -54,7 +54,7 @@ class GraphMemory:
         self._refuse(call, self._in_flight.races(call))
 
     def run(self, index: int, call: Call, awaited: int | None) -> None:
-        """A call runs. Raises RefusedError where it waits for what reads memory that may be gone by then."""
+        """Run a call. Raises RefusedError if it waits for a launch whose input may have been freed."""
         self._refuse(call, self._in_flight.run(index, call, awaited))
 
     def _refuse(self, call: Call, races: Sequence[Race]) -> None:
@@ -62,9 +62,9 @@ class GraphMemory:
             raise refuse(call, races[0].told("it"))
 
     def written(self, call: Call, args: Mapping[str, Any]) -> Tensor:
-        """What a call writes in place: an operator whose name ends in `_` writes its first argument and no other.
+        """The argument that a call writes in place: an operator whose name ends in `_` writes only its first argument.
 
-        Raises RefusedError for any other way to write, and for a write whose effect depends on how memory is walked.
+        Raises RefusedError for any other write, and for a write whose result depends on the order of its elements.
         """
         if call.writes != ("self",) or not call.op.split(".")[1].endswith("_") or args["self"][:1] != ("node",):
             raise refuse(call, f"{call.op} writes in a way that is not understood")
@@ -83,7 +83,7 @@ class GraphMemory:
         return target
 
     def overwrite(self, index: int, target: Tensor) -> list[int]:
-        """The calls whose values are exactly what was written; all others in that memory are stale from now on."""
+        """The calls whose values are exactly the written elements; all others in that memory become stale."""
         same = []
         for owner in self._owners[target.storage]:
             if self.calls[owner].value == target:
@@ -93,7 +93,7 @@ class GraphMemory:
         return same
 
     def distrust(self, index: int) -> None:
-        """A refused call may have written whatever it was handed, while something on its way read it or wrote it."""
+        """A refused call may have written all its arguments, also while a launch read or wrote them."""
         for read in self.calls[index].reads:
             for tensor in self.calls[read].results:
                 torn = self._in_flight.touching(tensor.storage)

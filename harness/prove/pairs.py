@@ -1,11 +1,11 @@
-"""Two programs proved against each other: every output's answer, and the check that the answers mean something.
+"""Proves two programs equal: every output's answer, and a check of the answers on values.
 
-1. Write both down as data, from fake values computed again, and require that their inputs lie alike.
+1. Write both as data, from newly computed fake values, and require that their inputs have equal layouts.
 2. Compare them, output by output.
-3. Compute every PROVED output's term on random inputs, and both graphs: an output with other bits is no proof, and is
-   REFUSED in the loudest words. So is what the graphs did there and do not say: a call that fails, results that lie
-   otherwise, an input that holds other bits.
-4. An output that is NOT PROVED and has other bits there is shown to differ: those inputs are a witness.
+3. Compute every PROVED output's term and both graphs on random inputs: an output with other bits is REFUSED, as its
+   proof is wrong. So are effects that the graphs do not state: a call that fails, results with another layout, an
+   input with changed bits.
+4. An output that is NOT PROVED and has other bits there differs: these inputs are a witness.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bitproof.harness.prove.induction import Induction
 from bitproof.harness.prove.terms import Rule
 
 MOST_ELEMENTS = 20_000_000
-"""Elements of a program's inputs beyond which terms are not computed."""
+"""Terms are not computed if a program's inputs have more elements than this."""
 
 MOST_RANKS = 16
 
@@ -43,8 +43,8 @@ Values = Sequence[Sequence[Any]]
 
 @dataclass(frozen=True)
 class Provable:
-    """A graph, and what it takes and returns, by name. Of `inputs` layouts count, which may have open sizes; values do
-    not. `others` are the outputs that are no tensors."""
+    """A graph with named inputs and outputs. Only the layouts of `inputs` matter, which may have open sizes, not their
+    values. `others` are the outputs that are no tensors."""
 
     module: GraphModule
     names: Sequence[str]
@@ -55,24 +55,24 @@ class Provable:
 
     @functools.cached_property
     def exported(self) -> tuple[Graph, SizeBounds]:
-        """It as data, and within what bounds its open sizes are. Raises RefusedError."""
+        """The graph as data, and the bounds of its open sizes. Raises RefusedError."""
         bounds = SizeBounds()
         graph = export_graph(self.module, self.names, self.inputs, self.outputs, self.groups, bounds)
         return graph, bounds
 
     @property
     def graph(self) -> Graph:
-        """It as data. Raises RefusedError."""
+        """The graph as data. Raises RefusedError."""
         return self.exported[0]
 
 
 @dataclass(frozen=True)
 class PairProof:
-    """What is known of two programs. `proof` is None where they were refused as a whole, for `reason`, or not tried.
+    """The result for two programs. `proof` is None if they were refused as a whole, for `reason`, or not tried.
 
-    `evaluated` counts the PROVED outputs whose terms were computed, and gave both graphs' bits; `not_evaluated` says
-    why there are none. `bounds` are the sizes for which all holds, where sizes are open. `induction` says whether any
-    number of steps is proved, where the two are steps.
+    `evaluated` counts the PROVED outputs whose computed terms had both graphs' bits; `not_evaluated` says why there are
+    none. `bounds` are the sizes for which the result holds, if sizes are open. `induction` says whether any number of
+    steps is proved, if the two are steps.
     """
 
     verdict: str
@@ -87,12 +87,12 @@ class PairProof:
 
     @property
     def answers(self) -> tuple[OutputAnswer, ...]:
-        """Every output's answer; none where the programs were refused as a whole."""
+        """Every output's answer; empty if the programs were refused as a whole."""
         return self.proof.answers if self.proof else ()
 
     @property
     def differs(self) -> bool:
-        """Whether some output was seen to have other bits on either side, on the same inputs."""
+        """Whether some output had different bits on the two sides for equal inputs."""
         return any(answer.witness for answer in self.answers)
 
 
@@ -105,10 +105,10 @@ def prove_programs(
     rules: dict[str, list[Rule]] | None = None,
     lap: Callable[[str], None] = lambda name: None,
 ) -> PairProof:
-    """Prove two programs that take the same inputs. `values` gives sets of inputs to compute, if any.
+    """Prove two programs with the same inputs. `values` returns sets of inputs to compute, if any.
 
-    A proved output reads one input of each kind that `must_read` names; where it names none, some output must read an
-    input, or nothing was shown. What cannot be understood is part of the answer.
+    A proved output reads one input of each kind that `must_read` names; if it names none, some output must read an
+    input. Unsupported calls are part of the answer.
     """
     try:
         graphs = reference.graph, candidate.graph
@@ -130,7 +130,7 @@ def prove_programs(
 
 
 def _check_inputs(*graphs: Graph) -> None:
-    """Both take the same inputs, laid out alike, but for the names of open sizes."""
+    """Check that both have the same inputs with equal layouts, except for the names of open sizes."""
     sides = [[call for call in graph.calls if call.op == "input"] for graph in graphs]
     names = [[call.name for call in side] for side in sides]
     if sorted(names[0]) != sorted(names[1]):
@@ -144,7 +144,7 @@ def _check_inputs(*graphs: Graph) -> None:
 
 
 def _layout_told(value: Any) -> str:
-    """An input's layout in words; of an open size that it is one."""
+    """An input's layout in words, with open sizes marked as open."""
     if not hasattr(value, "shape"):
         return "a number"
     shape, strides = ([n if isinstance(n, int) else "open" for n in sizes] for sizes in (value.shape, value.strides))
@@ -153,7 +153,7 @@ def _layout_told(value: Any) -> str:
 
 
 def _check_others(reference: Provable, candidate: Provable) -> None:
-    """Outputs that are no tensors are the same."""
+    """Check that outputs other than tensors are equal."""
     for (name, one), (_, other) in zip(sorted(reference.others), sorted(candidate.others), strict=False):
         if one != other:
             raise RefusedError(f"{name} is {one} in the reference and {other} in the candidate", where="the outputs")
@@ -162,7 +162,7 @@ def _check_others(reference: Provable, candidate: Provable) -> None:
 
 
 def evaluated(found: PairProof, reference: Provable, candidate: Provable, sets: Sequence[Values]) -> PairProof:
-    """Compute what was proved, and REFUSE each output whose term gives other bits than either graph."""
+    """Compute proved outputs, and REFUSE each one whose term has other bits than either graph."""
     steps = reference, candidate
     for values in sets:
         if found.proof is not None:
@@ -219,7 +219,7 @@ def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values
 
 
 def _checked(answer: OutputAnswer, evaluator: Evaluator, sides: Sequence[Any]) -> OutputAnswer:
-    """An answer held against what both graphs gave on every rank. Raises NotEvaluatedError."""
+    """Compare an answer with both graphs' results on every rank. Raises NotEvaluatedError."""
     if answer.verdict == NOT_PROVED and None not in sides:
         pairs = [*zip(*sides, strict=True)]
         unlike = [(x, y) for x, y in pairs if not same_value(x, y)]
@@ -238,7 +238,7 @@ def _checked(answer: OutputAnswer, evaluator: Evaluator, sides: Sequence[Any]) -
 
 
 def same_value(x: Any, y: Any) -> bool:
-    """Whether two outputs, tensors or numbers, agree in every bit, NaNs aside."""
+    """Whether two outputs, tensors or numbers, agree in every bit; all NaNs count as equal."""
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         return same_bits(x, y)
     return type(x) is type(y) and x == y
@@ -258,7 +258,7 @@ def _witness(x: Any, y: Any) -> str:
 
 
 def _refused(found: PairProof, error: RefusedError) -> PairProof:
-    """Graphs that did something, when they ran, that a proof takes for impossible: nothing of it stands."""
+    """Refuse graphs whose run contradicted an assumption of proofs."""
     return replace(found, verdict=REFUSED, proof=None, graphs=None, reason=told(error))
 
 
@@ -268,7 +268,7 @@ def told(error: RefusedError) -> str:
 
 
 def _constants(module: GraphModule) -> list[Tensor]:
-    """The tensors that are part of a graph."""
+    """The tensors that a graph holds."""
     found = (
         functools.reduce(getattr, str(node.target).split("."), cast(Any, module))
         for node in module.graph.find_nodes(op="get_attr")
@@ -281,7 +281,7 @@ def _written_untold(
     given: Sequence[dict[str, Any]],
     held: Sequence[dict[str, list[Any]]],
 ) -> list[OutputAnswer]:
-    """A refusal for each input that holds other bits after a graph has run, and that no call says it writes."""
+    """A refusal for each input whose bits changed although no call states that it writes it."""
     answered = {answer.output for answer in answers}
     found = []
     for name in given[0]:
@@ -296,14 +296,14 @@ def _written_untold(
 
 
 def _by_name(graph: Graph, step: Provable, run: tuple[list[list[Any]], list[list[Any]]]) -> dict[str, list[Any]]:
-    """Every rank's value of each output; inputs that the graph wrote count as outputs."""
+    """Every rank's value of each output, including inputs that the graph wrote."""
     returned = {name: [own[place] for own in run[0]] for place, (name, _) in enumerate(graph.outputs)}
     return {f"written {name}": [own[place] for own in run[1]] for place, name in enumerate(step.names)} | returned
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """One thread an operator, as ranks have: bits of large sums depend on how many there are."""
+    """One thread per operator, as on ranks: the bits of large sums depend on the number of threads."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,6 +1,6 @@
-"""A precompiled step as a proof takes it: as its file has it, so that what is proved is what ranks would read.
+"""Reads a precompiled step from its file for a proof, so that the proof is about the step that ranks would read.
 
-No compiled code is loaded. Of a step that a backend compiles there is nothing to prove: `prove.why_not` says so.
+No compiled code is loaded. A step compiled by a backend cannot be proved: see `prove.why_not`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from bitproof.harness.systems.graph import graph_of_program
 def precompiled_step(
     case: Case, system: str, device: torch.device, folder: Path | None = None
 ) -> tuple[StepGraph, GroupTable]:
-    """The graph that a folder's file says, and the groups that it names. Determinism switches are set before.
+    """The graph in a folder's file, and the groups that it names. The caller has set determinism switches.
 
-    Where no folder is named, the step is made now, and goes through a file as it does before a run, which is removed.
-    Raises ArtifactError for a file that a run would refuse, and what precompiling raises.
+    Without a folder, the step is precompiled now into a temporary file, as before a run. Raises ArtifactError for a
+    file that a run would refuse, and the errors of precompiling.
     """
     made_as = GRAPH if system == PRECOMPILED else system
     if folder is None:

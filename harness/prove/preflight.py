@@ -1,8 +1,8 @@
-"""Proofs ahead of a run: before any rank starts, a process of its own proves every case, and sends the results.
+"""Proofs before a run: before any rank starts, a separate process proves every case, and sends the results.
 
-The command line's process loads no torch, and the host never traces; so this one does, once for all cases. It is handed
-them all, and answers case by case (`processes/apart`). A proof that fails, or a process that dies, makes a case NOT
-TRIED and keeps nothing from running. A user's passes, and a hang in one of them, have a case's time as under a run.
+The command line's process does not import torch, and the host never traces, so this process does, once for all cases.
+It gets them all, and answers case by case (`processes/apart`). If a proof fails or the process dies, the case is NOT
+TRIED and still runs. A user's passes, which may hang, have a case's time limit, as in a run.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from bitproof.harness.processes.apart import Lost, answer_all, answers_apart
 from bitproof.harness.records import ProofOutcome, ProofVerdict
 
 MOST_NAMED = 200
-"""How many outputs that are not proved an outcome names."""
+"""The most unproved outputs that an outcome names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is to be proved: cases, with a user's passes in each candidate's graph."""
+    """The request: cases, with a user's passes in each candidate's graph."""
 
     cases: tuple[Case, ...]
     extra_passes: tuple[str, ...] = ()
 
 
 def preflight_proofs(task: Task, log: Path, timeout: float) -> Iterator[ProofOutcome]:
-    """An outcome for each case, in order, each within `timeout` seconds; later ones are not tried after one that is
-    not in time. Closing the iterator ends the process."""
+    """Yield an outcome for each case in order, each within `timeout` seconds; after a time-out, later cases are not
+    tried. Closing the iterator ends the process."""
     found = answers_apart("bitproof.harness.prove.preflight", task, ProofOutcome, len(task.cases), log, timeout)
     with contextlib.closing(found) as answers:
         for answer in answers:
@@ -42,12 +42,12 @@ def preflight_proofs(task: Task, log: Path, timeout: float) -> Iterator[ProofOut
 
 
 def main() -> None:
-    """The process that proves: `harness.prove.preflight PIPE`."""
+    """The proving process: `harness.prove.preflight PIPE`."""
     answer_all(Task, lambda task: (outcome_of(case, task.extra_passes) for case in task.cases))
 
 
 def outcome_of(case: Case, extra_passes: Sequence[str]) -> ProofOutcome:
-    """Prove a case. Terms are not computed on values: the run that follows compares bits."""
+    """Prove a case, without computing terms on values: the following run compares bits."""
     from bitproof.harness.certificate.assumptions import assumed
     from bitproof.harness.errors import BitproofError
     from bitproof.harness.graph.graph_options import GraphOptions

@@ -1,1 +1,1 @@
-"""A step's graph as data: its calls, which operators may stand in it, where results lie in memory."""
+"""A step's graph as data: its calls, the operators that it may contain, and the memory layouts of results."""

@@ -1,8 +1,8 @@
-"""The operators that a proof may meet: those that did as their schemas say in all that a scan tried.
+"""The operators that a proof admits: those that followed their schemas in every call of a scan.
 
-The list stands in `admitted.txt`. `tests/benchmarks/scan_operators.py` checks it, and writes it with `--write`. What
-the scan could not call is unknown, so it is not there. What a call does to memory, as fake values show it, is held
-against its schema, too.
+The list is in `admitted.txt`; `tests/benchmarks/scan_operators.py` checks it, and writes it with `--write`. It lacks
+operators that the scan could not call. In addition, each call's effects on memory, as its fake values show them, are
+compared with its schema.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bitproof.harness.torch_compat import OpOverload
 from bitproof.harness.torch_operators import schema_of, storage_key
 
 ROWS, INNER, ANY = LAYOUTS = ("rows", "inner-rows", "any-layout")
-"""Layouts of all tensors that an operator reads: row-major; with a last dim whose elements follow one another; any."""
+"""Layouts of an operator's tensor arguments: row-major; contiguous in the last dim; any."""
 
 SCANNED = ("aten", "prims")
 """The namespaces whose operators must be on the list."""
@@ -32,20 +32,20 @@ UNKNOWN = {
     *("sparse", "static_runtime", "inductor", "inductor_prims", "rngprims", "debugprims", "streams", "profiler"),
     *("_native", "fsdp", "_dtensor", "export", "onnx", "flex_lib", "prim", "debug_mode_ops", "_test"),
 }
-"""Torch's other namespaces: no scan tried their operators. A user's operators are trusted to follow their schemas."""
+"""torch's other namespaces, which no scan covers. A user's operators are trusted to follow their schemas."""
 
 FILE = Path(__file__).with_name("admitted.txt")
 
 
 @functools.cache
 def names() -> Mapping[str, str]:
-    """Their names, `aten.add.Tensor`, and the layouts of tensors, of LAYOUTS, with which each is admitted."""
+    """Names such as `aten.add.Tensor`, each with its admitted layouts, out of LAYOUTS."""
     rows = (line.split() for line in FILE.read_text().splitlines() if line and not line.startswith("#"))
     return {f"{packet}.{overload}": layout for layout, packet, *own in rows for overload in own}
 
 
 def write(found: Mapping[str, str]) -> None:
-    """Write the list: a row an operator and layout, with overloads."""
+    """Write the list: one row per operator and layout, with overloads."""
     rows: dict[str, list[str]] = {}
     for name, layout in sorted(found.items(), key=lambda item: (LAYOUTS.index(item[1]), item[0])):
         packet, _, overload = name.rpartition(".")
@@ -56,8 +56,8 @@ def write(found: Mapping[str, str]) -> None:
 
 
 def layout_of(given: Mapping[str, Any]) -> str:
-    """The first of LAYOUTS that all tensors among a call's arguments have. Sizes that depend on data are understood in
-    the first dim alone. An `input_dtype` that no tensor has makes a backward call as unusual as any layout."""
+    """The first of LAYOUTS that all tensor arguments have. Data-dependent sizes are supported in the first dim only. A
+    backward call with an `input_dtype` that no tensor has counts as layout `any`."""
     tensors = [*_tensors(given)]
     if given.get("input_dtype", None) not in {None, *(x.dtype for x in tensors)}:
         return ANY
@@ -79,7 +79,7 @@ def _layout_of(x: Tensor) -> str:
 
 
 def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str | None:
-    """Why a proof takes no call of an operator with these arguments, on fake values, in words; None where it does."""
+    """The reason why a proof does not admit a call with these arguments, on fake values; None if it does."""
     if not isinstance(target, OpOverload):
         return None
     name, namespace = str(target), target.namespace
@@ -102,8 +102,8 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
 
 
 def _is_drawn_dropout(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether a call is a dropout that draws its mask: only without a draw, or without elements, was it seen to do
-    other than its fake. What it draws, it draws of the generator's state, as any random call does."""
+    """Whether a call is a dropout that draws its mask: it differed from its fake only without a draw or without
+    elements. It draws from the generator's state, like any random call."""
     if name != "aten.native_dropout.default" or given.get("train") is not True:
         return False
     p, shape = given["p"], given["input"].shape
@@ -111,9 +111,9 @@ def _is_drawn_dropout(name: str, given: Mapping[str, Any]) -> bool:
 
 
 def _is_norm_in_training(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether a call is a batch norm that counts its batch: it writes both statistics, and in rows it was seen to do
-    nothing else that its schema and its fake do not say. Statistics must lie apart from all that it reads, and all have
-    an element a channel: beyond the end of others it reads whatever is there."""
+    """Whether a call is a batch norm in training: it writes both statistics, and with row-major tensors it did nothing
+    else beyond its schema and its fake. Statistics must share no memory with its inputs, and have one element per
+    channel: it reads past the end of shorter ones."""
     if name not in {*known.BATCH_NORMS, *known.BATCH_NORMS.values()} or given.get("training") is not True:
         return False
     counted = {storage_key(x) for x in _tensors([given.get(x) for x in known.STATISTICS])}
@@ -125,8 +125,8 @@ def _is_norm_in_training(name: str, given: Mapping[str, Any]) -> bool:
 
 
 def reads_elsewhere(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether a call is a batch norm's backward that lacks statistics which it reads, as it does without looking: the
-    process ends, or the call reads beyond their end."""
+    """Whether a call is a batch norm's backward without the statistics that it reads unchecked: it crashes the process
+    or reads past their end."""
     if name != "aten.native_batch_norm_backward.default" or not given:
         return False
     read = ("save_mean", "save_invstd") if given["train"] else known.STATISTICS
@@ -135,9 +135,9 @@ def reads_elsewhere(name: str, given: Mapping[str, Any]) -> bool:
 
 
 def _is_update(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether a call is an optimizer's kernel that goes through lists of as many tensors, of one dtype and size at each
-    place, all in rows on the CPU. It writes parameters and their state, which lie apart from all else, and nothing
-    more, as it scales no gradients. It walks memory, so that other strides would pair other elements."""
+    """Whether a call is an optimizer's kernel on equally long lists of row-major CPU tensors, of one dtype and size at
+    each index. It writes only parameters and their state, which share no memory with anything else, as it does not
+    scale gradients. It walks memory linearly, so other strides would pair other elements."""
     if name not in known.FUSED or not all(given.get(x) is None for x in ("grad_scale", "found_inf")):
         return False
     lists = {key: x for key, x in given.items() if isinstance(x, list | tuple) and x}
@@ -153,8 +153,8 @@ def _is_update(name: str, given: Mapping[str, Any]) -> bool:
 
 
 def untold(target: Any, given: Mapping[str, Any], results: Any) -> str | None:
-    """What a call does to memory that its operator's schema does not say, in words. `given` are its arguments by name,
-    on fake values."""
+    """A call's effects on memory that its operator's schema does not state, in words. `given` are its arguments by
+    name, on fake values."""
     if not isinstance(target, OpOverload):
         return None
     says = {x.name for x in schema_of(target).arguments if x.alias_info is not None}

@@ -1,4 +1,4 @@
-"""Whether a graph module runs the calls that its graph lists, and nothing beside them."""
+"""Checks that a graph module runs exactly the calls that its graph lists."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from bitproof.harness.torch_compat import LazyGraphModule, rewrites_code, wraps_
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _CALLS = ("forward", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl", "_slow_forward", "_wrapped_call")
-"""What Python runs where a module is called, as far as a pass may put something else in its place on the module."""
+"""Attributes that Python uses to call a module and that a pass may replace on the module."""
 
 
 def runs_otherwise(module: GraphModule) -> str | None:
-    """What makes a graph module run something else than its graph, in words; None for nothing.
+    """The reason why a graph module runs something other than its graph; None if it does not.
 
-    A user's pass may leave a hook on it, on a graph nested in it or on all modules, a function or a class of its own in
-    place of what runs the graph, or a function that rewrites the code which is made of the graph.
+    A user's pass may leave a hook on it, on a nested graph or on all modules; it may replace the function or class that
+    runs the graph, or install a function that rewrites the generated code.
     """
     if any(getattr(part, hooks) for part in module.modules() for hooks in _HOOKS):
         return "hooks"
@@ -26,7 +26,7 @@ def runs_otherwise(module: GraphModule) -> str | None:
         return "a function in its place"
     parts = [part for part in module.modules() if isinstance(part, GraphModule)]
     if any(type(part).__mro__[1] not in (GraphModule, LazyGraphModule) for part in parts):
-        return "a class of its own"  # each graph module has a class, which torch makes below one of these
+        return "a class of its own"  # torch makes a subclass of one of these for each graph module
     if any(wraps_its_call(part) for part in parts):
         return "a function in its place"
     if any(rewrites_code(part.graph) for part in parts):

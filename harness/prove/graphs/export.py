@@ -1,8 +1,8 @@
-"""A step's graph as data: every call with its arguments by name and its result's layout.
+"""Writes a step's graph as data: every call with its arguments by name and its result's layout.
 
-What a graph's metadata say is not believed: passes write it, a user's passes too. Every call is run again on fake
-values, from the inputs on, and what comes out is its layout. Of operators that `admitted` knows, fake values share
-memory exactly where real ones do, so aliases follow from them and not from operators' names; any other is refused.
+Metadata in the graph is not trusted, as passes, also a user's, write it. Every call runs again on fake values, starting
+from the inputs, which gives its layout. For operators in `admitted`, fake values share memory exactly where real ones
+do, so aliases follow from them and not from operators' names; any other operator is refused.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 
 
 class CallOrigin(NamedTuple):
-    """Where a call came from."""
+    """The origin of a call."""
 
     module: str | None = None
     direction: str | None = None
@@ -51,7 +51,7 @@ class CallOrigin(NamedTuple):
 
 
 class RefusedError(BitproofError):
-    """A call that a proof does not understand. No output that depends on it can be proved."""
+    """A call that proofs do not support. No output that depends on it can be proved."""
 
 
 def export_graph(
@@ -62,10 +62,10 @@ def export_graph(
     groups: GroupTable,
     bounds: SizeBounds | None = None,
 ) -> Graph:
-    """The graph as data. `names` and `inputs` are its inputs in order: layouts count, values do not.
+    """Return the graph as data. `names` and `inputs` are its inputs in order: only layouts matter, not values.
 
-    `outputs` names what it returns. Sizes of inputs may be open: within which `bounds` all holds is written down there.
-    Raises RefusedError, naming the node.
+    `outputs` names its results. Inputs may have open sizes: `bounds` gets the bounds within which the result holds.
+    Raises RefusedError, which names the node.
     """
     if otherwise := runs_otherwise(module):
         raise RefusedError(f"a graph that is run with {otherwise}", where="the whole graph")
@@ -84,7 +84,7 @@ def export_graph(
 
 
 class _Exporter:
-    """Runs one graph on fake values, call by call, and writes each down."""
+    """Runs one graph on fake values, call by call, and records each call."""
 
     def __init__(
         self, module: GraphModule, inputs: Sequence[Any], names: Sequence[str], groups: GroupTable, bounds: SizeBounds
@@ -118,7 +118,7 @@ class _Exporter:
                 raise _refused(node, f"a node of kind {node.op}")
 
     def _like(self, node: Node, name: str, like: Any) -> Any:
-        """A fake value that lies as an input does, with sizes of its own where the input's are open."""
+        """A fake value with an input's layout, and with new symbols for open sizes."""
         try:
             if not isinstance(like, Tensor):
                 return self.open_sizes.size(like, name)
@@ -129,7 +129,7 @@ class _Exporter:
         return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
 
     def place_of(self, returned: Any, name: str) -> int:
-        """The call that gives an output. Raises RefusedError for what is no tensor, and no size either."""
+        """The call that computes an output. Raises RefusedError unless it is a tensor or a size."""
         if isinstance(returned, Node) and isinstance(self.values[returned], torch.SymInt):
             size = self._size(returned, self.values[returned])
             self.calls.append(Call(name, known.NUMBER, (("0", size),), size))
@@ -151,7 +151,7 @@ class _Exporter:
             raise _refused(node, f"an attribute that is a {type(value).__name__}")
 
     def _call(self, node: Node) -> None:
-        op = "" if node.target in known.ARITHMETIC else _operator(node)  # what is neither is not run
+        op = "" if node.target in known.ARITHMETIC else _operator(node)  # other nodes are not run
         args, kwargs = map_arg((node.args, node.kwargs), self.values.__getitem__)
         given = _by_name(node, args, kwargs)
         if op not in known.SIZES | known.CHECKS and (objection := admitted.why_not(node.target, given)):
@@ -170,9 +170,9 @@ class _Exporter:
             self._add(node, node.name, known.PYTHON + name, self._arguments(node), value)
             return
         if symbols.is_number(value) and (op in known.SIZES or (not op and self._reads_numbers(node))):
-            return  # arithmetic on sizes: whoever reads it has the size itself
+            return  # arithmetic on sizes: its readers have the size itself
         if op in known.CHECKS or (value is None and op == "getitem"):
-            return  # it raises or it does not: no bit depends on it; or a gradient that nobody asked for, among several
+            return  # a check, on which no bit depends; or an unneeded gradient among several
         if value is None and not operators.written_arguments(node):
             raise _refused(node, "a call that gives nothing, so that it is made for what else it does")
         if objection := admitted.untold(node.target, given, value):
@@ -187,7 +187,7 @@ class _Exporter:
             add_copies(self.calls)
 
     def _update(self, node: Node, op: str, given: Mapping[str, Any]) -> None:
-        """An optimizer's kernel, a call a parameter."""
+        """Write an optimizer's kernel as one call per parameter."""
         written = operators.written_names(node.target)
         call = Call(node.name, op, tuple(self._arguments(node)), None, place=_place(node))
         self.values[node] = [*add_updates(self.calls, call, given, written, functools.partial(self._layout, node))]
@@ -213,11 +213,11 @@ class _Exporter:
         self.calls.append(told_once(call, self.calls))
 
     def _shared(self, node: Node, value: Any, layout: Any) -> Any:
-        """Two operators hand back their argument's memory and do not say so, on fake values neither."""
+        """Two operators return their argument's memory, which neither their schemas nor their fake values state."""
         if node.op != "call_function" or not (operators.is_wait(node) or node.target is _UNSAFE_VIEW):
             return layout
         source = self.calls[self.index[node.all_input_nodes[0]]].value
-        self.storages[storage_key(value)] = source.storage  # values that share memory with this one share that, too
+        self.storages[storage_key(value)] = source.storage  # values that share this one's memory share that one's, too
         return source if operators.is_wait(node) else replace(layout, storage=source.storage, offset=source.offset)
 
     def _layout(self, node: Node, value: Any) -> Any:
@@ -233,7 +233,7 @@ class _Exporter:
                 storage=self.storages.setdefault(storage_key(value), len(self.storages)),
             )
         if isinstance(value, (tuple, list)) and not value:
-            return None  # FlexAttention gives gradients of what its masks capture, and they capture nothing
+            return None  # FlexAttention returns gradients of its masks' captured tensors, and there are none
         if isinstance(value, (tuple, list)):
             return tuple(self._layout(node, item) for item in value)
         if isinstance(value, torch.SymFloat):
@@ -315,14 +315,14 @@ class _Exporter:
 
 
 def refuse(call: Call, what: str) -> RefusedError:
-    """The reason why a call is refused, and its source line."""
+    """Raise the reason why a call is refused, with its source line."""
     place = CallOrigin(*call.place)
     where = f"{place.module or 'no module'} ({place.direction})" + (f", {place.source}" if place.source else "")
     return RefusedError(f"{what} (`{call.name}`)", where=where)
 
 
 def _nested(caller: Node, module: GraphModule) -> Any:
-    """A nested graph, its nodes numbered: equal ones compute the same of their operands."""
+    """A nested graph with numbered nodes: equal ones compute the same function of their operands."""
     index: dict[Node, int] = {}
 
     def argument(x: Any) -> Any:
@@ -359,7 +359,7 @@ def _draws(node: Node) -> bool:
 
 
 def _by_name(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """A call's arguments, by the names in its operator's schema."""
+    """A call's arguments by name, from its operator's schema."""
     schema = schema_of(node.target)
     names = [argument.name for argument in schema.arguments] if schema else []
     return dict(zip(names, args, strict=False)) | dict(kwargs)
@@ -385,7 +385,7 @@ def _place(node: Node) -> CallOrigin:
 
 
 def digest_of(x: Tensor) -> str:
-    """A tensor's bytes, as a digest."""
+    """The digest of a tensor's bytes."""
     with without_modes():
         content = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return hashlib.sha256(content).hexdigest()

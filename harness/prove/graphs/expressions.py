@@ -1,4 +1,4 @@
-"""Sizes as torch's tracer gives them, which are sympy's expressions, as data."""
+"""Turns sizes from torch's tracer, which are sympy expressions, into data."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from bitproof.harness.certificate.data import Size
 
 @functools.lru_cache(maxsize=1 << 16)
 def size_of(expression: Any) -> Size:
-    """A size as a sum of products of symbols, in an order that equal sizes share. Raises ValueError.
+    """A size as a sum of products of symbols in canonical order. Raises ValueError.
 
-    Whole steps ask this of few expressions, and torch makes each again: sums are taken apart once.
+    A whole step has few distinct expressions, but torch rebuilds each often, so results are cached.
     """
     expanded = sympy.expand(expression)
     if expanded.is_Integer:

@@ -1,6 +1,6 @@
-"""Whether what a call gave lies in memory as its graph as data says: a proof believes that, and here it is looked at.
+"""Checks that real results have the memory layouts of the graph as data, which a proof trusts.
 
-Fake values say how results lie, and which share memory. Where a step is computed, real ones are held against them.
+Fake values determine layouts and shared memory. When a step is computed, they are compared with the real values.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from bitproof.harness.prove.graphs.export import RefusedError
 
 
 class Layouts:
-    """One graph's layouts, held against what its calls give on every rank, node by node, in order."""
+    """Compares one graph's layouts with its calls' results on every rank, node by node, in order."""
 
     def __init__(self, graph: data.Graph) -> None:
         self._inputs = iter([call for call in graph.calls if call.op == "input"])
         self._calls = {call.name: call for call in graph.calls if call.op != "input"}
         self._storages: list[dict[int, int]] = []  # a rank's storages by number, and the numbers by storage
         self._numbers: list[dict[int, int]] = []
-        self._held: list[Any] = []  # memory that is let go may come again as another's
+        self._held: list[Any] = []  # released memory may be reused
 
     def __call__(self, node: Node, values: Sequence[Any]) -> None:
-        """Hold what a node gives on each rank against the graph. Raises RefusedError, naming the node."""
+        """Compare a node's results on each rank with the graph. Raises RefusedError, which names the node."""
         call = next(self._inputs) if node.op == "placeholder" else self._calls.get(node.name)
         if call is None:
             return  # a number, or a check
@@ -45,14 +45,14 @@ class Layouts:
                     )
 
     def _otherwise(self, rank: int, told: data.Tensor, real: Tensor) -> str | None:
-        """How a tensor lies otherwise than declared; None where it does not, as far as sizes are numbers."""
+        """How a tensor's layout differs from the declared one; None if it does not, as far as sizes are numbers."""
         dtype = str(real.dtype).removeprefix("torch.")
         if dtype != told.dtype:
             return f"dtype {dtype}, not {told.dtype}"
         if any(isinstance(n, int) and n != m for n, m in zip(told.shape, real.shape, strict=True)):
             return f"shape {tuple(real.shape)}, not {told.shape}"
         if real.numel() == 0:
-            return None  # no element lies anywhere
+            return None  # there are no elements
         sides = zip(real.shape, real.stride(), told.strides, strict=True)
         if any(isinstance(t, int) and n > 1 and s != t for n, s, t in sides):
             return f"strides {real.stride()}, not {told.strides}"

@@ -1,8 +1,8 @@
-"""Sizes of inputs that are left open: symbols of a tracer's, as symbols on which nothing can branch, within bounds.
+"""Open sizes of inputs: a tracer's symbols become bounded symbols on which no code can branch.
 
-A tracer knows a number for each of its symbols and may have decided by it. Here a graph is run again on sizes of which
-only bounds are known: a call that would decide by one fails, and is refused. Sizes 0 and 1 are cases of their own, in
-which tensors lie otherwise and dims are repeated, so that bounds begin at 2 or above.
+A tracer has a number for each of its symbols and may have branched on it. Here the graph runs again on sizes with only
+bounds: a call that would branch on one fails, and is refused. Bounds start at 2 or above, as sizes 0 and 1 have other
+layouts and broadcast.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from bitproof.harness.prove.graphs.expressions import size_of
 from bitproof.harness.torch_compat import promise, range_of
 
 LEAST = 2
-"""The least size for which a proof over open sizes holds."""
+"""The smallest size for which a proof over open sizes holds."""
 
 
 @dataclass
 class SizeBounds:
-    """Within what bounds open sizes are, by the place where a graph's inputs first have them: `dim 0 of input 1`."""
+    """The bounds of open sizes, by the place of their first use in the inputs: `dim 0 of input 1`."""
 
     found: dict[str, tuple[int, int | None]] = field(default_factory=dict)
 
     def joined(self, other: SizeBounds) -> Iterator[str]:
-        """What both keep, in words."""
+        """The intersection of both, in words."""
         for place in dict.fromkeys([*self.found, *other.found]):
             sides = [x.found[place] for x in (self, other) if place in x.found]
             most = min((end for _, end in sides if end is not None), default=None)
@@ -38,7 +38,7 @@ class SizeBounds:
 
 
 class OpenSizes:
-    """One graph's open sizes, each as a symbol of its own. Use within the fake mode of `shape_env`."""
+    """One graph's open sizes, each with its own symbol. Use it within the fake mode of `shape_env`."""
 
     def __init__(self, shape_env: ShapeEnv, bounds: SizeBounds) -> None:
         self._shape_env = shape_env
@@ -46,7 +46,7 @@ class OpenSizes:
         self._own: dict[Any, Any] = {}
 
     def size(self, size: Any, place: str) -> Any:
-        """A size, or what stands for it. Raises ValueError for one that is no sum of products of symbols."""
+        """A size, or its symbol. Raises ValueError unless the size is a sum of products of symbols."""
         if isinstance(size, int):
             return size
         if not isinstance(size, torch.SymInt):

@@ -1,8 +1,8 @@
-"""Operators that write several tensors, as data: one that gives their new values, and a copy of each into the old.
+"""Rewrites operators that write several tensors as one that returns the new values, and a copy of each into the old
+tensor.
 
-So whoever reads a graph as data need know nothing of a batch norm that writes statistics, which not every schema names,
-nor of an optimizer's kernel, which is handed lists: on the CPU it goes through them one by one, so it is written down
-once for each parameter.
+So other code need not handle a batch norm's writes to statistics, which not every schema states, or an optimizer's
+kernel on lists: on the CPU it processes parameters one by one, so it becomes one call per parameter.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from bitproof.harness.certificate.data import Call
 from bitproof.harness.prove import known_operators as known
 
 UNCHANGED = "grads"
-"""What an optimizer's kernel writes only where it scales gradients, which no proof takes."""
+"""Arguments that an optimizer's kernel writes only when it scales gradients, which proofs do not admit."""
 
 
 def results_of(results: tuple[Any, ...], given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a batch norm gives besides: new statistics, in memory of their own."""
+    """A batch norm's additional results: new statistics, in new memory."""
     return (*results, *(torch.clone(given[name]) for name in known.STATISTICS))
 
 
 def add_copies(calls: list[Call]) -> None:
-    """After a batch norm, the last of these calls: its new statistics are taken, and copied into what it was handed."""
+    """After a batch norm, the last of these calls, copy its new statistics into its arguments."""
     given = dict(calls[-1].args)
     first = len(calls[-1].value) - len(known.STATISTICS)
     _add_copies(calls, {first + i: (name, given[name]) for i, name in enumerate(known.STATISTICS)})
 
 
 def _add_copies(calls: list[Call], written: Mapping[int, tuple[str, Any]]) -> None:
-    """After the last of these calls: its results of these places are taken, and copied into arguments of a name."""
+    """After the last of these calls, copy its results at these indices into the arguments of these names."""
     index = len(calls) - 1
     several = calls[index] = replace(calls[index], writes=())
     for place, (name, old) in written.items():
@@ -47,8 +47,8 @@ def _add_copies(calls: list[Call], written: Mapping[int, tuple[str, Any]]) -> No
 def add_updates(
     calls: list[Call], call: Call, given: Mapping[str, Any], names: Sequence[str], layout: Callable[[Any], Any]
 ) -> Iterator[Any]:
-    """An optimizer's kernel, one parameter after the other. `given` are its arguments on fake values, `names` those
-    that its schema says it writes; `layout` tells how one of the new values that are yielded lies."""
+    """Add an optimizer's kernel, one parameter after the other. `given` are its arguments on fake values, `names` those
+    that its schema writes; `layout` returns the layout of a new value that is yielded."""
     for place in range(len(given["self"])):
         args = tuple((name, _one_of(x, place)) for name, x in call.args)
         written = [name for name in names if given.get(name)]
@@ -56,11 +56,11 @@ def add_updates(
         calls.append(replace(call, name=f"{call.name} {place}", args=args, value=tuple(map(layout, values))))
         olds = {i: (name, dict(args)[name][1]) for i, name in enumerate(written) if name != UNCHANGED}
         _add_copies(calls, olds)
-        yield values  # whose memory must not become another's as long as calls are added
+        yield values  # kept alive, so that their memory is not reused while calls are added
 
 
 def _one_of(argument: Any, place: int) -> Any:
-    """A list of tensors' own at a place, as a list; any other argument as it is."""
+    """One element of a list of tensors, as a list; any other argument unchanged."""
     match argument:
         case ("list", *items) if items and all(isinstance(x, tuple) and x[:1] == ("node",) for x in items):
             return ("list", items[place])

@@ -1,4 +1,4 @@
-"""Python's garbage collector, paused while a graph is made, or a certificate of one is checked."""
+"""Pauses Python's garbage collector while a graph is made or a certificate is checked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Making or checking a graph makes many objects that stay: to search them for garbage would cost n log n."""
+    """Both create many objects that stay alive: searching them for garbage would cost n log n."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

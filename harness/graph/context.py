@@ -1,4 +1,4 @@
-"""What passes are told, besides the graph, and what they have to tell: nothing a pass needs is global."""
+"""A pass's other input and output besides the graph, so that nothing a pass needs is global."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from bitproof.harness.graph.tracing.trace import ChunkSymbol, Guard
 
 @dataclass(frozen=True)
 class PassContext:
-    """The settings of one case's pipeline. `chunk_groups` names the groups whose collectives may run once a chunk,
-    among them those that isolation may make. `groups` is what is known of every group, and grows as passes add some.
-    `module_calls` has the model's modules and how often the traced step called each. `is_joint` says that the step was
-    exported as a joint graph, which is to be partitioned. `cuts` says where stages of a pipeline begin.
+    """The settings of one case's pipeline. `chunk_groups` names the groups whose collectives may run once per chunk,
+    including those that isolation may make. `groups` describes every group; passes may add some. `module_calls` has the
+    model's modules and the number of their calls in the traced step. `is_joint`: the step was exported as a joint
+    graph, to be partitioned. `cuts` says where pipeline stages begin.
 
-    `facts` is where a pass puts what the report should say of it, as JSON values; the runner empties it
-    before each pass.
+    `facts` are a pass's JSON values for the report; the runner empties it before each pass.
     """
 
     chunk_symbol: ChunkSymbol

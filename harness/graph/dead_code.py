@@ -1,4 +1,4 @@
-"""Dead calls: no node reads them, and they change nothing."""
+"""Removes dead calls: those without readers and effects."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
-"""Write each graph of a pipeline where a reviewer can read it: as text, as a diff, and for tlparse.
+"""Writes each graph of a pipeline for reviewers: as text, as a diff, and for tlparse.
 
 For the traced graph and after each pass, numbered in order:
 
-    00-traced.txt     one line a node, below a headline wherever the module, the direction or the chunk changes
-    01-clean_up.txt   what the pass left
-    01-clean_up.diff  what it changed, as a unified diff of the two texts
+    00-traced.txt     one line per node, with a headline wherever the module, direction or chunk changes
+    01-clean_up.txt   the graph after the pass
+    01-clean_up.diff  its changes, as a unified diff of the two texts
     tlparse/*.log     the same texts as torch's structured trace, which `tlparse tlparse/*.log` turns into pages
 
-A line holds no number of its own and a node keeps its name from pass to pass, so that a diff shows what
-a pass changed and nothing else.
+Lines have no numbers and nodes keep their names from pass to pass, so that a diff shows only a pass's changes.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from bitproof.harness.torch_compile import trace_artifact
 class GraphDump:
     """Writes each graph that it is called with into `folder`, within a `with` block.
 
-    Texts say which parameter, buffer or gradient a graph input or output is.
+    Texts name the parameter, buffer or gradient of each graph input and output.
     """
 
     def __init__(self, folder: Path, parameter_names: Sequence[str], buffer_names: Sequence[str]) -> None:
@@ -56,7 +55,7 @@ class GraphDump:
         self._trace.close()
 
     def __call__(self, name: str, module: GraphModule) -> None:
-        """Write one more graph, and how it differs from the one before."""
+        """Write one more graph, and its differences from the previous one."""
         label, lines = f"{self._count:02d}-{name}", list(self._tell(module))[1:]
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / f"{label}.txt").write_text("\n".join(lines) + "\n")
@@ -155,7 +154,7 @@ def _sizes(sizes: Sequence[Any]) -> str:
 
 
 def _is_contiguous(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
-    """Asked of numbers: a symbol's stride may be written in another form than its size."""
+    """Compares numbers, as a symbol's stride may have another form than its size."""
     sizes = [max(1, _any_number(size)) for size in shape]
     wanted = list(itertools.accumulate(reversed(sizes[1:]), operator.mul, initial=1))[: len(sizes)]
     return [_any_number(stride) for stride in strides] == wanted[::-1]
@@ -167,7 +166,7 @@ def _any_number(size: Any) -> int:
 
 @contextmanager
 def _attached(handler: logging.Handler) -> Iterator[None]:
-    """Let torch's structured trace go to `handler`, besides wherever TORCH_TRACE sends it."""
+    """Send torch's structured trace to `handler`, in addition to TORCH_TRACE's target."""
     trace_log.addHandler(handler)
     try:
         yield

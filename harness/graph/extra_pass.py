@@ -1,13 +1,13 @@
-"""A user's own pass: a function of the graph module, put anywhere in the pass list.
+"""A user's pass: a function of the graph module, inserted anywhere in the pass list.
 
 Needs:    a function of a GraphModule, and of a PassContext if it takes two; it changes the module in
           place and returns None, or returns a new one.
-Promises: what the function did, with metadata on every node that it made or changed.
-Refuses:  a function that returns something else; a call that does not run on the values it is given.
+Promises: the function's changes, with metadata on every new or changed node.
+Refuses:  a function that returns something else; a call that does not run on its inputs' fake values.
 
-The function need not know of metadata: after it, `val` is computed for every call that is new, that
-reads something else than before, or that reads a value whose layout changed. A new node's origin is
-unknown. Verification then checks that the result is a valid graph, as after any pass.
+The function need not handle metadata: afterwards `val` is computed for every call that is new, has other inputs, or
+reads a value whose layout changed. A new node's origin is unknown. Verification then checks that the result is a valid
+graph, as after any pass.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from bitproof.harness.user_code.user_file import run_file
 
 
 class ExtraPass:
-    """A user's function as a pass. `sha256` is that of the file that the function stands in."""
+    """A user's function as a pass. `sha256` is that of the function's file."""
 
     def __init__(self, function: Callable[..., Any], sha256: str, spec: PassSpec) -> None:
         self.__name__ = function.__name__
@@ -49,11 +49,11 @@ class ExtraPass:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Settings that decide what the pass does, besides the graph."""
+        """Settings that determine the pass's effect."""
         return {"sha256": self.sha256}
 
     def __call__(self, module: GraphModule, context: PassContext) -> GraphModule:
-        """Run the function, then see to metadata and to code that it left stale."""
+        """Run the function, then update metadata and generated code."""
         before, marked = _calls(module), marked_nodes(module.graph)
         result = self._function(module, context) if self._takes_context else self._function(module)
         result = module if result is None else result
@@ -71,7 +71,7 @@ class ExtraPass:
 
 
 def load_pass(spec: PassSpec) -> ExtraPass:
-    """Load the function. Raises UsageError when there is none; what its module raises is raised as it is."""
+    """Load the function. Raises UsageError if there is none; errors of its module pass through."""
     if spec.file is not None:
         module, sha256 = run_file(spec.file)
     else:
@@ -96,9 +96,9 @@ def load_pass(spec: PassSpec) -> ExtraPass:
 
 
 def insert(pass_list: Sequence[Callable[..., Any]], extras: Sequence[ExtraPass]) -> list[Callable[..., Any]]:
-    """The pass list with each extra pass at its place, in the order given where two want the same one.
+    """The pass list with each extra pass at its place; two at the same place keep their order.
 
-    Raises UsageError, naming the pass list, for a place that is not there or a name that is taken.
+    Raises UsageError, which shows the pass list, for an unknown place or a name already in use.
     """
     pass_list = list(pass_list)
     for extra in extras:
@@ -128,12 +128,12 @@ def _stands_at(run_pass: Callable[..., Any], spec: PassSpec) -> bool:
 
 
 def _calls(module: GraphModule) -> dict[str, str]:
-    """Every call by its name, as text, so that a copied graph's are found equal."""
+    """Every call by its name, as text, so that those of a copied graph compare equal."""
     return {node.name: f"{node.target}{node.args}{node.kwargs}" for node in module.graph.nodes}
 
 
 def _propagate(module: GraphModule, before: dict[str, str]) -> None:
-    """Give every call that is not what it was `before`, or that reads a changed value, the value it computes."""
+    """Compute the value of every call that differs from `before` or reads a changed value."""
     mode = _mode_of(module)
     changed: set[Node] = set()
     now = _calls(module)
@@ -161,7 +161,7 @@ def _evaluate(node: Node, module: GraphModule, mode: FakeTensorMode) -> Any:
 
     def value_of(read: Node) -> Any:
         value = read.meta["val"] if "val" in read.meta else getattr(module, str(read.target))
-        if isinstance(value, FakeTensor) and value.fake_mode is not mode:  # passes may have used one of their own
+        if isinstance(value, FakeTensor) and value.fake_mode is not mode:  # passes may have used another one
             return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
         return mode.from_tensor(value) if isinstance(value, Tensor) and not isinstance(value, FakeTensor) else value
 

@@ -1,6 +1,6 @@
-"""What a run asks of the graph pipeline beyond its case: users' own passes, and a folder to write graphs into.
+"""A run's graph options beyond its case: users' passes, and a folder for graphs.
 
-Loads no torch: a wrong call is refused before anything starts.
+Imports no torch: a wrong command line is refused before anything starts.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class GraphOptions:
 class PassSpec:
     """A function, its module or file, and its place in the pass list.
 
-    By default that is after `concretize_symbols`: after all that rewrites the graph, when every size is a
-    number, and before a backend that compiles it.
+    The default is after `concretize_symbols`: after all rewriting passes, when every size is a number, and before a
+    compiling backend.
     """
 
     source: str
@@ -41,7 +41,7 @@ class PassSpec:
 
     @property
     def file(self) -> Path | None:
-        """The file that is named, None where a module is."""
+        """The named file; None for a module."""
         return file_of(self.source)
 
 

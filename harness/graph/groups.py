@@ -1,7 +1,7 @@
-"""What passes know of process groups: which object each name stands for, and which ranks it joins.
+"""The passes' table of process groups: each name's object and its ranks.
 
-Passes run where no process group exists. They reason over this table, and leave in it the groups that
-ranks have to make before they run the graph.
+Passes run without process groups. They use this table, and add to it the groups that ranks must make before they run
+the graph.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Partition = tuple[tuple[int, ...], ...]
 class Group:
     """A name's process-group object, and the ranks of every instance of it, in the order of the group.
 
-    Names of equal `object` stand for one process group: their collectives wait for one another.
+    Names with the same `object` are one process group, whose collectives wait for one another.
     """
 
     object: str
@@ -28,13 +28,13 @@ class Group:
 
 @dataclass
 class GroupTable:
-    """Every group by name. `derived` are the names that passes added, in the order in which ranks must make them."""
+    """Every group by name. `derived` are the groups that passes added, in the order in which ranks must make them."""
 
     groups: dict[str, Group] = field(default_factory=dict)
     derived: list[str] = field(default_factory=list)
 
     def __getitem__(self, name: str) -> Group:
-        """The group of a name. Raises PassError when the table lacks it."""
+        """The group of a name. Raises PassError if the table lacks it."""
         if name not in self.groups:
             raise PassError(
                 f"the graph names an unknown process group: {name}",
@@ -45,7 +45,7 @@ class GroupTable:
         return self.groups[name]
 
     def derive(self, source: str, purpose: str, *, high_priority: bool = False) -> str:
-        """The name of a group of its own over the same ranks as `source`, added when it is not there yet."""
+        """The name of a separate group over the ranks of `source`, which is added if it does not exist yet."""
         name = derived_name(source, purpose)
         if name not in self.groups:
             self.groups[name] = Group(name, self[source].partition, high_priority)
@@ -67,7 +67,7 @@ def derived_name(source: str, purpose: str) -> str:
 
 
 EXPERT_ONLY = "expert_only"
-"""The purpose of a group that carries expert all-to-alls and nothing else."""
+"""The purpose of a group for expert all-to-alls only."""
 
 GATHERS = "gathers"
-"""The purpose of a group that carries parameters' all-gathers and nothing else."""
+"""The purpose of a group for parameters' all-gathers only."""

@@ -1,1 +1,1 @@
-"""What passes ask of a graph: what depends on what, which rows mix, what takes memory."""
+"""Analyses that passes use: dependencies, mixing of rows, memory."""

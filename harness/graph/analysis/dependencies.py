@@ -1,9 +1,9 @@
-"""What must run before what, and reordering a graph within that.
+"""Dependencies between nodes, and reordering a graph within them.
 
-A node waits for what it reads. It also waits for nodes it does not read: a write to a storage waits
-for all earlier readers and the earlier writer of that storage, a reader for the last writer, and a
-random draw for the draw before it. Two random draws never change places, nor do two writes of one
-buffer; everything else may. A collective reads its input until it has been waited for.
+A node depends on its inputs, and also on nodes that it does not read: a write to a storage on all earlier readers and
+the previous writer of that storage, a reader on the last writer, and a random draw on the previous draw. So two random
+draws keep their order, as do two writes of one buffer; other nodes may be swapped. A collective reads its input until
+its wait.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bitproof.harness.graph import operators
 
 
 def dependencies(graph: Graph) -> dict[Node, set[Node]]:
-    """For each node, the nodes that must run before it, in whatever order the graph stands now."""
+    """For each node, the nodes that must run before it."""
     owners = operators.storage_owners(graph.nodes)
     readers: dict[Node, set[Node]] = {}
     writer: dict[Node, Node] = {}
@@ -45,10 +45,10 @@ def dependencies(graph: Graph) -> dict[Node, set[Node]]:
 
 
 def reorder(module: GraphModule, key: Callable[[Node], Any] | None = None) -> None:
-    """Put the nodes of a graph in topological order; of those that are ready, the one of the smallest key comes first.
+    """Sort a graph's nodes topologically; among ready nodes, the one with the smallest key comes first.
 
-    By default the key is a node's present place, so nothing moves but what must. Placeholders stay
-    first and the output last. The order is the same on every rank, as the graph is.
+    The default key is a node's current position, so only nodes that must move do. Placeholders stay first and the
+    output last. All ranks have the same graph, and so the same order.
     """
     nodes = list(module.graph.nodes)
     place = {node: index for index, node in enumerate(nodes)}

@@ -1,11 +1,11 @@
-"""The two halves of a step's graph: forward's calls, then backward's, and what lives across the border between them.
+"""The two halves of a step's graph, forward's calls and then backward's, and the values saved between them.
 
-A graph that was partitioned (passes/partition.py) says of each call in which half it runs. It stays one graph, so that
-every pass reads and writes it as any other; none of the list takes a call across the border. `divide` gives each
-half as a graph of its own, for a backend.
+In a partitioned graph (passes/partition.py) each call states its half. It remains one graph, so that every pass can
+read and write it like any other; no pass moves a call to the other half. `divide` returns each half as a separate
+graph, for a backend.
 
-A half is where a call runs, a direction is what it is for: backward may run a forward call again, or one that forward
-itself does not need.
+A call's half says where it runs, its direction what it is for: backward may repeat a forward call, or run one that
+forward does not need.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from bitproof.harness.graph.origin import origin_of
 Half = Literal["forward", "backward"]
 
 HALF_KEY = "half"
-"""Where a call's metadata says in which half of a partitioned graph it runs; absent in any other graph."""
+"""The metadata key of a call's half in a partitioned graph; absent in any other graph."""
 
 
 def half_of(node: Node) -> Half:
-    """The half in which a call runs: by its direction, in a graph that nobody partitioned."""
+    """The half in which a call runs; in an unpartitioned graph this is its direction."""
     half: Half = node.meta.get(HALF_KEY) or origin_of(node).direction
     return half
 
 
 def is_partitioned(graph: Graph) -> bool:
-    """Whether calls say in which half they run."""
+    """Whether calls state their half."""
     return any(HALF_KEY in node.meta for node in graph.nodes)
 
 
 def put_in(node: Node, half: Half) -> None:
-    """Let a call say that it runs in a half, where calls of its graph say so."""
+    """Set a call's half, if the graph is partitioned."""
     if HALF_KEY in node.meta:
         node.meta[HALF_KEY] = half
 
 
 @dataclass(frozen=True)
 class Halves:
-    """A step as two graphs. `saved` are the names of what backward reads of forward's values, `read_again` those of
-    graph inputs that it reads.
+    """A step as two graphs. `saved` names forward's values that backward reads, `read_again` the graph inputs that it
+    reads.
 
     forward   graph inputs -> the loss, then what is saved
     backward  what is saved, then graph inputs that it reads again -> gradients
@@ -57,15 +57,16 @@ class Halves:
 
 
 def run_halves(forward: Any, backward: Any, read_again: Sequence[int], *inputs: Any) -> tuple[Any, ...]:
-    """A step, by what a backend made of each half: the loss, then gradients. `read_again` as in `Halves`."""
+    """Run a step from a backend's two compiled halves: returns the loss, then gradients. `read_again` as in
+    `Halves`."""
     loss, *saved = forward(*inputs)
     return (loss, *backward(*saved, *(inputs[index] for index in read_again)))
 
 
 def divide(module: GraphModule) -> Halves:
-    """The two halves of a partitioned graph, whose outputs are the loss and gradients; `module` stays as it is.
+    """Split a partitioned graph, whose outputs are the loss and gradients, into its halves; `module` stays unchanged.
 
-    A call that says nothing, as a user's pass may write one, runs where it stands.
+    A call without a half, such as one from a user's pass, runs where it is in the order.
     """
     graph = module.graph
     inputs = graph.find_nodes(op="placeholder")
@@ -86,9 +87,9 @@ def divide(module: GraphModule) -> Halves:
 
 
 def written(module: GraphModule, inputs: list[Node], calls: list[Node], outputs: list[Any]) -> GraphModule:
-    """A graph of these calls of `module`, in their order, and of the nested graphs that they are handed.
+    """A graph of these calls of `module`, in order, with the nested graphs that they take.
 
-    `inputs` are what the calls read besides, graph inputs or not.
+    `inputs` are the other nodes that the calls read, graph inputs or not.
     """
     graph = Graph()
     env: dict[Node, Node] = {}

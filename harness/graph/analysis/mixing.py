@@ -1,19 +1,19 @@
-"""Whether a module mixes what chunks hold apart: decided from dataflow, operator by operator.
+"""Decides from dataflow, operator by operator, whether a module mixes rows of different chunks.
 
-A module may run in chunks when each of its elements along the chunked dim is computed from itself alone. So for
-each value of its forward it is followed which dim holds the chunked elements (see mixing_rules.py), through
-flattening and back, through a sort of rows by expert and its inverse, through an all-to-all and its return:
+A module may run in chunks if each element along the chunked dim is computed only from itself. So the analysis follows,
+for each value of the module's forward, which dim holds the chunked elements (see mixing_rules.py): through flattening
+and back, through a sort of rows by expert and its inverse, through an all-to-all and its return:
 
-1. What a chosen module reads of others holds the rows along its chunked dim.
-2. A call that mixes rows (a reduction, a softmax or a running sum along them, a product of which the rows are
-   summed over or stand on both sides, a pick, a shift, a sort) has a mixed result, and so has what reads it.
+1. A chosen module's inputs hold the rows along their chunked dim.
+2. A call that mixes rows (a reduction, a softmax or a running sum along them, a product that sums over the rows or has
+   them in both factors, a pick, a shift, a sort) has a mixed result, and so have its readers.
 3. A call of a nested graph is followed through that graph.
-4. Rows may be shared between ranks, each of which computes a run of them: see mixing_shares.py.
-5. A value that is mixed, whose rows lie in another order, or that has a rank's share of them alone, must not leave the
+4. Ranks may divide the rows between them, each computing a range of them: see mixing_shares.py.
+5. A value that is mixed, has its rows in another order, or has only a rank's share of them, must not leave the
    module along the chunked dim.
 
-A mixed value that stays inside is nobody's business: how many rows each expert gets decides where rows go, and
-counts go into buffers. Backward follows forward: what forward does not mix, its derivative does not.
+A mixed value may stay inside: for example, the number of rows per expert determines where rows go, and counts go into
+buffers. Backward needs no check: the derivative mixes no rows that forward does not mix.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from bitproof.harness.torch_compat import disable_current_modes
 
 @dataclass(frozen=True)
 class Mixed:
-    """A value with an element that is computed from several rows, first by the call `cause`."""
+    """A value with an element computed from several rows; the call `cause` is the first to mix them."""
 
     cause: Node
 
@@ -48,9 +48,9 @@ State = Rows | Mixed | tuple["Rows | Mixed | None", ...] | None
 
 
 def refuse_mixing(nodes: Iterable[Node], roots: Mapping[Node, str | None], symbol: sympy.Symbol, dim: str) -> None:
-    """Raise ChunkError, naming the call, for the first chunked module whose result mixes rows along `dim`.
+    """Raise ChunkError, which names the call, for the first chunked module whose result mixes rows along `dim`.
 
-    `nodes` stand in topological order; `roots` says which chosen module each belongs to.
+    `nodes` are in topological order; `roots` has each node's chosen module.
     """
     follower = _Follower(roots, symbol)
     for node in nodes:
@@ -60,10 +60,10 @@ def refuse_mixing(nodes: Iterable[Node], roots: Mapping[Node, str | None], symbo
 
 
 class MixingCheck:
-    """Refuses, in eager, a module that mixes what its chunks hold apart: before its first chunk runs.
+    """Refuses, in eager, a module that mixes rows of different chunks, before its first chunk runs.
 
-    Its forward is traced with the chunked dim left open, and judged as the chunk pass judges the traced step. Of
-    modules that are built alike the first one stands for all.
+    It traces the module's forward with a symbolic chunked dim, and applies the chunk pass's rules. It checks only the
+    first of modules with the same structure.
     """
 
     def __init__(self, dim: str, chunk_dim: int) -> None:
@@ -72,12 +72,12 @@ class MixingCheck:
         self._seen: set[tuple[type, ...]] = set()
 
     def __call__(self, name: str, module: nn.Module, forward: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-        """Judge the module `name` by what its `forward` does with `arguments`. Raises ChunkError and TraceError."""
+        """Check the module `name` by tracing its `forward` on `arguments`. Raises ChunkError and TraceError."""
         built = tuple(type(part) for part in module.modules())
         if built in self._seen:
             return
         self._seen.add(built)
-        with disable_current_modes():  # a log of the step's calls has none of these
+        with disable_current_modes():  # a log of the step's calls leaves these out
             graph, symbol = trace_forward(name, module, forward, arguments, chunk_dim=self.chunk_dim)
         nodes = list(graph.graph.nodes)
         roots = {node: name if node.op == "call_function" else None for node in nodes}
@@ -93,7 +93,7 @@ class _Follower:
         self.permutations: dict[Node, tuple[Node, bool]] = {}
 
     def follow(self, node: Node) -> None:
-        """Find out where a call's rows are."""
+        """Compute the rows of a call's result."""
         state = self._result(node)
         self.states[node] = state
         for written in operators.written_arguments(node):
@@ -122,7 +122,7 @@ class _Follower:
         )
 
     def _state(self, node: Node, reader: Node) -> State:
-        """What a call reads; another module's result holds the rows along its chunked dim."""
+        """The rows of a call's input; another module's result holds them along its chunked dim."""
         if node in self.states and self.roots[node] == self.roots[reader]:
             return self.states[node]
         value = node.meta.get("val")
@@ -150,7 +150,7 @@ class _Follower:
         return Mixed(node) if found is None else found
 
     def _nested(self, node: Node, nested: GraphModule, operands: list[Any]) -> State:
-        """What a higher-order operator hands back: followed through the graph that it calls, call by call."""
+        """The rows of a higher-order operator's results: follows the graph that it calls, call by call."""
         inner = _Follower(dict.fromkeys(nested.graph.nodes, self.roots[node]), self.symbol)
         placeholders = [x for x in nested.graph.nodes if x.op == "placeholder"]
         pairs = [(x, given) for x, given in zip(placeholders, operands, strict=True) if isinstance(given, Node)]
@@ -163,7 +163,7 @@ class _Follower:
             if call.op == "call_function":
                 inner.follow(call)
             elif call.op == "get_attr" and symbols.carries(call.meta.get("val"), self.symbol):
-                inner.states[call] = Mixed(node)  # rows of unknown origin: no operand has them
+                inner.states[call] = Mixed(node)  # rows of unknown origin: not from an operand
         for placeholder, given in pairs:
             if inner.states[placeholder] != read[placeholder]:
                 self._write(given, inner.states[placeholder])
@@ -173,7 +173,7 @@ class _Follower:
         return inner.states.get(results) if isinstance(results, Node) else None
 
     def _made(self, node: Node, name: str) -> State:
-        """What is computed from no row: the same in every chunk, but for places that are counted."""
+        """A result that depends on no row: the same in every chunk, except for counted positions."""
         value = node.meta.get("val")
         if not isinstance(value, Tensor) or not symbols.carries(value, self.symbol):
             return None
@@ -183,7 +183,7 @@ class _Follower:
         return None if dim is None else Rows(dim)
 
     def _write(self, written: Node, state: State) -> None:
-        """A write into what the module made itself changes what that holds; buffers are chains of their own."""
+        """A write into the module's own value changes its rows; buffers are handled separately."""
         if written not in self.states:
             return
         self.states[written] = state
@@ -192,7 +192,7 @@ class _Follower:
             self.states.update(dict.fromkeys((x for x in self.states if self.owners[x] is owner), state))
 
     def _note_permutation(self, node: Node) -> None:
-        """A sort along the only dim gives a permutation; the sort of a permutation is its inverse."""
+        """A sort along the only dim returns a permutation; the sort of a permutation its inverse."""
         source = node.args[0] if node.args else None
         if not isinstance(source, Node):
             return
@@ -210,7 +210,7 @@ class _Follower:
 
 
 def _elements(node: Node, name: str) -> list[Node]:
-    """The arguments that a call computes its elements from, without the indices of a permutation."""
+    """The arguments from which a call computes its elements, without the indices of a permutation."""
     row = named(name)
     if row.reads_layout and row.rows is None:
         return []

@@ -1,4 +1,4 @@
-"""Where the chunked elements of a value are, and what a rule is told of a call that reads some."""
+"""The position of the chunked elements in a value, and a rule's view of a call that reads some."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from bitproof.harness.torch_operators import schema_of
 
 @dataclass(frozen=True)
 class SharedRows:
-    """Rows that ranks share: `count` adjacent runs of them, of which each rank takes the one that `index` says.
+    """Rows divided between ranks: `count` adjacent ranges, of which each rank takes number `index`.
 
-    "cut": all rows, run by run, in the dim before that of the rows; "one": those of one run; "cut summand" and
-    "summand": all rows again, but zeros in place of the other runs', until ranks have added theirs. `outer` and `inner`
-    are those of all rows.
+    "cut": all rows, with the ranges in a dim before that of the rows; "one": the rows of one range; "cut summand" and
+    "summand": all rows again, with zeros for other ranks' rows until the ranks add theirs. `outer` and `inner` are
+    those of all rows.
     """
 
     form: Literal["cut", "one", "cut summand", "summand"]
@@ -31,11 +31,11 @@ class SharedRows:
 
 @dataclass(frozen=True)
 class Rows:
-    """Which dim of a value holds the chunked elements, one in each place or a flattened run of them.
+    """The dim of a value that holds the chunked elements, one per index or flattened with other dims.
 
-    Its size is `outer` * n * `inner`, n the chunk symbol; both are None for rows that all-to-alls have delivered.
-    `order` is what has rearranged them and has not been undone, first to last. `share` says that not all are here, or
-    not in one dim.
+    Its size is `outer` * n * `inner`, where n is the chunk symbol; both are None for rows delivered by all-to-alls.
+    `order` lists the rearrangements that have not been undone, first to last. `share` means that not all rows are here,
+    or not in one dim.
     """
 
     dim: int
@@ -47,9 +47,9 @@ class Rows:
 
 @dataclass(frozen=True)
 class RuleCall:
-    """A call, the rows of its arguments, and which arguments are known to be permutations.
+    """A call, the rows of its arguments, and the arguments known to be permutations.
 
-    A permutation is (the sort that made it, whether it is the inverse of that).
+    A permutation is (its sort, whether it is the inverse).
     """
 
     node: Node
@@ -71,16 +71,16 @@ class RuleCall:
 
     @property
     def result_rank(self) -> int:
-        """Dims of the result, of the first result of several."""
+        """The number of dims of the result, or of the first of several."""
         value = self.node.meta["val"]
         return (value[0] if isinstance(value, (tuple, list)) else value).dim()
 
     def of(self, x: Any) -> Rows | None:
-        """Where the rows of an argument are."""
+        """The rows of an argument."""
         return self.rows.get(x) if isinstance(x, Node) else None
 
     def dims(self, name: str, rank: int) -> set[int]:
-        """A dim, or dims, given by this name; all of them for None or an empty list."""
+        """The dim or dims of this argument name; all dims for None or an empty list."""
         found = self.given.get(name)
         listed = [found] if isinstance(found, int) else list(found or range(rank))
         return {dim % rank for dim in listed} if rank else set()
@@ -92,6 +92,6 @@ def sizes_of(node: Node) -> list[Any]:
 
 
 def rank_of(node: Node) -> int:
-    """How many dims a value has."""
+    """A value's number of dims."""
     rank: int = node.meta["val"].dim()
     return rank

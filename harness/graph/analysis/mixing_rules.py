@@ -1,8 +1,8 @@
-"""How each operator hands the chunked elements on: the table behind mixing.py.
+"""How each operator maps the chunked elements from its arguments to its result: the table for mixing.py.
 
-A rule gets a call, as `RuleCall`, and answers where the rows are in its result; None says that it mixes them. It is
-asked only where some argument holds rows, and none of those that it reads is mixed already. An operator that
-stands in no table mixes: what nobody has looked at is not taken for harmless.
+A rule gets a `RuleCall` and returns the rows of its result; None means that the call mixes rows. A rule is called only
+if some argument holds rows and no input is already mixed. An operator without a rule counts as mixing, since unknown
+operators must not pass.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ Rule = Callable[["RuleCall"], Answer]
 
 
 def _common(found: Iterable[Rows]) -> Rows | None:
-    """What several arguments agree on."""
+    """The rows that several arguments agree on."""
     distinct = set(found)
     return distinct.pop() if len(distinct) == 1 else None
 
 
 def elementwise(call: RuleCall) -> Answer:
-    """Each element from those at its own place, shapes aligned at their last dims."""
+    """Each element from those at its own index, with shapes aligned at their last dims."""
     rank = call.result_rank
     aligned = [replace(rows, dim=rows.dim + rank - rank_of(x)) for x, rows in call.rows.items()]
     return summed(call, aligned) if any(map(is_summand, aligned)) else _common(aligned)
 
 
 def _all_results(rule: Rule) -> Rule:
-    """For an operator with several results, rows where the rule puts those of the first."""
+    """For an operator with several results: all have the rows of the first."""
 
     def results(call: RuleCall) -> Answer:
         return (answer,) * len(call.node.meta["val"]) if isinstance(answer := rule(call), Rows) else answer
@@ -93,14 +93,14 @@ def _unsqueeze(call: RuleCall) -> Answer:
 
 
 def _cut(call: RuleCall) -> Answer:
-    """A part along another dim; along this one, only the whole."""
+    """A part along another dim; along the rows only the whole."""
     rows = call.rows[call.first]
     is_whole = sizes_of(call.node)[rows.dim] == sizes_of(call.first)[rows.dim]
     return rows if is_whole or call.dims("dim", rank_of(call.first)) != {rows.dim} else None
 
 
 def _split(call: RuleCall) -> Answer:
-    """Parts along another dim; along this one, of rows that were sorted: the rows of each expert."""
+    """Parts along another dim; along sorted rows, the rows of each expert."""
     rows, parts = call.rows[call.first], range(len(call.node.meta["val"]))
     if call.dims("dim", rank_of(call.first)) != {rows.dim}:
         return (rows,) * len(parts)
@@ -111,14 +111,14 @@ def _split(call: RuleCall) -> Answer:
 
 
 def _take(call: RuleCall) -> Answer:
-    """One place of another dim, which goes."""
+    """One index of another dim, which is removed."""
     rows = call.rows[call.first]
     (dim,) = call.dims("dim", rank_of(call.first))
     return None if dim == rows.dim else replace(rows, dim=rows.dim - (dim < rows.dim))
 
 
 def _join(call: RuleCall) -> Answer:
-    """Side by side along another dim; along this one, only all parts of what was split, in their order."""
+    """Concatenation along another dim; along the rows, only of all parts of a split, in order."""
     dim = call.given["dim"] % call.result_rank
     parts = [call.of(x) for x in call.given["tensors"]]
     first = parts[0]
@@ -153,7 +153,7 @@ def _along(call: RuleCall) -> Answer:
 
 
 def _matmul(call: RuleCall) -> Answer:
-    """Rows of the first factor, columns of the second, or a batch dim of both; never the dim that is summed over."""
+    """Rows of the first factor, columns of the second, or a batch dim of both; never the summed dim."""
     factors: list[Any] = list(call.node.args)[-2:]
     a, b = factors
     rows_a, rows_b, rank = call.of(a), call.of(b), call.result_rank
@@ -173,7 +173,7 @@ def _matrix_vector(call: RuleCall) -> Answer:
 
 
 def _grouped(call: RuleCall) -> Answer:
-    """Each row times its own group's matrix; where groups end is no element of any row."""
+    """Each row times its own group's matrix; the ends of groups are not elements of rows."""
     rows = call.of(call.first)
     return rows if rows and rows.dim == 0 and call.of(call.node.args[1]) is None and call.result_rank == 2 else None
 
@@ -184,7 +184,8 @@ def _normalized(call: RuleCall) -> Answer:
 
 
 def _of_batch(call: RuleCall) -> Answer:
-    """Attention treats the rows of a batch, and heads, apart; all arguments must be cut along the same of the two."""
+    """Attention treats batch rows and heads independently; all arguments must be cut along the same one of these
+    dims."""
     rows = _common(call.rows.values())
     return rows if rows and rows.dim < 2 and call.of(call.first) else None
 
@@ -199,7 +200,7 @@ def _embedding(call: RuleCall) -> Answer:
 
 
 def _search(call: RuleCall) -> Answer:
-    """Each value looked up in a table that holds no rows."""
+    """Each value is looked up in a table without rows."""
     return (
         elementwise(call) if call.of(call.given.get("sorted_sequence", call.given.get("boundaries"))) is None else None
     )
@@ -212,7 +213,7 @@ def _gather(call: RuleCall) -> Answer:
 
 
 def _scatter(call: RuleCall) -> Answer:
-    """Into other dims of each row's own place; what is scattered into may be constant."""
+    """Scatter within each row's own index; the target may be a constant."""
     rows = _common(call.rows.values())
     is_own = call.of(call.given["index"]) is not None and call.given["dim"] % call.result_rank != (rows and rows.dim)
     return rows if is_own else None
@@ -239,7 +240,7 @@ def _index(call: RuleCall) -> Answer:
 
 
 def _index_put(call: RuleCall) -> Answer:
-    """Rows put to the places that a permutation says: its inverse. What they are put into is overwritten."""
+    """Rows written to the indices of a permutation, which is its inverse; the target is overwritten."""
     indices, values = call.given["indices"], call.of(call.given["values"])
     permutation = call.permutations.get(indices[0]) if len(indices) == 1 else None
     if values is None or permutation is None or values.dim != 0:
@@ -249,7 +250,7 @@ def _index_put(call: RuleCall) -> Answer:
 
 
 def permuted(rows: Rows, permutation: tuple[Node, bool]) -> Rows:
-    """Rows in another order, or back in the one before, when the last thing done to them is undone."""
+    """Rows in another order, or in the previous one if this undoes the last rearrangement."""
     base, is_inverse = permutation
     if rows.order and rows.order[-1] == ("sort", base, not is_inverse):
         return replace(rows, order=rows.order[:-1])
@@ -257,7 +258,7 @@ def permuted(rows: Rows, permutation: tuple[Node, bool]) -> Rows:
 
 
 def _all_to_all(call: RuleCall) -> Answer:
-    """Rows leave for other ranks, or, sent back as they came, return."""
+    """Rows are sent to other ranks, or return if sent back in the same way."""
     rows = call.rows[call.first]
     if rows.dim != 0:
         return None
@@ -266,7 +267,7 @@ def _all_to_all(call: RuleCall) -> Answer:
         _, _, _, _, outer, inner = rows.order[-1]
         return replace(rows, outer=outer, inner=inner, order=rows.order[:-1])
     if len(received) == 1:
-        return rows  # one rank's rows stay where they are
+        return rows  # with one rank, rows stay in place
     token = ("all-to-all", received, sent, group, rows.outer, rows.inner)
     return replace(rows, outer=None, inner=None, order=(*rows.order, token))
 
@@ -305,18 +306,19 @@ RULES: dict[RowFlow, Rule] = {
     RowFlow.COPY_INTO: copied_into,
     RowFlow.EACH_OF_BATCH: _all_results(_of_batch),
 }
-"""What each way that rows flow means."""
+"""The rule of each row flow."""
 
 
 def rule_of(node: Node) -> Rule | None:
-    """The rule for a call; those that torch itself calls pointwise share one."""
+    """The rule for a call; operators that torch tags as pointwise share one."""
     if (flow := named(operators.operator_name(node)).rows) is not None:
         return RULES[flow]
     return elementwise if torch.Tag.pointwise in getattr(node.target, "tags", ()) else None
 
 
 def follow(rule: Rule, call: RuleCall) -> Answer:
-    """Where a rule says that the rows are; of rows that ranks share, little may be done until they are whole again."""
+    """The rows of a result by its rule; for rows divided between ranks only few operators are allowed until they are
+    whole."""
     forms = {rows.share.form for rows in call.rows.values() if rows.share}
     if forms & {"cut", "cut summand"} and rule not in (_view, selected):
         return None

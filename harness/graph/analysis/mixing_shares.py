@@ -1,4 +1,4 @@
-"""Rows that the ranks of a tensor group share, as a mixture of experts does: each computes a run of them.
+"""Rows divided between the ranks of a tensor group, as in a mixture of experts: each rank computes a range of them.
 
     cut        view (T, D) as (W, T / W, D)                    rows lie in two dims
     selected   index_select along the first of these           one run; which, the rank's own index says
@@ -6,9 +6,9 @@
     joined     view as (T, D)                                  a summand
     summed     all_reduce of it                                all rows
 
-In between a run's rows are rows like others. Of those that are cut nothing else may be done, and of a summand nothing
-but moving it and adding to it: in chunks other rows are a rank's own, so that anything else would tell them apart.
-That the ranks of the all_reduce's group are those that share the rows is believed: a graph does not say it.
+In between, a range's rows are like other rows. Cut rows allow no other operator, and a summand only moves and
+additions: in chunks a rank has other rows as its own, so any other operator could give another result. The analysis
+assumes that the all_reduce's group is the one that divides the rows: a graph does not state it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _ADDS = frozenset({"add"})
 
 
 def cut(call: RuleCall, before: list[Any], after: list[Any], dim: int) -> Rows | None:
-    """A view that divides the dim of the rows, whose second part is `dim` of the result, into runs."""
+    """A view that divides the rows' dim into ranges; the second part is `dim` of the result."""
     rows = call.rows[call.first]
     is_cut = dim > 0 and after[dim - 1] * after[dim] == before[rows.dim]
-    inner = sympy.sympify(after[dim]) / call.symbol  # of a run only the number of its rows is known
+    inner = sympy.sympify(after[dim]) / call.symbol  # only the number of a range's rows is known
     is_even = inner.is_Integer and math.prod(after[: dim - 1]) == math.prod(before[: rows.dim])
     if rows.share or not is_cut or not is_even:
         return None
@@ -49,7 +49,7 @@ def joined(rows: Rows, before: list[Any], after: list[Any]) -> Rows | None:
 
 
 def selected(call: RuleCall) -> Rows | None:
-    """Places of another dim; of the dim before that of cut rows the run that an index says."""
+    """Indices of another dim; or of the dim before cut rows, which selects one range."""
     rows, index = call.rows.get(call.first), call.given["index"]
     dim = call.given["dim"] % rank_of(call.first)
     if rows is None or call.of(index) or dim == rows.dim:
@@ -61,7 +61,7 @@ def selected(call: RuleCall) -> Rows | None:
 
 
 def copied_into(call: RuleCall) -> Rows | None:
-    """Into zeros that nobody else has, to places of another dim; what is one run of rows to where it was taken from."""
+    """Copy into zeros without other readers, at indices of another dim; one range of rows to its original index."""
     rows, index, target = call.of(call.given["source"]), call.given["index"], call.first
     dim = call.given["dim"] % rank_of(target)
     fills = named(operators.operator_name(target)).fills
@@ -78,12 +78,12 @@ def copied_into(call: RuleCall) -> Rows | None:
 
 
 def is_summand(rows: Rows) -> bool:
-    """Whether zeros stand in place of other ranks' rows."""
+    """Whether other ranks' rows are zeros."""
     return rows.share is not None and rows.share.form == "summand"
 
 
 def summed(call: RuleCall, rows: list[Rows]) -> Rows | None:
-    """A sum with a summand in it, or the sum of all ranks', which is whole; a summand serves for nothing else."""
+    """A sum with a summand in it, or the sum over all ranks, which is whole; a summand allows nothing else."""
     name = operators.operator_name(call.node)
     distinct = {replace(each, share=None) if is_summand(each) else each for each in rows}
     if len(distinct) != 1:

@@ -1,4 +1,4 @@
-"""Which graph inputs are parameters, and which collectives gather them."""
+"""Finds the graph inputs that are parameters, and the collectives that gather them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _TO_GATHER = operators.VIEWS | {aten._to_copy.default, aten.constant_pad_nd.defa
 
 
 def parameters_of(graph: Graph) -> dict[Node, int]:
-    """The graph inputs that have a gradient output, and their indices."""
+    """The graph inputs with a gradient output, and their indices."""
     outputs: Any = graph.output_node().args[0]
     inputs = (node for node in graph.nodes if node.op == "placeholder")
     return {node: index for index, (node, _) in enumerate(zip(inputs, outputs[1:], strict=False))}
 
 
 def chain_to_input(launch: Node) -> list[Node]:
-    """What an all-gather reads, back through what may precede it: these nodes, last first, then their input."""
+    """The nodes before an all-gather that may precede it, last first, then their input."""
     source = launch.args[0]
     assert isinstance(source, Node)
     chain = [source]

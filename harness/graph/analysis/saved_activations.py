@@ -1,8 +1,8 @@
-"""Activations: what backward needs of forward's values, and when; what the memory passes agree on.
+"""Activations: the values of forward that backward needs, and when. The memory passes share these definitions.
 
-An activation is a forward value that backward reads, or that recomputing another activation reads. Each
-carries a tag in its metadata: it is saved, recomputed, or kept in host memory meanwhile. Parameters,
-inputs and sizes are none: they are there anyway.
+An activation is a forward value that backward reads, or that the recomputation of another activation reads. A tag in
+its metadata says whether it is saved, recomputed, or offloaded to host memory. Parameters, inputs and sizes are no
+activations, as they exist anyway.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from bitproof.harness.graph.origin import origin_of
 Tag = Literal["save", "recompute", "offload"]
 
 TAG_KEY = "memory"
-"""Where an activation's metadata holds its tag."""
+"""The metadata key of an activation's tag."""
 
 STANDS_FOR_KEY = "stands_for"
-"""Where a value that backward reads in place of an activation names it."""
+"""The metadata key under which a value that replaces an activation in backward names it."""
 
 
 def is_backward(node: Node) -> bool:
@@ -32,24 +32,24 @@ def is_backward(node: Node) -> bool:
 
 
 def is_forward_value(node: Node) -> bool:
-    """Whether a forward call gives a tensor, or several."""
+    """Whether a forward call returns a tensor, or several."""
     value = node.meta.get("val")
     is_tensors = isinstance(value, (torch.Tensor, tuple, list))
     return node.op == "call_function" and is_tensors and half_of(node) == "forward"
 
 
 def tag_of(node: Node) -> Tag | None:
-    """An activation's tag; None where there is none."""
+    """An activation's tag, or None."""
     return node.meta.get(TAG_KEY)
 
 
 def is_recomputed(node: Node) -> bool:
-    """Whether an activation is tagged so."""
+    """Whether an activation is tagged `recompute`."""
     return tag_of(node) == "recompute"
 
 
 def first_needs(graph: Graph, recomputed: Callable[[Node], bool]) -> dict[Node, Node]:
-    """The backward call that first needs each activation, where `recomputed` says which ones are computed again."""
+    """The backward call that first needs each activation; `recomputed` says which ones are recomputed."""
     needs: dict[Node, Node] = {}
     for reader in filter(is_backward, graph.nodes):
         waiting = list(reader.all_input_nodes)
@@ -63,7 +63,7 @@ def first_needs(graph: Graph, recomputed: Callable[[Node], bool]) -> dict[Node, 
 
 
 def block_of(node: Node, blocks: str) -> str | None:
-    """The block whose module a call belongs to: the one matching the pattern `blocks`, such as layers.*."""
+    """The block of a call's module: the one that matches the pattern `blocks`, such as layers.*."""
     module = origin_of(node).module
     return root_of(blocks, module) if module and node.op == "call_function" else None
 

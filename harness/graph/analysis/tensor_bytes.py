@@ -1,8 +1,8 @@
-"""How many bytes a value's storage takes, with numbers for the sizes that stay open in the graph.
+"""The bytes of a value's storage, with numbers for sizes that are symbolic in the graph.
 
-The chunk symbol counts as the case's number. How many rows an all-to-all sends to and receives from each
-rank, or how many a split gives to each part, depends on data: it is estimated as if routing were balanced,
-an equal share of the rows that go in. Any other size that depends on data has no number.
+The chunk symbol has the case's number. The number of rows that an all-to-all exchanges with each rank, or that a split
+gives to each part, depends on data: the estimate assumes balanced routing, so an equal share of the input rows. Any
+other data-dependent size has no number.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TensorBytes:
                 self._balance(node.args[0], node.args[1], dim=(*node.args[2:], 0)[0])
 
     def of(self, value: torch.Tensor) -> int | None:
-        """Bytes from the first to the last element; None where a size has no number."""
+        """Bytes from the first to the last element; None if a size has no number."""
         sizes, strides = [self._number(n) for n in value.shape], [self._number(n) for n in value.stride()]
         extent = 1
         for size, stride in zip(sizes, strides, strict=True):
@@ -51,7 +51,7 @@ class TensorBytes:
                     self._symbols[symbol] = sympy.Rational(num_rows, len(sizes))
 
     def _deliver(self, exchange: Node) -> None:
-        """What an all-to-all delivers is as much as it sends: a symbol that stands for the other ranks' rows too."""
+        """An all-to-all delivers as many rows as it sends: sets the symbol for the other ranks' rows, too."""
         expression = symbols.expression(exchange.meta["val"].shape[0])
         num_rows = self._number(exchange.args[0].meta["val"].shape[0])  # type: ignore[union-attr]
         if num_rows is not None and (rest := symbols.remainder(expression, self._symbols, num_rows)):
@@ -61,8 +61,8 @@ class TensorBytes:
         expression = symbols.expression(size)
         if isinstance(expression, int):
             return expression
-        if self._numbers.get(expression) is None:  # what has no number yet may get one
-            # Only the symbols at hand: sympy sorts all that it is given, every time.
+        if self._numbers.get(expression) is None:  # symbols without a number may get one
+            # Substitute only the symbols in it: sympy sorts all given ones every time.
             known = {symbol: self._symbols[symbol] for symbol in expression.free_symbols if symbol in self._symbols}
             is_known = len(known) == len(expression.free_symbols)
             self._numbers[expression] = int(expression.subs(known)) if is_known else None

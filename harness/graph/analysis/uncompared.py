@@ -1,6 +1,6 @@
-"""How many calls of a finished graph give values that no record holds: a wrong one may be lost before a record.
+"""Counts the calls of a finished graph whose values no record holds, so that an error in one may be absorbed.
 
-Records hold what the graph returns, and the activations that it shows. All else is compared by `--every-call` alone.
+Records hold the graph's results and its observed activations. Only `--every-call` compares the other values.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bitproof.harness.graph.observation import observed
 
 
 def count_uncompared(module: GraphModule) -> tuple[int, int]:
-    """The number of calls whose values are not compared, and of all calls that give values."""
+    """The number of calls whose values are not compared, and of all calls with values."""
     calls = {node for node in module.graph.nodes if node.op == "call_function" and not _is_no_call(node)}
     readers = [*module.graph.find_nodes(op="output"), *module.graph.find_nodes(op="call_function", target=observed)]
     compared = {_call_of(value) for reader in readers for value in reader.all_input_nodes}
@@ -25,7 +25,7 @@ def _is_no_call(node: Node) -> bool:
 
 
 def _call_of(node: Node) -> Node:
-    """The call that gave a value, by itself or among others."""
+    """The call that computed a value, alone or with others."""
     while node.op == "call_function" and node.target is operator.getitem:
         node = node.all_input_nodes[0]
     return node

@@ -1,1 +1,1 @@
-"""A finished graph made to run: as it is, or compiled."""
+"""Runs a finished graph directly or compiled."""

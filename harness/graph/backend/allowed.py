@@ -1,6 +1,6 @@
-"""The operators that a graph from elsewhere may call: what a training step computes with, and nothing else.
+"""The operators that a graph from a file may call: those of training steps, and no others.
 
-What is not here is refused by its name, before it is looked up; a step that needs it can still be traced where it runs.
+Any other operator is refused by its name before it is looked up; a step that needs it can still be traced on the ranks.
 """
 
 from __future__ import annotations
@@ -8,4 +8,4 @@ from __future__ import annotations
 from bitproof.harness.operators import overloads
 
 ALLOWED = overloads(lambda row: row.allowed)
-"""Operators by the names that `plain` writes. Python's functions on sizes are `plain`'s own."""
+"""Operators by the names that `plain` writes; `plain` itself has the Python functions on sizes."""

@@ -1,7 +1,7 @@
-"""What runs the finished graph, where it does not run as it is: Inductor, on the whole graph or on regions.
+"""The compiled backends for the finished graph: Inductor on the whole graph or on regions.
 
     inductor           the whole graph compiled, operators fused
-    regional_inductor  regions compiled, each alone; the rest runs as it is. A region is an attention operator,
+    regional_inductor  regions compiled separately; the rest runs in eager. A region is an attention operator,
                        SDPA's or FlexAttention's, or what a module of the case's choice computes
 
 Needs:    a graph without the chunk symbol; the size of every process group that it names.
@@ -10,7 +10,7 @@ Promises: groups stay names and writes into inputs stay writes, so one compiled 
 Refuses:  a machine that cannot compile (MachineError) and a graph that Inductor cannot compile, or in which
           there is nothing to compile (PassError). A step never runs uncompiled instead.
 
-A graph that was partitioned is compiled as two, forward and backward, each as a whole or by its regions.
+A partitioned graph is compiled as two, forward and backward, each as a whole or by regions.
 
 For the whole graph:
 1. Write it again in the operators that Inductor lowers, in-place writes as copies at its end.
@@ -70,14 +70,14 @@ SETTINGS: dict[str, Any] = {
     "max_autotune": False,
     "max_autotune_gemm": False,
 }
-"""Inductor's settings, as far as this torch has them: nothing chosen by timing, nothing read from a cache."""
+"""Inductor's settings, as far as this torch has them: no autotuning, no cache."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled step, called as the graph is, from a `step` that takes a list and empties it as it reads.
+    """A compiled step with the graph's signature, from a `step` that takes a list and empties it while reading.
 
-    `folder` holds its files; `facts` is what the report says of it.
+    `folder` holds its files; `facts` are for the report.
     """
 
     step: Step
@@ -97,9 +97,8 @@ def compile_for(
 ) -> Compiled:
     """Compile a graph with a backend; `group_sizes` has the number of ranks of every process group by name.
 
-    `regions`, for regional_inductor, are patterns of the modules that are compiled; without any, each attention
-    operator is a region.
-    Raises MachineError when this machine cannot compile it, and PassError when Inductor cannot anywhere.
+    `regions`, for regional_inductor, are patterns of modules to compile; without any, each attention operator is a
+    region. Raises MachineError when this machine cannot compile it, and PassError when Inductor cannot anywhere.
     """
     on_cpu = not any(device.type == "cuda" for device in _devices(module))
     if on_cpu and (problem := compiler_problem()):
@@ -126,10 +125,10 @@ def compile_for(
 
 
 def load_compiled(files: Mapping[str, bytes], main: str, facts: Mapping[str, Any]) -> Compiled:
-    """A step that was compiled before, from the files that it was written into, by paths; `main` is called.
+    """Load a compiled step from its files, by paths; the step is the function in `main`.
 
-    This runs the files. Nothing is compiled: raises WouldCompileError for a kernel that is not among them, ValueError
-    for code that has not the hash that `facts` tell, and whatever the code raises.
+    This executes the files without compiling: raises WouldCompileError for a kernel that is not among them, ValueError
+    for code with another hash than in `facts`, and whatever the code raises.
     """
     folder = tempfile.mkdtemp(prefix="bitproof-inductor-")
     try:
@@ -150,7 +149,7 @@ def load_compiled(files: Mapping[str, bytes], main: str, facts: Mapping[str, Any
 
 @dataclass(frozen=True)
 class CompiledHalves:
-    """A partitioned step, each half compiled alone; called as the graph is. `read_again` as in `Halves`."""
+    """A partitioned step with separately compiled halves and the graph's signature. `read_again` as in `Halves`."""
 
     forward: Compiled
     backward: Compiled
@@ -162,7 +161,7 @@ class CompiledHalves:
 
     @property
     def facts(self) -> dict[str, object]:
-        """The facts about both halves that the report has."""
+        """The report's facts about both halves."""
         facts = {"forward": self.forward.facts, "backward": self.backward.facts}
         code = "".join(half["generated_hash"] for half in facts.values())
         return facts | {"generated_hash": hashlib.sha256(code.encode()).hexdigest()}
@@ -176,7 +175,7 @@ def compile_halves(
 ) -> CompiledHalves:
     """Compile both halves of a partitioned graph; see `compile_for`.
 
-    Raises what `compile_for` raises, and PassError where sizes that data decide live from one half to the other.
+    Raises what `compile_for` raises, and PassError if a data-dependent size is saved between the halves.
     """
     halves = divide(module)
     given = {node.name: node.meta["val"] for node in halves.backward.graph.find_nodes(op="placeholder")}
@@ -192,7 +191,7 @@ def compile_halves(
 
 
 def _remove(folder: str, owner: int) -> None:
-    """Remove a step's files, unless this process is a rank that was forked with them."""
+    """Remove a step's files, unless this process is a rank that inherited them by a fork."""
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -207,7 +206,8 @@ def compile_whole(module: GraphModule) -> tuple[Step, dict[str, Any]]:
 
 
 def compile_regions(module: GraphModule, patterns: tuple[str, ...]) -> tuple[GraphModule, dict[str, Any]]:
-    """A copy of the graph in which each region is one call of a compiled function, or several where it is not whole."""
+    """A copy of the graph in which each region is one call of a compiled function, or several if it is not
+    contiguous."""
     from torch.fx.passes.regional_inductor import regional_inductor
 
     module = _copied(module)
@@ -237,7 +237,7 @@ def compile_regions(module: GraphModule, patterns: tuple[str, ...]) -> tuple[Gra
 
 
 def _attention_region(node: Node) -> str | None:
-    """Each attention operator is a region, and so is its backward."""
+    """The region of a node: each attention operator is one, and so is its backward."""
     if (
         node.op == "call_function"
         and not isinstance(node.target, HigherOrderOperator)
@@ -248,7 +248,7 @@ def _attention_region(node: Node) -> str | None:
 
 
 def _flex_region(node: Node) -> str | None:
-    """A FlexAttention operator is a region with the nested graphs that it is given."""
+    """The region of a node: a FlexAttention operator with its nested graphs."""
     if isinstance(node.target, HigherOrderOperator) and (attends(node) or attends_backward(node)):
         return node.name
     if node.op == "get_attr":
@@ -257,7 +257,7 @@ def _flex_region(node: Node) -> str | None:
 
 
 def _unshare_nested_graphs(module: GraphModule) -> None:
-    """Give each higher-order operator references of its own to its nested graphs: a region takes them with it."""
+    """Give each higher-order operator its own references to its nested graphs, which become part of its region."""
     for node in [node for node in module.graph.nodes if isinstance(node.target, HigherOrderOperator)]:
         for shared in [x for x in node.all_input_nodes if x.op == "get_attr" and len(x.users) > 1]:
             with module.graph.inserting_before(node):
@@ -285,7 +285,7 @@ def _devices(module: GraphModule) -> set[torch.device]:
 
 
 def _copied(module: GraphModule) -> GraphModule:
-    """The module with a graph of its own; values and nested graphs are shared."""
+    """A copy of the module with a new graph; values and nested graphs are shared."""
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     return GraphModule(module, graph)
@@ -293,7 +293,7 @@ def _copied(module: GraphModule) -> GraphModule:
 
 @contextmanager
 def settings_in(folder: str | Path) -> Iterator[None]:
-    """Inductor set up to be deterministic and to keep its files in `folder`."""
+    """Configure Inductor to be deterministic and to keep its files in `folder`."""
     places = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": os.path.join(folder, "triton")}
     with mock.patch.dict(os.environ, places), inductor_settings(SETTINGS), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # deprecations in torch's own code
@@ -302,9 +302,10 @@ def settings_in(folder: str | Path) -> Iterator[None]:
 
 @contextmanager
 def _named_groups(sizes: Mapping[str, int]) -> Iterator[None]:
-    """Process groups that Inductor can ask for their size. Compiled code asks by name when it runs."""
+    """Register process groups from which Inductor can read the size; compiled code looks groups up by name when it
+    runs."""
     with ExitStack() as registered:
-        # Held here, because torch's registry holds groups by weak references alone.
+        # Kept here, because torch's registry only has weak references to groups.
         groups = {name: group_of_size(size) for name, size in sizes.items()}
         for name, group in groups.items():
             register_group(name, group)
@@ -313,7 +314,7 @@ def _named_groups(sizes: Mapping[str, int]) -> Iterator[None]:
 
 
 def _refusal(module: GraphModule, backend: str, on_cpu: bool, error: Exception) -> BitproofError:
-    """What Inductor refuses: on a CPU FlexAttention, which it compiles on CUDA; else the graph."""
+    """What Inductor could not compile: on a CPU FlexAttention, which it compiles only on CUDA; else the graph."""
     has_flex = any(_flex_region(node) for node in module.graph.nodes if node.op == "call_function")
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     found = f"{type(error).__name__}: {lines[0] if lines else ''}"

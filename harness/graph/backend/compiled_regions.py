@@ -1,4 +1,4 @@
-"""Regions of a step's graph: what a call of a chosen module computes, to be compiled as one.
+"""Regions of a step's graph to compile: the nodes of one call of a chosen module.
 
 Needs:    origins on the nodes (origin.py).
 Promises: a region is of one module, one direction and one chunk, and what backward repeats is apart from what it
@@ -24,11 +24,12 @@ RegionOf = Callable[[Node], str | None]
 
 
 def marked_by(patterns: tuple[str, ...], graph: Graph) -> RegionOf:
-    """What tells a node's region by the first of the patterns that matches a module around it; None outside any."""
+    """Return a function from nodes to regions, by the first pattern that matches a module around the node; None outside
+    any."""
     of_parameters = made_of_parameters(graph)
 
     def region_of(node: Node) -> str | None:
-        if node.op == "get_attr":  # a nested graph goes with the call that is handed it
+        if node.op == "get_attr":  # a nested graph belongs to the call that takes it
             return next((region for user in node.users if (region := region_of(user))), None)
         if node in of_parameters or not _computes(node):
             return None
@@ -43,7 +44,7 @@ def marked_by(patterns: tuple[str, ...], graph: Graph) -> RegionOf:
 
 
 def made_of_parameters(graph: Graph) -> set[Node]:
-    """The graph's parameters, and all that is computed of nothing else."""
+    """The graph's parameters, and all values computed only from them."""
     found = set(parameters_of(graph))
     for node in graph.nodes:
         if node.op == "call_function" and node.all_input_nodes and found.issuperset(node.all_input_nodes):
@@ -52,7 +53,7 @@ def made_of_parameters(graph: Graph) -> set[Node]:
 
 
 def _computes(node: Node) -> bool:
-    """Whether a call gives tensors, and does nothing else."""
+    """Whether a call only computes tensors."""
     if node.op != "call_function" or operators.is_collective(node) or operators.is_wait(node):
         return False
     if operators.is_check(node) or operators.written_arguments(node):

@@ -1,22 +1,21 @@
-"""The finished graph as a CUDA graph: captured once, and replayed from inputs and into outputs that keep their memory.
+"""The finished graph as a CUDA graph: captured once, and replayed with static inputs and outputs.
 
-Needs:    a graph without the chunk symbol, and state (parameters, buffers) that stays where it is.
-Promises: the calls of the graph in its order, collectives included; what the step returns lies in the same memory after
-          every replay, so a result has to be read before the next one.
-Refuses:  before anything is captured, a step that does what no capture can hold: each such call is an `Obstacle`.
+Needs:    a graph without the chunk symbol, and state (parameters, buffers) at fixed addresses.
+Promises: the calls of the graph in its order, collectives included; results are in the same memory after
+          every replay, so they must be read before the next one.
+Refuses:  before the capture, a step with calls that cannot be captured: each of them is an `Obstacle`.
 
 Obstacles are found in the graph, on a CPU too, by the rules of CUDA's stream capture (CUDA C++ Programming Guide,
 "Graphs"; torch's notes on CUDA graphs):
 
-1. A size or a number that data decide: a replay has the sizes of the capture.
-2. The host waits for a device: to read a number, to copy to pageable memory, or because the graph says so.
-3. The host computes, or calls Python: that runs once, while the step is captured, and never again.
-4. Memory is allocated for copies on a stream of their own, as offload does.
-5. Data choose a branch, or how often a loop runs; random numbers come from a generator that torch does not register.
+1. A data-dependent size or number: a replay has the sizes of the capture.
+2. The host waits for a device: to read a number, to copy to pageable memory, or by an explicit call.
+3. The host computes, or calls Python: that would run only once, during the capture.
+4. Memory is allocated for copies on a separate stream, as offload does.
+5. Data determine a branch or a number of iterations; random numbers come from a generator unknown to torch.
 
-A CUDA graph needs a GPU. On a CPU, where somebody watches each operator, and where a fault was put into the graph that
-no capture can hold, the graph's calls run one by one from the same static inputs, and what they give is copied into the
-same static outputs.
+A CUDA graph needs a GPU. On a CPU, if each operator is observed, or if an injected fault cannot be captured, the
+graph's calls run one by one from the same static inputs, and their results are copied into the same static outputs.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class Obstacle:
 
 
 def obstacles(module: GraphModule) -> list[Obstacle]:
-    """What keeps a finished graph, and those nested in it, from being captured, in their order; empty for nothing."""
+    """The calls of a finished graph and its nested graphs that cannot be captured, in order."""
     for_cuda = is_for_cuda(module)
     found = []
     for graph in (each.graph for each in module.modules() if isinstance(each, GraphModule)):
@@ -78,7 +77,7 @@ def obstacles(module: GraphModule) -> list[Obstacle]:
 
 
 def _why_not(node: Node, for_cuda: bool) -> str | None:
-    """Why a call cannot be captured; None where it can."""
+    """Why a call cannot be captured; None if it can."""
     if node.op in ("placeholder", "output", "get_attr"):
         return None
     if node.op != "call_function" or not _is_operator(node.target):
@@ -103,7 +102,7 @@ def _why_not(node: Node, for_cuda: bool) -> str | None:
 
 
 def _reads_a_number(node: Node) -> bool:
-    """Whether the host waits for the value of a call, whatever its sizes: `item`, `equal`."""
+    """Whether the host waits for the value of a call: `item`, `equal`."""
     return torch.Tag.data_dependent_output in getattr(node.target, "tags", ())
 
 
@@ -113,17 +112,17 @@ def _is_mask(node: Node) -> bool:
 
 
 def _is_operator(target: Any) -> bool:
-    """Whether a call is of torch's operators, takes one of several results, or computes with sizes."""
+    """Whether a call is an operator of torch, selects one of several results, or computes with sizes."""
     return isinstance(target, OpOverload | HigherOrderOperator) or getattr(target, "__module__", None) == "_operator"
 
 
 def _is_on_host(node: Node) -> bool:
-    """Whether a call gives a tensor of a CPU. A number that a kernel is given is no tensor that was computed."""
+    """Whether a call computes a CPU tensor. A number that a kernel takes as an argument is none."""
     return device_of(node.meta.get("val")) == "cpu" and node.target is not operator.getitem
 
 
 def check_capture(module: GraphModule) -> PassReport:
-    """The line in the report of a step that can be captured. Raises PassError, which names calls, for any other."""
+    """The report's line for a step that can be captured. Raises PassError, which names the calls, for any other."""
     start, num_nodes = time.perf_counter(), len(module.graph.nodes)
     if found := list(dict.fromkeys(map(str, obstacles(module)))):
         more = f", and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
@@ -141,10 +140,10 @@ def check_capture(module: GraphModule) -> PassReport:
 
 
 class StaticStep:
-    """A step that is called as its graph is, with `num_state` tensors of state first, and then a step's own inputs.
+    """A step with its graph's signature: `num_state` tensors of state, then the step's own inputs.
 
-    `run` runs the graph's calls one by one. State is read and written where it lies; the step's own inputs are copied
-    into static ones. What a call returns is overwritten by the next.
+    `run` runs the graph's calls one by one. State is read and written in place; the step's own inputs are copied into
+    static ones. The next call overwrites the results.
     """
 
     def __init__(self, run: Callable[..., Any], module: GraphModule, num_state: int) -> None:
@@ -158,7 +157,7 @@ class StaticStep:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        """Take the step. Raises PassError where state lies elsewhere than it did at first."""
+        """Take the step. Raises PassError if state is not at its first addresses."""
         state, own = inputs[: self._num_state], inputs[self._num_state :]
         if not self._static:
             self._begin(state, own)
@@ -195,7 +194,7 @@ class StaticStep:
                 static.copy_(new)
 
     def _capture(self, state: Sequence[Tensor]) -> None:
-        """Capture the graph. Warming up runs it, so what it writes in place is put back afterwards."""
+        """Capture the graph. The warm-up runs it, so in-place writes are undone afterwards."""
         inputs = [*state, *self._static]
         kept = {place: inputs[place].clone() for place in self._written}
         try:
@@ -208,7 +207,7 @@ class StaticStep:
             for place, values in kept.items():
                 inputs[place].copy_(values)
             graph = torch.cuda.CUDAGraph()
-            # Other threads, NCCL's watchdog among them, may ask for events meanwhile.
+            # Other threads, such as NCCL's watchdog, may query events during the capture.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._outputs = list(self._run(*inputs))
         except RuntimeError as error:
@@ -222,7 +221,7 @@ class StaticStep:
 
 
 def _written_inputs(module: GraphModule) -> list[int]:
-    """The places of the inputs that the graph writes in place."""
+    """The indices of the inputs that the graph writes in place."""
     owners = operators.storage_owners(module.graph.nodes)
     calls = [node for node in module.graph.nodes if node.op == "call_function"]
     written = {owners[x] for node in calls for x in operators.written_arguments(node)}

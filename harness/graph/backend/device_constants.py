@@ -1,7 +1,7 @@
-"""Device constants in a finished graph, free of the rank's own index.
+"""Removes the rank's own index from device constants in a finished graph.
 
 Each rank traces on its own GPU, and `x.new_zeros(..., device=x.device)` writes `cuda:3` into rank 3's code: eight ranks
-would prepare eight graphs. Without an index a device is the process's current one, which every rank has set.
+would prepare eight graphs. A device without an index is the process's current one, which every rank has set.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch.fx.node import map_aggregate
 
 
 def forget_device_index(module: GraphModule, device: torch.device) -> int:
-    """Write `device`'s type wherever the graph, or one nested in it, names `device` itself. Returns how often.
+    """Replace `device` by its type in the graph and its nested graphs. Returns the number of replacements.
 
-    Any other index stays: a graph that names another rank's device means it, and is another graph on every rank.
+    Other indices stay: a graph that names another rank's device needs it, and differs from rank to rank.
     """
     if device.index is None:
         return 0

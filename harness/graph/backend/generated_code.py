@@ -1,15 +1,15 @@
-"""A name for the code that Inductor and Triton generated: two traces of one step have one, on every GPU.
+"""A hash of the code that Inductor and Triton generated, equal for two traces of one step on every GPU.
 
-A graph's own hash says nothing of it. Another release, another heuristic, or a choice that was made by timing kernels
-gives other kernels for the same graph, and other bits.
+The graph's own hash does not cover it: another release, another heuristic, or autotuning may generate other kernels for
+the same graph, with other bits.
 
-Inductor writes its calls and every Triton kernel as Python, and kernels for the CPU as text within. Left out is what
-changes no bit and is not the same twice:
+Inductor writes its calls and every Triton kernel as Python, and CPU kernels as strings in it. The hash leaves out parts
+that change no bit but vary:
 
 1. comments, which name the temporary folder and the files in it, and the order in which graphs were compiled;
 2. that folder, wherever else it is named;
-3. the index of the device that is compiled for: each rank compiles for its own;
-4. how symbols of sizes that depend on data are numbered: a process counts on. They are numbered as they appear.
+3. the index of the target device: each rank compiles for its own;
+4. the numbers of data-dependent symbols, which a process never resets: they are renumbered by appearance.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ _INDEX = (
     r"(?<=DeviceGuard\(){0}(?=\))",
     r"(?<=\bset_device\(){0}(?=\))",
 )
-"""How generated code names a device."""
+"""A device in generated code."""
 
 _SYMBOL = re.compile(r"\bu\d+\b")
 
 _COMMENT = re.compile(r"^\s*# .*$", re.MULTILINE)
-"""A line of comment, in code that is text within code too. C++ says `#include`, without a space."""
+"""A comment line, also in code within strings. C++ has `#include`, without a space."""
 
 _KERNEL = re.compile(r"^(\w+) = async_compile\.(?:cpp_pybinding|triton)\(", re.MULTILINE)
 _CALL = re.compile(r"^\s+(\w+?)(?:\.run)?\(", re.MULTILINE)
 
 
 def hash_generated(folder: Path, index: int | None = None) -> str:
-    """The hash of the code in a folder, whatever its files are called. `index` is that of the GPU it is for."""
+    """The hash of the code in a folder, whatever its file names. `index` is that of the target GPU."""
     sources = sorted(_decisive(file.read_text(), folder, index) for file in folder.rglob("*.py"))
     return hashlib.sha256("\0".join(sources).encode()).hexdigest()
 
 
 def count_launches(folder: Path) -> int:
-    """How often the code in a folder launches a kernel that it defines, for the CPU or in Triton; not torch's own."""
+    """The number of launches of kernels that the code in a folder defines, for the CPU or in Triton; not torch's
+    own."""
     launches = 0
     for source in (file.read_text() for file in folder.rglob("*.py")):
         kernels = set(_KERNEL.findall(source))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from inspect import getsource
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +42,12 @@ def test_the_passes_of_a_chunked_and_of_an_unchunked_case(model: Layers) -> None
     joint = trace(model)
     assert names(context_of(joint, "layers.*")) == ["clean_up", "chunk", "concretize_symbols", "measure_memory"]
     assert names(context_of(joint)) == ["clean_up", "concretize_symbols", "measure_memory"]
+
+
+def test_the_map_lists_every_pass_in_the_order_in_which_they_run() -> None:
+    page = Path(__file__).parents[3].joinpath("ARCHITECTURE.md").read_text()
+    table = page.split("| pass | what it does |")[1].split("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)`", table, re.M) == re.findall(r"PassRow\((\w+)", getsource(build_pipeline))
 
 
 @pytest.mark.parametrize(

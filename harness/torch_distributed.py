@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import ProcessGroup
+from torch._C._distributed_c10d import ProcessGroup, ReduceOp
 from torch.distributed import distributed_c10d
 
 
@@ -25,6 +25,14 @@ def functional_collectives() -> Any:
 def group_of(boxed: Any) -> Any:
     """The process group that an operator is given as an object of its own."""
     return ProcessGroup.unbox(boxed)
+
+
+def averages(reduction: Any) -> bool:
+    """Whether a collective that is given this divides the sum by the number of ranks."""
+    if isinstance(reduction, str):
+        return reduction.lower() == "avg"
+    is_boxed = isinstance(reduction, torch.ScriptObject) and cast(Any, reduction)._has_method("op")
+    return is_boxed and bool(reduction.op() == int(cast(Any, ReduceOp.AVG)))
 
 
 def register_group(name: str, group: Any) -> None:

@@ -27,8 +27,8 @@ from bitproof.harness.capture.recording_files import read_recording
 from bitproof.harness.capture.values import open_values_of
 from bitproof.harness.compare.bits import bits_equal, is_unlike
 from bitproof.harness.compare.order import computation_order
-from bitproof.harness.compare.phases import PHASES, apart_from, is_exact, regrouped_from
-from bitproof.harness.compare.relaid import LogicalTensor, are_staged, box_of, by_rank, lies_otherwise
+from bitproof.harness.compare.phases import PHASES, apart_from, is_exact, regrouped_between
+from bitproof.harness.compare.relaid import LogicalTensor, box_of, by_rank, lies_otherwise
 from bitproof.harness.records import Key, LayoutBounds, LayoutRow, Recording
 from bitproof.harness.records.layout import Box, alike, joint_cuts
 from bitproof.harness.records.layout_bounds import MAX_ROWS
@@ -44,9 +44,8 @@ def measure_layouts(reference: Path, candidate: Path, samples: Sequence[Path]) -
     """
     folders = (reference, candidate, *samples)
     recordings = [read_recording(folder) for folder in folders]
-    manifests = [recording.manifest for recording in recordings[:2]]
-    first = regrouped_from(*manifests, are_staged=are_staged(*recordings[:2]))
-    start = apart_from(manifests[1])
+    first = regrouped_between(*recordings[:2])
+    start = apart_from(recordings[1].manifest)
     names = [*dict.fromkeys(LogicalTensor(key.step, key.kind, key.name) for key in recordings[0].records)]
     free = [tensor for tensor in names if not is_exact(tensor, first, start)]
     factor = student_quantile((1 - CONFIDENCE) / max(1, len(free)))

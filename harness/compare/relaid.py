@@ -209,6 +209,11 @@ def are_staged(*recordings: Recording) -> bool:
     return True
 
 
+def gradients_lie_otherwise(reference: Recording, candidate: Recording) -> bool:
+    """Whether the ranks hold other parts of some gradient or parameter than the other system's do."""
+    return any(tensor.kind in ("grad", "param") for tensor, _ in _across(reference, candidate))
+
+
 def box_of(record: Record) -> Box | None:
     """What a rank holds: all of a plain tensor. None where a DTensor does not say it."""
     if record.box is not None:

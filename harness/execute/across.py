@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bitproof.harness.case import Case
-from bitproof.harness.compare.phases import PHASES, apart_from, is_exact, regrouped_from
-from bitproof.harness.compare.relaid import Relaid, are_staged, by_rank, common_cuts, first_few, relaid, replicas
+from bitproof.harness.compare.phases import PHASES, apart_from, is_exact, regrouped_between
+from bitproof.harness.compare.relaid import Relaid, by_rank, common_cuts, first_few, relaid, replicas
 from bitproof.harness.compare.verdict import compare
 from bitproof.harness.disturb.regroup import Across, Regroup
 from bitproof.harness.execute.requests import BoundsRequest
@@ -85,7 +85,7 @@ def _with_layouts(comparison: Comparison, other: Relaid, cells: Mapping[Role, Re
 
 def _exactness(cells: Mapping[Role, Recording], other: Relaid) -> LayoutBounds:
     """How many tensors had to agree, by the sums that both systems were seen to take."""
-    first = regrouped_from(*(side.manifest for side in cells.values()), are_staged=are_staged(*cells.values()))
+    first = regrouped_between(cells["reference"], cells["candidate"])
     start = apart_from(cells["candidate"].manifest)
     tensors = by_rank(cells["reference"])
     exact = sum(is_exact(tensor, first, start) for tensor in tensors)

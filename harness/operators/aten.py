@@ -129,7 +129,8 @@ ATEN = (
     Operator(name="aten.cumsum", rows=RowFlow.ALONG, allowed=("default",)),
     Operator(name="aten.detach", is_identity=True, rows=RowFlow.ELEMENTWISE, allowed=("default",)),
     Operator(name="aten.dim", reads_layout=True),
-    Operator(name="aten.div", allowed=("Scalar", "Tensor", "Tensor_mode")),
+    Operator(name="aten.div", scales="/", allowed=("Scalar", "Tensor", "Tensor_mode")),
+    Operator(name="aten.div_", scales="/"),
     Operator(name="aten.dropout", rows=RowFlow.ELEMENTWISE),
     Operator(
         name="aten.embedding", carries="default", hides=Hides.CHOICE, rows=RowFlow.EMBEDDING, allowed=("default",)
@@ -199,8 +200,10 @@ ATEN = (
     Operator(name="aten.minimum", commutes=True, allowed=("default",)),
     Operator(name="aten.mm", factors_from=0, hides=Hides.PRODUCT, rows=RowFlow.MATMUL, allowed=("default",)),
     Operator(name="aten.mode", rows=RowFlow.EACH_REDUCE),
-    Operator(name="aten.mul", exact="Tensor", commutes=True, hides=Hides.PRODUCT, allowed=("Scalar", "Tensor")),
-    Operator(name="aten.mul_", in_place_of="aten.mul", allowed=("Tensor",)),
+    Operator(
+        name="aten.mul", exact="Tensor", commutes=True, scales="*", hides=Hides.PRODUCT, allowed=("Scalar", "Tensor")
+    ),
+    Operator(name="aten.mul_", in_place_of="aten.mul", scales="*", allowed=("Tensor",)),
     Operator(name="aten.mv", rows=RowFlow.MATRIX_VECTOR),
     Operator(name="aten.narrow", hides=Hides.CHOICE, rows=RowFlow.CUT),
     Operator(name="aten.native_batch_norm", counts_as="aten._native_batch_norm_legit_functional"),

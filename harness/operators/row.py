@@ -179,6 +179,8 @@ class Operator:
     """It multiplies two matrices; this is the place of the first among its arguments."""
     is_batched: bool = False
     """It multiplies matrices, a pair for each index of a batch."""
+    scales: str | None = None
+    """How it changes its first argument, or each tensor of it, by a number that comes second: "*" or "/"."""
     attends: bool = False
     """It mixes the positions of a sequence."""
     sums_ranks: bool = False

@@ -144,8 +144,10 @@ class Meeting:
     """A collective that adds over ranks, "sum", or sends rows from rank to rank, "exchange", and its phase.
 
     `phase` is "forward", "backward", "clip" (from backward to the first recorded gradient) or "update"; `ranks` are
-    those of the group, such as "0,1"; `operator` is the operator, such as "allreduce_", in `backwards` of each step. An
-    entry whose `what` is "backward" is no collective, and only counts backward passes.
+    those of the group, such as "0,1"; `operator` is the operator, such as "allreduce_", in `backwards` of each step.
+    `elements` counts what one sum over more than two ranks adds at once: an element's place among them decides its
+    order. Where `what` is "scale", `operator` is a factor that rounds a sum's terms before it or the sum after it, as
+    in "after /1.5" for 3. An entry whose `what` is "backward" is no collective, and only counts backward passes.
     """
 
     __pydantic_config__ = GROWING
@@ -155,6 +157,7 @@ class Meeting:
     ranks: str
     operator: str
     backwards: int = 1
+    elements: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,30 +2,34 @@
 
 Two layouts that add over the same two ranks take the same sums, and must give the same bits; one that adds over other
 ranks, or over more, takes them in other orders. A gradient is a sum, too: how many parts were added to it in place is
-counted. Seen by a mode below autograd, of runs that are asked for it.
+counted. Where memory that is summed was multiplied or divided before, or is after, by a number that is no power of two,
+each term is rounded, or the sum is: that is told. Seen by a mode below autograd, of runs that are asked for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import frexp
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from bitproof.harness.capture.digest import plain
 from bitproof.harness.graph.operators import row_of
 from bitproof.harness.operators import Operator
 from bitproof.harness.records import Meeting
-from bitproof.harness.torch_compat import TorchDispatchMode
-from bitproof.harness.torch_distributed import group_named, group_of
+from bitproof.harness.torch_compat import TorchDispatchMode, tree_leaves
+from bitproof.harness.torch_distributed import averages, group_named, group_of
 from bitproof.harness.torch_operators import backward_number
 
-PARTS = "parts"
+PARTS, SCALE = "parts", "scale"
 ADDS = "aten.add"
-_Met = tuple[str, str, str, str]
+_Met = tuple[str, str, str, str, int]
+"""Phase, what, ranks, operator, and how many elements at once."""
 
 
 class Sums:
@@ -42,6 +46,8 @@ class Sums:
         self._added: Any = WeakTensorKeyDictionary()
         self._parts: dict[int, int] = {}
         self._numbers: set[int] = set()
+        self._scaled: dict[StorageWeakRef, str] = {}
+        self._summed: dict[StorageWeakRef, tuple[str, str]] = {}
 
     def begin_step(self) -> None:
         """A step begins, with its forward."""
@@ -50,7 +56,7 @@ class Sums:
         self._num_backwards = max(len(self._backwards), self._num_backwards)
         self._in_step, self._backwards = {}, set()
         self._last_backward, self._shows_gradients = -1, False
-        self._added = WeakTensorKeyDictionary()
+        self._added, self._scaled, self._summed = WeakTensorKeyDictionary(), {}, {}
 
     def noticing(self, observe: Callable[..., None]) -> Callable[..., None]:
         """`observe`: once it is shown a gradient, what follows is no part of gradients."""
@@ -80,8 +86,8 @@ class Sums:
             own,
             *parts,
             *(
-                Meeting(phase=phase, what=what, ranks=ranks, operator=name, backwards=count)
-                for (phase, what, ranks, name), count in self._found.items()
+                Meeting(phase=phase, what=what, ranks=ranks, operator=name, backwards=count, elements=elements)
+                for (phase, what, ranks, name, elements), count in self._found.items()
             ),
         )
 
@@ -105,7 +111,11 @@ class Sums:
                 if row.in_place_of == ADDS:
                     sums.note_part(args[0])
                 note(row, [*args, *(kwargs or {}).values()] if row.sums_ranks or row.exchanges else [])
-                return function(*args, **kwargs or {})
+                result = function(*args, **kwargs or {})
+                if row.scales is not None:
+                    is_in_place = row.name.endswith("_")
+                    sums.note_scale(row.scales, args[0] if is_in_place else result, *args[1:2])
+                return result
 
         with Watching():  # type: ignore[no-untyped-call]
             yield
@@ -114,15 +124,39 @@ class Sums:
         """Something is added to this tensor in place."""
         self._added[total] = self._added.get(total, 0) + 1
 
+    def note_scale(self, sign: str, into: torch.Tensor, factor: Any = None) -> None:
+        """This tensor is something times or by a number. A power of two rounds nothing."""
+        share = frexp(factor)[0] if isinstance(factor, int | float) else 0.5
+        if share == 0.5:
+            return
+        phase, told, memory = self._phase(backward_number()), f"{sign}{2 * share:.17g}", _memory(into)
+        if memory is None:
+            return
+        self._scaled[memory] = told
+        when, ranks = self._summed.get(memory, ("", ""))
+        if when == phase:
+            self._in_step.setdefault((phase, SCALE, ranks, f"after {told}", 0), set()).add(-1)
+
     def _note(self, row: Operator, args: list[Any]) -> None:
         backward = backward_number()
         self._last_backward = max(backward, self._last_backward)
         if backward >= 0:
             self._backwards.add(backward)
         ranks = next((ranks for arg in args if (ranks := _ranks_of(arg))), "")
-        if ranks.count(","):
-            what, name = "sum" if row.sums_ranks else "exchange", row.name.partition(".")[2]
-            self._in_step.setdefault((self._phase(backward), what, ranks, name), set()).add(backward)
+        if not ranks.count(","):
+            return
+        phase, num_ranks = self._phase(backward), 1 + ranks.count(",")
+        what, name = "sum" if row.sums_ranks else "exchange", row.name.partition(".")[2]
+        tensors = [x for x in tree_leaves(args) if isinstance(x, torch.Tensor)] if row.sums_ranks else []
+        elements = sum(x.numel() for x in tensors) if num_ranks > 2 else 0
+        self._in_step.setdefault((phase, what, ranks, name, elements), set()).add(backward)
+        memory = [where for x in tensors if (where := _memory(x)) is not None]
+        scales = {f"before {self._scaled[where]}" for where in memory if where in self._scaled}
+        if tensors and any(map(averages, args)) and (share := frexp(num_ranks)[0]) != 0.5:
+            scales.add(f"after /{2 * share:.17g}")
+        for told in scales:
+            self._in_step.setdefault((phase, SCALE, ranks, told, 0), set()).add(-1)
+        self._summed |= dict.fromkeys(memory, (phase, ranks))
 
     def _phase(self, backward: int) -> str:
         if backward >= 0:
@@ -130,6 +164,11 @@ class Sums:
         if self._last_backward < 0:
             return "forward"
         return "update" if self._shows_gradients else "clip"
+
+
+def _memory(tensor: torch.Tensor) -> StorageWeakRef | None:
+    """A tensor's memory, which no other has as long as this is held; None of a sparse one."""
+    return StorageWeakRef(tensor.untyped_storage()) if tensor.layout == torch.strided else None
 
 
 def _ranks_of(arg: Any) -> str:

@@ -56,6 +56,33 @@ def test_sums_have_another_order_from_the_first_phase_with_other_ranks_or_operat
     assert regrouped_from(there, here) == found
 
 
+def added(what: str, operator: str, elements: int, group: str = "0,1,2", phase: str = "backward") -> Manifest:
+    found = Meeting(phase=phase, what=what, ranks=group, operator=operator, elements=elements)
+    return Manifest(case={}, system="s", world_size=8, steps=1, meetings=[found])
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "are_moved", "first"),
+    [
+        (added("sum", "allreduce_", 8), added("sum", "allreduce_", 8), False, None),
+        (added("sum", "allreduce_", 8), added("sum", "allreduce_", 9), False, "backward"),
+        (added("sum", "allreduce_", 8), added("sum", "allreduce_", 8), True, "backward"),
+        (added("sum", "allreduce_", 1), added("sum", "allreduce_", 1), True, None),
+        (added("sum", "allreduce_", 0, PAIR), added("sum", "allreduce_", 0, PAIR), True, None),
+        (added("sum", "allreduce_", 8, phase="forward"), added("sum", "allreduce_", 8, phase="forward"), True, None),
+        *(
+            (added("sum", "all_reduce", 0, PAIR, phase), added("sum", "all_reduce", 0, PAIR, phase), True, first)
+            for phase, first in (("backward", None), ("clip", "clip"), ("update", "update"))
+        ),
+        (added("scale", "after /1.5", 0, PAIR), added("scale", "after /1.5", 0, PAIR), True, None),
+        (added("scale", "after /1.5", 0, PAIR), added("scale", "before /1.5", 0, PAIR), False, "backward"),
+    ],
+)
+def test_places_and_rounded_factors_decide_a_sum(here, there, are_moved, first):
+    found = regrouped_from(here, there, are_moved=are_moved)
+    assert (None if found is None else PHASES[found]) == first
+
+
 def staged(parts: set[int], backwards: int, *met: str, ranks: int = 4) -> Manifest:
     found = [Meeting(phase="forward", what="parts", ranks="", operator="", backwards=count) for count in parts]
     found += [Meeting(phase="forward", what="sum", ranks=group, operator="allreduce_") for group in met]

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import bitproof
@@ -57,6 +58,13 @@ def whole(case: Case, mesh: Mesh) -> Any:
 def flattened(case: Case, mesh: Mesh) -> Any:
     """The same under FSDP1, whose ranks hold parts of parameters, or none."""
     return _watched(mesh, FullyShardedDataParallel(_small(), use_orig_params=True, device_id=torch.device("cpu")))
+
+
+def rows_sharded(case: Case, mesh: Mesh) -> Any:
+    """The same under FSDP2."""
+    model = _small()
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    return _watched(mesh, model)
 
 
 def flattened_wrong(case: Case, mesh: Mesh) -> Any:

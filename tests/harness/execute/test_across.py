@@ -18,7 +18,7 @@ pytestmark = pytest.mark.ranks
 
 LOOP, WRONG = "bitproof.builtin_cases.examples.mesh_loop", "tests.harness.execute.laid_out"
 STAGES = "bitproof.builtin_cases.examples.pipelined"
-ONE, TWO = Parallelism(world_size=1, ep=1), Parallelism(world_size=2, ep=1)
+ONE, TWO, THREE = (Parallelism(world_size=ranks, ep=1) for ranks in (1, 2, 3))
 
 
 def case(name: str, reference: str, candidate: str, ranks: Parallelism = TWO, there: Parallelism = TWO, **more) -> Case:
@@ -38,6 +38,7 @@ CASES = [
     case("late", f"{LOOP}:ddp", f"{WRONG}:late_loader", ONE),
     case("uneven", f"{LOOP}:uneven", f"{LOOP}:uneven_halves", ONE, expected="CLOSE"),
     case("flat", f"{WRONG}:whole", f"{WRONG}:flattened"),
+    case("flat_three", f"{WRONG}:flattened", f"{WRONG}:rows_sharded", THREE, THREE, expected="CLOSE"),
     case("element", f"{WRONG}:whole", f"{WRONG}:flattened_wrong"),
     case("means", f"{LOOP}:uneven", f"{WRONG}:mean_of_means", ONE),
 ]
@@ -84,7 +85,7 @@ def test_what_fsdp1_flattens_is_compared_with_what_every_rank_has_whole(runs):
 
 
 def test_fewer_ranks_and_other_experts_regroup_sums_and_are_close_within_derived_bounds(runs):
-    for name in ("fewer", "experts", "uneven"):
+    for name in ("fewer", "experts", "uneven", "flat_three"):
         result = runs[0][name]
         assert (result.verdict, result.error) == (Verdict.CLOSE, None)
         assert result.as_expected and contradiction(result) is None

@@ -56,6 +56,41 @@ def test_sums_that_a_dtensor_takes_are_seen(mesh):
     assert told(lambda observe: partial.full_tensor().clone()) == {("forward", "sum", "0,1", "all_reduce", 1)}
 
 
+def test_a_sum_says_by_what_its_terms_or_it_are_rounded_and_how_many_are_added_at_once(mesh):
+    def scales(step) -> set[tuple[str, str]]:
+        return {(ranks, operator) for _, what, ranks, operator, _ in told(step) if what == "scale"}
+
+    def before(observe):
+        bucket = torch.ones(6)
+        torch.mul(torch.ones(2), 1 / 3, out=bucket[:2])
+        dist.all_reduce(bucket)
+        bucket.div_(4)
+
+    def after(observe):
+        total = torch.ones(6)
+        total.div_(2)
+        dist.all_reduce(total)
+        total.view(2, 3).div_(3)
+        torch.ones(6).div_(5)
+
+    assert scales(before) == {("0,1,2,3", f"before *{4 / 3:.17g}")}
+    assert scales(after) == {("0,1,2,3", "after /1.5")}
+    three = dist.new_group([0, 1, 2])
+    for average in (
+        lambda observe: dist.all_reduce(torch.ones(6), dist.ReduceOp.AVG, three),
+        lambda observe: all_reduce(torch.ones(6), "avg", three).clone(),
+    ):
+        assert scales(average) == {("0,1,2", "after /1.5")}
+    assert scales(lambda observe: dist.all_reduce(torch.ones(6), dist.ReduceOp.AVG)) == set(), "by 4, nothing rounds"
+
+    sums = Sums()
+    with sums.at_work():
+        sums.begin_step()
+        dist.all_reduce(torch.ones(6))
+        dist.all_reduce(torch.ones(6), group=mesh["tp"].get_group())
+    assert [met.elements for met in sums.meetings[1:]] == [6, 0], "over two ranks no place decides"
+
+
 def test_backwards_of_one_step_are_counted(mesh):
     x = torch.ones(4, requires_grad=True)
     x.register_hook(lambda grad: dist.all_reduce(grad.clone()))

@@ -32,14 +32,15 @@ VALUES, ARCHIVE = ".safetensors", ".zip"
 
 
 class Request(Generic[A]):
-    """A request whose answer is an A; `answer` is that class."""
+    """A request whose answer is an A; `answer` is that class, `subject` says what is asked for, fields in braces."""
 
     answer: ClassVar[type[Any]]
+    subject: ClassVar[str] = "the host"
 
     @property
     def about(self) -> str:
         """What fails when the request does."""
-        return "the host"
+        return self.subject.format_map(vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +108,7 @@ class RunRequest(Request[RunAnswer]):
     """
 
     answer = RunAnswer
+    subject = "{system}"
 
     case: Case
     system: str
@@ -126,11 +128,6 @@ class RunRequest(Request[RunAnswer]):
     profile: Path | None = None
     dump_dir: Path | None = None
     precompiled: StepFolder | None = None
-
-    @property
-    def about(self) -> str:
-        """The system that runs."""
-        return self.system
 
     @property
     def values_to_keep(self) -> tuple[str, ...]:
@@ -206,16 +203,12 @@ class LocalRunRequest(Request[End]):
     """
 
     answer = End
+    subject = "{run.system}"
 
     run: RunRequest
     rank_slots: RankSlots
     is_prefetch: bool = False
     asked_at: float | None = None
-
-    @property
-    def about(self) -> str:
-        """The system that runs."""
-        return self.run.system
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,6 +310,7 @@ class PrecompileRequest(Request[PrecompileAnswer]):
     """Make the step of a case's system and write it into a folder; or, with a fault, only compare two ranks' steps."""
 
     answer = PrecompileAnswer
+    subject = "precompiling {case.name}"
 
     case: Case
     system: str
@@ -324,11 +318,6 @@ class PrecompileRequest(Request[PrecompileAnswer]):
     device: str = "cpu"
     inject: str | None = None
     timeout: float = float("inf")
-
-    @property
-    def about(self) -> str:
-        """What fails when the request does."""
-        return f"precompiling {self.case.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,17 +332,13 @@ class StepRequest(Request[StepAnswer]):
     """Read a precompiled step as a run of a case's system would, as a check: it raises what is wrong with the step."""
 
     answer = StepAnswer
+    subject = "the precompiled step for {case.name}"
 
     case: Case
     system: str
     step: StepFolder
     device: str = "cpu"
     timeout: float = float("inf")
-
-    @property
-    def about(self) -> str:
-        """What fails when the request does."""
-        return f"the precompiled step for {self.case.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,15 +354,11 @@ class PlaceRequest(Request[PlaceAnswer]):
     """Placements for a case, solved for within `timeout` seconds. What is printed meanwhile goes to `logs`."""
 
     answer = PlaceAnswer
+    subject = "autoplace"
 
     case: Case
     logs: Path
     timeout: float
-
-    @property
-    def about(self) -> str:
-        """What fails when the request does."""
-        return "autoplace"
 
 
 AnyRequest = (

@@ -11,10 +11,14 @@ from bitproof.harness.execute.requests import (
     REQUESTS,
     LocalRunRequest,
     MachineRequest,
+    PlaceRequest,
+    PrecompileRequest,
     RankSlots,
     RunAnswer,
     RunRequest,
     SizesRequest,
+    StepFolder,
+    StepRequest,
 )
 from bitproof.harness.execute.status_messages import End
 from bitproof.harness.localize.logs.replay import Replay
@@ -77,4 +81,10 @@ def test_every_kind_of_request_names_its_answer_and_what_fails_with_it(tmp_path:
     local_run = LocalRunRequest(run=run, rank_slots=RankSlots(ranks=(1,), part="part{rank}", store="groups"))
     assert (local_run.answer, local_run.about) == (End, "graph")
     assert (SizesRequest(case=transformer_batch).about, MachineRequest().about) == ("the host", "the host")
+    precompile = PrecompileRequest(case=transformer_batch, system="graph", out=tmp_path)
+    read = StepRequest(case=transformer_batch, system="graph", step=StepFolder(tmp_path))
+    place = PlaceRequest(case=transformer_batch, logs=tmp_path, timeout=1.0)
+    assert place.about == "autoplace"
+    assert precompile.about == "precompiling transformer_batch"
+    assert read.about == "the precompiled step for transformer_batch"
     assert all(isinstance(kind.answer, type) for kind in REQUESTS)

@@ -7,14 +7,14 @@
     Run, Comparison, Verdict        what came of it; history: what came of earlier runs
     watch                           a system of a function that trains once
     prove(f, g, *inputs), keeps_bits
-                                    two functions, modules or graphs, a graph and what a pass made of it: proved equal
+                                    prove two functions, modules or graphs equal, or a graph and what a pass made of it
     assert_bitwise_equal            two tensors, or structures of them, agree in every bit
     BitproofError and its kinds     every error that a call can raise
-    Mesh, compiler_problem          for systems: what a factory is handed, and why nothing can be compiled here
+    Mesh, compiler_problem          for systems: a factory's argument, and why this machine cannot compile
 
 Everything below `bitproof.harness`, `bitproof.reference` and `bitproof.cases` may change without notice. Importing this
-loads no torch, and none of those three: each name is fetched when it is first used. `Mesh` needs torch: name it in
-annotations only.
+loads neither torch nor those three: each name is loaded at its first use. `Mesh` needs torch: use it in annotations
+only.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """One case's run: what came of it, and the folder with its report, recordings and logs."""
+    """One case's run: its result, and the folder with its report, recordings and logs."""
 
     report: Report
     folder: Path
@@ -155,7 +155,7 @@ def run_asked(
     on_event: OnEvent,
     more: Callable[[CaseResult], Mapping[str, str]] = lambda result: {},
 ) -> Run:
-    """Run what a call asks for, and write its run folder, with `more` files of what came of it, by name."""
+    """Run the requested cases, and write the run folder, with `more` files by name."""
     from bitproof.harness.commands.run import NO_RESULT, proofs_ahead, with_proof
     from bitproof.harness.compare.outcome import complete
     from bitproof.harness.execute import launch
@@ -294,9 +294,9 @@ def diff(first: str | Path, second: str | Path) -> Comparison:
 
 
 def history(path: str | Path = "reports/history.sqlite", *, last: int = 30) -> pd.DataFrame:
-    """What came of each case in the newest `last` runs of a history, a row a run and case, by time.
+    """The results of each case in the newest `last` runs of a history, one row per run and case, by time.
 
-    `bitproof history add` makes that file. Raises RecordingError for one that is no history.
+    `bitproof history add` writes that file. Raises RecordingError for a file that is no history.
     """
     from bitproof.harness.history.frames import frame_of_history
 

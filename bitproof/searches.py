@@ -78,7 +78,8 @@ def shrink(
     candidate: System | None = None,
     **settings: Unpack[ShrinkSettings],
 ) -> Shrunk:
-    """Make a failing case as small as it can be and still fail the same way, in at most so many tries and seconds.
+    """Make a failing case as small as possible so that it still fails in the same way, within a limit of tries and
+    seconds.
 
     Raises UsageError for a call or a case that is wrong, before anything runs.
     """
@@ -147,11 +148,11 @@ def sensitivity(
     report_dir: str | Path = "reports",
     **settings: Unpack[SensitivitySettings],
 ) -> Sensitivity | None:
-    """Make each call of a step wrong by one ULP, one at a time: how many would the case's comparison see?
+    """Change each call of a step by one ULP, one at a time, and count how many the case's comparison detects.
 
-    `sample` tries so many calls, drawn by the case's seed; after `limit` seconds no other is begun, unless it is 0.
-    Returns None where the case is not as expected, so that nothing was measured. Raises UsageError for a call or a case
-    that is wrong, before anything runs.
+    `sample` is the number of calls to try, drawn by the case's seed; after `limit` seconds no further one starts,
+    unless it is 0. Returns None where the case is not as expected, so that nothing was measured. Raises UsageError for
+    a call or a case that is wrong, before anything runs.
     """
     from bitproof.harness.execute.transport import refuse_torchrun
     from bitproof.harness.options import Effort

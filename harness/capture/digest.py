@@ -1,16 +1,16 @@
 """A tensor's digest: 128 bits over dtype, shape and every byte in order, the same on every device.
 
-Two tensors share a digest exactly when they agree in dtype, in shape and in every element's bits,
-whatever their strides. So a permutation, the sign of a zero or the payload of a NaN shows.
-xxh3 is no cryptographic hash: it guards against defects, not against somebody who builds collisions.
+Two tensors have the same digest exactly if they agree in dtype, in shape and in every element's bits, whatever their
+strides. So a permutation, the sign of a zero or the payload of a NaN changes it. xxh3 is no cryptographic hash: it
+detects defects, not deliberate collisions.
 
     header   "float32[3,4]"
     content  the row-major bytes; of more than 16 KiB, instead: for each 16 KiB in order, and what is left
              over, its XXH3-128
     digest   XXH3-128 of header and content
 
-So a GPU can hash all of a tensor's leaves at once where they lie (`leaves.py`), and hands 16 bytes of each to
-the host, and a host with no code but xxhash computes the same.
+So a GPU can hash all of a tensor's leaves in parallel (`leaves.py`) and copy 16 bytes of each to the host, and a host
+computes the same with xxhash alone.
 """
 
 from __future__ import annotations
@@ -90,9 +90,10 @@ def _leaves(view: memoryview) -> bytes:
 
 
 def _may_be_constant(content: ctypes.Array[Any], dtype: torch.dtype) -> bool:
-    """Whether the first element is zero or not finite: it spares nearly every tensor the reading of all.
+    """Whether the first element is zero or not finite; if not, which is nearly always, the other elements need not be
+    read.
 
-    Of nearly every one its highest byte tells: the sign and seven bits of the exponent, all ones in what is not finite.
+    The highest byte nearly always decides: the sign and seven bits of the exponent, all ones if it is not finite.
     """
     if not content:
         return False
@@ -196,7 +197,7 @@ def _octets_at(tensor: torch.Tensor) -> ctypes.Array[Any]:
     # Not .numpy(): it forbids the storage to be resized ever after, and FSDP frees gathered parameters that way.
     # Not through dlpack either: that takes 12 us a tensor, more than hashing most of them, and this takes one.
     content = _array_type(num_bytes).from_address(tensor.data_ptr())
-    content.owner = tensor  # whose memory this is, for as long as somebody reads it
+    content.owner = tensor  # the owner of this memory, kept alive while it is read
     return content
 
 

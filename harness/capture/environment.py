@@ -1,8 +1,8 @@
-"""The environment variables that can change a bit: what manifests tell of them, and what keys are made of.
+"""The environment variables that can change a bit: those in manifests, and those in keys.
 
-A manifest is shown to strangers, so names come from a list: families of libraries that compute, and of torch's own
-variables those that choose how something is computed. A key must change with whatever might, so it covers every
-variable of torch's. Neither holds what looks like a secret.
+Manifests may be published, so names come from a list: families of numerical libraries, and those of torch's own
+variables that choose how something is computed. A key must change with anything that might change a bit, so it covers
+all of torch's variables. Neither contains values that look like secrets.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _LONG_WORD = re.compile(r"(?=[^\s/\\,:;.]*[0-9])(?=[^\s/\\,:;.]*[A-Za-z])[A-Za-z
 
 
 def environment_variables() -> dict[str, str]:
-    """The variables that can change a bit, by name, in name order: what manifests tell.
+    """A manifest's variables, sorted by name: those that can change a bit.
 
-    What is of one launch is left out, and so is what looks like a secret by its name. Of a value that looks like one a
-    digest is told, so that another value is another one.
+    Leaves out variables of a single launch, and names that look like secrets. A value that looks like a secret is
+    replaced by a digest, so that different values still differ.
     """
     return {name: told(value) for name, value in _of(os.environ) if _is_listed(name)}
 
@@ -62,7 +62,7 @@ def environment_of_keys() -> dict[str, str]:
 
 
 def told(value: str) -> str:
-    """A variable's value, or, where it looks like a secret, that it is withheld."""
+    """A variable's value, or, if it looks like a secret, a note that it is withheld."""
     return _digest(value) if _SECRET_VALUE.search(value) or _LONG_WORD.search(value) else value
 
 

@@ -23,7 +23,7 @@ NUM_KNOWN = 3
 
 
 def hash_on_device(octets: torch.Tensor) -> bytes:
-    """XXH3-128 of each 16 KiB in order and of what is left over, 16 bytes each, big-endian as xxhash gives them.
+    """XXH3-128 of each 16 KiB in order and of the remainder, 16 bytes each, big-endian as in xxhash.
 
     `octets` is uint8 [bytes], contiguous. 16 bytes a leaf and the rest, under 16 KiB, come to the host in one copy.
     """

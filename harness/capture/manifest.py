@@ -40,12 +40,11 @@ def build_manifest(
     unshown: Sequence[str] = (),
     meetings: Sequence[Meeting] | None = None,
 ) -> Manifest:
-    """One recording's manifest, with what is known of this machine and process. `systems` are its `ranks`.
+    """Build one recording's manifest, with facts about this machine and process. `systems` are its `ranks`.
 
-    `switches` has the readings of the lowest rank on which a switch changed. `gpus` is what each rank says of CUDA and
-    its libraries, and `gpu_environments` the variables that they read; both say nothing on a CPU, whose recordings
-    stay comparable with those from before they were told. `alone`, `compiled`, `unshown` and `meetings` are the
-    manifest's.
+    `switches` has the readings of the lowest rank on which a switch changed. `gpus` has each rank's facts about CUDA
+    and its libraries, and `gpu_environments` the variables that they read; both are empty on a CPU, so that its
+    recordings remain comparable with older ones. `alone`, `compiled`, `unshown` and `meetings` are the manifest's.
     """
     from bitproof.harness.capture.digest import ALGORITHM
 

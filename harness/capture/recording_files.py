@@ -114,7 +114,7 @@ def add_calls(folder: Path, step: int, logs: Sequence[bytes]) -> None:
 
 
 def restate(folder: Path, **facts: Any) -> None:
-    """Say more in a recording's manifest, of what is known only once it was made."""
+    """Add facts to a recording's manifest that are known only afterwards."""
     about = {"schema": SCHEMA} | replace(read_manifest(folder), **facts).to_dict()
     about["manifest_sha256"] = sha256_of_manifest(about)
     partial = folder / f".{MANIFEST}.{os.getpid()}.partial"

@@ -1,10 +1,10 @@
-"""A recording's table of digests as it lies on disk, read rank by rank.
+"""A recording's table of digests on disk, read rank by rank.
 
-A thousand ranks leave tens of millions of rows, more than a process should hold. In a long table each rank's rows are
-a row group, so that one rank can be read without the others. A table whose ranks lie otherwise is read as a whole.
+A thousand ranks write tens of millions of rows, more than a process should hold. In a long table each rank's rows are a
+row group, so that one rank can be read without the others. A table with another layout is read as a whole.
 
-Nothing read is trusted: schema, sizes and every value are checked before anything is made of them. The file stays open,
-so that what is read later is what was checked, whatever has its name by then.
+The file is not trusted: schema, sizes and every value are checked before use. It stays open, so that later reads get
+the checked file even if another one has its name by then.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FIRST_COLUMNS = pa.schema(
 MAX_DIGESTS_BYTES = 4 << 30
 MAX_ROWS = 100_000_000
 KEPT_ROWS = 1_000_000
-"""Tables of so many rows at most stay in memory; of longer ones a rank is read again when it is asked for."""
+"""Tables of at most this many rows stay in memory; a rank of a longer one is read again at each request."""
 _BATCH_ROWS = 10_000
 _LIKENESS = ("step", "kind", "name", "dtype", "shape", "content", "placements")
 
@@ -138,8 +138,8 @@ class DigestFile:
     def table(self, group: int | None = None) -> pa.Table:
         """A row group, or all.
 
-        Batch by batch: what a file says of its size is not to be trusted, and a dictionary of one long name makes a
-        small file a huge table.
+        Reads batch by batch: a file's stated size is not trusted, and a dictionary with one long name makes a small
+        file a huge table.
         """
         groups = None if group is None else [group]
         try:
@@ -161,9 +161,10 @@ class DigestFile:
 
 
 def read_rows(file: DigestFile, manifest: Manifest) -> Recording:
-    """The recording whose digests are in `file`, once every value is seen to be in its range, and each key once.
+    """Read the recording whose digests are in `file`, after checking that every value is in its range and each key
+    unique.
 
-    What a file says of its row groups is not asked: Arrow ends the process where that is damaged.
+    The statistics of row groups are not read: Arrow crashes the process if they are damaged.
     """
     if (
         file.num_rows > KEPT_ROWS

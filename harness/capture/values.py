@@ -1,8 +1,8 @@
-"""One rank's tensors of a run on disk: a safetensors file, in which no code can hide.
+"""One rank's tensors of a run on disk: a safetensors file, which cannot contain code.
 
-A tensor goes by `step/kind/name`, as in `3/grad/layers.1.moe.router.weight`. Writing replaces the file
-whole; reading gives one tensor at a time, so a large recording needs little memory, and each is held against
-the digest that was recorded.
+A tensor's name is `step/kind/name`, such as `3/grad/layers.1.moe.router.weight`. Writing replaces the whole file;
+reading returns one tensor at a time, so a large recording needs little memory, and compares each with its recorded
+digest.
 """
 
 from __future__ import annotations

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What lies otherwise than whole layers over fully sharded parameters.
+    """The placements that differ from whole layers with fully sharded parameters.
 
-    `split` names the layers that the ranks of a tensor group share, such as layers.0.attention; their parameters are
-    split over it as `reference.parallel.tensor` says. `replicated` names the parameters that every rank holds whole
-    of those among which all others are sharded. Both in the model's order.
+    `split` names the layers that the ranks of a tensor group share, such as layers.0.attention;
+    `reference.parallel.tensor` splits their parameters. `replicated` names the parameters that each rank holds whole;
+    all others are sharded. Both are in the model's order.
     """
 
     __pydantic_config__ = STRICT

@@ -1,4 +1,4 @@
-"""What the numbers of a case may be. A value outside is refused where the case is made, whoever makes it."""
+"""The bounds of a case's numbers. The case's constructor refuses values outside."""
 
 from __future__ import annotations
 

@@ -40,34 +40,34 @@ ExpectedVerdict = Literal["EQUAL", "DIFFERENT", "CLOSE"]
 class Case:
     """Two systems to compare on one model, and the verdict they should get.
 
-    `differs`, for a case that expects DIFFERENT, lists the kinds that differ at the first differing
-    step: exactly those, on any rank. Later steps inherit the difference and prove nothing more. `differs_within`
-    states how far: the largest relative error, as of `close_within`, that any tensor of that step may have; without
-    it a defect of any size passes for it, and reports say that no bound is stated.
+    `differs`, for a case that expects DIFFERENT, lists the kinds that differ at the first differing step: exactly
+    those, on any rank. Later steps inherit the difference and prove nothing more. `differs_within` states how far: the
+    largest relative error, as for `close_within`, of any tensor of that step; without it a defect of any size passes as
+    the expected difference, and reports say that no bound is stated.
 
     `close_within`, for a case that expects CLOSE, is the largest relative error |r - c| / |r| (Euclidean
     norms over one tensor) that any recorded floating-point tensor may have; all others must agree in bits.
 
-    `grad_norm`: the norm of all gradients, over all ranks, is recorded at every step, as a kind of its own.
-    `autoplace`: placements are solved for, and both systems compute under them.
+    `grad_norm`: the norm of all gradients, over all ranks, is recorded at every step, as a separate kind. `autoplace`:
+    placements are solved for, and both systems compute under them.
 
-    `observe` has patterns over module names: what these modules return, and its gradient, is recorded at every step, as
-    kind `activation`.
+    `observe` has patterns over module names: the outputs of these modules, and their gradients, are recorded at every
+    step, as kind `activation`.
 
-    `preload` names modules that the process imports, once, from which all ranks are forked: a framework that takes
-    long to import. `options` are for factories of the user's, who read them as `case.options`.
-    `reference_parallelism`, where it is stated, is how the reference lies on the ranks, and `parallelism` is the
-    candidate's: tensors are then compared by logical tensor (`harness.compare.relaid`). Such a case may expect CLOSE
-    without a bound, which then follows from the reference's own sums in other orders.
+    `preload` names modules that take long to import, such as a framework: the process from which all ranks are forked
+    imports them once. `options` are for the user's factories, which read them as `case.options`.
+    `reference_parallelism`, if stated, is the reference's layout, and `parallelism` the candidate's: then logical
+    tensors are compared (`harness.compare.relaid`). Such a case may expect CLOSE without a bound, which is then derived
+    from the reference's own sums in other orders.
 
-    `resume_at`: after so many steps the candidate saves, is killed, and goes on in new processes. With
-    `resumes_reference` it is the reference that takes those steps and saves, on its own ranks: what it saved is loaded
-    into the candidate's layout.
+    `resume_at`: after this many steps the candidate saves, is killed, and continues in new processes. With
+    `resumes_reference` the reference takes those steps and saves, on its own ranks, and the candidate loads its
+    checkpoint into its own layout.
 
     `schedule`: a step takes micro-batches, through the stages of a pipeline where `parallelism.pp` says so.
 
-    `requires` names what the case cannot be judged without, a device or a package: where a machine lacks it, runs that
-    select nothing by name leave the case out and say so.
+    `requires` names a device or package that the case needs: on a machine without it, runs that select no case by name
+    leave it out and say so.
     """
 
     __pydantic_config__ = STRICT
@@ -182,7 +182,7 @@ class Case:
         return 1 / (self.parallelism.data_ranks * self.micro_batches)
 
     def of(self, role: str) -> Case:
-        """The case as a side runs it: where the reference lies otherwise on the ranks, its own parallelism."""
+        """The case as one side runs it: the reference may have its own parallelism."""
         if role != "reference" or self.reference_parallelism is None:
             return self
         return dataclasses.replace(self, parallelism=self.reference_parallelism)
@@ -228,13 +228,13 @@ class Case:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether both systems are factories of a user, `FILE:FACTORY`: what of the case they follow, nobody knows."""
+        """Whether both systems are a user's factories, `FILE:FACTORY`, which may ignore any field of the case."""
         return is_factory(self.reference) and is_factory(self.candidate)
 
     def stated(self) -> dict[str, Any]:
-        """As `to_dict`; of a foreign case without what nobody stated, which may be untrue of what ran.
+        """Like `to_dict`, but without the defaults of a foreign case, which may be untrue for its systems.
 
-        That are settings at their defaults: read again, this is the same case.
+        Reading the result gives the same case again.
         """
         values = self.to_dict()
         if not self.is_foreign:

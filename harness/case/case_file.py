@@ -97,7 +97,7 @@ def _beside(path: Path, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_here(folder: Path, file: Path) -> str:
-    """A file of the folder, where it is there, as it is named from the working directory; else as it stands."""
+    """The path of a file in the folder from the working directory; unchanged if there is no such file."""
     there = folder / file
     if file.is_absolute() or not os.path.isfile(there):  # which is no error for a name too long, as it is for a Path
         return str(file)

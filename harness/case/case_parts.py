@@ -62,13 +62,13 @@ class Model:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What the case says of the model's size, by name; what is left to the flavor is left out."""
+        """The model sizes that the case states, by name; the flavor determines the others."""
         return {name: size for name in SIZES if (size := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chunking:
-    """How a block's input is split in two.
+    """Splits a block's input in two.
 
     `modules` is a pattern over fully qualified module names in which `*` stands for one component, or several such
     patterns, joined by commas, of which none lies in another.

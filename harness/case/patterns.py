@@ -1,4 +1,4 @@
-"""Patterns over module names: `*` stands for one component, and, in what is observed, `**` for several."""
+"""Patterns over module names: `*` stands for one component, and in `observe` `**` for several."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def pattern_of(module: str) -> str:
 
 
 def root_of(patterns: str, module: str) -> str | None:
-    """The module matching one of `patterns` that `module` is, or lies in; else None.
+    """The module that matches one of `patterns` and is or contains `module`; else None.
 
     Patterns are joined by commas, and `*` stands for one component.
     """
@@ -31,7 +31,7 @@ def root_of(patterns: str, module: str) -> str | None:
 
 
 def check_patterns(patterns: str, what: str) -> None:
-    """Raise CaseError, which calls each `what`, for patterns of which one is none, or lies in another."""
+    """Raise CaseError if one of the patterns is invalid or lies inside another; errors call a pattern `what`."""
     each = patterns.split(",")
     for pattern in each:
         check_pattern(pattern, what)

@@ -1,4 +1,4 @@
-"""How a step's micro-batches go through the stages of a pipeline: what a case says of it, and what it refuses."""
+"""The pipeline schedule of a case's micro-batches, and the cases that it refuses."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _STAGES = Bounds(1, 256)
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A step in micro-batches: a rank's rows are cut into so many equal parts, in order, and gradients are added in it.
+    """A step in micro-batches: equal parts of a rank's rows, in order; gradients are added in the same order.
 
-    Where `parallelism.pp` is more than 1, the model's layers are cut into pp * `stages_per_rank` stages, and stage s
-    lies on the ranks of pipeline coordinate s % pp. `order` is that of a rank's work: "gpipe" takes all forwards, then
-    all backwards; "1f1b" lets a backward follow each forward as soon as the pipeline is full, interleaved where a rank
-    has several stages.
+    If `parallelism.pp` is more than 1, the model's layers are cut into pp * `stages_per_rank` stages, and the ranks of
+    pipeline coordinate s % pp have stage s. `order` is the order of a rank's work: "gpipe" runs all forwards, then all
+    backwards; "1f1b" alternates forwards and backwards as soon as the pipeline is full, interleaved if a rank has
+    several stages.
     """
 
     __pydantic_config__ = STRICT

@@ -1,4 +1,4 @@
-"""The systems that run a traced graph, what a case may ask of that, and what some of them refuse of a case."""
+"""The systems that run a traced graph, their settings in a case, and the cases that some of them refuse."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ if TYPE_CHECKING:
 
 GRAPH, JOINT, AUTOPLACE = "graph", "joint", "autoplace"
 TRACED = (GRAPH, JOINT, AUTOPLACE)
-"""The systems that run a graph which our passes rewrite: as our own tracer records it, as torch exports it, and as our
-own tracer records a model whose placements were solved for."""
+"""The systems whose graph our passes rewrite: recorded by our own tracer, exported by torch, and recorded from a model
+with solved placements."""
 
 PRECOMPILED = "precompiled"
-"""The system graph, whose finished graph ranks read from disk: a process without ranks wrote it there before."""
+"""The system graph with its finished graph read from disk, where a process without ranks wrote it before."""
 PREPARED = (*TRACED, PRECOMPILED)
-"""The systems that run a graph which was prepared, wherever."""
+"""The systems that run a prepared graph."""
 
 COMPILED = "compiled"
-"""The reference's own system with its models given to torch.compile, whose graphs are captured while it runs."""
+"""The reference's own system with its models compiled by torch.compile, which captures graphs while it runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """The optional passes of the graph pipeline, and what runs the finished graph.
+    """The optional passes of the graph pipeline, and the backend for the finished graph.
 
-    `isolate_groups` gives expert all-to-alls a process group of their own where they share one, `isolate_gathers`
-    parameters' all-gathers; `bucket` joins the all-gathers and reduce-scatters of a block; `overlap` reorders so
-    that one chunk's all-to-all is in flight during the other chunk's compute. `overlap_costs` is the path of a cost
-    model for that, fitted to another machine than the one that comes with bitproof was.
+    `isolate_groups` gives expert all-to-alls their own process group if they share one, `isolate_gathers` does so for
+    parameters' all-gathers; `bucket` joins the all-gathers and reduce-scatters of a block; `overlap` reorders nodes to
+    overlap one chunk's all-to-all with the other chunk's compute. `overlap_costs` is the path of a cost model for that,
+    fitted to another machine than bitproof's own.
 
-    `backend`: "fx" runs the graph as it is, operator by operator; "regional_inductor" compiles regions of it,
-    attention operators alone by default; "inductor" compiles the whole graph, which fuses operators and so
-    rounds less often: expect CLOSE; "cuda_graph" captures the graph once, and replays it from inputs and into outputs
-    that keep their memory. On a CPU its calls run one by one between the same static inputs and outputs.
+    `backend`: "fx" runs the graph operator by operator; "regional_inductor" compiles regions of it, by default only
+    attention operators; "inductor" compiles the whole graph, which fuses operators and so rounds less often: expect
+    CLOSE; "cuda_graph" captures the graph once, and replays it with static inputs and outputs. On a CPU its calls run
+    one by one with the same static inputs and outputs.
 
-    `regions`, for "regional_inductor", marks other regions: patterns over module names, as in `Chunking`. What one call
-    of a matching module computes of activations is a region, forward and backward apart, each chunk for itself.
+    `regions`, for "regional_inductor", selects other regions: patterns over module names, as in `Chunking`. One call of
+    a matching module is a region, with separate regions for forward and backward and for each chunk.
 
-    `until` names the last pass of the pass list to apply, "" for none: the graph runs as it is then, without the
-    passes that follow and without the backend.
+    `until` names the last pass to apply, "" for none: the graph then runs without the later passes and without the
+    backend.
     """
 
     __pydantic_config__ = STRICT
@@ -80,7 +80,7 @@ class Pipeline:
 
 
 OPTIONAL_PASSES = tuple(field.name for field in fields(Pipeline) if field.default is False)
-"""The passes that a case switches on, by their settings."""
+"""The names of the settings that switch on optional passes."""
 
 
 def check_traced(case: Case) -> None:

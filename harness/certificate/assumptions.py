@@ -1,4 +1,4 @@
-"""What a proof takes for granted of the machine and the runs, in words. docs/explanation/proving.md argues each."""
+"""A proof's assumptions about the machine and the runs, in words. docs/explanation/proving.md justifies each."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ ASSUMPTIONS = (
     ("reduce_of_cat", "each element is reduced over ascending ranks, whatever is beside it: NCCL does not promise it"),
     ("_grouped_mm", "offsets of grouped matrix products end at the last row: beyond it is memory that nobody wrote"),
 )
-"""What needs an assumption, a part of an operator's name or a rule, and the assumption. Without a name, every proof."""
+"""Assumptions by their cause: a part of an operator's name, or a rule; without a name, every proof."""
 
 
 def assumed(graphs: Iterable[Graph], rules: Iterable[str]) -> tuple[str, ...]:
-    """What a proof by these rules rests on, of these graphs."""
+    """The assumptions of a proof by these rules about these graphs."""
     names = {"", *rules, *(name for graph in graphs for call in graph.calls for name in call.op.split(".")[:2])}
     return tuple(text for name, text in ASSUMPTIONS if name in names)

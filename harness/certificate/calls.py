@@ -1,7 +1,7 @@
 """The term of each call of a graph, derived by the checker from the graph as data.
 
-docs/explanation/proving.md describes each kind of call. A call of no kind here is opaque, with the layouts of all
-tensors that it reads. A call that cannot be derived has no term, and so has none that reads it.
+docs/explanation/proving.md describes each kind of call. Any other call is opaque, with the layouts of all tensors that
+it reads. A call that cannot be derived has no term, and neither have its readers.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from bitproof.harness.certificate.types import ARITY, NUMBER, has, is_exact, nea
 
 
 class UnderivableError(Exception):
-    """A call that is not understood, or that reads what is not known."""
+    """A call that is not supported, or that reads an unknown value."""
 
 
 class Walk:
-    """One graph, walked from its first call to its last. `values` are the places of terms, None for what is refused."""
+    """One graph, walked from its first call to its last. `values` are indices of terms, None for refused calls."""
 
     def __init__(self, terms: Terms, graph: Graph, side: str) -> None:
         self.terms, self.graph, self.side = terms, graph, side
         self.values: list[Any] = []
-        self.stale: set[int] = set()  # calls whose values were overwritten, in part or with what is not known
+        self.stale: set[int] = set()  # calls whose values were overwritten, in part or with unknown values
         self.in_flight = InFlight(graph)
         self.inputs: dict[str, tuple[int, int]] = {}  # and constants: their calls, and the terms that they come with
         self.symbols: dict[str, int] = {}
-        self.owners: dict[int, tuple[int, ...]] = {}  # by storage, the calls whose values lie there
+        self.owners: dict[int, tuple[int, ...]] = {}  # by storage, the calls whose values are in it
         self.generator: Term = ("seed",)
 
     def take(self, call: Call) -> None:
-        """The next call: its term, and what it writes."""
+        """Process the next call: its term, and its writes."""
         index, value = len(self.values), None
         try:
             value = self._derive(index, call, dict(call.args))
@@ -47,7 +47,7 @@ class Walk:
         if call.writes or (value is None and (call.value is None or call.op.startswith("higher_order."))):
             self._overwrite(call, value)
         self.values.append(value)
-        several = _listed(call.value) if call.results else (call.value,)  # a size is no list of values
+        several = _listed(call.value) if call.results else (call.value,)  # a size is a tuple, but no list of values
         for x, place in zip(several, _listed(value), strict=value is not None):
             told = (x.dtype, _pattern(x.shape)) if isinstance(x, Tensor) else NUMBER
             is_right = place is None or self.terms.types[place] == told
@@ -56,19 +56,19 @@ class Walk:
             self.owners[x.storage] = (*self.owners.get(x.storage, ()), index)
 
     def outputs(self) -> dict[str, tuple[Any, int]]:
-        """What is returned, and what inputs hold in the end: the terms then, and those at the start (-1 for none)."""
+        """The terms of returned values and of inputs at the end, with those at the start (-1 for none)."""
         found = {f"written {name}": place for name, place in self.inputs.items()}
         found |= {name: (index, -1) for name, index in self.graph.outputs}
         require(len(found) == len(self.inputs) + len(self.graph.outputs), "a name stands for two outputs")
         return {name: (self._output(index), before) for name, (index, before) in found.items()}
 
     def _output(self, index: int) -> Any:
-        """The value of a call in the end; None where it is not known, or still on its way."""
+        """The final value of a call; None if it is unknown or still in flight."""
         value = self._known(index)
         return None if self.in_flight.is_filling(index) else value
 
     def _known(self, index: int) -> Any:
-        """The value of a call; None where it is refused or was overwritten."""
+        """The value of a call; None if it is refused or was overwritten."""
         require(0 <= index < len(self.values), f"call {index} is read before it runs")
         return None if index in self.stale else self.values[index]
 
@@ -126,8 +126,8 @@ class Walk:
     # -- what moves elements ------------------------------------------------------------------------
 
     def _view(self, call: Call, args: Mapping[str, Any], place: int | None, x: Tensor) -> Any:
-        """Results that lie in the memory of `x`; parts of it, or all of it in its order, in memory of their own. Where
-        a size depends on data (`place` is None then) the operator's name says what is shown."""
+        """Results in the memory of `x`, or copies of its parts or of the whole. With a data-dependent size (then
+        `place` is None) the operator's name determines the elements."""
         is_told = place is not None or call.op.startswith(("aten.", "bitproof."))
         if any(y.dtype != x.dtype for y in call.results) or not is_told:
             raise UnderivableError
@@ -159,7 +159,7 @@ class Walk:
         if call.op == "aten.stack.default":
             shapes = ((*x.shape[:dim], 1, *x.shape[dim:]) for x in read)
             return self.terms.find("cat", tuple(map(self._whole, places, shapes)), dim)
-        # `cat` passes over empty vectors, whatever the shape of the others
+        # `cat` ignores empty vectors, whatever the shape of the others
         parts = (place for place, x in zip(places, read, strict=True) if rank == 1 or x.shape != (0,))
         return self.terms.find("cat", tuple(parts), dim)
 
@@ -177,8 +177,8 @@ class Walk:
     # -- what computes at each place by itself -------------------------------------------------------
 
     def _exact(self, call: Call, args: Mapping[str, Any], read: Sequence[Tensor]) -> int | None:
-        """What an operator gives that computes exactly, of tensors on one device and at most one number; None where
-        dtypes or arguments are not such."""
+        """The result of an exact operator, from tensors on one device and at most one number; None for other dtypes or
+        arguments."""
         own, name, operands = call.value, known.EXACT.get(call.op, "mul"), []
         if call.op == known.POWER:
             if own.dtype not in FLOATS or _number(args["exponent"], own.dtype) != 2:
@@ -209,7 +209,7 @@ class Walk:
         return self.terms.find("exact", name, own.dtype, own.device, tuple(operands))
 
     def _everywhere(self, number: float | None, dtype: str, shape: Sequence[Size]) -> int | None:
-        """A number in each element; None where the dtype does not have it."""
+        """A tensor filled with a number; None if the dtype does not have it."""
         if number is None or not has(dtype, number) or not _is_closed(shape):
             return None
         place = self.terms.find("number", dtype, number.hex())
@@ -222,7 +222,7 @@ class Walk:
         return self._everywhere(number, own.dtype, own.shape)
 
     def _pad(self, place: int, x: Tensor, args: Mapping[str, Any]) -> int | None:
-        """A number before and after what is read, in its last dim first."""
+        """A tensor padded with a number, starting with the last dim."""
         pads, shape = args["pad"][1:], x.shape
         number = _number(args.get("value", 0), x.dtype)
         if not _is_closed((*shape, *pads)) or min(pads, default=0) < 0 or number is None:
@@ -279,7 +279,7 @@ class Walk:
     # -- sizes that depend on data --------------------------------------------------------------------
 
     def _name(self, sizes: Iterable[Size], brings: Callable[[int], Term]) -> None:
-        """Name symbols that are new by what brings them: a number read, or a call's result with its place there."""
+        """Name new symbols by their source: a number read, or a position in a call's result."""
         for place, size in enumerate(sizes):
             match size:
                 case ("size", (1, name)) if name not in self.symbols:
@@ -287,7 +287,7 @@ class Walk:
             self._size(size)
 
     def _name_rows(self, rows: Size, first: Size, *others: Size) -> None:
-        """Among more than two ranks rows that arrive are the first split, and one symbol for all others."""
+        """For more than two ranks, received rows are the first split plus one symbol for all others."""
         own = first[1:] if isinstance(first, tuple) else ((first,),) * (first != 0)
         for n, *names in rows[1:] if isinstance(rows, tuple) else ():
             if n == len(names) == 1 and names[0] not in self.symbols and {*rows[1:]} == {*own, (n, *names)}:
@@ -309,8 +309,8 @@ class Walk:
     # -- memory -------------------------------------------------------------------------------------
 
     def _check_write(self, call: Call, args: Mapping[str, Any]) -> None:
-        """A write must be of all of `self` as it lies, to memory that nobody else is reading or walks twice, and that
-        is no part of the graph itself, which the next step would find changed."""
+        """A write must cover all of `self` in its layout, without overlapping elements; no collective may be reading
+        the memory, and it must not be one of the graph's constants, which the next step would find changed."""
         if call.writes != ("self",) or not call.op.split(".")[1].endswith("_") or args["self"][:1] != ("node",):
             raise UnderivableError
         target = self.graph.calls[args["self"][1]].value
@@ -322,8 +322,8 @@ class Walk:
             raise UnderivableError
 
     def _overwrite(self, call: Call, value: int | None) -> None:
-        """Names for exactly what was written get the new value, others for that memory are stale; all where the call
-        is refused, which may have written whatever it reads, and what is on its way there is stale then, too."""
+        """Aliases of exactly the written elements get the new value, others become stale. A refused call may have
+        written all its inputs: all aliases become stale, also those of collectives in flight."""
         written = [call] if value is not None else [self.graph.calls[read] for read in call.reads]
         for target in (x for several in written for x in several.results):
             for owner in (*self.owners.get(target.storage, ()), *self.in_flight.touching(target.storage)):
@@ -334,13 +334,13 @@ class Walk:
 
 
 def _are_alike(shape: Sequence[Size], own: Sequence[Size]) -> bool:
-    """Whether operands have the result's shape, or both have numbers for sizes."""
+    """Whether operands have the result's shape, or all sizes are numbers."""
     return shape == own or _is_closed((*shape, *own))
 
 
 def _number(argument: Any, dtype: str) -> float | None:
-    """The number that an argument is in a dtype, where a real one is rounded to float32 if that is the dtype; None for
-    what is none, or none that the dtype has."""
+    """An argument's number in a dtype, rounded to float32 for that dtype; None for anything else, and for a number that
+    the dtype does not have."""
     match argument:
         case int() if abs(argument) <= 1 << 53:
             value = float(argument)
@@ -374,12 +374,12 @@ def _is_closed(sizes: Sequence[Size]) -> bool:
 
 
 def _overlaps(x: Tensor) -> bool:
-    """Whether two indices may mean one element. Where sizes depend on data, only rows in their order never do."""
+    """Whether two indices may be the same element. With data-dependent sizes, only row-major layouts exclude it."""
     if not _is_closed(x.shape + x.strides):
         return not _is_closed(x.shape[1:] + x.strides) or x.strides != windows.steps_of((1, *x.shape[1:]))
     reach = 0
     for stride, size in sorted((s, n) for n, s in zip(x.shape, x.strides, strict=True) if n > 1):
-        if stride <= reach:  # strides must grow past all that smaller ones reach
+        if stride <= reach:  # each stride must exceed the extent of all smaller ones
             return True
         reach += (size - 1) * stride
     return False

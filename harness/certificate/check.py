@@ -1,10 +1,10 @@
-"""The checker: replays a certificate, and believes nothing but what it assumes and that its graphs are the steps'.
+"""The checker: replays a certificate, and trusts only its assumptions and that its graphs are the steps'.
 
 1. Every step of rewriting is checked by its rule, on terms that earlier steps left in their last form.
 2. Both graphs are walked call by call: the term that each call computes is derived again, and must have a step.
 3. Every output gets its answer: PROVED is one term on both sides, which reads a parameter and an input. No other answer
    may be claimed of it, and no output may be without one.
-4. All that a proof by these rules, of these graphs, rests on must be told.
+4. The certificate must state all assumptions of a proof by these rules about these graphs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from bitproof.harness.certificate.types import SIDES
 
 
 def check(certificate: Certificate) -> Counter[str]:
-    """Count the answers by verdict. Raises RejectedError, saying what is wrong, for a certificate that proves less."""
+    """Count the answers by verdict. Raises RejectedError, which says what is wrong, for a certificate that proves
+    less."""
     with rejecting():
         terms = Terms()
         for step in certificate.steps:
@@ -32,7 +33,7 @@ def check(certificate: Certificate) -> Counter[str]:
 
 
 def check_calls(certificate: Certificate, terms: Terms) -> None:
-    """Walk both graphs, and hold the answers against them."""
+    """Walk both graphs, and compare the answers with them."""
     reference, candidate = Walk(terms, certificate.reference, SIDES[0]), Walk(terms, certificate.candidate, SIDES[1])
     for walk in (reference, candidate):
         for call in walk.graph.calls:
@@ -41,7 +42,7 @@ def check_calls(certificate: Certificate, terms: Terms) -> None:
 
 
 def check_answers(certificate: Certificate, reference: Walk, candidate: Walk) -> None:
-    """Hold the answers against both graphs, when all calls have their terms."""
+    """Compare the answers with both graphs, after all calls have their terms."""
     ones, others, found = reference.outputs(), candidate.outputs(), {}
     for name in ones | others:
         (one, was_one), (other, was_other) = ones.get(name, (None, None)), others.get(name, (None, None))

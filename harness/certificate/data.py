@@ -1,6 +1,6 @@
-"""Two graphs, the terms that they compute, and what was concluded: as data.
+"""Two graphs, the terms that they compute, and the conclusions, as data.
 
-Everything nests tuples of numbers and texts, so that it is JSON as it stands. An argument of a call is
+Everything consists of nested tuples of numbers and strings, and so is valid JSON. An argument of a call is
 
     a whole number | ("bool", "True") | ("none",) | ("float", hexadecimal) | ("str" | "dtype" | "device" | "enum", text)
     ("node", index of a call) | ("list", argument, ...) | ("graph", nested graph)
@@ -27,7 +27,7 @@ an earlier call defines. Terms are referred to by their place among all steps, s
     ("rows", sizes)                               the sum of sizes
     ("extent", term, index)                       a size that a call's data decide
     ("draws", term)                               the generator's state after a random call; ("seed",) at the start
-    ("fresh", graph, call, dtype, shape)          memory that nobody wrote
+    ("fresh", graph, call, dtype, shape)          uninitialized memory
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ FLOATS = ("float64", "float32", "bfloat16", "float16")
 """The real dtypes that exact operators compute in."""
 
 WHOLE = ("int64", "int32")
-"""The others, but for bool."""
+"""The other dtypes, without bool."""
 
 ROOTS = ("parameter ", "input ")
-"""What a proved output must read one of each: names of graphs' inputs begin with them."""
+"""Prefixes of graphs' input names; a proved output must read an input of each."""
 
 Term = tuple[Any, ...]
 Size = Any
@@ -74,8 +74,8 @@ class Call:
     """One call of a graph: an operator, its arguments by name, those that it writes, whether it draws random numbers.
 
     `value` is a tensor, several, a size (for a number read from a tensor), or None. `place` is for readers. Operator
-    "view" is any whose results lie in the memory of what it reads: which elements they show is told by layouts, and
-    written nowhere else; nor are those arguments of copies that say how the result lies.
+    "view" is any operator whose results share its input's memory: only the layouts define their elements. Arguments of
+    copies that set the result's layout are left out, too.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Graph:
-    """Calls in the order in which they run, inputs first, and which of them give the outputs, by name."""
+    """Calls in the order in which they run, inputs first, and the calls of the outputs, by name."""
 
     calls: tuple[Call, ...]
     outputs: tuple[tuple[str, int], ...]
@@ -107,7 +107,8 @@ class Graph:
 
 @dataclass(frozen=True)
 class ProofStep:
-    """A term, and the place of what it was rewritten to, its own where it stays. `hint` is what a rule had to find."""
+    """A term, and the index of the term that it was rewritten to, its own if unchanged. `hint` is what the rule had to
+    find."""
 
     term: Term
     rule: str
@@ -117,8 +118,8 @@ class ProofStep:
 
 @dataclass(frozen=True)
 class Subject:
-    """What a certificate is about: the text of the case's file, what was asked for besides, and by what the graphs were
-    made. `code` is the sha256 of our packages; `outputs` are those that the step returns."""
+    """A certificate's subject: the text of the case's file, the command's options, and the versions that made the
+    graphs. `code` is the sha256 of our packages; `outputs` are those that the step returns."""
 
     case: str
     code: str
@@ -132,7 +133,7 @@ class Subject:
 @dataclass(frozen=True)
 class Certificate:
     """All that a checker needs: `answers` are outputs with their verdicts. `case` is the case's name; `subject` is None
-    in tests alone, of two graphs that are no case's."""
+    only in tests, for two graphs without a case."""
 
     case: str
     reference: Graph
@@ -154,7 +155,7 @@ def nodes_in(argument: Any) -> list[int]:
 
 
 def terms_in(value: Any) -> list[int]:
-    """The places of the terms that a term, or a part of one, refers to, in order."""
+    """The indices of the terms that a term, or a part of one, refers to, in order."""
     match value:
         case ("view" | "gather" | "reduce" | "item" | "extent" | "draws" | "value" | "out" | "tensor", place, *rest):
             return [place, *terms_in(("list", *rest))]

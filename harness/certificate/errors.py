@@ -1,4 +1,4 @@
-"""The error of a certificate, and a context in which any error becomes one."""
+"""The error for a rejected certificate, and a context that turns any error into it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class RejectedError(Exception):
 
 
 def require(holds: bool, otherwise: str) -> None:
-    """Reject a certificate in which something does not hold."""
+    """Reject the certificate unless a condition holds."""
     if not holds:
         raise RejectedError(otherwise)
 

@@ -1,11 +1,11 @@
 """Certificates on disk: four JSON files, and their SHA-256 as `sha256sum` writes them. Reading executes nothing.
 
-certificate.json    what it is about, answers, assumptions, and the digests of the other three
-reference.json      one graph, a call a line
+certificate.json    subject, answers, assumptions, and the digests of the other three
+reference.json      one graph, one call per line
 candidate.json      the other
-steps.json          terms, rules and hints, a line each
+steps.json          terms, rules and hints, one step per line
 
-So the digest of certificate.json names all of a certificate.
+So the digest of certificate.json identifies the whole certificate.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bitproof.harness.certificate.errors import rejecting, require
 FILES = ("certificate.json", "reference.json", "candidate.json", "steps.json")
 MAIN, SUMS = FILES[0], "SHA256SUMS"
 LARGEST = 1 << 29
-"""Bytes of a file. Those of 61 layers take 65 MB together."""
+"""The largest file in bytes. Those of 61 layers take 65 MB together."""
 
 
 def read_certificate(folder: Path, *, sealed: bool = True) -> Certificate:

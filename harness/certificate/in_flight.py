@@ -1,4 +1,4 @@
-"""What is on its way in a graph as data, for the prover and the checker, by `harness.operators.happens_before`."""
+"""Collectives in flight in a graph as data, for the prover and the checker, by `harness.operators.happens_before`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from bitproof.harness.operators.happens_before import NEVER_FREED, Order, Race
 
 
 class InFlight:
-    """One graph's, as its calls run one after the other. Calls are known by their place in the graph."""
+    """One graph's collectives in flight while its calls run in order. Calls are identified by their index."""
 
     def __init__(self, graph: Graph) -> None:
         self._calls = graph.calls
         self._order = Order(_last_uses(graph))
 
     def races(self, call: Call) -> list[Race]:
-        """The races of what a call reads now. Who waits, asks for a layout or only shows memory reads none of it."""
+        """The races of a call's reads. A wait, a question about a layout or a view reads no memory."""
         row = _row(call)
         read = set(self._storages(call.reads))
         is_shown = not call.writes and bool(read) and {x.storage for x in call.results} == read
@@ -28,7 +28,7 @@ class InFlight:
         return self._order.races((), [storage])
 
     def run(self, index: int, call: Call, awaited: int | None) -> list[Race]:
-        """A call runs, which may launch something or wait for the value of another. Gives what was let go too soon."""
+        """Run a call, which may be a launch or a wait. Returns memory that was freed too early."""
         row = _row(call)
         found = self._order.wait(row.wait, self._storages([awaited]), index) if row.wait and awaited is not None else []
         if row.launch is not None:
@@ -37,11 +37,11 @@ class InFlight:
         return found
 
     def is_filling(self, index: int) -> bool:
-        """Whether something that nobody has waited for fills the memory of a call's value."""
+        """Whether a launch without a wait so far fills the memory of a call's value."""
         return self._order.is_filling(self._storages([index]))
 
     def touching(self, storage: int) -> list[int]:
-        """The calls that launched what is on its way and fills or reads a storage."""
+        """The launches in flight that fill or read a storage."""
         return [int(launched) for launched in self._order.touching([storage])]
 
     def _storages(self, indices: Iterable[int]) -> list[int]:
@@ -53,11 +53,11 @@ def _row(call: Call) -> Operator:
 
 
 def _last_uses(graph: Graph) -> dict[Hashable, float]:
-    """When each storage is used last, by the place of the call. The caller keeps inputs, constants and outputs."""
+    """Each storage's last use, by the index of the call. The caller keeps inputs, constants and outputs alive."""
     calls, found = graph.calls, dict[Hashable, float]()
     for index, call in enumerate(calls):
         for read in call.reads:
-            if 0 <= read < index:  # a read of a later call is refused elsewhere
+            if 0 <= read < index:  # other code refuses a read of a later call
                 found |= {x.storage: float(index) for x in calls[read].results}
     kept = [call for call in calls if call.op in ("input", "constant")]
     kept += [calls[index] for _, index in graph.outputs if 0 <= index < len(calls)]

@@ -1,4 +1,4 @@
-"""What the checker knows of operators by name, in tables of its own: a test compares them with the prover's."""
+"""The checker's own tables of operators by name; a test compares them with the prover's."""
 
 from __future__ import annotations
 

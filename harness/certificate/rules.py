@@ -1,11 +1,10 @@
-"""Terms that have steps, their types, and each rule of rewriting, applied once. prove/rules.py argues the rules.
+"""Terms with their steps and types, and each rewriting rule, applied once. prove/rules.py justifies the rules.
 
-Every term has a type, which is derived from the types of what it is made of (types.py): a term whose parts do not fit
-has no place among the steps, and a step must leave its term's type as it is. Rules may rely on that, and are about
-values alone.
+Every term has a type, derived from the types of its parts (types.py): a term whose parts do not fit is rejected, and a
+step must not change its term's type. Rules may rely on that, and only deal with values.
 
-A rule takes a term and the step's hint, and gives the last form of the term that it makes of it, which earlier steps
-must have led to: looking up a term that has no step raises KeyError. It gives None where it says nothing of a term.
+A rule takes a term and the step's hint, and returns the last form of the rewritten term, which earlier steps must have
+derived: looking up a term without a step raises KeyError. It returns None if it does not apply.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ FLIP = "aten.flip.default"
 
 
 class Terms:
-    """The steps that were checked so far: of each its term, what it equals, its type, and which of ROOTS it reads."""
+    """The steps checked so far: each one's term, last form, type, and the ROOTS that it reads."""
 
     def __init__(self) -> None:
         self.terms: list[Term] = []
@@ -35,8 +34,8 @@ class Terms:
         self.places: dict[Term, int] = {}
 
     def add(self, step: ProofStep) -> None:
-        """Check one step: its term is new, made of terms in their last form that fit together, and equals what its rule
-        says, which is of its type."""
+        """Check one step: its term is new, its parts are in their last form and fit together, and its rule gives the
+        stated term, of the same type."""
         place, term, below = len(self.terms), step.term, terms_in(step.term)
         require(term not in self.places, f"step {place} has a term that has one already")
         is_last = all(type(x) is int and 0 <= x < place and self.equals[x] == x for x in below)
@@ -58,11 +57,11 @@ class Terms:
         self.places[term] = place
 
     def type_of(self, term: Term) -> Type:
-        """The type of a term, by the types of those that it is made of. Raises RejectedError where they do not fit."""
+        """The type of a term, from the types of its parts. Raises RejectedError if they do not fit."""
         return type_of(term, self.types)
 
     def find(self, *term: object) -> int:
-        """The last form of a term that has a step. Raises KeyError for one that has none."""
+        """The last form of a term with a step. Raises KeyError for a term without one."""
         return self.equals[self.places[term]]
 
     def view(self, place: int, w: Window) -> int:
@@ -70,21 +69,21 @@ class Terms:
         return self.find("view", place, *w)
 
     def each(self, term: Term, places: Iterable[int]) -> tuple[int, ...]:
-        """The last forms of what a term does to one other, done to each of these instead."""
+        """The last forms of a term's operation on another term, applied to each of these instead."""
         return tuple(self.find(term[0], x, *term[2:]) for x in places)
 
     def filled(self, like: int, dtype: str, value: float) -> int:
-        """The last form of a number everywhere, in the shape of a term."""
+        """The last form of a tensor with a term's shape, filled with a number."""
         place, shape = self.find("number", dtype, value.hex()), self.shape(like)
         return self.view(place, windows.normal(shape, (0,) * len(shape), 0)) if shape else place
 
     def number(self, place: int) -> float | None:
-        """The number that a term says that all its elements are."""
+        """The number that fills a term."""
         term = self.terms[self.as_window(place)[0]] if self.terms[place][0] == "view" else self.terms[place]
         return float.fromhex(term[2]) if term[0] == "number" else None
 
     def shape(self, place: int) -> tuple[int, ...]:
-        """A term's shape. Raises RejectedError where a size depends on data, or the term is no tensor."""
+        """A term's shape. Raises RejectedError if a size depends on data, or the term is no tensor."""
         return shape_of(self.types[place])
 
     def as_window(self, place: int) -> tuple[int, Window]:
@@ -112,8 +111,8 @@ def view_of_same_order(t: Terms, term: Term) -> int | None:
 
 
 def view_of_cat(t: Terms, term: Term, pieces: Sequence[tuple[int, Window]], along: int | None = None) -> int | None:
-    """A window on one part, or one on each of several in turn along a dim. Pieces (a part and the window on it) are
-    the hint: seen from the whole, one after the other, they must be the window."""
+    """A window on one part, or consecutive windows on several along a dim. The hint lists pieces (a part and the window
+    on it), which together must be the window on the whole."""
     _, place, *w = term
     require(t.terms[place][0] == "cat" and all(n >= 0 for n, _ in pieces), "a window on no part")
     parts, slots = t.terms[place][1], _slots(t, place)
@@ -126,13 +125,13 @@ def view_of_cat(t: Terms, term: Term, pieces: Sequence[tuple[int, Window]], alon
 
 
 def _slots(t: Terms, place: int) -> list[Window]:
-    """Where in a concatenation each of its parts stands."""
+    """The position of each part in a concatenation."""
     _, parts, dim = t.terms[place]
     return windows.parts(windows.full(t.shape(place)), dim, (t.shape(x)[dim] for x in parts))
 
 
 def cat_of_nothing(t: Terms, term: Term) -> int | None:
-    """Parts without elements are left out, all but one where none has any; one part alone is the whole."""
+    """Empty parts are left out, all but one if none has elements; a single part is the whole."""
     kept = tuple(x for x in term[1] if t.shape(x)[term[2]]) or term[1][:1]
     return kept[0] if len(kept) == 1 else t.find("cat", kept, term[2]) if kept != term[1] else None
 
@@ -146,7 +145,7 @@ def cat_of_cat(t: Terms, term: Term) -> int | None:
 
 
 def cat_of_neighbours(t: Terms, term: Term, place: int, both: int) -> int | None:
-    """Two parts as one, where the one shows first the one and then the other. Which, and that one, are the hint."""
+    """Two parts become one that contains both in order. The hint names the parts and the joined one."""
     _, parts, dim = term
     require(0 <= place < len(parts) - 1, f"{place} is no part that has another after it")
     sizes = [t.shape(x)[dim] for x in parts[place : place + 2]]
@@ -156,20 +155,20 @@ def cat_of_neighbours(t: Terms, term: Term, place: int, both: int) -> int | None
 
 
 def exact_in_order(t: Terms, term: Term) -> int | None:
-    """Operands of what does not ask for their order in that of their places."""
+    """Sort the operands of a commutative operator by index."""
     ordered = (*term[:4], tuple(sorted(term[4])))
     return t.find(*ordered) if term[1] in COMMUTING and ordered != term else None
 
 
 def exact_of_cat(t: Terms, term: Term) -> int | None:
-    """The operator on each part of its first concatenation, and on what stands there in its other operands."""
+    """Apply the operator to each part of its first concatenation, and to the same elements of its other operands."""
     place, *_ = (x for x in term[4] if t.terms[x][0] == "cat")
     pieces = (tuple(t.view(x, w) for x in term[4]) for w in _slots(t, place))
     return t.find("cat", tuple(t.find(*term[:4], operands) for operands in pieces), t.terms[place][2])
 
 
 def exact_of_number(t: Terms, term: Term) -> int | None:
-    """The negative of a number, or the number in another dtype that has it: a number."""
+    """The negative of a number is a number, and so is a number cast to a dtype that has it."""
     _, name, dtype, _, (x, *_) = term
     value = t.number(x)
     if value is None or name not in ("neg", "cast"):
@@ -179,7 +178,7 @@ def exact_of_number(t: Terms, term: Term) -> int | None:
 
 
 def exact_of_neutral(t: Terms, term: Term) -> int | None:
-    """What is multiplied by 1; a float plus -0.0; a whole number plus 0."""
+    """x * 1, a float plus -0.0, and an integer plus 0 are x."""
     _, name, dtype, _, operands = term
     neutral = {"mul": 1.0, "add": -0.0 if dtype in FLOATS else 0.0}.get(name)
     for x, other in zip(operands, operands[::-1], strict=True):
@@ -202,7 +201,7 @@ def exact_twice(t: Terms, term: Term) -> int | None:
 
 
 def exact_of_neg(t: Terms, term: Term) -> int | None:
-    """Twice negated is not at all; the first sign within a product or a cast stands before it."""
+    """-(-x) is x; the first sign within a product or a cast moves in front of it."""
     _, name, *kinds, operands = term
     for place, x in enumerate(operands if name in ("neg", "mul", "cast") else ()):
         value, plain = t.number(x), None
@@ -217,7 +216,7 @@ def exact_of_neg(t: Terms, term: Term) -> int | None:
 
 
 def exact_through_wider(t: Terms, term: Term) -> int | None:
-    """A cast of a cast that rounded nothing: a cast of what that read, or that itself."""
+    """A cast of an exact cast is a cast of the latter's operand, or the operand itself."""
     _, name, dtype, device, (below, *_) = term
     if name != "cast" or t.terms[below][:2] != ("exact", "cast"):
         return None
@@ -235,7 +234,7 @@ def exact_of_one_choice(t: Terms, term: Term) -> int | None:
 
 
 def move_of_flip(t: Terms, term: Term) -> int | None:
-    """What was reversed along the same dims before."""
+    """A second reversal along the same dims undoes the first."""
     x = dict(term[2])["self"][1]
     inner, dims = t.terms[x], []
     if term[1] != FLIP or inner[:2] != ("move", FLIP):
@@ -247,21 +246,21 @@ def move_of_flip(t: Terms, term: Term) -> int | None:
 
 
 def of_exact(t: Terms, term: Term) -> int | None:
-    """What is shown or gathered of an exact operator's result, shown or gathered of its operands."""
+    """A view or gather of an exact operator's result is the operator on views or gathers of its operands."""
     kind, *operator, operands = t.terms[term[1]]
     return t.find(kind, *operator, t.each(term, operands)) if kind == "exact" else None
 
 
 def gather_of_view(t: Terms, term: Term) -> int | None:
-    """What each rank shows, shown of what all hold."""
+    """A gather of a view is a view of the gather."""
     base, (shape, strides, offset) = t.as_window(term[1])
     everywhere = windows.normal((len(term[2][0]), *shape), (prod(t.shape(base)), *strides), offset)
     return t.view(t.find("gather", base, term[2]), everywhere) if base != term[1] else None
 
 
 def of_cat(t: Terms, term: Term) -> int | None:
-    """Parts gathered, the ranks a new first dim; or columns reduced, each by itself, and the first dim gone: under the
-    assumption of ascending ranks, element by element."""
+    """A gather of a concatenation gathers each part, with ranks as a new first dim; a reduction reduces each column and
+    removes the first dim, assuming sums in ascending rank order, element by element."""
     kind, *rest = t.terms[term[1]]
     if kind != "cat" or (term[0], rest[1]) == ("reduce", 0):
         return None
@@ -277,4 +276,4 @@ RULES: dict[str, Callable[..., int | None]] = {
     **{rule.__name__: rule for rule in (exact_through_wider, exact_of_one_choice, move_of_flip)},
     **{"view_of_exact": of_exact, "gather_of_exact": of_exact, "gather_of_cat": of_cat, "reduce_of_cat": of_cat},
 }
-"""Each rule by its name, which begins with the kind of term that it is about."""
+"""Each rule by its name, which starts with the kind of its terms."""

@@ -1,9 +1,9 @@
-"""Is a certificate about what it says, as far as can be checked without torch? `--retrace` checks the rest.
+"""Checks a certificate's subject, as far as possible without torch; `--retrace` checks the rest.
 
-1. The case in it is the one that it names, by a version of torch that is supported, on a kind of machine.
-2. Both graphs take the same inputs, laid out alike, and return the outputs that a step of these has: the loss, and the
-   gradient of each parameter. Whoever leaves one out must leave out its parameter, and with it what reads that.
-3. Every collective is among the ranks of the case, all of them.
+1. It contains the case that it names, and a supported version of torch and kind of machine.
+2. Both graphs take the same inputs with the same layouts, and return a step's outputs: the loss, and the gradient of
+   each parameter. A forger who leaves a gradient out must also leave out its parameter and all its readers.
+3. Every collective's groups contain exactly the ranks of the case.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOSS, GRADIENT = "loss", "gradient of "
 
 
 def check_subject(certificate: Certificate) -> None:
-    """Hold what a certificate says that it is about against its graphs. Raises RejectedError where they disagree."""
+    """Compare a certificate's subject with its graphs. Raises RejectedError if they disagree."""
     with rejecting():
         subject = certificate.subject
         if subject is None:
@@ -45,7 +45,7 @@ def check_subject(certificate: Certificate) -> None:
 
 
 def _inputs(graph: Graph) -> list[tuple[str, Tensor]]:
-    """A graph's inputs and how they lie. They come first: parameters, buffers, inputs of the step."""
+    """A graph's inputs and their layouts: parameters, buffers, then inputs of the step."""
     found = [(call.name, replace(call.value, storage=0)) for call in graph.calls if call.op == "input"]
     first = [(call.name, call.op) for call in graph.calls[: len(found)]]
     kinds = [next((i for i, kind in enumerate((PARAMETER, BUFFER, INPUT)) if x.startswith(kind)), -1) for x, _ in found]

@@ -1,9 +1,8 @@
-"""The type of each kind of term, derived from the types of the terms that it is made of, and compared with them.
+"""The type of each kind of term, derived from the types of its parts.
 
-A tensor's type is its dtype and its shape, in which None stands for a size that depends on data. Everything else that a
-term may be is one of three texts. The term itself states what a graph's input, a constant, fresh memory or an opaque
-operator gives: that is the graph's word (see docs/explanation/proving.md). Devices are no part of a type: values have
-none.
+A tensor's type is its dtype and shape, with None for a data-dependent size. The type of any other term is one of three
+strings. The types of inputs, constants, fresh memory and opaque operators are those stated by the graph (see
+docs/explanation/proving.md). Types do not include devices.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ COMPARISONS = dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), 2)
 BITWISE = {"bitwise_not": 1, "bitwise_and": 2, "bitwise_or": 2, "bitwise_xor": 2}
 ARITY = {"cast": 1, "where": 3, "neg": 1, "add": 2, "sub": 2, "mul": 2} | COMPARISONS | BITWISE
 FORMS = {"float64": ("<d", 0), "float32": ("<f", 0), "bfloat16": ("<f", 2), "float16": ("<e", 0)}
-"""How a number is packed, and how many of the bytes a dtype has not."""
+"""The struct format of a number, and the number of its bytes that the dtype drops."""
 WORDS = ("bool", "float", "str", "dtype", "device", "enum")
-"""Kinds of arguments that are one text."""
+"""Kinds of arguments with a single string."""
 
 Type = tuple[str, tuple[int | None, ...]] | str
 
 
 def shape_of(found: Type) -> tuple[int, ...]:
-    """The shape of a tensor's type. Raises RejectedError for what is none, or has a size that depends on data."""
+    """The shape of a tensor's type. Raises RejectedError for any other type, and for a data-dependent size."""
     require(not isinstance(found, str) and None not in found[1], f"{found} has no shape that is numbers")
     return found[1]  # type: ignore[return-value]
 
 
 def type_of(term: Term, types: Sequence[Type]) -> Type:
-    """The type of a term among terms of these types. Raises RejectedError where they do not fit."""
+    """The type of a term whose parts have these types. Raises RejectedError if they do not fit."""
     match term:
         case ("view", base, shape, strides, offset):
             w, own = (_sizes(shape), _sizes(strides), offset), types[base]
@@ -104,7 +103,7 @@ def type_of(term: Term, types: Sequence[Type]) -> Type:
 
 
 def is_exact(operator: str, own: str, dtypes: tuple[str, ...]) -> bool:
-    """Whether an exact operator gives a dtype of operands of these dtypes."""
+    """Whether an exact operator returns a dtype for operands of these dtypes."""
     if operator == "cast":
         return {own, *dtypes} <= {*FLOATS}
     if operator == "where":
@@ -115,7 +114,7 @@ def is_exact(operator: str, own: str, dtypes: tuple[str, ...]) -> bool:
 
 
 def has(dtype: str, value: float) -> bool:
-    """Whether a dtype has a number: packed as it is there and read again, it is the same. No whole number is -0.0."""
+    """Whether a dtype has a number: packing and unpacking does not change it. -0.0 is no integer."""
     if dtype not in FORMS:
         least, most = {"bool": (0, 1), "int32": (1 - 2**31, 2**31 - 1), "int64": (-(2**53), 2**53)}.get(dtype, (1, 0))
         return least <= value <= most and value.is_integer() and value.hex() != "-0x0.0p+0"
@@ -123,7 +122,7 @@ def has(dtype: str, value: float) -> bool:
 
 
 def nearest(value: float, form: str = "<f", missing: int = 0) -> float:
-    """A number packed and read again; infinity for one that is too large."""
+    """A number after packing and unpacking; infinity if it is too large."""
     try:
         packed = struct.pack(form, value)
     except OverflowError:
@@ -154,7 +153,7 @@ def _sizes(shape: Any) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1 << 10)
 def _num_ranks(groups: Any) -> int:
-    """How many ranks each instance of a group has: as many as the others, and none is in two places."""
+    """The number of ranks in each instance of a group: all have equally many, and no rank occurs twice."""
     ranks = _sizes(tuple(rank for group in groups for rank in group))
     fits = len({len(group) for group in groups}) == 1 and len({*ranks}) == len(ranks) > 0
     require(fits, f"{groups} are no instances of one group")
@@ -191,7 +190,7 @@ def _check_argument(value: Any, types: Sequence[Type], kind: str) -> None:
 
 
 def _check_sizes(sizes: Any, types: Sequence[Type], least: int | None = 0) -> None:
-    """Sizes are whole numbers, or sums of products of numbers that were read."""
+    """Check that sizes are integers, or sums of products of numbers that were read."""
     for size in sizes:
         match size:
             case int():

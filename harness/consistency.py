@@ -1,23 +1,22 @@
-"""Whether a case's result carries its own verdict: one rule for results that were judged here and those read from disk.
+"""Checks that a case's result supports its verdict, with the same rules for results judged here and read from disk.
 
-A verdict that its own numbers contradict is worse than none. What is demanded follows from how verdicts are made:
+A verdict that contradicts its own numbers is worse than none. The rules follow from how verdicts are made:
 
-- whoever is judged ran the case's steps on its ranks, with a loss a step on rank 0 of either side, and at every step
-  on every rank a record of each required kind, the same at every step;
+- a judged case ran its steps on its ranks, with one loss per step on rank 0 of each side, and a record of each required
+  kind at every step on every rank, equally many at each step;
 - EQUAL and CLOSE have no error, EQUAL nothing that differs and equal losses, CLOSE values within the case's bound;
 - DIFFERENT has records that differ, of the kinds that it lists;
-- neither of the three goes with a control, or a run under stress, that differs from its first run;
-- a baseline is EQUAL where records were compared and none differs, DRIFTED where one does;
+- none of the three has a control, or a run under stress, that differs from its first run;
+- a baseline is EQUAL if records were compared and none differs, DRIFTED if one does;
 - NONDETERMINISTIC has a control, or a run under stress, that differs;
-- both sides have as many losses, and records of a kind that are no fewer than rank 0's losses and one for each other
-  rank and step ask for; of systems of ours every rank has as many records, and each parameter a gradient;
-- the first divergence lies within the case, is of a kind that differs, and has no more elements that differ than
-  elements; DIFFERENT and CLOSE have one, and name the kinds; what is listed as differing is as much, kind by kind;
-- a case has one result; NCCL joins GPUs alone; no time is below 0;
-- who ran once says so: where a verdict has no control, a remark of the report gives the reason, and where the options
-  of a run ask for a remark, it is there;
-- what was not run is known by its case, which requires what a machine may lack;
-- of a step's calls no more are tried than there are, and each that was seen, or is blind, was tried, and is not both.
+- both sides have equally many losses, and at least as many records of a kind as rank 0's losses plus one for each other
+  rank and step; for built-in systems all ranks have equally many records, and each parameter a gradient;
+- the first divergence lies within the case, is of a kind that differs, and at most all its elements differ; DIFFERENT
+  and CLOSE have one, and name the kinds; the list of differing keys has the same counts, kind by kind;
+- a case has one result; NCCL joins GPUs only; no time is negative;
+- a verdict without a control has a remark with the reason, and the remarks that a run's options require are present;
+- each case that was not run requires something that a machine may lack;
+- at most all of a step's calls were tried; each detected or blind call was tried, and none is both.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every error a user can cause, and the one form in which it is told.
+"""Every error that a user can cause, and their common format.
 
 BitproofError
 ├── UsageError        the call is wrong: an unknown case, an empty selection      (exit status 2)
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 MAX_FACT = 16_384
 MAX_TRACEBACK = 65_536
-"""Characters of an error's part: somebody else's exception may hold a whole tensor, printed."""
+"""The most characters in each part of an error: another library's exception may contain a whole printed tensor."""
 
 
 def bounded(text: str, limit: int, source: str | None = None) -> str:

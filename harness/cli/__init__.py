@@ -41,10 +41,11 @@ WRITING = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status. A user's mistake is explained in words, our own shows as a traceback.
+    """Run one command and return its exit status. A user's mistake is explained in words; a bug of ours shows as a
+    traceback.
 
-    Where nobody can read what is printed, a command that writes files goes on and keeps its status; one that only
-    prints ends with 3. A reader that leaves early, such as `head`, has read enough: that changes no status.
+    If standard output is closed, a command that writes files continues and keeps its status; one that only prints ends
+    with 3. A reader that leaves early, such as `head`, changes no status.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     with safe_output() as printed:

@@ -82,7 +82,7 @@ def chosen_cases(
 
 
 def case_words(case_files: Sequence[Path] | None) -> list[str]:
-    """What a replay says of the files that cases stand in."""
+    """A replay's options for the files of cases."""
     from bitproof.harness.report.text import CASE_FILE
 
     return [word for file in case_files or () for word in (CASE_FILE, str(file.absolute()))]

@@ -122,7 +122,7 @@ def _typed(kind: Any) -> Any:
 
 
 def _from_words(kind: Any, value: Any) -> Any:
-    """A value of the command line as Python has it."""
+    """Convert a value of the command line to Python."""
     if isinstance(value, list):
         return tuple(value)
     return value.replace("-", "_") if words_in(kind) and isinstance(value, str) else value

@@ -30,8 +30,8 @@ BISECT_FILE = "bisect.json"
 def bisect(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[str] = ()) -> int:
     """Find the pass that first changes a case's bits, show and write what was found, and return the exit status.
 
-    0 where every bit agrees, 1 where the pass was found or where tracing alone differs, 3 where it could not be told.
-    Raises UsageError when the call or the case is wrong, before anything runs.
+    0 if every bit agrees, 1 if the pass was found or tracing alone differs, 3 if the search had no result. Raises
+    UsageError if the call or the case is wrong, before anything runs.
     """
     options = checked_options(case, options)
     if follows():

@@ -39,13 +39,13 @@ def check_certificates(
     precompiled: Path | None = None,
     signers: Path | None = None,
 ) -> int:
-    """Check the certificate in a folder, or each in the folders of it; tell what each says, what it assumes, and what
+    """Check the certificate in a folder, or each in its subfolders; print what each states, what it assumes, and what
     was not checked.
 
-    With `second` the second checker must agree; with `signers` one of those must have signed it. With `retrace` both
-    graphs are made again, which needs torch; `extra_passes` and `precompiled` are then those that certificates were
-    made with. Returns 0 where all are accepted and every output is proved, 1 where an output is not claimed, 3 where a
-    certificate is rejected. Raises UsageError where there is none, and where options are wrong.
+    With `second` the second checker must agree; with `signers` one of them must have signed it. With `retrace` both
+    graphs are made again, which needs torch; `extra_passes` and `precompiled` are then those with which certificates
+    were made. Returns 0 if all are accepted and every output is proved, 1 if an output is not claimed, 3 if a
+    certificate is rejected. Raises UsageError if there is none, and for wrong options.
     """
     if not retrace and (extra_passes or precompiled is not None):
         raise UsageError(
@@ -97,10 +97,10 @@ def _check(
 
 
 def _signer_of(main: Path, signers: Path) -> str:
-    """The name by which a file of allowed signers knows who signed a certificate's main file, as it is now.
+    """The signer of a certificate's main file in its current state, by the name in a file of allowed signers.
 
-    Raises RejectedError without a signature, and for one of another content, namespace or signer. Raises MachineError
-    where there is no ssh-keygen.
+    Raises RejectedError without a signature, and for one with another content, namespace or signer. Raises MachineError
+    if there is no ssh-keygen.
     """
     signature = main.with_name(f"{main.name}.sig")
     require(signature.is_file(), f"nobody signed it: there is no {signature.name}")

@@ -1,8 +1,8 @@
-"""Copy from a folder that a stranger may have filled: real folders and regular files, nothing that leads elsewhere.
+"""Copy from an untrusted folder: only real folders and regular files, no links.
 
-Every name is opened relative to its open parent and never followed, so no link, not even one put there meanwhile,
-leads out of the folder. Pipes, sockets and devices are never opened. Copies share nothing with the originals: a
-hard link would let a later change of one be a change of the other.
+Every name is opened relative to its open parent without following links, so no link, not even one created during the
+copy, leads out of the folder. Pipes, sockets and devices are never opened. Copies share nothing with the originals, as
+a later change to a hard link would change both.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Torch:
-    """What torch says of itself."""
+    """Facts about the installed torch."""
 
     version: str
     gloo: bool
@@ -229,7 +229,7 @@ def _tell_failure(result: CaseResult) -> str:
 
 
 def probe_torch() -> Torch | str:
-    """What torch says of itself, or, as a text, why it cannot be asked."""
+    """Facts about the installed torch, or, as a text, why it cannot be imported."""
     command = [sys.executable, "-c", PROBE]
     try:
         done = run_command(command, PROBE_SECONDS)

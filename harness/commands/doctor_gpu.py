@@ -175,10 +175,10 @@ _COLLECTIVE = re.compile(r"(\d+) of group (\w+)")
 
 
 def _holds_up(hung: str, other: str | None) -> bool:
-    """Whether a rank that did `hung` last may be what another waits for, which did `other` last.
+    """Whether a rank whose last action was `hung` may block another whose last action was `other`.
 
-    A rank that hangs in its own code waits for nobody. On CUDA the others' hosts need not, either; then the numbers
-    tell: collectives of a group are counted alike on all its ranks.
+    A rank that hangs in its own code is not in a collective. On CUDA the other ranks' hosts need not be, either; then
+    numbers decide: all ranks of a group count its collectives alike.
     """
     if other is None or other == hung or hung.startswith(("launches ", "waits for ")):
         return False

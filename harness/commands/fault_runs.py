@@ -1,14 +1,14 @@
-"""Put faults into one case, one after another, and see what the harness makes of each.
+"""Inject faults into one case, one after another, and judge each.
 
-1. The reference is recorded once, and the candidate once without any fault: they must agree, or nothing is shown.
+1. The reference is recorded once, and the candidate once without a fault: they must agree, or faults show nothing.
    The first step of both is taken once more with every call logged, and must agree with the recordings.
 2. Each fault is one run of the candidate, forked from the stage that traced it, and one comparison: of the first step
-   alone, with every call logged, where that shows it, which nearly all do; else of all steps, as any run takes them.
-   What keeps every bit always takes all steps.
-3. Where a later step differs first, that one is replayed with every call logged, the reference's once for all faults.
-   The call to blame is held against the places where the fault struck.
-4. Where the two systems lie otherwise, or one ends and goes on, a fault is one run of the whole case. Where no call is
-   blamed, as calls of two layouts have no partners, the first record beyond its bound says the module and direction.
+   only, with every call logged, if that shows the fault, as for nearly all; else of all steps, like any run.
+   Equivalent rewrites always run all steps.
+3. If a later step differs first, that step is replayed with every call logged, the reference's once for all faults.
+   The blamed call is compared with the places that the fault changed.
+4. If the two systems have different layouts, or one resumes, a fault is one run of the whole case. Calls of two
+   layouts have no partners, so no call is blamed; the first record beyond its bound gives module and direction.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class FaultRuns:
         return self._judged(blank, entry, comparison, candidate, _sites(entry, answer))
 
     def _outcome_of_case(self, blank: FaultOutcome, entry: Entry) -> FaultOutcome:
-        """What the case's own judgement makes of a fault."""
+        """A fault's outcome from the case's own result."""
         result = self._run_with(entry).result()
         first, statuses = result.first_divergence, {Verdict.DIFFERENT: "killed", Verdict.ERROR: "killed"}
         statuses |= dict.fromkeys((Verdict.EQUAL, Verdict.CLOSE), "survived")

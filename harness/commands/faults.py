@@ -84,12 +84,11 @@ def faults(
     page: Page | None = None,
     resume: Path | None = None,
 ) -> int:
-    """Put faults into cases, show and write what came of each, and return the exit status.
+    """Inject faults into cases, show and write each outcome, and return the exit status.
 
-    A fault goes into the first of the cases that should see it, or, with `everywhere`, into each where it can strike.
-    What an earlier call found, which left it in the folder `resume`, is taken over and not run again. The table is
-    written into `page`, too.
-    0 where every fault was killed and no equivalent flagged, 1 where not, 3 where something could not be judged.
+    A fault is injected into the first case that should detect it, or, with `everywhere`, into each that it applies to.
+    Outcomes of an earlier call in the folder `resume` are taken over. The table is also written into `page`. 0 if every
+    fault was killed and no equivalent flagged, 1 if not, 3 if something could not be judged.
     """
     _check_page(page)
     found = FaultsFound(own_digest=own_digest())

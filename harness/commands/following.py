@@ -14,9 +14,10 @@ from bitproof.harness.runtime import interrupts
 
 
 def follow_rank_0(case: Case, options: RunOptions, report_dir: Path) -> int:
-    """Do what rank 0 asks until it is done; returns 0, or the status of the error that ended rank 0, which sends it.
+    """Answer rank 0's requests until it is done; returns 0, or the status of the error that ended rank 0, which sends
+    it.
 
-    Rank 0's status is the command's: it may still find that bits differ when nobody has to follow any more.
+    Only rank 0's status is the command's: it may find a difference after the last request.
     """
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)

@@ -17,9 +17,9 @@ LOCALIZE_FILE = "localize.json"
 
 
 def localize(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[str] = ()) -> int:
-    """Run a case, tell all that is known of its first difference, and return the exit status.
+    """Run a case, print all facts about its first difference, and return the exit status.
 
-    0 where every bit agrees, 1 where not, whatever the case expects; 3 where it could not be judged.
+    0 if every bit agrees, 1 if not, whatever the case expects; 3 if it could not be judged.
     """
 
     def tell(report: Report) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Join the run folders of a run's shards into one run.
 
-1. Read every shard's report. One that cannot be read counts as missing.
-2. Refuse what are not different shards of one run, but for one run of `bitproof faults`, whose score is told.
+1. Read every shard's report. An unreadable one counts as missing.
+2. Refuse anything but different shards of one run, and one run of `bitproof faults`, whose score is reported.
 3. Put the cases together in the selection's order. A case without a result is UNVERIFIED.
 4. Copy each case's logs, recordings and graphs into a new run folder, and write its report.
 """
@@ -53,8 +53,8 @@ def merge(folders: Sequence[Path], report_dir: Path) -> int:
 
 
 def _score_of(reports: Reports) -> tuple[Score | None, Reports]:
-    """What the run of `bitproof faults` among some came to, and the other runs. Its cases ran to have something to
-    put faults into, and are not the night's.
+    """The score of the `bitproof faults` run, and the other runs. Cases of the former only ran for fault injection, and
+    are left out.
     """
     measured = [(folder, report.faults) for folder, report in reports if report.faults is not None]
     if len(measured) > 1:

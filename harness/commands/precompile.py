@@ -16,12 +16,11 @@ from bitproof.harness.options import RunOptions
 
 
 def precompile(case: Case, out: Path, options: RunOptions, tell: Callable[[str], None] = print) -> int:
-    """Precompile the step of a case's candidate into a folder, and tell of it. Returns 0.
+    """Precompile the step of a case's candidate into a folder, and report it. Returns 0.
 
-    Raises CaseError for a case whose candidate runs no graph, or one that is not written down, UsageError under
-    torchrun and for a fault of `options` that both ranks have alike, and ArtifactError for a step that no file can hold
-    for all ranks.
-    Whatever is raised, the folder holds no step then: a note in its place says why.
+    Raises CaseError for a case whose candidate runs no graph or one that cannot be stored, UsageError under torchrun
+    and for a fault in `options` that is the same on both ranks, and ArtifactError for a step that differs from rank to
+    rank. After any error the folder holds no step, but a note that says why.
     """
     refuse_torchrun("precompile", "makes a step for all ranks in one process")
     if case.candidate not in PREPARED:

@@ -106,9 +106,8 @@ class SpeculativeCapacity:
 
 
 def speculative_capacity(case: Case, options: RunOptions) -> SpeculativeCapacity:
-    """As many tries at once as are asked for, and with "auto" as many as find a core a rank and memory, up to a limit.
-
-    Raises UsageError where somebody asks for several and they may run on GPUs, which take one run at a time.
+    """The number of concurrent tries: as requested, or with "auto" as many as have a core per rank and memory, up to a
+    limit. Raises UsageError if several are requested and may run on GPUs, which take one run at a time.
     """
     plan = plan_concurrency([case], options)
     if options.jobs != "auto":

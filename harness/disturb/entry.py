@@ -1,13 +1,13 @@
-"""A row of the catalogue: one defect, or one rewrite that is none, and all that is known of it. Loads no torch.
+"""A row of the catalogue: one defect or one equivalent rewrite, with its properties. Imports no torch.
 
-It is a function under `@row`, in the module of its family: its name, with hyphens, is the row's, and the first line of
-its docstring says what is wrong.
+It is a function with `@row`, in the module of its family: the function's name, with hyphens, is the row's, and the
+first line of its docstring describes the defect.
 
-A fault strikes in one of four ways, and a row has exactly one of them:
+There are four kinds of faults, and a row is exactly one of them:
 
     edit     the candidate's finished graph is changed, before ranks are forked, as a wrong pass would leave it
-    call     calls of some operators do something else, on every system that is not compiled
-    order    sums over ranks are taken in another order, as `sum-order` has it
+    call     calls of some operators are replaced, in every system that is not compiled
+    order    sums over ranks are taken in another order, as by `sum-order`
     runner   what takes micro-batches through stages, or a loop that comes with bitproof, does something else, on
              every rank
 """
@@ -43,13 +43,12 @@ Family = Literal[
 ]
 
 ANY = "*"
-"""In a site, what the row does not tell: it depends on the system or on the case."""
+"""In a site, an unknown part: it depends on the system or on the case."""
 
 
 class Site(NamedTuple):
-    """A place that blame may name: a module ("" the root, None no owner), a direction, a chunk, an operator.
-
-    `ANY` stands for what a row cannot know. `operator` is without its overload.
+    """A place that blame may name: a module ("" the root, None no owner), a direction, a chunk, an operator. `ANY`
+    stands for an unknown part. `operator` is without its overload.
     """
 
     module: str | None
@@ -110,13 +109,13 @@ TamperCall = Callable[["TamperedCall"], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One row. `says` is what is wrong, in a sentence; `source` is who met it, or why it is thinkable.
+    """One row. `says` describes the defect in a sentence; `source` is where it occurred, or why it is plausible.
 
-    `needs` is what a case must have for the fault to strike, `sees` what it must have besides for anybody to see it:
-    where it lacks that, inputs or roundings hide the fault. `kinds` are those of which the first record that differs
-    may be. `sites` are the places that blame may name; an edit, which knows the nodes it touched, returns its own.
-    `operators` are the operators whose calls are tampered with. `rank` is the one rank that is wrong: -1 for the last,
-    None for all. `is_fault` is false for a rewrite that keeps every bit.
+    `needs` is what a case must have for the fault to apply, `sees` what it must also have to detect it: otherwise
+    inputs or rounding hide the fault. `kinds` are the possible kinds of the first differing record. `sites` are the
+    places that blame may name; an edit returns its own, as it knows the nodes that it changed. `operators` are the
+    operators whose calls are replaced. `rank` is the one wrong rank: -1 for the last, None for all. `is_fault` is false
+    for a rewrite that keeps every bit.
     """
 
     name: str
@@ -173,8 +172,8 @@ def row(
     sites: tuple[Site, ...] = (),
     rank: int | None = None,
 ) -> Callable[[Callable[..., Any]], Entry]:
-    """Make a function a row: it edits a graph, or, as `runner`, what runs one in stages or a loop of ours, or with
-    `operators` stands in for their calls in the update.
+    """Make a function a row: it edits a graph; as `runner` it changes the runner of a staged graph or of a built-in
+    loop; with `operators` it replaces their calls in the update.
 
     With an `order` only its name and docstring count.
     """

@@ -34,7 +34,7 @@ class NoPlaceError(UsageError):
 
 
 class GraphEditor:
-    """A copy of a case's finished graph, under the knife, as a rank has it: on all the same, in what is no fault."""
+    """Edits a copy of a case's finished graph as on a rank; the copy is the same on all ranks, except for the fault."""
 
     def __init__(self, graph: Graph, case: Case, rank: int = 0) -> None:
         self.graph = graph
@@ -114,7 +114,7 @@ class GraphEditor:
         return found
 
     def after(self, node: Node, target: str | Callable[..., Any], *args: Any, **options: Any) -> Call:
-        """Let all readers of a node read what `target` makes of it, and of further arguments."""
+        """Let all readers of a node read the result of `target` on it and further arguments."""
         with self.graph.inserting_after(node):
             made = self._make(target, (node, *args), options)
         node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
@@ -122,7 +122,7 @@ class GraphEditor:
         return made
 
     def before(self, node: Node, read: Node, target: str | Callable[..., Any], *args: Any, **options: Any) -> Call:
-        """Let a node read what `target` makes of `read`."""
+        """Let a node read the result of `target` on `read`."""
         with self.graph.inserting_before(node):
             made = self._make(target, (read, *args), options)
         node.replace_input_with(read, made)
@@ -138,7 +138,7 @@ class GraphEditor:
         return made
 
     def make_before(self, node: Node, target: str | Callable[..., Any], *args: Any, **options: Any) -> Call:
-        """A call that nobody reads yet, before a node."""
+        """Insert a call without readers before a node."""
         with self.graph.inserting_before(node):
             return self._make(target, args, options)
 

@@ -1,4 +1,4 @@
-"""Put a row's edit into a finished graph: a copy of it, struck, and what is known of where."""
+"""Apply a row's edit to a copy of a finished graph, and return the changed places."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""A system's own sums in other orders: how far rounding alone moves what it records.
+"""Takes a system's own sums in other orders, to measure how far rounding alone changes its records.
 
 Another layout adds the same terms in other groups: tensor parallelism sums a product's parts by rank, data parallelism
-those of the batch. So every product of matrices and every sum that this thread runs is taken in `parts`, over terms in
-another order: each part is computed in the operator's own dtype, and the parts are added one after the other. What the
-system makes of that, with whatever amplifies or damps it, is what a layout may move. Orders are drawn from a seed, so
-each run has others, and a run has them again.
+those of the batch. So every matrix product and every sum of this thread is computed in `parts`, over terms in another
+order: each part in the operator's own dtype, then the parts are added one after the other. The resulting change, after
+all amplification and damping in the system, is what another layout may cause. Orders are drawn from a seed, so runs
+differ and can be repeated.
 
-A mode below autograd sees the calls of eager code, of backward and of other people's systems, as scheduling stress does
-(`stress.py`). Fused operators (attention, norms, a compiled region) run as they are, and read other values.
+Like scheduling stress (`stress.py`), a mode below autograd intercepts the calls of eager code, of backward and of
+users' systems. Fused operators (attention, norms, a compiled region) run unchanged, on changed inputs.
 """
 
 from __future__ import annotations

@@ -1,23 +1,23 @@
-"""Scheduling stress: run a system where whatever may happen at another time, or hold other garbage, does.
+"""Scheduling stress: changes the timing and the uninitialized memory of a system's run.
 
-Three things are other than in a plain run, and may not move a bit of a system that synchronizes what it shares and
-writes what it reads:
+Three changes to a plain run must not change any bit of a system that synchronizes shared memory and writes memory
+before it reads it:
 
 1. Before every collective and every wait a rank sleeps for a random time, so ranks arrive in another order. On CUDA
-   the stream sleeps that would compute, and not the host, behind whose back the device would only finish what a missing
-   wait left unfinished; and before a copy to host memory or back the copies' own stream sleeps.
-2. What a system allocates and does not write holds zeros, and what a kernel so allocates holds whatever memory
-   held. In a plain run both hold NaN, or the largest integer (`determinism.set_determinism`).
+   the computing stream sleeps; if the host slept, the device would meanwhile finish the work for which a wait is
+   missing. Before a copy to host memory or back, the copy stream sleeps.
+2. Memory that a system allocates and does not write holds zeros, and that of kernels is uninitialized. In a plain run
+   both hold NaN, or the largest integer (`determinism.set_determinism`).
 
-3. On a CPU, what a collective of c10d writes arrives when its work is waited for, and never where nobody waits.
+3. On a CPU, the results of a c10d collective arrive at the wait for its work, and never without a wait.
 
-A fourth only on request, as kernels that are right move bits by it: operators run on several threads. On one CPU
-two threads changed a float32 sum of a million elements and a product of (64, 4096) with (4096, 4096), and nothing
-in this project's cases.
+A fourth only on request, as it changes bits of correct kernels, too: operators run on several threads. On one CPU two
+threads changed a float32 sum of a million elements and a product of (64, 4096) with (4096, 4096), but nothing in this
+project's cases.
 
-Sleeps are drawn from a seed and the rank, so a stressed replay sleeps as the stressed run did. A mode that sees
-every operator call, below autograd, is the one place where eager code, graphs and systems of other people,
-on whatever backend, launch and wait for collectives. Loads no torch before it is used.
+Sleeps are drawn from a seed and the rank, so a stressed replay sleeps like the stressed run. A mode below autograd sees
+every operator call, and so every launch and wait of eager code, graphs and users' systems on any backend. Imports no
+torch before use.
 """
 
 from __future__ import annotations

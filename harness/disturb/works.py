@@ -113,8 +113,8 @@ def in_place_results(function: Any) -> tuple[str, ...]:
 class HeldWork(Work):
     """Work that has written `results` once it was asked for; C++ may hold it too, as DistributedDataParallel's reducer.
 
-    Whoever calls any of its methods is taken to wait for it. `arrive` is called once, at the first of these calls.
-    C++ keeps its own part alone, and without this one waits for ever: whoever makes a work keeps it.
+    A call of any of its methods counts as a wait. `arrive` is called once, at the first of these calls. C++ keeps only
+    its own part, and would wait forever without this one, so the caller must keep the work alive.
     """
 
     def __init__(self, results: Sequence[Tensor], arrive: Callable[[], Any] | None = None) -> None:

@@ -1,9 +1,9 @@
-"""A case whose systems lay tensors out otherwise: second runs show cells and, if bits differ, others add otherwise.
+"""Cases with two layouts: second runs record cells, and, if bits differ, further runs reorder sums.
 
-1. From both first runs follow the cuts. Each system runs again and shows the digests of cells, as its control.
-2. The reference, laid out as the candidate is, is compared with the candidate as ever.
-3. Where bits differ that may differ, the reference runs a few times more with its sums in other orders, and the values
-   of all these runs are held against the bounds that follow.
+1. Both first runs determine the cuts. Each system runs again as its control, and records the digests of cells.
+2. The reference, converted to the candidate's layout, is compared with the candidate as usual.
+3. If bits differ that may differ, the reference runs a few more times with reordered sums; the values of all these
+   runs give bounds, with which the candidate is compared.
 """
 
 from __future__ import annotations

@@ -130,9 +130,9 @@ class CaseRun:
         replay: Replay | None = None,
         later: RunRequest | None = None,
     ) -> RunAnswer:
-        """One run of one system, recorded or replayed at `out`; returns what the host says of it.
+        """Run one system once, recorded or replayed at `out`; returns the host's answer.
 
-        One that was begun is waited for.
+        If the run has already been started, wait for it.
         """
         if self._begun is not None and self._begun.has((role, arm)):
             return self._begun.answer((role, arm))
@@ -181,7 +181,7 @@ class CaseRun:
         )
 
     def _run(self, request: RunRequest, client: Client) -> RunAnswer:
-        """Have a client run a system, within the case's time; events tell what they are about."""
+        """Let a client run a system, within the case's time; events name their case and system."""
 
         def on_event(event: Event) -> None:
             self._on_event(replace(event, case=self.case.name, system=request.system, arm=request.arm))
@@ -225,7 +225,7 @@ class CaseRun:
     def _judge(self) -> tuple[Judgement, dict[Role, Recording]]:
         self._note("reference", self.record("reference", "first", later=self._request("candidate", "first")))
         self._read_first("reference")  # before a candidate runs that could rewrite it
-        # Where a graph is being traced meanwhile, on another core, the reference's second run costs no time.
+        # While a graph is traced on another core, the reference's second run costs no time.
         control = self.options.control
         is_prefetch = control == "always" and self.case.candidate in PREPARED and self.case.reference not in PREPARED
         controls: dict[Role, Comparison | None] = dict.fromkeys(ROLES)
@@ -285,7 +285,7 @@ class CaseRun:
         return judgement, recordings
 
     def _across(self, firsts: dict[Role, Recording]) -> AcrossLayouts | None:
-        """Compare by logical tensor, where tensors lie otherwise and the case states no bound of its own."""
+        """Compare by logical tensor, if layouts differ and the case states no bound."""
         if self.case.bound is not None or not are_laid_out_otherwise(self.case, *firsts.values()):
             return None
 

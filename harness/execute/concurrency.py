@@ -1,8 +1,8 @@
-"""What goes at once: cases, each at a worker of its own, and the runs of one case. Both at a pool of sessions.
+"""Concurrency: cases, each in its own worker, and the runs of one case; both use a pool of sessions.
 
-What a run computes depends on its case alone, and a case's verdict is made of its runs in one order, whichever ended
-first: so nothing but the time differs. Where somebody else's code takes part, a system or a pass, runs take turns: what
-a reference recorded is read before such code starts, which could rewrite it.
+A run's results depend only on its case, and a case's verdict uses its runs in a fixed order, whichever ended first: so
+concurrency changes only the time. With a user's system or pass, runs take turns: the reference's recording is read
+before such code starts, as it could rewrite the recording.
 """
 
 from __future__ import annotations
@@ -76,10 +76,11 @@ class Concurrency:
 
 
 def plan_concurrency(cases: Sequence[Case], options: RunOptions) -> Concurrency:
-    """What goes side by side on this machine. Raises UsageError where cases cannot, and somebody asks for it.
+    """Plan what runs concurrently on this machine. Raises UsageError if concurrent cases are requested but not
+    possible.
 
-    As many cases as are asked for, as far as there is memory; with "auto" as many as find a core a rank. What cores are
-    left then has the runs of one case go side by side.
+    As many cases as requested, as far as memory allows; with "auto" as many as have a core per rank. Remaining cores
+    run one case's runs concurrently.
     """
     may_use_gpus = options.device == "cuda" or (options.device == "auto" and bool(gpu_models()))
     if (is_torchrun() or may_use_gpus) and options.jobs not in (1, "auto"):

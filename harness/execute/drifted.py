@@ -13,10 +13,10 @@ from bitproof.harness.records import BaselineResult, BaselineStatus, CaseResult,
 
 
 def with_moved_calls(result: CaseResult, run: CaseRun, recordings: dict[Role, Path], *, files: bool) -> CaseResult:
-    """A result with the call that moved of each side that drifted.
+    """Add to a result the first changed call of each side that drifted.
 
-    Each of these recordings gets the calls of its first step, by a replay; where `files` says that recordings will be
-    baselines, those without a baseline get theirs, too. A log that cannot be had takes nothing from what is known.
+    A replay logs the calls of the first step of each of these recordings; if `files` says that recordings will be
+    baselines, also of those without a baseline. If a log cannot be made, the result stays unchanged.
     """
     found: dict[Role, BaselineResult] = {}
     if result.verdict == Verdict.ERROR:

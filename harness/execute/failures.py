@@ -1,7 +1,7 @@
-"""How ranks fail, and which one is to blame. Loads no torch.
+"""How ranks fail, and which one is to blame. Imports no torch.
 
-One rank's failure makes others fail: their peers' connections close. The blame goes to the first
-rank that failed by itself; a rank that only lost its peers is blamed when there is nobody else.
+One rank's failure makes others fail, as their connections to it close. The first rank that failed independently is
+blamed; a rank that only lost its peers is blamed if there is no other.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Failure:
 def failure_of_exception(rank: int, error: BaseException) -> Failure:
     """A rank that raised, seen from inside it. What is wrong with the case is reported without a traceback."""
     name, text = type(error).__name__, _message_of(error)
-    is_ours = isinstance(error, BitproofError)  # all of what ours says stands in its traceback, a fact a line
+    is_ours = isinstance(error, BitproofError)  # our own errors are complete in the traceback, one fact per line
     found = bounded(text.partition("\n")[0] if is_ours else text.strip(), MAX_FOUND)
     return Failure(
         rank=rank,
@@ -65,7 +65,7 @@ def traceback_of(error: BaseException) -> str:
 def _message_of(error: BaseException) -> str:
     try:
         return bounded(str(error), MAX_FACT)
-    except Exception as problem:  # a `__str__` of somebody else's
+    except Exception as problem:  # a `__str__` of another library
         return f"its text cannot be made: {type(problem).__name__}"
 
 
@@ -169,8 +169,8 @@ def tail(log: Path, lines: int = 20, limit: int = 16_384) -> str:
 def ends(log: Path, lines: int = 10, limit: int = 8_192) -> str:
     """The first and last lines of a log, at most `lines` of each.
 
-    A library that ends the process says at first what was wrong, as gloo says of collectives that do not match, and
-    then shows its stack; what hurt a rank later stands at the end.
+    A library that ends the process first prints the reason, such as gloo's message about mismatched collectives, and
+    then its stack; later failures of a rank are at the end.
     """
     try:
         with log.open("rb") as file:

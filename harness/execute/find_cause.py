@@ -1,7 +1,7 @@
-"""What replays of a case add to its judgement: the call to blame, or what an EQUAL case's calls gave.
+"""Replays of a case add to its result: the call to blame, or a comparison of an EQUAL case's calls.
 
-The searches are `harness/localize`'s. Here the verdict chooses one, and a search that fails is told. They are imported
-when one is chosen: most cases are EQUAL, and need none.
+The verdict selects one of the searches in `harness/localize`; a failing search is reported. They are imported when
+needed: most cases are EQUAL, and need none.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Explainer:
         self._shows_bits = shows_bits
 
     def explained(self, judgement: Judgement, repeats: Iterable[Repeat], options: RunOptions) -> Judgement:
-        """The judgement, with what replays tell; `repeats` are the second runs that it rests on.
+        """Add the results of replays to the judgement; `repeats` are its second runs.
 
-        A difference, and noise, is led back to a call. An EQUAL case is looked at where `options` ask for it.
+        A difference or noise is traced to a call. An EQUAL case's calls are compared if `options` ask for it.
         """
         first = judgement.first_divergence
         if judgement.verdict == Verdict.DIFFERENT and first is not None:
@@ -94,7 +94,7 @@ class Explainer:
         return replace(judgement, first_divergence=found)
 
     def _unrepeatable(self, judgement: Judgement, role: Role, key: Key) -> Judgement:
-        """What a replay that differs from its recording makes of a case: it is a control that came late."""
+        """The result of a case whose replay differs from its recording: like a control that differs."""
         text = (
             f"a replay of {role} {getattr(self._case, role)} did not reproduce step {key.step}, rank {key.rank}, "
             f"{key.kind} {key.name}: its bits differ from the recorded ones"
@@ -134,7 +134,7 @@ class Explainer:
         return self._told(judgement, explain)
 
     def _looked_at(self, judgement: Judgement) -> Judgement:
-        """What the candidate's calls make of an EQUAL, by replays of both systems."""
+        """The result of an EQUAL case after comparing calls, by replays of both systems."""
         from bitproof.harness.localize.every_call import EveryCall
 
         self.every_call = EveryCall(self._case, self._recordings, self._archives, self._run_replay)

@@ -27,7 +27,7 @@ _END_SECONDS = 1.0  # for a host to end by itself what it has started
 
 
 class HostLost(Exception):  # noqa: N818 (a message between modules; users see its `error`)
-    """The host ended by itself, or fell silent and was killed. `error` tells the user."""
+    """The host ended, or did not respond and was killed. `error` is the message for the user."""
 
     def __init__(self, error: RankError, *, silent: bool) -> None:
         super().__init__(str(error))
@@ -36,7 +36,7 @@ class HostLost(Exception):  # noqa: N818 (a message between modules; users see i
 
 
 class Abandoned(Exception):  # noqa: N818 (a message between modules, as above)
-    """The host was killed with its ranks, as nobody waits for its answer any more."""
+    """The host was killed with its ranks, as its answer is no longer needed."""
 
 
 class HostProcess:
@@ -68,8 +68,8 @@ class HostProcess:
     ) -> A:
         """Send one request and wait for its answer; events on the way go to `on_event`.
 
-        Raises the BitproofError that the host answers, HostLost when it dies or has not answered after `timeout`
-        seconds, and Abandoned once `is_abandoned`, which is asked now and then, says that nobody waits any more.
+        Raises the BitproofError that the host answers, HostLost if it dies or has not answered after `timeout` seconds,
+        and Abandoned once `is_abandoned`, which is called regularly, returns True.
         """
         deadline = time.monotonic() + timeout
         if is_abandoned():
@@ -84,7 +84,7 @@ class HostProcess:
             match framing.read(self._next_line(deadline, timeout, is_abandoned), Event, Problem, request.answer):
                 case Event() as event:
                     on_event(event)
-                    if is_abandoned():  # one who tells much is never silent for long enough to be asked about
+                    if is_abandoned():  # a talkative host would otherwise never be checked
                         self.kill()
                         raise Abandoned
                 case Problem() as problem:

@@ -66,9 +66,9 @@ def run_cases(
 
 
 def environment(device: DeviceRequest = "auto") -> dict[str, Any]:
-    """What the report says of this machine, read without torch. Each case's result has its own device and backend.
+    """The report's facts about this machine, read without torch. Each case's result has its own device and backend.
 
-    The commit is the one that a CI system names as checked out, as GitHub Actions do, else that of the folder.
+    The commit is the one that a CI system such as GitHub Actions names, else that of the folder.
     """
     found = os.environ.get("GITHUB_SHA") or commit()
     return describe_machine() | {"device": device} | ({"commit": found} if found else {})

@@ -1,11 +1,11 @@
-"""What torchrun's ranks say to each other: one connection from every rank to rank 0, and a thread that serves it.
+"""Messages between torchrun's ranks: one connection from every rank to rank 0, and a thread that serves it.
 
-A message is a line of JSON (`framing.py`), and files after it where it has some, of any size: files go from disk
-to disk in parts. Both ends send a pulse every second, so that a peer that is gone without a word is known to be gone
-within SILENCE seconds, whatever its machine or the network did, and while this process does something else. One that
-was killed is known at once: its system closes the connection.
+A message is a line of JSON (`framing.py`), followed by files of any size, which are copied in parts from disk to disk.
+Both ends send a pulse every second, so that a vanished peer is detected within SILENCE seconds, whatever its machine or
+the network did, and while this process is busy. A killed peer is detected immediately, as its system closes the
+connection.
 
-Nothing is believed before the first message bears the run's token, and that one may not be long. Loads no torch.
+Nothing is trusted before a first, short message with the run's token. Imports no torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ SILENCE = 7.0
 """Seconds without a pulse after which a peer counts as gone."""
 _PULSE_SECONDS = 1.0
 PAUSE_SECONDS = 3.0
-"""A turn of the thread that takes longer than this, and its pulse: this very process was stopped, and heard nobody."""
+"""If one loop of the thread takes longer than this and its pulse, this process itself was stopped, so peers were not
+silent."""
 _HEADER = struct.Struct(">8sQQ")  # MAGIC, and the bytes of the JSON and of the files
 MAGIC_WORD = b"bitprf\x00\x01"
 _MAX_FIRST, _MAX_TEXT = 1 << 20, 1 << 30
@@ -40,7 +41,7 @@ _CONNECT_SECONDS = 5.0
 
 
 class Line:
-    """One connection. `rank` is the peer's once it is known; `gone` says why there is nobody at the other end."""
+    """One connection. `rank` is the peer's once it is known; `gone` says why the peer is gone."""
 
     def __init__(self, peer: socket.socket, name: str, spool: Path) -> None:
         peer.setblocking(False)
@@ -192,10 +193,10 @@ class Links:
         self._thread.start()
 
     def listen(self, address: str) -> int:
-        """Be there for others who know this machine by `address`, and return the port.
+        """Listen for connections to `address`, and return the port.
 
-        That is at all of this machine's addresses: what a name stands for here need not be what others find by it. By
-        a loopback address nobody else comes.
+        Listens at all of this machine's addresses, as a name may resolve differently elsewhere; at a loopback address
+        only locally.
         """
         if address == "localhost" or address.startswith("127."):
             listener = socket.create_server((address, 0), backlog=_MAX_WAITING)
@@ -211,7 +212,7 @@ class Links:
         return int(listener.getsockname()[1])
 
     def stop_listening(self) -> None:
-        """Have nobody come any more: who is not known by now is sent away."""
+        """Stop listening, and close connections whose rank is still unknown."""
         with self._changed:
             if self._listener is not None:
                 self._selector.unregister(self._listener)
@@ -221,7 +222,7 @@ class Links:
                 self._drop(line, "it came too late")
 
     def connect(self, address: str, port: int, name: str) -> Line:
-        """A line to somebody who listens there, who is known from now on. Raises OSError where nobody does."""
+        """Connect to a listening peer. Raises OSError if there is none."""
         peer = socket.create_connection((address, port), timeout=_CONNECT_SECONDS)
         with self._changed:
             line = self._add(peer, name)
@@ -230,7 +231,7 @@ class Links:
         return line
 
     def tell(self, line: Line, message: Any, files: Sequence[Path] = ()) -> None:
-        """Send a message, some time soon; to one that is gone, nothing."""
+        """Queue a message; does nothing if the peer is gone."""
         text = framing.write(message)
         with self._changed:
             if line.gone is None:
@@ -270,7 +271,7 @@ class Links:
             self._drop(line, why)
 
     def wait(self, seconds: float) -> None:
-        """Until something changes, or time is up. Signals are taken meanwhile."""
+        """Wait until something changes or time is up. Signals are handled during the wait."""
         with self._changed:
             self._changed.wait(min(seconds, 0.2))
 

@@ -89,7 +89,7 @@ class Pool:
         return task
 
     def cancel(self, *tasks: PooledTask[Any]) -> None:
-        """End tasks that nobody waits for; returns when their sessions answer again. Harmless for one that is done."""
+        """End unneeded tasks; returns when their sessions answer again. Does nothing for a finished one."""
         wait([under_way for task in tasks if (under_way := task.abandon()) is not None])
 
     def close(self) -> None:

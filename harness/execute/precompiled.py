@@ -55,7 +55,8 @@ class PrecompiledStep:
         return StepFolder(folder.resolve(), self._options.trust_compiled)
 
     def folder_for(self, role: Role, timeout: float, on_event: OnEvent) -> StepFolder | None:
-        """The step, None for a side that reads none. Made now, within `timeout` seconds, where nobody made it."""
+        """The step, None for a side that reads none. Precompiled now, within `timeout` seconds, if it does not
+        exist."""
         system = getattr(self._case, role)
         if role == "candidate" and self._options.precompiled is not None:
             return self._named(self._options.precompiled)
@@ -76,11 +77,11 @@ class PrecompiledStep:
 
 
 def check_precompiled(case: Case, options: RunOptions) -> None:
-    """Refuse what does not go with a precompiled step, before anything starts.
+    """Refuse options that do not fit a precompiled step, before anything starts.
 
-    Raises UsageError and CaseError: for a candidate that runs no graph, or one that is not written down, for compiled
-    code that nobody said may run, for passes that would run over a step or dumps of them, and for a system
-    `precompiled` that one of torchrun's ranks would have to make for all.
+    Raises UsageError and CaseError: for a candidate that runs no graph or one that cannot be stored, for compiled code
+    without permission to run it, for extra passes or graph dumps, and for a system `precompiled` that one of torchrun's
+    ranks would have to make for all.
     """
     if options.precompiled is None:
         reads = PRECOMPILED in (case.reference, case.candidate)

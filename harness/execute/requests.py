@@ -1,4 +1,4 @@
-"""What is asked of a host, a frozen dataclass a request, and what each is answered with. Loads no torch.
+"""Requests to a host, one frozen dataclass each, and their answers. Imports no torch.
 
 A request's class names the class of its answer; `harness.execute.host.answerer` has a method for each, and
 `harness.processes.framing` carries both between processes.
@@ -73,11 +73,11 @@ class MadeOfRequest(Request[MadeOf]):
 
 @dataclass(frozen=True, kw_only=True)
 class RunAnswer:
-    """What is known of a run that ended well.
+    """The facts about a successful run.
 
-    `peak_mib` is the most device memory that a rank took, None on a CPU; `kept` is the digest of the record that a
-    replay was to keep; `switches_changed` names the switches that the system changed; `races` are those of the graphs
-    that it ran.
+    `peak_mib` is the largest device memory of a rank, None on a CPU; `kept` is the digest of the record that a replay
+    had to keep; `switches_changed` names the switches that the system changed; `races` are those of the graphs that it
+    ran.
     """
 
     graph: PreparedGraph | None = None
@@ -180,10 +180,10 @@ class RunRequest(Request[RunAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class RankSlots:
-    """The ranks of a run that one host starts, where they meet all others, and the files that they record into.
+    """The ranks of a run that one host starts, their rendezvous, and the files that they record into.
 
-    `part` has `{rank}` left open. They meet at `store`: a file, or with `server`, the host and port of somebody else's
-    store, a prefix of its keys. `local_rank`, where it is not the rank, chooses the GPU.
+    `part` is a template with `{rank}`. `store` is a file, or, with `server` (host and port of an existing store), a
+    prefix of its keys. `local_rank`, if it is not the rank, selects the GPU.
     """
 
     ranks: tuple[int, ...]
@@ -297,7 +297,7 @@ class StandaloneRequest(Request[StandaloneAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class PrecompileAnswer:
-    """What was written, and the seconds that it took: tracing as the first and as the last rank, passes, writing."""
+    """The artifact, and the seconds for tracing as the first and as the last rank, passes, and writing."""
 
     artifact: Artifact
     trace_seconds: tuple[float, float]
@@ -307,7 +307,7 @@ class PrecompileAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class PrecompileRequest(Request[PrecompileAnswer]):
-    """Make the step of a case's system and write it into a folder; or, with a fault, only compare two ranks' steps."""
+    """Make the step of a case's system and write it into a folder; with a fault, only compare two ranks' steps."""
 
     answer = PrecompileAnswer
     subject = "precompiling {case.name}"
@@ -329,7 +329,7 @@ class StepAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class StepRequest(Request[StepAnswer]):
-    """Read a precompiled step as a run of a case's system would, as a check: it raises what is wrong with the step."""
+    """Check a precompiled step by reading it like a run of a case's system; raises its problems."""
 
     answer = StepAnswer
     subject = "the precompiled step for {case.name}"
@@ -343,7 +343,7 @@ class StepRequest(Request[StepAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceAnswer:
-    """The plan of a case's placements, and what a report says of it."""
+    """The plan of a case's placements, and the report's facts about it."""
 
     plan: Plan
     placed: Placed
@@ -351,7 +351,7 @@ class PlaceAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceRequest(Request[PlaceAnswer]):
-    """Placements for a case, solved for within `timeout` seconds. What is printed meanwhile goes to `logs`."""
+    """Solve for a case's placements within `timeout` seconds. Output goes to `logs`."""
 
     answer = PlaceAnswer
     subject = "autoplace"

@@ -48,11 +48,11 @@ class Client(Protocol):
 
 
 class Session:
-    """A host and a temporary folder that cases of one call share, and, where runs go side by side, more such sessions.
+    """A host and a temporary folder that a call's cases share, and further sessions for concurrent runs.
 
-    A host that crashed takes every later case with it, at whatever session: the machine or the installation is to
-    blame. A case that runs beside it is left alone. One that was killed because a case outlasted its time, or nobody
-    waited for it any more, is replaced.
+    After a host crashed, every later case fails, in any session, as the machine or the installation is to blame; cases
+    that are already running continue. A host that was killed because a case exceeded its time or was no longer needed
+    is replaced.
     """
 
     def __init__(

@@ -17,10 +17,10 @@ A = TypeVar("A")
 
 
 class SpeculativeRuns(Generic[T, A]):
-    """Runs under way, and results that nobody has asked for yet.
+    """Running speculative runs, and results not requested yet.
 
-    `run` makes a run at a session; `ranks_of` says how many ranks it has. With `cores` no run is begun early whose
-    ranks would not find one each.
+    `run` makes a run in a session; `ranks_of` is its number of ranks. With `cores`, a run starts early only if each
+    rank has a core.
     """
 
     def __init__(

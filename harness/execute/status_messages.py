@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedGraph:
-    """What the manifest and the report say of a prepared graph, and of the code that a backend generated of it.
+    """Facts for the manifest and the report about a prepared graph and a backend's generated code.
 
-    `is_kept`: an earlier run traced it. `artifact` is the precompiled step that it was read from. `races` say
-    where nothing orders two of its calls that use one memory. Of its `calls`, the values of
-    `calls_uncompared` stand in no record.
+    `is_kept`: an earlier run traced it. `artifact` is the precompiled step that it was read from. `races` are pairs of
+    its calls that use the same memory without an order. No record holds the values of `calls_uncompared` of its
+    `calls`.
     """
 
     code_hash: str
@@ -123,7 +123,7 @@ class StepsEnded:
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """A rank's own account of a good end.
+    """A rank's report of a successful end.
 
     `step_seconds` are those of each step without what recording took, `flops` the first's operations where they were
     counted; `peak_mib` is of its device's memory, None on a CPU, and `process_mib` of its process; `determinism` is
@@ -179,7 +179,7 @@ STATUS_MESSAGES: tuple[type[Account], ...] = (Prepared, Ready, StepBegan, StepsE
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """How a run ended on the ranks that ran here.
+    """The end of a run on this host's ranks.
 
     After a good end `done` has each rank's own account, in rank order, and `graph` is what all say of their program.
     Otherwise `failure` is the one to blame, with that rank's `place` and `log`, or `unfinished` says where ranks were

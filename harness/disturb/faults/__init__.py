@@ -1,8 +1,8 @@
-"""Deliberate defects, put into the candidate to see whether they are caught.
+"""Deliberate defects, injected into the candidate to check that they are detected.
 
 A fault is written `kind:field=value,field=value`, or as a name of the catalogue: a row (`entry`) in the module of its
-family, told by what is wrong, by who met it, and by where blame must find it. One that never fires is an error: a run
-that was to be broken and was not proves nothing.
+family states the defect, its source, and the places that blame may name. A fault that never applies is an error, as its
+run would show nothing.
 """
 
 from bitproof.harness.disturb.entry import Entry, Named, Site

@@ -39,7 +39,7 @@ FAMILIES = (
 
 
 def collect() -> dict[str, Entry]:
-    """Every row, in the order in which its family's module has it."""
+    """Every row, in the order of its family's module."""
     rows: dict[str, Entry] = {}
     for row in (value for family in FAMILIES for value in vars(family).values() if isinstance(value, Entry)):
         assert row.name not in rows, f"two rows are named {row.name}"

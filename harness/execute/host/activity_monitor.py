@@ -1,8 +1,8 @@
-"""What a rank's steps did beside what they show: whether it met other ranks, and what torch.compile made of its code.
+"""Monitors a rank's steps beyond its records: whether it ran collectives with other ranks, and what torch.compile
+compiled.
 
-Neither can be told from records: a trainer that found no process group, or whose compiler is switched off, agrees with
-itself in every bit. Both are counted by torch and by the groups in shared memory for reasons of their own, and read
-here between steps; nothing is called a collective.
+Records do not show either: a trainer that found no process group, or whose compiler is switched off, agrees with itself
+in every bit. torch and the shared-memory groups count both anyway; the counters are read between steps.
 """
 
 from __future__ import annotations
@@ -24,11 +24,9 @@ OP_BY_OP = {"eager", "aot_eager", "aot_eager_decomp_partition"}
 
 
 class ActivityMonitor:
-    """`collectives` counts those that this rank ran with others during steps, messages to one rank among them.
-
-    `stays_whole`: torch.compile was given code that may come to other bits, or cannot run, where it is cut in pieces.
-
-    `in_memory` returns how many it has launched so far in each group that torch does not know.
+    """`collectives` counts those that this rank ran with others during steps, including messages to one rank.
+    `stays_whole`: torch.compile was given code that may have other bits, or not run, if it has graph breaks.
+    `in_memory` returns the number launched so far in each group that torch does not know.
     """
 
     def __init__(self, in_memory: Callable[[], Counts] = dict) -> None:

@@ -68,9 +68,9 @@ _PLACEMENT = "placement_sha256"
 
 
 class Answerer:
-    """Answers requests; events go to `send`. `hangup` is a descriptor that hangs up when nobody waits any more.
+    """Answers requests; events go to `send`. `hangup` is a descriptor that hangs up when the client stops waiting.
 
-    `made_of` is what this process is made of, where graphs may be kept for other processes that are made of the same.
+    `made_of` identifies this process's code, if graphs may be kept for other processes with the same code.
     """
 
     def __init__(self, send: OnEvent, hangup: int | None = None, made_of: Installation | None = None) -> None:
@@ -200,10 +200,10 @@ def _place(request: PlaceRequest) -> PlaceAnswer:
 
 
 def finish_run(request: RunRequest, ends: list[End], parts: list[Path]) -> RunAnswer:
-    """Make of what ranks left the recording or the replay that was requested, and tell of the run.
+    """Turn the ranks' files into the requested recording or replay, and report the run.
 
-    `ends` are good ones, of all places where ranks ran; together their ranks are in order, as `parts` are, the files
-    that each left. Raises RankError when places prepared other graphs.
+    `ends` are the successful ends of all hosts that ran ranks; their ranks are in order, like `parts`, the ranks'
+    files. Raises RankError if hosts prepared different graphs.
     """
     for rank, end in enumerate(ends):
         if end.graph and ends[0].graph and end.graph.code_hash != ends[0].graph.code_hash:
@@ -241,7 +241,8 @@ def finish_run(request: RunRequest, ends: list[End], parts: list[Path]) -> RunAn
 
 
 def refuse_other_placements(hashes: Sequence[object]) -> None:
-    """Raise RankError where a rank's parameters lie otherwise than rank 0's: then no sum over ranks means anything."""
+    """Raise RankError if a rank's parameters have another layout than rank 0's: sums over ranks would be
+    meaningless."""
     for rank, found in enumerate(hashes):
         if found != hashes[0]:
             raise RankError(

@@ -33,7 +33,8 @@ class Job:
 
     @property
     def collective_timeout(self) -> float:
-        """Seconds: longer than the run's, for whoever watches the ranks can say more about a hang than a collective."""
+        """Seconds; longer than the run's limit, because the watcher of the ranks can report more about a hang than a
+        collective."""
         return self.run.timeout + _COLLECTIVE_GRACE
 
     @property

@@ -1,13 +1,15 @@
-"""The host, `python -m bitproof.harness.execute.host.main`: it imports torch, and all others are forked from it.
+"""The host, `python -m bitproof.harness.execute.host.main`: it imports torch, and all other processes are forked from
+it.
 
-It never runs autograd, never traces, never loads a user's code and never touches a device, so that whatever is forked
-from it finds torch as it was imported: ranks, and stages, which make programs (`host/runners.py`, `host/stage.py`).
+It never runs autograd, never traces, never loads a user's code and never touches a device, so that the processes forked
+from it start with a freshly imported torch: ranks, and stages, which make programs (`host/runners.py`,
+`host/stage.py`).
 
-It reads a request a line (`execute/requests.py`) from standard input and answers through a pipe of its own, so that a
-stray print of a library cannot damage an answer. What comes before the answer, or the problem, is events.
+It reads one request per line (`execute/requests.py`) from standard input and answers through a separate pipe, so that a
+library's stray print cannot damage an answer. Events come before the answer or the problem.
 
-It ends when standard input does, and, on Linux, when the process that started it dies. Then it ends all that was
-started below it, in whatever session, and, where nobody else is left to do so, removes the temporary folder.
+It ends at the end of standard input, and, on Linux, when its parent dies. Then it ends all its descendants, in any
+session, and, if no other process is left to do so, removes the temporary folder.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ from bitproof.harness.runtime.sources import installation
 
 _LAST_MOMENT = 0.3  # seconds
 _NEW_OBJECTS = 50_000
-"""How many more there are before Python looks for garbage. By default 700: then a step does nothing else for 3 to 5 %
-of its time, since what it holds until backward is so many objects, and none of it is garbage."""
+"""The number of new objects before Python collects garbage. With the default of 700, a step would spend 3 to 5 % of its
+time on that, as it holds many objects until backward, none of them garbage."""
 
 
 def main() -> None:
@@ -55,7 +57,7 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, _end)
     try:
-        if options.signalled:  # the end of input alone may never come: whoever the parent forked holds our input too
+        if options.signalled:  # the end of input may never come: other children of the parent hold our input, too
             die_with_parent(options.parent, signal.SIGTERM)
         serve(options)
     finally:

@@ -29,10 +29,10 @@ def expert_sizes(case: Case) -> tuple[int, int] | None:
 
 
 def check_model(case: Case, system: str, num_ranks: int = 1, memory: int | None = None) -> None:
-    """Refuse a model that the case's ranks cannot share, or whose state `num_ranks` of them cannot hold in so many
-    bytes, before any of them starts.
+    """Before any rank starts, refuse a model that the case's ranks cannot share, or whose state `num_ranks` of them
+    cannot hold in this many bytes.
 
-    Of a system of the user's nothing is known; tracing refuses what ranks cannot share by itself. Raises CaseError, and
+    A user's system is not checked; tracing itself refuses models that ranks cannot share. Raises CaseError and
     MachineError.
     """
     if system not in EAGER:

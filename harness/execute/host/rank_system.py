@@ -59,7 +59,7 @@ def program_of(job: Job, rank: int, device: torch.device) -> Any:
 
 
 def disturbance(injector: Injector) -> Any:
-    """What makes of each process group one that adds in a fault's order; None where no fault asks for that."""
+    """A wrapper that makes each process group add in a fault's order; None without such a fault."""
     order, fault = injector.sum_order, injector.fault
     if order is None or fault is None:
         return None

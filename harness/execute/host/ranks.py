@@ -92,7 +92,7 @@ class Ranks:
     def run(self, hangup: int | None = None) -> End:
         """Fork the ranks and watch them to their end; none is alive afterwards, whatever happens.
 
-        Raises SystemExit when the file descriptor `hangup` hangs up: then nobody waits for the result.
+        Raises SystemExit when the file descriptor `hangup` hangs up, as the client has stopped waiting.
         """
         began, others = time.monotonic(), children()
         if self.job.rank_slots.server is None:  # a FileStore waits forever for a folder that is not there

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class Runner:
-    """Runs what is requested, and keeps the last stage. `hangup` is a descriptor that hangs up when nobody waits."""
+    """Runs requests, and keeps the last stage. `hangup` is a descriptor that hangs up when the client stops waiting."""
 
     def __init__(self, send: OnEvent, hangup: int | None = None, made_of: Installation | None = None) -> None:
         self._send = send

@@ -37,9 +37,8 @@ class StagePlace:
 
 Send = Callable[[Event | StagePlace], None]
 Answer = Callable[[AnyRequest, Send, int], Any]
-"""Answers a request; it is given what to send events with, and a descriptor that hangs up when nobody listens.
-
-None is no answer: nobody waits for one.
+"""Answers a request; its arguments are the function that sends events, and a descriptor that hangs up when the client
+stops waiting. None means that no answer is expected.
 """
 
 # After the time is up, how long a stage that watches its ranks may take to say where they were.
@@ -84,10 +83,10 @@ class Stage:
         case_timeout: float = float("inf"),
         hangup: int | None = None,
     ) -> A:
-        """Have a request answered within `timeout` seconds, what is left of `case_timeout`; events go to `send`.
+        """Let the stage answer a request within `timeout` seconds, the rest of `case_timeout`; events go to `send`.
 
-        Raises the BitproofError that is answered, and RankError, naming `what` and where the stage was, when the stage
-        ends or is late; SystemExit when the descriptor `hangup` hangs up: then nobody waits for the answer.
+        Raises the BitproofError that the stage answers, and RankError, which names `what` and the stage's place, if the
+        stage ends or is late; SystemExit when the descriptor `hangup` hangs up, as the client has stopped waiting.
         """
         began, self._place = time.monotonic(), "at its start"
         self.tell(request)
@@ -113,7 +112,7 @@ class Stage:
                     raise self._silence(what, case_timeout)
 
     def tell(self, request: Request[Any]) -> None:
-        """Send a request, and wait for nothing."""
+        """Send a request without waiting for an answer."""
         self._child.tell(request)
 
     def close(self) -> None:
@@ -145,7 +144,7 @@ class Stage:
         )
 
     def _silence(self, what: str, case_timeout: float) -> RankError:
-        """Ask the stage for its stack, and tell."""
+        """Make the error of a silent stage, with its stack."""
         ask_for_stacks([self._child.pid])
         return RankError(
             f"{what} was not finished: the case ran longer than {case_timeout:g} s",

@@ -46,11 +46,11 @@ def run_rank(
     memory: SharedMemory | None = None,
     board: Board | None = None,
 ) -> None:
-    """Run one rank to its end, and `tell` how far it is. Its named groups meet in `memory`, where there is some.
+    """Run one rank to its end, and report its progress by `tell`. Its named groups use shared `memory`, if given.
 
-    What it launches and waits for in them stands on the `board`.
+    The `board` shows the collectives that it launches and waits for.
 
-    Whatever goes wrong is raised; process groups then stay as they are, for the caller to leave or to die with.
+    After an error process groups remain, for the caller to leave or to end with the process.
     """
     import torch.distributed as dist
 
@@ -209,5 +209,5 @@ def _peak_mib(device: torch.device) -> float | None:
 
 
 def _describe_system(system: System) -> dict[str, Any]:
-    """What the system says of itself, such as its data's sha256."""
+    """The system's own facts, such as its data's sha256."""
     return dict(system.manifest()) if hasattr(system, "manifest") else {}

@@ -33,7 +33,7 @@ _Met = tuple[str, str, str, str, int]
 
 
 class Sums:
-    """`meetings` are those that a rank took part in, each once, after the last step; None where nobody asked."""
+    """`meetings` are a rank's sums and exchanges, each once, after the last step; None if not requested."""
 
     def __init__(self, *, is_asked: bool = True) -> None:
         self._is_asked = is_asked

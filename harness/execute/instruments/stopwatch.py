@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bitproof.harness.execute.status_messages import Done
 
 MOST_STEPS = 1000
-"""Steps whose times a rank tells."""
+"""The most steps whose times a rank reports."""
 _SIZE, _TRIES = 512, 5
 _MIB = 2**20
 
@@ -81,7 +81,7 @@ def peak_of_process() -> float:
 
 
 def throughput_of(case: Case, system: str, device: str, done: Sequence[Done]) -> Throughput | None:
-    """What the ranks' accounts of their end come to; None where no step was timed."""
+    """The throughput from all ranks' `Done` messages; None if no step was timed."""
     times = [max(each) for each in zip(*(rank.step_seconds for rank in done), strict=False)]
     if not times:
         return None

@@ -73,7 +73,7 @@ def check_world_size(cases: Sequence[Case]) -> None:
 
 @contextmanager
 def open_coordinator(run_dir: Path, options: RunOptions) -> Iterator[Coordinator]:
-    """Rank 0's client, at which all ranks answer. They are told when the block ends, and of an error that ends it."""
+    """Rank 0's client for all ranks. It tells them when the block ends, and about an error that ends it."""
     with _joined(run_dir, options) as coordinator:
         problem = None
         try:
@@ -105,7 +105,7 @@ def follow_rank_0(run_dir: Path, options: RunOptions) -> Iterator[CaseResult]:
 
 @contextmanager
 def _joined(run_dir: Path, options: RunOptions) -> Iterator[Coordinator]:
-    os.environ.update(ENVIRONMENT)  # as the hosts have it: a manifest tells it
+    os.environ.update(ENVIRONMENT)  # as on the hosts: it is in manifests
     sys.path[:] = search_path()
     with _work_folder() as work:
         coordinator = Coordinator(Path(run_dir), options, work, int(os.environ["RANK"]))
@@ -315,7 +315,7 @@ class Coordinator:
             raise lost.error from lost
 
     def _facts(self, is_gone: Callable[[], bool]) -> Facts | None:
-        """What this rank is made of, by its host; None once `is_gone` says that nobody waits for it any more."""
+        """This rank's versions and code, from its host; None once `is_gone` returns True."""
         try:
             return self._host.ask(MadeOfRequest(), _START_SECONDS, lambda event: None, is_gone).facts
         except Abandoned:

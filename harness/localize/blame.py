@@ -49,7 +49,7 @@ from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
 from bitproof.harness.localize.lost_sums import or_lost_sum
-from bitproof.harness.localize.new_calls import put_before, put_between, replaced_by
+from bitproof.harness.localize.new_calls import constant_of, put_before, put_between, replaced_by
 from bitproof.harness.localize.partial_sums import regrouped
 from bitproof.harness.localize.roots import needed, roots_of
 
@@ -93,14 +93,16 @@ class _Blame:
     differing: Mapping[int, Sequence[Pair]]
     record: Differing = field(default_factory=dict)
     rivals: set[Site] = field(default_factory=set)
-    """The roots of the record that may be the answer, and those that pack what no call gave."""
+    """The roots of the record that may be the answer, those that pack, and what puts right values elsewhere."""
 
     def explain(self, record: Differing) -> Culprit | None:
         """The call that one record's history leads to."""
         self.record, self.rivals = record, set()
         picked = self._root(record)
-        if (picked is None or picked.same == "exchanges") and (exchanged := self._exchanged(record, picked)):
+        exchanged = self._exchanged(record, picked)
+        if exchanged and (picked is None or picked.same == "exchanges"):
             picked = self._first_of(exchanged, exchanged)
+        self.rivals |= exchanged
         if picked is None:  # rule 5
             misplaced = self._misplaced(record)
             if misplaced is not None and (misplaced.rank, misplaced.index) in self._history(record):
@@ -212,9 +214,7 @@ class _Blame:
             (rank, index) for rank, index in packing if not logs[rank].is_new(index) and not logs[rank].is_extra(index)
         }
         surely = needed(computing, walk, logs) or computing
-        self.rivals = surely | {
-            (rank, index) for rank, index in packing if logs[rank].how_it_reads(index) == "inherits"
-        }
+        self.rivals = surely | packing
         return self._first_of(proven or surely or due or roots, roots)
 
     def _first_of(self, sites: set[Site], roots: set[Site]) -> _Picked:
@@ -313,12 +313,38 @@ class _Blame:
                 return self._made_otherwise(
                     made if packed is None else packed, index if due is None else due, ranks, at
                 )
+        if (there := self._put_there((rank, index))) is not None:
+            on, new_call = there[0], self.logs[there[0]].log[there[1]]
+            ranks, at = (ranks, at) if on == rank else ((on,), None)
+            return Culprit(how="adds", call=new_call, ranks=ranks, candidate=there[1], reference=None, at=at)
         lists = list_differences(log, call)
         return Culprit(how="lacks", call=call, ranks=ranks, candidate=None, reference=index, arguments=lists, at=at)
 
+    def _put_there(self, missing: Site) -> Site | None:
+        """The new call before the record that reads what a missing call of the reference should, on one of its ranks.
+
+        It makes a constant of that, or a collective of the missing one's ranks reads what it gives.
+        """
+        found = list[Site]()
+        for rank, index in self.known.together(missing):
+            log, call = self.logs[rank], self.known.logs[rank][index]
+            kind = call.operator, call.peers
+            alike = [i for i, mine in enumerate(log.log) if call.peers and (mine.operator, mine.peers) == kind]
+            new = [constant_of(log, index), *(put_between(log, index, mine) for mine in alike)]
+            found += [(rank, number) for number in new if number is not None]
+        there = self._history(self.record).intersection(found) if found else set()
+        return min(there, key=self.joined.when, default=None)
+
     def _made_otherwise(self, made: int, due: int, ranks: tuple[int, ...], at: int | None) -> Culprit:
         """What is wrong with a call that is made of another value than it should be, or with other numbers."""
-        log = self.logs[ranks[0] if at is None else at]
+        rank = ranks[0] if at is None else at
+        fed = self._fed_otherwise((rank, made), (rank, due))
+        if fed and (rank, made) not in fed:  # by another rank, as what that sends
+            theirs = dict(self.known.together((rank, due)))
+            rank, made = min(fed, key=self.joined.when)
+            due, ranks = theirs[rank], tuple(sorted(peer for peer, _ in fed))
+            at = rank if rank != ranks[0] else None
+        log = self.logs[rank]
         call, partner = log.log[made], log.reference.log[due]
         is_same = bool(call.inputs) and call.inputs == partner.inputs
         return Culprit(
@@ -330,6 +356,12 @@ class _Blame:
             arguments=argument_differences(call, partner),
             at=at,
         )
+
+    def _fed_otherwise(self, site: Site, due: Site) -> set[Site]:
+        """The calls that give a collective another value than they give the reference's one."""
+        theirs = {rank: self.known.logs[rank][index] for rank, index in self.known.together(due)}
+        mine = ((rank, index, self.logs[rank].log[index]) for rank, index in self.joined.together(site))
+        return {(rank, index) for rank, index, call in mine if rank in theirs and call.inputs != theirs[rank].inputs}
 
     def _lacks(self, rank: int, call: Call) -> bool:
         """Whether what differs on a rank lacks a call like this one."""

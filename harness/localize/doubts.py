@@ -1,9 +1,10 @@
 """Calls of which no value tells whether they are wrong in place of the one to blame: see `Culprit.or_else`.
 
 1. The collective of a bucket that the reference does not have, and what fills it, on each rank.
-2. Other roots.
-3. What leads to the blamed call, reads right values and gives right ones, and reads them more often than the reference
-   does: it may have read one in another's place.
+2. Other roots, those that pack as well; views of what such a one sums; and calls before them that put right values in
+   another order.
+3. What leads to the blamed call, reads right values and gives right ones, and reads or gives them more often than the
+   reference does: it may have read one in another's place.
 4. Other calls that gave what the record holds, views of a bucket or of what was written to since, and what may stand
    where a call of the reference is missing.
 """
@@ -11,11 +12,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bitproof.harness.localize.chain import Pair
 from bitproof.harness.localize.culprit import Culprit, Doubt
-from bitproof.harness.localize.logs.calls import Call
+from bitproof.harness.localize.logs.calls import Call, Place
 from bitproof.harness.localize.logs.candidate_log import CandidateLog, is_again
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
 from bitproof.harness.localize.logs.packing import keeps_order
@@ -33,8 +34,9 @@ def doubts(
     """
     if _is_sure(culprit, logs[culprit.rank]):
         return ()
-    found = _fillers(culprit, rank, pair, logs, joined)
-    found += sorted(rivals, key=joined.when) if culprit.how in UNSURE else []
+    found = [(culprit.rank, i) for i in _instead_of(culprit, logs[culprit.rank])]
+    found += _fillers(culprit, rank, pair, logs, joined)
+    found += _and_behind(sorted(rivals, key=joined.when), logs) if culprit.how in UNSURE else []
     found += _readers(culprit, rank, pair, logs, joined)
     itself = _itself(culprit, logs)
     found = [site for site in found if site not in itself]
@@ -76,35 +78,36 @@ def _fillers(culprit: Culprit, rank: int, pair: Pair, logs: Sequence[CandidateLo
         on, index = rank, logs[rank].giver(*pair)
     else:
         on, index = culprit.rank, culprit.candidate
-    launch = None if index is None else logs[on].bucket_of(index) or _filled(logs[on], index)
-    sites = [] if launch is None else joined.together((on, launch))
+    bucket = None if index is None else logs[on].bucket_of(index)
+    launches = [bucket] if bucket is not None else [] if index is None else _filled(logs[on], index)
+    sites = [site for launch in launches for site in joined.together((on, launch))]
     filled = ((rank, i) for rank, launch in sites for i in (launch, *logs[rank].packers(launch)))
     return [(rank, i) for rank, i in filled if not keeps_order(logs[rank].log[i])]
 
 
-def _filled(log: CandidateLog, index: int) -> int | None:
-    """The collective of a bucket of the candidate's that a call is, or fills."""
-    packed = {index}
+def _filled(log: CandidateLog, index: int) -> list[int]:
+    """The collectives of buckets of the candidate's that a call is, or fills."""
+    packed, found = {index}, list[int]()
     for later, call in enumerate(log.log[index:], index):
         if packed.isdisjoint((later, *log.givers(later))):
             continue
         if call.collective:
-            return later if log.packers(later) and not log.reference.alike(call) else None
-        if log.packs(later):
+            found += [later] if log.packers(later) and not log.reference.alike(call) else []
+        elif log.packs(later):
             packed.add(later)
         elif later == index:
             break
-    return None
+    return found
 
 
 def _readers(culprit: Culprit, rank: int, pair: Pair, logs: Sequence[CandidateLog], joined: JoinedLogs) -> list[Site]:
-    """Those that read a value more often than the reference does, and views."""
-    repeated = [_reads_too_often(log) for log in logs]
+    """Those that read a value, or give one, more often than the reference does, and views."""
+    repeated = [_too_often(log, _reading) for log in logs]
+    again = [repeated[r] | {i for i in _too_often(log, _giving) if log.log[i].outputs} for r, log in enumerate(logs)]
     found, seen = list[Site](), set[Site]()
     gave = [i for i, call in enumerate(logs[rank].log) if pair[1] in call.outputs and not logs[rank].packs(i)]
     if culprit.candidate is None:
         found += [(rank, i) for i in gave if len(gave) > 1 and i in repeated[rank]]
-        found += [(culprit.rank, i) for i in _instead_of(culprit.call, logs[culprit.rank])]
         pending = [(rank, i, 0) for i in {*gave, logs[rank].giver(*pair)} if i is not None]
     else:
         found += [(rank, i) for i in gave if i != logs[rank].giver(*pair)]
@@ -114,45 +117,75 @@ def _readers(culprit: Culprit, rank: int, pair: Pair, logs: Sequence[CandidateLo
         on, index, far = pending.pop()
         sites = set(joined.together((on, index))) - seen
         seen |= sites
-        given = ((peer, giver) for peer, i in sites for giver in logs[peer].givers(i))
-        earlier = [(peer, i) for each in given for peer, i in joined.together(each) if i in repeated[peer]]
+        given = [(peer, giver) for peer, i in sites for giver in logs[peer].givers(i)]
+        known = again if far else repeated
+        earlier = [(peer, i) for each in given for peer, i in joined.together(each) if i in known[peer]]
+        if not far and culprit.candidate is not None:
+            earlier += [(on, i) for i in _in_another_s_place(culprit, logs[on])]
         if far and logs[on].reads_right_values(index):
             found.append((on, index))
         pending += [(*each, far + 1) for each in earlier if each not in seen]
     return sorted(found, key=joined.when)
 
 
-def _reads_too_often(log: CandidateLog) -> set[int]:
-    """The calls of which more, of one operator and the same inputs, are made than in the reference.
+def _too_often(log: CandidateLog, told: Callable[[Call], object]) -> set[int]:
+    """The calls of which more are made than in the reference, as they are `told`; those computed again do not count."""
+    made = Counter(told(call) for call in log.log if not is_again(call))
+    made.subtract(map(told, log.reference.log))
+    return {index for index, call in enumerate(log.log) if made[told(call)] > 0 and not is_again(call)}
 
-    What is computed again does not count.
-    """
-    made = Counter(_reading(call) for call in log.log if not is_again(call))
-    made.subtract(map(_reading, log.reference.log))
-    return {index for index, call in enumerate(log.log) if made[_reading(call)] > 0 and not is_again(call)}
+
+def _in_another_s_place(culprit: Culprit, log: CandidateLog) -> set[int]:
+    """What gave the blamed call's inputs that its partner does not read, and gives what more calls do than there."""
+    if culprit.how != "reads" or culprit.reference is None or culprit.candidate is None:
+        return set()
+    is_placed = culprit.call.place != Place(None, None)  # of another call its partner is a guess
+    due = log.reference.log[culprit.reference].inputs if is_placed else ()
+    gives_again = _too_often(log, _giving)
+    given = zip(log.log[culprit.candidate].inputs, log.given(culprit.candidate), strict=False)
+    return {giver for value, giver in given if value not in due and giver in gives_again}
 
 
 def _reading(call: Call) -> tuple[str, tuple[str, ...]]:
     return call.operator, tuple(sorted(call.inputs))
 
 
-def _instead_of(missing: Call, log: CandidateLog) -> list[int]:
+def _giving(call: Call) -> tuple[bool, tuple[str, ...]]:
+    """What a call gives: a view may well show again what another call gives."""
+    return call.view, call.outputs
+
+
+def _instead_of(culprit: Culprit, log: CandidateLog) -> list[int]:
     """What may stand where a call of the reference is missing.
 
-    A call of its operator that gives what another one gives; a new one that reads what it reads and gives what the
-    reference has nowhere; a view of what it writes to.
+    A call of its operator, or a new one at its place, that gives what another one gives; one of which the reference has
+    no like, that reads what it reads and gives what the reference has nowhere, and what by new calls comes of that; a
+    view of what it writes to.
     """
+    if culprit.candidate is not None:
+        return []
+    missing = culprit.call
     times = Counter(call.outputs for i, call in enumerate(log.log) if not log.packs(i))
     reads, wrote = set(missing.inputs), missing.inputs[:1] if missing.aliases else None
+    found = set[int]()
+    for index, call in enumerate(log.log):
+        is_new = log.is_new(index) or log.is_extra(index)
+        is_like = call.operator == missing.operator or (is_new and call.place == missing.place)
+        gives_again = is_like and bool(call.outputs) and times[call.outputs] > 1
+        is_own = is_new or not log.reference.alike(call)
+        stands_there = is_own and log.differs(index) and bool(reads & set(call.inputs))
+        leads_on = is_new and log.differs(index) and not found.isdisjoint(log.givers(index))
+        if call.inputs == wrote if call.view else gives_again or stands_there or leads_on:
+            found.add(index)
+    return sorted(found, key=lambda index: (log.log[index].place != missing.place, index))
 
-    def may_stand_there(index: int, call: Call) -> bool:
-        if call.view:
-            return call.inputs == wrote
-        if call.operator == missing.operator:
-            return times[call.outputs] > 1
-        return log.is_new(index) and log.differs(index) and not reads.isdisjoint(call.inputs)
 
-    return [i for i, call in enumerate(log.log) if may_stand_there(i, call)]
+def _and_behind(sites: Sequence[Site], logs: Sequence[CandidateLog]) -> list[Site]:
+    """Roots, each with what takes apart what it packs, and with views of what it reads."""
+    found = list[Site]()
+    for rank, index in sites:
+        found += [(rank, index), *((rank, i) for i in _views(logs[rank], index))]
+    return found
 
 
 def _views(log: CandidateLog, index: int) -> list[int]:

@@ -6,7 +6,7 @@ from collections import Counter
 
 from bitproof.harness.localize.logs.calls import Call
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
-from bitproof.harness.localize.logs.packing import name_of
+from bitproof.harness.localize.logs.packing import CONSTANTS, name_of
 
 
 def replaced_by(log: CandidateLog, call: Call) -> Call | None:
@@ -31,6 +31,19 @@ def put_between(log: CandidateLog, index: int, mine: int) -> int | None:
     reads_it = [number for number in given if wanted & set(log.log[number].inputs)]
     new = (number for number in reads_it if log.is_new(number) or log.is_extra(number))
     return next((number for number in new if not log.changes_nothing(number)), None)
+
+
+def constant_of(log: CandidateLog, index: int) -> int | None:
+    """The new call that makes a constant of what a call of the reference reads, or of a view of that."""
+    wanted, views = set(log.reference.log[index].inputs), set[int]()
+    for number, call in enumerate(log.log):
+        if wanted.isdisjoint(call.inputs) and views.isdisjoint(log.givers(number)):
+            continue
+        if call.view:
+            views.add(number)
+        elif name_of(call) in CONSTANTS and (log.is_new(number) or log.is_extra(number)):
+            return number
+    return None
 
 
 def put_before(log: CandidateLog, index: int) -> Call | None:

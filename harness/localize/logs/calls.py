@@ -78,6 +78,11 @@ def is_abandoned(call: Call) -> bool:
     return call.collective and bool(call.inputs) and not call.outputs and not call.operator.startswith("send")
 
 
+def gives_what_it_reads(call: Call) -> bool:
+    """Whether all that a call gives are values that it reads, as of a product with 1."""
+    return bool(call.outputs) and set(call.outputs) <= set(call.inputs)
+
+
 def maker_of(
     calls: Sequence[Call], given: Callable[[int], Sequence[int | None]], index: int, position: int
 ) -> int | None:

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
-from bitproof.harness.localize.logs.calls import READS_OUT, Call, Place, is_abandoned
+from bitproof.harness.localize.logs.calls import READS_OUT, Call, gives_what_it_reads, is_abandoned
 from bitproof.harness.localize.logs.packing import CONSTANTS, PACKING, keeps_order, name_of
-from bitproof.harness.localize.logs.reference_log import IndexedLog, ReferenceLog
+from bitproof.harness.localize.logs.reference_log import IndexedLog, ReferenceLog, fits, values_of
 
 RECOMPUTED = "_recomputed"
 """Part of the name of a node that repeats another one: see `harness.graph.passes.rematerialize`."""
@@ -21,7 +21,8 @@ class CandidateLog(IndexedLog):
         super().__init__(calls)
         self.reference = reference
         self._values = {value for call in calls for value in (*call.inputs, *call.outputs, *call.aliases)}
-        self._made = Counter((call.operator, call.outputs) for call in calls)
+        self._made = {(call.operator, call.outputs) for call in calls}
+        self._num_giving = Counter((call.operator, values_of(call)) for call in calls if not gives_what_it_reads(call))
         once = (call for call in calls if not is_again(call))
         self._num_made, self._num_due = (
             Counter(x for call in log for x in _kinds(call)) for log in (once, reference.log)
@@ -335,8 +336,11 @@ class CandidateLog(IndexedLog):
     def changes_nothing(self, index: int) -> bool:
         """Whether a call that the reference does not make gives a value that it reads, as a product with 1 does."""
         call = self.log[index]
-        is_same = bool(call.outputs) and not call.collective and set(call.outputs) <= set(call.inputs)
-        return is_same and (self.is_extra(index) or not self._may_stand_for_another(call))
+        return (
+            gives_what_it_reads(call)
+            and not call.collective
+            and (self.is_extra(index) or not self._may_stand_for_another(call))
+        )
 
     def _may_stand_for_another(self, call: Call) -> bool:
         """Whether the reference makes one of the same inputs, or there one that gives what it reads or, of as many,
@@ -352,9 +356,9 @@ class CandidateLog(IndexedLog):
         if call.collective or not call.inputs:
             return False
         return any(
-            self._made[operator, call.outputs] < num
-            for operator, places, num in self.reference.giving(call.outputs)
-            if call.place == Place(None, None) or call.place in places
+            self._num_giving[operator, values_of(call)] < num
+            for operator, places, num in self.reference.giving(call)
+            if call.place in places or (call.place.module is None and any(fits(x, call.place) for x in places))
         )
 
     def is_extra(self, index: int) -> bool:

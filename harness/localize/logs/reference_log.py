@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Literal
 
-from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.localize.logs.calls import Call, Place, gives_what_it_reads
 from bitproof.harness.operators import names
 
 COMMUTATIVE = names(lambda row: row.commutes)
@@ -58,9 +58,9 @@ class ReferenceLog(IndexedLog):
             for value in (*call.aliases, *call.outputs):
                 self._producers.setdefault(value, index)
             self._places[call.operator, call.outputs].add(call.place)
-            if not call.collective and not call.view:
-                places, num = self._giving[call.outputs].get(call.operator, (set[Place](), 0))
-                self._giving[call.outputs][call.operator] = places | {call.place}, num + 1
+            if not call.collective and not call.view and not gives_what_it_reads(call):
+                places, num = self._giving[values_of(call)].get(call.operator, (set[Place](), 0))
+                self._giving[values_of(call)][call.operator] = places | {call.place}, num + 1
             self._indices[call.operator].append(index)
             self._directions[call.operator].add(call.place.direction)
             if call.view:
@@ -79,7 +79,7 @@ class ReferenceLog(IndexedLog):
             places = {
                 place for place in places if None in (place.module, call.place.module) or place[0] == call.place[0]
             }
-        return any(_fits(place, call.place) for place in places)
+        return any(fits(place, call.place) for place in places)
 
     def calls(self, call: Call) -> bool:
         """Whether the reference calls such an operator at all."""
@@ -90,14 +90,18 @@ class ReferenceLog(IndexedLog):
         """Whether the operator gives these outputs anywhere."""
         return (call.operator, call.outputs) in self._places
 
-    def giving(self, outputs: tuple[str, ...]) -> list[tuple[str, set[Place], int]]:
-        """The operators whose calls give just this, where, and how often; no views, no collectives."""
-        return [(operator, *told) for operator, told in self._giving.get(outputs, {}).items()] if outputs else []
+    def giving(self, call: Call) -> list[tuple[str, set[Place], int]]:
+        """The operators whose calls give just what this one does, where, and how often.
+
+        No views, no collectives, and none that gives what it reads.
+        """
+        values = values_of(call)
+        return [(operator, *told) for operator, told in self._giving.get(values, {}).items()] if values else []
 
     def alike(self, call: Call) -> list[int]:
         """The calls of the same operator with the same inputs, by index, in the same direction and chunk."""
         indices = self._indices.get(call.operator, ())
-        return [i for i in indices if self.log[i].inputs == call.inputs and _fits(self.log[i].place, call.place)]
+        return [i for i in indices if self.log[i].inputs == call.inputs and fits(self.log[i].place, call.place)]
 
     def could_be(self, call: Call) -> Sequence[int]:
         """The calls of the same operator at the same place, by index; where nothing tells the place, at all."""
@@ -107,7 +111,7 @@ class ReferenceLog(IndexedLog):
         """Whether the reference makes this very call there, of the same inputs and numbers."""
         indices = self._indices.get(call.operator, ())
         return any(
-            (known.inputs, known.scalars) == (call.inputs, call.scalars) and _fits(known.place, call.place)
+            (known.inputs, known.scalars) == (call.inputs, call.scalars) and fits(known.place, call.place)
             for known in map(self.log.__getitem__, indices)
         )
 
@@ -130,7 +134,7 @@ class ReferenceLog(IndexedLog):
 
         And what is wrong with `call` where it has the same inputs: its output, or their order.
         """
-        indices = [i for i in self._indices.get(call.operator, ()) if _fits(self.log[i].place, call.place)]
+        indices = [i for i in self._indices.get(call.operator, ()) if fits(self.log[i].place, call.place)]
         for index in indices:
             if self.log[index].inputs == call.inputs:
                 return index, "computes"
@@ -153,12 +157,17 @@ class ReferenceLog(IndexedLog):
         return best if best is not None and shared[best] else otherwise
 
 
+def values_of(call: Call) -> tuple[str, ...]:
+    """What a call gives, each value once: what is written in place is an output twice."""
+    return tuple(dict.fromkeys(call.outputs))
+
+
 def _told(call: Call) -> tuple[str | None, None]:
     """The directions in which a call's partner may be."""
     return call.place.direction, None
 
 
-def _fits(first: Place, second: Place) -> bool:
+def fits(first: Place, second: Place) -> bool:
     """Whether two calls may be the same: of one direction and one chunk, as far as both are known."""
     directions, chunks = (first.direction, second.direction), (first.chunk, second.chunk)
     return all(None in pair or pair[0] == pair[1] for pair in (directions, chunks))

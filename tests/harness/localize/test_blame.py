@@ -886,3 +886,44 @@ def test_of_gradients_exchanged_in_a_bucket_and_copied_over_what_was_there_the_b
     logs = [log("p", "q", "s", "t")], [log("P", "Q", "t", "s")]
     culprit = find_culprit(*logs, {0: [("s", "t"), ("t", "s")]})
     assert culprit is not None and culprit.candidate == 2
+
+
+def test_a_value_that_reaches_its_reader_by_a_product_with_one_is_made_once_though_two_calls_give_it() -> None:
+    reference = [call("mul a g -> b"), call("silu b -> c"), call("sum c -> l")]
+    other_way = [call("exp a -> Z"), call("add Z a -> b"), call("mul b -> b"), call("silu b -> C"), call("sum C -> L")]
+    culprit = blamed(reference, logged([(None,), (0, None), (1,), (1,), (3,)], other_way), "L")
+    assert culprit is not None and (culprit.how, culprit.call.operator) == ("computes", "silu")
+
+
+def test_what_is_summed_outside_of_modules_as_one_sums_in_place_is_right_and_what_divides_it_again_is_not() -> None:
+    reference = [call("mm x w -> a", BACKWARD), call("add_ a b -> c c", BACKWARD)]
+    engine = Place(None, "backward")
+    divided = [reference[0], call("add a b -> c", engine), call("div c -> C", engine)]
+    culprit = blamed(reference, logged([(None, None), (0, None), (1,)], divided), "C")
+    assert culprit is not None and (culprit.how, culprit.candidate) == ("adds", 2)
+
+
+def test_what_a_new_call_sends_in_place_of_a_right_value_is_blamed_and_not_the_receiver() -> None:
+    """What arrives as zeros stays right on the way, as a product of zeros is a value that others have."""
+
+    def ranks(sent: str, got: str, *before: Call, place: Place = BACKWARD) -> list[list[Call]]:
+        peers = {"collective": True, "peers": (1, 0), "place": place}
+        send = call(f"send {sent} -> {sent}")._replace(outputs=(), producers=(len(before),), **peers)
+        received = [call(f"recv_ e -> {got}")._replace(producers=(None,), **peers)]
+        received += [call(f"mm {got} w -> {'g' if got == 'd' else 'n'}")._replace(producers=(0, None))]
+        return [[*received, call("zeros -> n"), call("zeros -> z")], [call("silu x -> d"), *before, send]]
+
+    reference, zeroed = ranks("d", "d"), ranks("z", "z", call("mul d -> z")._replace(producers=(0,)), place=FORWARD)
+    reference[1].append(call("zeros -> z"))
+    culprit = find_culprit(reference, zeroed, {0: [("g", "n")]})
+    assert culprit is not None
+    assert (culprit.how, culprit.call.operator, culprit.rank) == ("adds", "mul", 1)
+
+
+def test_a_constant_that_stands_in_a_bucket_where_a_value_should_is_blamed_and_not_the_sum_that_is_missing() -> None:
+    reference = [call("mm x w -> a"), call("reduce a -> r", collective=True), call("zeros -> z")]
+    bucket = [call("mm x w -> a"), call("zeros_like a -> z"), call("reduce z -> z", collective=True)]
+    culprit = blamed(reference, logged([(None, None), (0,), (1,)], bucket), "R")
+    assert culprit is not None and culprit.how == "lacks", "the record does not hold what the bucket gives"
+    culprit = find_culprit([reference], [logged([(None, None), (0,), (1,)], bucket)], {0: [("r", "z")]})
+    assert culprit is not None and (culprit.how, culprit.candidate) == ("adds", 1)

@@ -9,6 +9,8 @@ from tests.harness.localize.programs import WIDE, WIDEST, WITH_DETOURS, answer, 
 UNDETERMINED = "undetermined", "undetermined and untold"
 
 MENDED = (
+    90029852,
+    90050894,
     15,
     62,
     85,
@@ -76,6 +78,36 @@ MENDED = (
     70060853,
 )
 """Programs on which blame once named another call, or one that nothing leads from."""
+
+TOLD = (
+    80016483,
+    80023113,
+    80028076,
+    80035129,
+    80036867,
+    80057824,
+    80066424,
+    80069361,
+    80074166,
+    80074467,
+    80082262,
+    80088696,
+    90003967,
+    90021995,
+    90023914,
+    90026148,
+    90048320,
+    90053715,
+    90101076,
+    90102223,
+)
+"""Programs in which values do not tell, and whose answer once lacked the planted call."""
+
+
+@pytest.mark.parametrize("seed", TOLD)
+def test_an_answer_has_the_planted_call_where_values_do_not_tell(seed: int) -> None:
+    scene = generate(seed)
+    assert scene is not None and answer(scene)[1] in ("", UNDETERMINED[0])
 
 
 @pytest.mark.parametrize("seed", MENDED)

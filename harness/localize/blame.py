@@ -41,7 +41,7 @@ from bitproof.harness.localize.argument_differences import (
     strange_output,
 )
 from bitproof.harness.localize.chain import Pair, with_chain
-from bitproof.harness.localize.collective_inputs import fed_wrong, out_of_turn
+from bitproof.harness.localize.collective_inputs import fed_otherwise, fed_wrong, out_of_turn
 from bitproof.harness.localize.culprit import Culprit, How
 from bitproof.harness.localize.doubts import doubts
 from bitproof.harness.localize.logs.calls import KERNELS, Call, Place, is_abandoned
@@ -338,7 +338,7 @@ class _Blame:
     def _made_otherwise(self, made: int, due: int, ranks: tuple[int, ...], at: int | None) -> Culprit:
         """What is wrong with a call that is made of another value than it should be, or with other numbers."""
         rank = ranks[0] if at is None else at
-        fed = self._fed_otherwise((rank, made), (rank, due))
+        fed = fed_otherwise((rank, made), (rank, due), self.joined, self.known)
         if fed and (rank, made) not in fed:  # by another rank, as what that sends
             theirs = dict(self.known.together((rank, due)))
             rank, made = min(fed, key=self.joined.when)
@@ -356,12 +356,6 @@ class _Blame:
             arguments=argument_differences(call, partner),
             at=at,
         )
-
-    def _fed_otherwise(self, site: Site, due: Site) -> set[Site]:
-        """The calls that give a collective another value than they give the reference's one."""
-        theirs = {rank: self.known.logs[rank][index] for rank, index in self.known.together(due)}
-        mine = ((rank, index, self.logs[rank].log[index]) for rank, index in self.joined.together(site))
-        return {(rank, index) for rank, index, call in mine if rank in theirs and call.inputs != theirs[rank].inputs}
 
     def _lacks(self, rank: int, call: Call) -> bool:
         """Whether what differs on a rank lacks a call like this one."""

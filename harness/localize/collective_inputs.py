@@ -34,6 +34,13 @@ def fed_wrong(
     return best
 
 
+def fed_otherwise(site: Site, due: Site, joined: JoinedLogs, known_joined: JoinedLogs) -> set[Site]:
+    """The ranks' calls that give a collective another value than they give the reference's one, `due`."""
+    theirs = {rank: known_joined.logs[rank][index] for rank, index in known_joined.together(due)}
+    mine = ((rank, index, joined.logs[rank][index]) for rank, index in joined.together(site))
+    return {(rank, index) for rank, index, call in mine if rank in theirs and call.inputs != theirs[rank].inputs}
+
+
 def out_of_turn(
     site: Site, partner: int, logs: Sequence[CandidateLog], joined: JoinedLogs, known_joined: JoinedLogs
 ) -> tuple[Site, int] | None:

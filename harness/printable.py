@@ -1,11 +1,11 @@
-"""The one rule for text of others wherever it is shown: which characters stand for themselves.
+"""The rule for showing untrusted text: which characters are shown unchanged.
 
-Names, reasons and errors come from reports, recordings, baselines, trainers and libraries, and may hold anything. A
-character that a reader would obey instead of see is spelled out, as `\\x1b`: control characters, halves of surrogate
-pairs, characters that reorder or hide their neighbours, and those that no Unicode assigns. Line ends and tabs stay.
+Names, reasons and errors come from reports, recordings, baselines, trainers and libraries, and may contain anything.
+Characters with an effect instead of a shape are escaped, such as `\\x1b`: control characters, halves of surrogate
+pairs, characters that reorder or hide their neighbours, and unassigned ones. Line ends and tabs stay.
 
-What a form obeys beyond that, such as `<` in HTML, is that form's own: `runtime/output` has what a terminal or the log
-of a CI system obeys, `report/markdown_text` what Markdown does, jinja2 and ElementTree know HTML and XML.
+Each output format escapes its own special characters, such as `<` in HTML: `runtime/output` for terminals and CI logs,
+`report/markdown_text` for Markdown, jinja2 and ElementTree for HTML and XML.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A run that is killed half-way, once its system has saved, and goes on in new processes.
+"""A run that is killed half-way, after its system has saved, and resumes in new processes.
 
-The system of a case with `resume_at` has two methods, which every rank calls: `save(folder)` when that many steps were
-taken, and `load(folder)` in a process where its factory has just made another. As soon as all ranks have saved, all are
-killed (SIGKILL): what they had not written is lost. What a system does not save is as a new process has it: generators
-are seeded with the case's seed, and loaders begin with their first batch.
+The system of a case with `resume_at` has two methods, which every rank calls: `save(folder)` after that many steps, and
+`load(folder)` in a new process, after its factory made a new system. As soon as all ranks have saved, all are killed
+(SIGKILL), so unsaved state is lost: in the new process generators are seeded with the case's seed, and loaders start
+with their first batch.
 """
 
 from __future__ import annotations

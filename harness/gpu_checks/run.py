@@ -1,7 +1,7 @@
-"""Run the checks, each in processes of its own, that end with it: `harness.gpu_checks.run FD --device cuda --ranks 8`.
+"""Run the checks, each in separate processes that end with it: `harness.gpu_checks.run FD --device cuda --ranks 8`.
 
-A check that crashes, raises or outlasts its time has failed, and the others still run. What came of each is told
-through FD as soon as it is known.
+A check that crashes, raises or exceeds its time has failed, and the others still run. Each result is sent through FD
+immediately.
 """
 
 from __future__ import annotations

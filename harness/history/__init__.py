@@ -1,3 +1,4 @@
-"""What came of each case, night after night: `store` keeps it, `trends` sums it up, `show` and `plot` tell it."""
+"""The results of each case, night after night: `store` keeps them, `trends` summarizes them, `show` and `plot` present
+them."""
 
 from __future__ import annotations

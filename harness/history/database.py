@@ -68,9 +68,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Night:
-    """One run: when it was, in UTC, where it ran, and each case's result, in the report's order.
+    """One run: its time in UTC, its machine, and each case's result, in the report's order.
 
-    `score` is what came of the faults that were put into it, where any were.
+    `score` is that of its injected faults, if any.
     """
 
     run_id: str

@@ -1,4 +1,4 @@
-"""Runs as tables: what one compared, and what came of many, as pandas DataFrames."""
+"""Runs as pandas DataFrames: one run's comparisons, and the results of many runs."""
 
 from __future__ import annotations
 

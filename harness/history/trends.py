@@ -29,10 +29,10 @@ MAX_VALUE_CHARS = 60
 
 @dataclass(frozen=True)
 class Trend:
-    """One case over the nights, of two systems in one environment.
+    """One case over the nights, for two systems in one environment.
 
-    `by_night` has an entry for every night, None where it was not run so. `label` is its name and, where the case has
-    several trends, what tells this one from the others.
+    `by_night` has an entry for every night, None if it did not run. `label` is its name and, if the case has several
+    trends, what distinguishes this one.
     """
 
     name: str
@@ -220,8 +220,8 @@ def _systems(outcome: Outcome) -> str | None:
 
 
 def changes_of(nights: Sequence[Night]) -> list[Change]:
-    """Every change of the environment between one night and the next, but for the commit; and, between nights that
-    were given faults, of what came of these.
+    """Every change of the environment from one night to the next, except for the commit; and every change of the score
+    between nights with injected faults.
     """
     found = []
     for before, after in itertools.pairwise(nights):
@@ -236,12 +236,12 @@ def changes_of(nights: Sequence[Night]) -> list[Change]:
 
 
 def scores_of(nights: Sequence[Night]) -> list[tuple[Night, Score]]:
-    """The nights that were given faults, and what came of these."""
+    """The nights with injected faults, and their scores."""
     return [(night, night.score) for night in nights if night.score is not None]
 
 
 def _told(score: Score) -> dict[str, str]:
-    """What a change of a score is told by."""
+    """The text of a change of a score."""
     return {
         "faults killed": f"{score.killed} of {score.faults}",
         "equivalents flagged": f"{score.flagged} of {score.equivalents}",

@@ -14,7 +14,7 @@ from pathlib import Path
 HOST_BYTES = 400 << 20
 """What a host takes with the stages forked from it: 231 MiB for moe_seq while its ranks run, more while it traces."""
 RANK_BYTES = 100 << 20
-"""What a rank takes besides: 53 to 59 MiB each of moe_seq's eight. A system of somebody else's may take any more."""
+"""A rank's other memory: 53 to 59 MiB for each of moe_seq's eight. A user's system may need any amount."""
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
@@ -33,7 +33,7 @@ def cores_for_runs() -> int:
 
 
 def free_memory() -> int | None:
-    """Bytes that runs may still take: of the machine, no more than its container is given; None where none is told."""
+    """Available bytes for runs: the machine's, limited by its container; None if unknown."""
     found = []
     with suppress(OSError, ValueError, KeyError):
         told = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
@@ -46,11 +46,11 @@ def free_memory() -> int | None:
 
 
 def num_at_once(num_ranks: int, cores: int, memory: int | None) -> int:
-    """How many runs of so many ranks, each with a host of its own, find a core a rank and memory; at least 1."""
+    """How many runs of this many ranks, each with its own host, have a core per rank and memory; at least 1."""
     return num_in_memory(num_ranks, memory, most=cores // num_ranks)
 
 
 def num_in_memory(num_ranks: int, memory: int | None, most: int) -> int:
-    """How many of at most so many runs find memory, whatever cores there are; at least 1."""
+    """How many runs, up to a limit, have memory, whatever the number of cores; at least 1."""
     fit = most if memory is None else min(most, memory // (HOST_BYTES + num_ranks * RANK_BYTES))
     return max(1, fit)

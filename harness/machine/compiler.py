@@ -19,9 +19,9 @@ def compiler() -> str:
 
 
 def compiled_for() -> list[str]:
-    """What code that is compiled here is for, besides this torch: the compiler, its version, the processor.
+    """The target of code compiled here, besides this torch: the compiler, its version, the processor.
 
-    Inductor has the compiler use every instruction that the processor has, whatever torch itself makes of them.
+    Inductor lets the compiler use all of the processor's instructions, whether torch itself uses them or not.
     """
     try:
         version = run_command([compiler(), "--version"], _SECONDS).out.partition("\n")[0]

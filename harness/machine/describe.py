@@ -17,7 +17,7 @@ _PACKAGES = ("torch", "numpy", "triton", "xxhash", "pyarrow")
 
 
 def describe_machine() -> MachineFacts:
-    """What the report and every manifest say of the machine. GPUs are named by the driver's own list."""
+    """The facts about the machine in the report and every manifest. GPU names come from the driver's list."""
     return {
         "bitproof": __version__,
         "python": platform.python_version(),

@@ -29,7 +29,7 @@ ENVIRONMENT = {
 def set_determinism(seed: int, *, fill_uninitialized: bool = True, num_threads: int = 1) -> dict[str, Switch]:
     """Make this process deterministic, and return what was set, for the manifest.
 
-    `fill_uninitialized` writes NaN into fresh memory, so a read of what nobody wrote shows at once.
+    `fill_uninitialized` writes NaN into fresh memory, so a read of uninitialized memory shows immediately.
     """
     import numpy
     import torch
@@ -82,7 +82,7 @@ def _matmul_precision() -> str:
 
 
 def read_switches() -> dict[str, Switch]:
-    """All switches as they stand that a system may change to other bits, or to bits that vary."""
+    """The current values of all switches with which a system may change bits or make them vary."""
     import torch
 
     from bitproof.harness import torch_compat

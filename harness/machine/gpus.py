@@ -1,7 +1,7 @@
-"""GPUs, as the process counts and names them that computes on them. Loads no torch before it is asked.
+"""Counts and names GPUs. Imports no torch before use.
 
-A host must never start CUDA: no rank forked from it could use a GPU. So devices are counted by the driver's library,
-and where that fails by another process; what a rank's libraries are, its own process tells.
+A host must never start CUDA, as no rank forked from it could use a GPU. So the driver's library counts devices, or, if
+that fails, another process does; each rank's own process names its libraries.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def num_gpus() -> int:
 
 
 def _count_elsewhere() -> int:
-    """Where the driver's library does not tell, torch counts by starting CUDA: in a process that ends with it."""
+    """If the driver's library fails, torch counts by starting CUDA, in a separate process."""
     command = [sys.executable, "-c", _COUNT]
     try:
         done = run_command(command, _COUNT_SECONDS)

@@ -1,6 +1,6 @@
-"""Settings of NCCL before it starts, so that a rank's sums and launches have an order. Loads no torch.
+"""Settings of NCCL before it starts, for a fixed order of a rank's sums and launches. Imports no torch.
 
-Variables that somebody has set already stay; a manifest has them as the rank's process had them.
+Variables that are already set stay; manifests have the values of the rank's process.
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
 """
 

@@ -1,7 +1,7 @@
-"""What is known of operators that their schemas do not say: one table, a row an operator. Loads no torch.
+"""Facts about operators that their schemas do not state, in one table with a row per operator. Imports no torch.
 
-`row` says what the columns mean, `rows` is the table, `questions` how it is asked; `happens_before` says which calls
-are ordered and which are not. The checker of certificates has a copy of its own, which a test compares.
+`row` documents the columns, `rows` is the table, `questions` are its queries; `happens_before` decides which calls are
+ordered. The checker of certificates has its own copy, which a test compares.
 """
 
 from bitproof.harness.operators.questions import COMMUNICATES, known, named, names, names_of_uninitialized, overloads

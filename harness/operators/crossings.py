@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Deadlock:
-    """Why ranks may wait for each other for ever, at which call."""
+    """A possible deadlock between ranks: its reason and its call."""
 
     call: str
     why: str

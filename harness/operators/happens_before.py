@@ -1,19 +1,18 @@
-"""What happens before what while calls run, and which two of them meet in one memory without that. Loads no torch.
+"""The happens-before order of calls, and pairs of calls that use the same memory without an order. Imports no torch.
 
-Whoever follows a graph reports each call to `Order`, in the graph's order: the memory that it reads and writes, what it
-launches, what it waits for. A piece of memory has one key, and a value may lie in several. What launches, what waits
-and what orders streams is data (`harness.operators.rows`). The rules are those of torch's CUDA sanitizer:
+The caller reports each call to `Order`, in the graph's order: the memory that it reads and writes, its launches, its
+waits. A piece of memory has one key, and a value may use several. The table (`harness.operators.rows`) says which
+operators launch, wait and order streams. The rules are those of torch's CUDA sanitizer:
 
-1. Calls of one stream run in order, streams run at once. A stream's clock has, for each stream, the last of its calls
-   that has ended before whatever the stream is given next. An event holds the clock of the stream that recorded it,
-   and a stream that waits for the event takes that over.
-2. The host gives work to streams, so all that it did, or waited for, comes before; it waits for nothing unless it says
-   so.
-3. A launch begins after all that its stream was given before it, and then runs beside everything: a wait for it ends
-   it, for the stream that waits. NCCL would run two launches of one group in order; gloo need not, and no graph may
-   count on it: a wait for one ends no other.
+1. Calls of one stream run in order, different streams concurrently. A stream's clock has, for each stream, the last
+   call that ends before the stream's next call. An event holds the clock of the stream that recorded it, and a stream
+   that waits for the event merges it into its own.
+2. The host gives work to streams, so all its earlier work and waits come before; it waits only explicitly.
+3. A launch starts after its stream's earlier calls, and then runs concurrently with everything; a wait ends it for the
+   waiting stream. NCCL would run two launches of one group in order; gloo need not, so no graph may depend on it:
+   a wait for one ends no other.
 
-Two calls race if they use one memory, one of them writes it or lets go of it, and neither comes before the other.
+Two calls race if they use the same memory, one of them writes or frees it, and neither comes before the other.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Race:
     work: Launch | None = None
 
     def told(self, who: object) -> str:
-        """The race as a sentence; `who` is the call, or what stands for it."""
+        """The race as a sentence; `who` is the call's name."""
         return self.does.format(who=who)
 
 
@@ -180,17 +179,17 @@ class Order:
         return found
 
     def overdue(self, last_use: Mapping[Key, float]) -> list[tuple[float, Hashable, Race]]:
-        """What was let go before the wait for the launch that still read it: when and by which call it was waited
-        for, and the race."""
+        """Memory that was freed before the wait for a launch that still read it: the time and call of the wait, and the
+        race."""
         return [(time, name, race) for work, time, name in self._held for race in _let_go(work, time, last_use)]
 
     def filling(self, keys: Iterable[Key]) -> list[Hashable]:
-        """The calls whose work fills these pieces of memory and that nobody has waited for."""
+        """The launches that fill these pieces of memory and have no wait so far."""
         found = (work for key in keys for work in self.open.get(key, ()) if key in work.fills and not work.filled)
         return [work.name for work in found]
 
     def _forget(self, ended: _Work) -> None:
-        """Where there is one stream nobody needs to hear again of what it is behind."""
+        """With a single stream, forget calls that end before its next call."""
         for key in ended.fills | ended.takes:
             left = [
                 work
@@ -203,7 +202,7 @@ class Order:
                 self.open.pop(key, None)
 
     def is_filling(self, keys: Iterable[Key]) -> bool:
-        """Whether something that nobody has waited for fills any of these pieces of memory."""
+        """Whether a launch without a wait so far fills any of these pieces of memory."""
         return any(key in work.fills and not work.filled for key in keys for work in self.open.get(key, ()))
 
     def touching(self, keys: Iterable[Key]) -> list[float]:
@@ -221,18 +220,19 @@ class Order:
         self._join(stream, self._events.get(event, {}))
 
     def wait_stream(self, stream: Stream, other: Stream | None) -> None:
-        """What a stream is given from now on comes after all that another was given so far; None stands for all."""
+        """A stream's later calls come after all earlier calls of another; None stands for all streams."""
         for each in [*self._clocks] if other is None else [other]:
             self._join(stream, dict(self._clock(each)))
 
     def keep_for(self, keys: Iterable[Key], stream: Stream) -> None:
-        """The allocator is told that a stream uses memory: it is not handed out again before the stream is past it."""
+        """Record a stream's use of memory with the allocator, which does not reuse the memory before the stream has
+        finished."""
         for key in keys:
             self._uses.setdefault(key, _Uses(COMPUTE)).recorded.add(stream)
 
     def free(self, keys: Iterable[Key], name: Hashable) -> list[Race]:
-        """Nobody uses memory any more, so the stream on which it was allocated may be handed it again at once. Gives
-        what other streams may still do there."""
+        """Free memory, so that the stream on which it was allocated may reuse it immediately. Returns races with other
+        streams."""
         found = []
         for key in keys:
             uses = self._uses.pop(key, None)
@@ -249,7 +249,7 @@ class Order:
         return found
 
     def let_go(self, keys: Iterable[Key], name: Hashable) -> None:
-        """A call has let go of memory: whoever uses it from now on uses what belongs to others."""
+        """Record that a call has freed memory: any later use is a use after free."""
         self.freed |= dict.fromkeys(keys, name)
 
     def _tick(self, stream: Stream) -> int:

@@ -22,8 +22,8 @@ def known(name: str) -> Operator:
 
 @functools.cache
 def named(name: str) -> Operator:
-    """What is known of operators of this name, such as `empty_like`, in any namespace: of each column what the first
-    row says that says something.
+    """The row for operators of this name, such as `empty_like`, in any namespace: each column has its first stated
+    value.
     """
     rows = [row for row in ROWS.values() if row.name.partition(".")[2] == name]
     columns = [field.name for field in fields(Operator)][1:]

@@ -1,8 +1,8 @@
-"""A row of the table of operators: what a schema does not say of one.
+"""A row of the table of operators: facts that the operator's schema does not state.
 
-An operator is known by namespace and name, without overload: `aten.empty_like`. A row holds for all its overloads,
-but for columns that name the overloads for which they hold. A row whose name ends in `.*` holds for every operator of a
-namespace that has no row of its own. Python's own functions have rows, too: `_operator.getitem`.
+A row's name is namespace and name, without overload: `aten.empty_like`. It applies to all overloads, except for columns
+that name overloads. A row whose name ends in `.*` applies to all operators of a namespace without their own row.
+Python's own functions have rows, too: `_operator.getitem`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Work(Enum):
 
 
 class Sync(Enum):
-    """What an operator says of streams and events, which it names by numbers."""
+    """An operator's effect on streams and events, which it names by numbers."""
 
     SWITCH = "what follows runs on the second stream"
     RECORD = "the event holds what the stream was given"
@@ -124,7 +124,7 @@ class Operator:
     wait: Wait | None = None
     """What is done after the call."""
     sync: Sync | None = None
-    """What the call says of streams and events."""
+    """The call's effect on streams and events."""
     frees: str | None = None
     """The argument whose memory is let go once what the call waits for is done."""
     returns: str | None = None
@@ -160,8 +160,8 @@ class Operator:
 
     # What is computed.
     exact: str | None = None
-    """The overload that computes each element from the elements at its place alone, by an operation that is rounded
-    once or not at all, where the operands' dtypes fit and alpha is 1; `Tensor` stands for `Scalar`, too."""
+    """The overload that computes each element only from the elements at its index, with at most one rounding, if the
+    operands' dtypes fit and alpha is 1; `Tensor` includes `Scalar`."""
     fills: tuple[str, float | str] | None = None
     """The overload whose result holds one number everywhere, and that number, or the argument that gives it."""
     carries: str | None = None
@@ -198,7 +198,8 @@ class Operator:
 
     # Rows, which chunks divide.
     rows: RowFlow | None = None
-    """From which rows a row of the result is computed; None where nobody knows, or where torch tags it as pointwise."""
+    """The rows from which a row of the result is computed; None if unknown, or if torch tags the operator as
+    pointwise."""
     counts_places: bool = False
     """It counts places: within a chunk, places of the chunk."""
     num_elements: int | None = None

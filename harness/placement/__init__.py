@@ -1,4 +1,4 @@
-"""Where tensors lie on the ranks, chosen by a linear program over a traced step.
+"""Placements of tensors on the ranks, chosen by a linear program over a traced step.
 
 strategies  what DTensor's sharding propagator says that an operator can do on a line of ranks, and what it costs
             to bring a tensor from one placement to another

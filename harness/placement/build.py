@@ -48,8 +48,8 @@ from bitproof.harness.placement.strategies import (
 
 FLOPS_PER_US = 400e6
 BYTES_PER_US = 2e6
-"""What a device does in a microsecond: 400 TFLOP/s and 2 TB/s, about what an H100 comes to, as DTensor's costs of
-collectives are about Ampere's and Hopper's."""
+"""A device's work per microsecond: 400 TFLOP/s and 2 TB/s, about an H100, as DTensor's costs of collectives are for
+Ampere and Hopper."""
 
 STATE_BYTES = 16
 """Of an element of a parameter: value, gradient, and AdamW's two states, float32 each."""
@@ -85,9 +85,9 @@ class PlacedParameter:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementInputs:
-    """What a traced step does not tell: layers and parameters, the tensor axis, how often the model has each layer.
+    """Facts that a traced step lacks: layers and parameters, the tensor axis, the number of each kind of layer.
 
-    `times` is by the first two parts of a module's name, such as layers.0; all else is there once.
+    `times` is by the first two parts of a module's name, such as layers.0; everything else occurs once.
     """
 
     layers: Sequence[PlacedLayer]
@@ -98,7 +98,7 @@ class PlacementInputs:
     reduce: torch.dtype
 
     def times_of(self, module: str | None) -> int:
-        """How many modules of the model a name of the traced step stands for."""
+        """The number of the model's modules that a name in the traced step represents."""
         return self.times.get(".".join((module or "").split(".")[:2]), 1)
 
     def layer_of(self, module: str | None) -> PlacedLayer | None:

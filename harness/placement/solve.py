@@ -89,7 +89,7 @@ def _solve(program: PlacementProblem, bound: float, costs: list[list[float]]) ->
 
 @dataclass
 class _Lines:
-    """The linear program: columns are variables, rows are sums of them that `equals` tells.
+    """The linear program: columns are variables, rows are sums of them, given by `equals`.
 
     Columns of choices come first, those of a node from `first` on; then those of pairs.
     """

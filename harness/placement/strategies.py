@@ -1,4 +1,4 @@
-"""What each operator can do with tensors that lie on a line of ranks, as DTensor's sharding propagator knows it.
+"""Each operator's sharding strategies on a line of ranks, from DTensor's sharding propagator.
 
 A placement is a text: "R" replicated, "S0" sharded evenly along dim 0, "P" a part of a sum, on each rank.
 
@@ -116,7 +116,7 @@ def _spec(meta: Any, placement: str, size: int) -> Any:
 
 
 def _tell(placement: Any) -> str:
-    """A placement as a text, or a placeholder that stands for any kind of shard; "?" for what is left out."""
+    """A placement as a text, or a placeholder for any kind of shard; "?" for unsupported ones."""
     if type(placement) is Replicate:
         return REPLICATED
     if type(placement) is Partial:
@@ -139,9 +139,10 @@ def _of_one_dim(rule: Any, operator: Any, args: Sequence[Any], kwargs: Mapping[s
 def _followed(
     rule: Any, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: Sequence[Tensor], size: int
 ) -> list[Strategy]:
-    """A rule that answers to where inputs lie: it is asked for each placement that all inputs can have in common.
+    """Strategies from a rule that depends on the inputs' placements: calls it for each placement that all inputs can
+    share.
 
-    An input that cannot have it is replicated. What the rule will not hear of, it says by raising.
+    An input that cannot have it is replicated. The rule raises for unsupported placements.
     """
     dims = range(max((x.dim() for x in inputs), default=0))
     found = []

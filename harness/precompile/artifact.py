@@ -1,16 +1,15 @@
-"""Precompile a step, and read it: the one on a process without ranks, the other on, or for, every rank of a run.
+"""Precompiles a step in a process without ranks, and reads it on, or for, every rank of a run.
 
-1. Put a note in the file's place: what was there before is gone, whatever happens now.
-2. Trace the step as two ranks have it, the first and the last, whose coordinates differ on every axis. The code of both
-   must be one and the same: what a rank knows of itself may stand in its state, never in its code.
+1. Replace the file by a note, so that an old step is gone whatever happens.
+2. Trace the step of the first and the last rank, whose coordinates differ on every axis. Both must have the same code:
+   a rank's coordinates may be in its state, but not in its code.
 3. Run the passes over the first rank's.
-4. Write it, with its fingerprint, as data: the operators that it may call are known by name (`graph.backend.allowed`).
+4. Write it, with its fingerprint, as data: it may call only listed operators (`graph.backend.allowed`). If Inductor
+   compiles the step, its generated files are stored next to it (`harness.precompile.compiled`).
 
-Of a step that Inductor compiles, the files that it generated lie beside (`harness.precompile.compiled`).
-
-Reading goes the other way: the file is whole, its fingerprint is this run's field by field, each operator is allowed,
-and the code that comes of it has the hash that it had. Nothing is traced, no pass runs and nothing is compiled; what
-was compiled runs only for who says that it may.
+Reading checks that the file is complete, its fingerprint equals this run's field by field, each operator is allowed,
+and the resulting code has the stored hash. Nothing is traced or compiled, and no pass runs; compiled code runs only
+with permission.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Enter = Callable[[str], None]
 
 
 class Precompiled(NamedTuple):
-    """What came of precompiling, and the seconds it took: both traces, the passes, writing."""
+    """The result of precompiling, and the seconds for both traces, the passes, and writing."""
 
     artifact: Artifact
     trace_seconds: tuple[float, float]

@@ -68,10 +68,10 @@ def _part(part: Compiled) -> dict[str, object]:
 
 
 def read(folder: Path, content: str, passes: Sequence[PassReport], trust_compiled: bool) -> Compiled | CompiledHalves:
-    """The compiled step of the sha256 `content`, ready to run; `passes` have what was told of it.
+    """Load the compiled step with the sha256 `content`; `passes` have its facts.
 
-    Raises ArtifactError without `trust_compiled`, before the file is read; for a file that is missing, damaged or not
-    the step's own; and for code that does not load, or not without compiling.
+    Raises ArtifactError without `trust_compiled`, before it reads the file; for a file that is missing, damaged or of
+    another step; and for code that does not load, or not without compiling.
     """
     where = str(folder / file.COMPILED)
     if not trust_compiled:

@@ -1,13 +1,13 @@
-"""The files of a precompiled step: a line that says what it is, with the sha256 of all that follows; then JSON, packed.
+"""The files of a precompiled step: a header line with the sha256 of the rest, then compressed JSON.
 
     DIR/step.bitproof        bitproof precompiled step 1 <sha256>\\n<zlib of JSON>
     DIR/compiled.bitproof    the same form, where a backend compiled the step; the other file has its sha256
 
-Every byte counts: the line must be this very line, and the hash covers the rest. Nothing that is read is executed here.
-A hash shows damage, not a forger, who can hash what he wrote: what the JSON may say is the reader's business.
+Every byte counts: the header must match exactly, and the hash covers the rest. Nothing read here is executed. The hash
+detects damage, not forgery, so the reader must check the JSON's content.
 
-A file appears whole or not at all. Whoever makes one puts a note in its place first, so that what was there before is
-never taken for what could not be made.
+A file appears complete or not at all. The writer first replaces it by a note, so that an old file is never mistaken for
+a new one that could not be made.
 """
 
 from __future__ import annotations
@@ -50,10 +50,9 @@ class Read(NamedTuple):
 
 
 def begin(folder: Path, what: str) -> None:
-    """Make the folder, and put in a step's place the note that it is being made. `what` is of which case.
+    """Make the folder, and replace the step by a note that it is being made. `what` names the case.
 
-    Raises ArtifactError for something of those names that is no precompiled step, which stays, and for a folder that
-    cannot be written.
+    Raises ArtifactError if another kind of file has the name, which stays, and for a folder that cannot be written.
     """
     file = folder / NAME
     try:

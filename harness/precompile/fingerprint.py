@@ -89,7 +89,7 @@ def fingerprint_of(case: Case, system: str, device: torch.device) -> Fields:
 
 
 def digest_of(fields: Fields) -> str:
-    """The sha256 that stands for a fingerprint in messages."""
+    """The sha256 of a fingerprint, for messages."""
     return hashlib.sha256(_text(fields).encode()).hexdigest()
 
 

@@ -1,7 +1,7 @@
-"""Work in a process of its own, which loads torch in place of the command line's: a line in, a line an answer.
+"""Work in a separate process, which imports torch instead of the command line's process; one line per answer.
 
-It is handed its task on its standard input and answers on a pipe; what it prints goes to a log. A process that dies, or
-is late, keeps nothing else from going on: what is still to be answered is then told as lost.
+It reads its task from standard input and answers on a pipe; its output goes to a log. If the process dies or is late,
+the caller continues, and the remaining answers are reported as lost.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Lost:
 def answers_apart(
     module: str, task: Any, answer: type[A], count: int, log: Path, timeout: float
 ) -> Generator[A | Lost]:
-    """`count` answers of what a module's `main` makes of a task, each within `timeout` seconds.
+    """Yield `count` answers of a module's `main` to a task, each within `timeout` seconds.
 
-    After one that is not in time, later ones are lost too. Closing the iterator ends the process.
+    After a time-out, later answers are lost, too. Closing the iterator ends the process.
     """
     process = Started(module, (), log=log)
     lost = None

@@ -15,7 +15,7 @@ _PART = 1 << 16
 
 
 class Inlet:
-    """The end of a pipe at which messages arrive. `is_over`: nobody can write into it any more, and all is read."""
+    """The receiving end of a pipe. `is_over`: all writers are closed, and everything is read."""
 
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)
@@ -41,7 +41,7 @@ class Inlet:
             self.is_over = True
 
     def wait(self, seconds: float | None) -> bytes | None:
-        """The next message's line within `seconds`, None where none comes, be it late or over."""
+        """The next message's line within `seconds`; None after a time-out, or at the end."""
         limit = None if seconds is None else time.monotonic() + seconds
         while not self.lines and not self.is_over:
             left = None if limit is None else max(0.0, limit - time.monotonic())

@@ -29,8 +29,8 @@ def run_command(
     is_joined: bool = False,
     given: str | None = None,
 ) -> Ran:
-    """Run a program, with no input unless a text is `given`; `is_joined` adds what it says of errors to what it prints.
-    Raises CommandError."""
+    """Run a program, without input unless a text is `given`; `is_joined` adds its standard error to its output. Raises
+    CommandError."""
     stdin = {"stdin": subprocess.DEVNULL} if given is None else {"input": given}
     try:
         done = subprocess.run(

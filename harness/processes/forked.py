@@ -61,7 +61,7 @@ class Child:
             time.sleep(0.005)
 
     def begin_to_end(self) -> None:
-        """Have it killed, and do not wait."""
+        """Kill it without waiting."""
         if not self.has_ended():
             os.kill(self.pid, signal.SIGKILL)
 
@@ -84,7 +84,7 @@ def fork(body: Body | Callable[[Send, int], int | None], *, log: Path | None = N
 
 
 def fork_asked(body: Callable[[Send, int], int | None], *, log: Path | None = None, adds: bool = False) -> Child:
-    """The same for one that is told what to do: `body` is given the descriptor where requests come, too."""
+    """The same for a child that gets requests: `body` also takes the descriptor of requests."""
     return _fork(body, log, adds, is_asked=True)
 
 

@@ -65,9 +65,9 @@ def children() -> set[int]:
 
 
 def cpu_of_descendants() -> float:
-    """Seconds of CPU of all processes below this one, and of those that they waited for; 0 where nothing tells.
+    """CPU seconds of all descendants, and of their children that have ended; 0 if unknown.
 
-    What a process used whose parent was killed before it waited for it is lost, so take differences soon.
+    The time of a process whose parent was killed before it waited is lost, so take differences early.
     """
     parents, used = {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -84,7 +84,7 @@ def cpu_of_descendants() -> float:
 
 
 def end_children(*, but: set[int]) -> None:
-    """End every child but some, and what these leave behind, which a process that adopts orphans is handed in turn."""
+    """End every child but some, and then their orphans, which this process adopts."""
     while found := children() - but:
         for pid in found:
             with contextlib.suppress(ProcessLookupError):

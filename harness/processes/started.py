@@ -58,7 +58,7 @@ class Started:
         return self._process.returncode
 
     def tell(self, message: Any) -> None:
-        """Send a message. Raises OSError where it hears nothing any more."""
+        """Send a message. Raises OSError if the process no longer reads."""
         assert self._process.stdin is not None, "it has a pipe for one"
         self._process.stdin.write(framing.write(message))
         self._process.stdin.flush()
@@ -70,7 +70,7 @@ class Started:
             self._process.stdin.close()
 
     def has_ended(self) -> bool:
-        """Whether it has ended; it stays to be reaped, so that its pid, its group's too, is nobody else's."""
+        """Whether it has ended; it is not reaped, so that its pid and its group's are not reused."""
         if self._process.returncode is not None:
             return True
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
@@ -87,7 +87,7 @@ class Started:
         return self._process.pid
 
     def begin_to_end(self) -> None:
-        """Have it and its group killed, and do not wait: what a large process holds takes a while to give back."""
+        """Kill it and its group without waiting: a large process takes a while to free its memory."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -103,8 +103,8 @@ class Started:
 
 
 def _search_path() -> dict[str, str]:
-    """Options and variables by which a new process searches for modules where this one does."""
+    """Options and variables that give a new process this one's module search path."""
     found = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-    if sys.flags.safe_path:  # told by `-P`, perhaps, which only this process has seen
+    if sys.flags.safe_path:  # perhaps by `-P`, which only this process has got
         found["PYTHONSAFEPATH"] = "1"
     return found

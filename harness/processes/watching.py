@@ -13,9 +13,9 @@ _EXIT_SECONDS = 0.002
 
 
 class Watch:
-    """Some processes. It never waits on one of them that may hang: it reads what they say, and keeps the clock.
+    """Watches processes. It never blocks on one that may hang: it reads their messages, and checks time limits.
 
-    `hangup` is a descriptor that hangs up when nobody waits for them any more.
+    `hangup` is a descriptor that hangs up when the client stops waiting.
     """
 
     def __init__(self, children: Sequence[Child], hangup: int | None = None) -> None:
@@ -39,10 +39,10 @@ class Watch:
         return all(child.status is not None for child in self._children)
 
     def look(self, seconds: float) -> Iterator[tuple[Child, bytes]]:
-        """Wait until one says something, at most so long; then what each has said, and by whom.
+        """Wait for a message for at most this long; returns each message and its sender.
 
-        Whoever has a status afterwards has ended before it was listened to for the last time, and so was heard to the
-        end. Raises SystemExit when nobody waits any more.
+        A process with a status afterwards ended before it was last read, so all its messages were read. Raises
+        SystemExit when the client has stopped waiting.
         """
         children = self._children
         leaving = [child for child in children if child.inlet.is_over and child.status is None]

@@ -79,7 +79,7 @@ def headline(score: Score) -> str:
 
 
 def tell(found: FaultsFound) -> Iterator[str]:
-    """The table by family, what was not as it should be, and the headline."""
+    """The table by family, the unexpected outcomes, and the headline."""
     from tabulate import tabulate
 
     yield from tabulate(by_family(found.outcomes), HEADERS, disable_numparse=True).splitlines()

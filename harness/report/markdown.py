@@ -129,7 +129,7 @@ def _size(block: str) -> int:
 
 
 def _details(report: Report, room: int) -> Iterator[str]:
-    """One folded block a case, within so many bytes."""
+    """One folded block per case, within a limit of bytes."""
     room -= 100  # for the sentence about what is left out
     left_out = 0
     for result in sorted(report.cases, key=lambda result: result.as_expected):
@@ -206,7 +206,7 @@ def _sensitivity(result: CaseResult, found: Sensitivity) -> str:
 
 
 def _divergence(first: Divergence) -> str:
-    """What is known of the first differing tensor and the call to blame, each with how far the sides are apart."""
+    """The first differing tensor and the blamed call, each with the distance between the sides."""
     flat = FlatDivergence.of(first)
     known = [(name.rstrip("_"), value) for name, value in vars(flat).items() if isinstance(value, (str, int))]
     parts = [table_of(("what", "value"), [(name, _brief(value)) for name, value in known])]

@@ -117,7 +117,7 @@ class LiveProgress:
 
     def __enter__(self) -> Self:
         self.progress.start()
-        for name in ("stdout", "stderr"):  # rich stands in for them now, and would obey what is printed meanwhile
+        for name in ("stdout", "stderr"):  # rich replaces them now, and would interpret markup in printed text
             if (stream := getattr(sys, name)) is not self.streams[name]:
                 setattr(sys, name, SafeStream(stream))
         return self

@@ -1,8 +1,7 @@
-"""What reports say of proofs: a column beside the verdict, and the loudest line where a proved case differs.
+"""Proofs in reports: a column next to the verdict, and a prominent line if a proved case differs.
 
-A proof holds under assumptions, which docs/explanation/proving.md lists. A case that is PROVED and found DIFFERENT
-shows that one of them is false on that machine, or that something beside the step took part; the line says which call
-shows it, and which assumption that is.
+docs/explanation/proving.md lists the assumptions of proofs. If a PROVED case is DIFFERENT, one of them is false on that
+machine, or something other than the step had an effect; the line names the call that shows it, and the assumption.
 """
 
 from __future__ import annotations
@@ -40,7 +39,8 @@ def column(result: CaseResult) -> str:
 
 
 def tell(name: str, found: ProofOutcome, most: int = 3) -> list[str]:
-    """What a proof says of a case before it runs, as lines: what is equal whatever the data, and what may differ."""
+    """A proof's result before the case runs, as lines: outputs that are equal for all inputs, and outputs that may
+    differ."""
     counts = f"{found.proved} of {found.outputs} outputs" if found.outputs else found.reason or "nothing to prove"
     seconds = "" if found.seconds is None else f", {found.seconds:.1f} s"
     lines = [f"{name}: {found.verdict}: {counts}{seconds}"]
@@ -57,10 +57,10 @@ def tell(name: str, found: ProofOutcome, most: int = 3) -> list[str]:
 
 
 def belied(result: CaseResult, options: Sequence[str] = ()) -> str | None:
-    """The loudest line: that a PROVED case differs all the same, and which call and assumption are to blame.
+    """The prominent line about a PROVED case that differs, with the call and the assumption to blame.
 
-    None where the run bears the proof out, or parts from it in what no proof is about: after a step whose outputs lie
-    otherwise in memory, too. `options` are the run's.
+    None if the run confirms the proof, or differs in something that the proof does not cover, such as code after a step
+    whose outputs have other strides. `options` are the run's.
     """
     found, first = result.proof, result.first_divergence
     if found is None or found.verdict != ProofVerdict.PROVED:

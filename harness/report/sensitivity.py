@@ -1,4 +1,4 @@
-"""What reports say of a case's sensitivity: a clause beside the verdict, and tables of what is seen and what is not."""
+"""A case's sensitivity in reports: a clause next to the verdict, and tables of detected and undetected calls."""
 
 from __future__ import annotations
 

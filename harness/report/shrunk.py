@@ -1,4 +1,4 @@
-"""A case that was made smaller: what changed, and what stands at the top of the file that shows it alone."""
+"""A shrunk case: its changes, and the header of the file that reproduces it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tell_shrunk(changes: Iterable[tuple[str, object, object]], tries: int, secon
 
 
 def tell_head(case: Case, result: CaseResult, command: str) -> str:
-    """What stands at the top of the file."""
+    """The file's header."""
     from importlib.metadata import version
 
     return f"""Two training steps that should agree in every bit, and do not: {case.name}, shrunk.
@@ -39,7 +39,7 @@ The case itself: {command}"""
 
 
 def tell_own_head(case: Case, result: CaseResult, command: str, packages: str) -> str:
-    """What stands at the top of a file of two systems of a user's, which needs `packages`."""
+    """The header of a file with two systems of a user's, which needs `packages`."""
     return f"""Two systems that should agree in every bit, and do not: {case.name}, shrunk.
 
 `reference` is {case.reference}, `candidate` {case.candidate}. {locate(result.first_divergence)} differs first.

@@ -16,7 +16,7 @@ WORST_FIRST = (WRONG_CALL, UNJUDGED, UNEXPECTED, SUCCESS)
 
 
 def case_status(result: CaseResult) -> int:
-    """0 as expected, 3 not judged, be it by itself or against a baseline, 1 judged and not as expected."""
+    """0 as expected, 3 not judged, either itself or against a baseline, 1 judged and not as expected."""
     if result.verdict in (Verdict.UNVERIFIED, Verdict.ERROR) or result.sides_with(BaselineStatus.UNVERIFIED):
         return UNJUDGED
     return SUCCESS if result.as_expected else UNEXPECTED

@@ -91,7 +91,7 @@ def _table(report: Report, is_narrow: bool) -> object:
 
 
 def tell_case(report: Report, result: CaseResult) -> list[str]:
-    """What came of one case, as lines: verdicts, where it first differs, what is to blame, errors, how to replay it."""
+    """One case's result as lines: verdicts, first divergence, blamed call, errors, replay command."""
     row = row_of(result)
     lines = [f"{row.name}: {row.sentence}"]
     if result.first_divergence:

@@ -53,10 +53,9 @@ def expectation(result: CaseResult) -> str:
 
 
 def outcome(result: CaseResult) -> str:
-    """The verdict a case got, with the kinds that differ at the first differing step, and what speaks against it.
+    """A case's verdict, with the kinds that differ at the first differing step, and objections.
 
-    That is a difference larger than the case expects, and what baselines object to. Where it was measured, how much
-    the comparison sees stands behind it.
+    Objections are a difference larger than expected, and drifted baselines. The measured sensitivity follows, if any.
     """
     differs = f" ({', '.join(result.differing_kinds)})" if result.differing_kinds else ""
     beyond = " beyond the bound" if result.is_beyond_bound else ""
@@ -202,9 +201,9 @@ def tell_ranks(ranks: Iterable[int]) -> str:
 
 
 def tensor_rows(result: CaseResult, limit: int) -> tuple[list[tuple[str, ...]], int]:
-    """Tensors that differ as rows: kind, name, at how many steps, the first of them, ranks. And how many are left out.
+    """Differing tensors as rows: kind, name, number of steps, first step, ranks; and the number of tensors left out.
 
-    Kinds stand in the order of a step, tensors of a kind in the order in which they first differ.
+    Kinds are in the order of a step, tensors of a kind in the order in which they first differ.
     """
     rows: list[tuple[str, ...]] = []
     for kind in result.compared:

@@ -1,12 +1,12 @@
-"""Results that are kept on disk under a key of all that decides them, and believed only when they prove whole.
+"""A cache of results on disk under a key of all their inputs; an entry is used only if it is intact.
 
-A file is the sha256 of its content and the content: the key's whole text and the value, as JSON. It is used when the
-hash is right and the key is the very one that is asked for. Nothing that is read is executed. The folder, and each file
-in it, must be the user's own and closed to everybody else's writing; without that nothing is read and nothing kept. So
-a result can be forged by those alone who could as well change what computes it.
+A file has the sha256 of its content and the content: the key's whole text and the value, as JSON. It is used if the
+hash is right and the key equals the requested one. Nothing read from it is executed. The folder and each file in it
+must belong to the user and be writable only by the user; otherwise nothing is read or kept. So a result can be forged
+only by those who could also change the code that computes it.
 
-A file appears whole or not at all. The folder stays small: what was used longest ago goes first. What does not have a
-name that is given here, and what is no plain file, is nobody's to remove: the folder may be one of the user's.
+A file appears complete or not at all. The folder stays small: least recently used files are removed first. Other names
+and other kinds of files are never removed, as the folder may be one of the user's.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _refuse_strange(facts: os.stat_result) -> None:
 
 
 def _open_plain(file: str, flags: int) -> int:
-    """Open without following a link, and without waiting for whoever writes into a pipe."""
+    """Open without following a link, and without waiting for a pipe's writer."""
     return os.open(file, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
 
 
@@ -160,7 +160,7 @@ def _make_room(folder: Path) -> None:
     files: list[tuple[os.stat_result, str]] = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            with contextlib.suppress(FileNotFoundError):  # another process made room meanwhile
+            with contextlib.suppress(FileNotFoundError):  # another process has removed it
                 if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                     files.append((entry.stat(follow_symlinks=False), entry.path))
     files.sort(key=lambda found: found[0].st_mtime, reverse=True)

@@ -1,13 +1,13 @@
-"""What ends a command from outside: a closed terminal, Ctrl-C, Ctrl-\\, and SIGTERM, by which CI cancels a job.
+"""Interrupts of a command: a closed terminal, Ctrl-C, Ctrl-\\, and SIGTERM, with which CI cancels a job.
 
-All four are one thing here, an interrupt, and its exit status is 3, whenever it comes:
+All four are handled alike, with exit status 3:
 
-- while the program is still being imported, nothing has to be cleaned up: the process ends at once (`end_at_once`);
-- while a command runs (`raising`), it raises Interrupt, which unwinds what was started;
-- where something must not be left half done (`held`), it waits until the block's end;
+- during imports nothing has to be cleaned up: the process ends immediately (`end_at_once`);
+- while a command runs (`raising`), it raises Interrupt, which ends all started processes;
+- in a block that must complete (`held`), it waits until the block's end;
 - once a command writes its result (`too_late`), it is ignored.
 
-A signal that the caller has the process ignore, as `nohup` does, stays ignored. This module loads next to nothing.
+A signal that the caller made the process ignore, as `nohup` does, stays ignored. This module imports almost nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STATUS = 3
 MESSAGE = "bitproof: interrupted"
 
 GRACE_SECONDS = 10.0
-"""Cleaning up takes less. A later interrupt raises again, for the case that somebody's code swallowed the first."""
+"""Cleaning up takes less time. A later interrupt raises again, in case a user's code swallowed the first."""
 
 
 class Interrupt(BaseException):
@@ -35,7 +35,7 @@ class Interrupt(BaseException):
 
 
 STOPS = (Interrupt, KeyboardInterrupt, SystemExit)
-"""What ends a run early without being an error: an interrupt, and what stands for one where no command runs."""
+"""Exceptions that end a run early without being errors: an interrupt, and its stand-ins outside commands."""
 
 
 class _Phase(enum.Enum):
@@ -85,7 +85,7 @@ def raising() -> Iterator[None]:
         yield
     finally:
         _watch.phase = _Phase.OVER
-        if any(handler is not _on_signal for handler in previous.values()):  # the process is somebody else's
+        if any(handler is not _on_signal for handler in previous.values()):  # the process is not ours
             for number, handler in previous.items():
                 signal.signal(number, handler)
             _watch.phase = _Phase.STARTING

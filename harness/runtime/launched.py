@@ -1,7 +1,7 @@
-"""Who started this process: somebody at a prompt, or a launcher that started one such process for each rank.
+"""Whether a launcher started this process, one for each rank.
 
-Ranks that others start are told apart by what `init_process_group("env://")` reads, whoever sets it: torchrun, or
-`srun` with a script. Ranks that bitproof forks have the same variables, and one more that says so, `FORKED`.
+Launched ranks are recognized by the variables that `init_process_group("env://")` reads, set by torchrun, or by `srun`
+with a script. Ranks that bitproof forks have the same variables, and in addition `FORKED`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from bitproof.harness.runtime import interrupts
 
 FORKED = "BITPROOF_RANK"
-"""Set in every rank that bitproof forks: a command that such a rank starts is nobody's rank."""
+"""Set in every rank that bitproof forks: a command that such a rank starts is not a rank of a launcher."""
 
 # How long a rank that ends with an error lets rank 0 tell it: torchrun ends all ranks once the first has failed.
 _PATIENCE = 20.0

@@ -59,10 +59,10 @@ Message = RunRequest | CaseResult | Failed | Farewell
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """How the run of a number ended on one of torchrun's ranks: its end, or the problem for which it has none.
+    """The end of a numbered run on one of torchrun's ranks: its `End`, or the problem that prevented one.
 
-    `clock` is what its machine's monotonic clock lacks to the time of day, on which machines agree. The files that it
-    sends along are its `FILES`, of so many bytes each.
+    `clock` is the time of day, on which machines agree, minus its machine's monotonic clock. The attached files are its
+    `FILES`, each of this many bytes.
     """
 
     run: int

@@ -80,16 +80,16 @@ class Peers:
                 self.heard.append(message)
 
     def gone(self) -> dict[int, str]:
-        """Which ranks are gone, and what is known of the reason."""
+        """The ranks that are gone, with the reasons as far as known."""
         found = {rank: f"{line.gone}" for rank, line in self.lines.items() if line.gone is not None}
         for rank, problem in self.left.items():
             found[rank] = f"it left: {problem.error().what}"
         return found
 
     def refuse_lost(self, when: str = "before all was done") -> None:
-        """Raise RankError when somebody is gone without whom nothing goes on.
+        """Raise RankError if a needed rank is gone.
 
-        Where rank 0 died, its agent ends moments later, and with it torchrun's store: that is told beside rank 0.
+        If rank 0 died, its agent ends moments later, and with it torchrun's store: the error names both.
         """
         error: BitproofError | None = self.launcher.ended()
         if (gone := self.gone()) and not self.launcher.is_orphan():
@@ -133,10 +133,9 @@ class Peers:
                 self.tell_failed()
 
     def is_abandoned(self) -> bool:
-        """Whether this rank waits in vain.
+        """Whether this rank's wait can no longer succeed.
 
-        That is when somebody is gone, and when another rank failed long enough ago for this one to have told its own
-        end, had it come to any.
+        That is if a rank is gone, or if another rank failed so long ago that this one should have reported its own end.
         """
         self.listen()
         if self.gone() or self.launcher.ended() is not None:

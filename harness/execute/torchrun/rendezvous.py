@@ -1,4 +1,4 @@
-"""How torchrun's ranks meet before any of them runs: each finds rank 0 and tells it which files it is made of."""
+"""The rendezvous of torchrun's ranks before a run: each connects to rank 0 and sends it its versions and code."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _HOST_MARGIN = 15.0
 """How much longer than for a rank to come its host may take to say what it is made of."""
 
 AskFacts = Callable[[Callable[[], bool]], Facts | None]
-"""Has this rank's host say what it is made of; None once what it is given says that nobody waits for it any more."""
+"""Returns this rank's versions and code from its host; None once its argument, a function, returns True."""
 
 
 class Rendezvous:
@@ -161,7 +161,7 @@ class Rendezvous:
             return line
 
     def _tell_made_of(self, line: Line) -> None:
-        """Tell rank 0 what this rank is made of, once its host can; or why it cannot take part."""
+        """Send rank 0 this rank's versions and code from its host, or the reason why it cannot take part."""
         try:
             facts = self._ask_facts(lambda: line.gone is not None)
         except BitproofError as error:
@@ -180,7 +180,8 @@ class Rendezvous:
         raise problem
 
     def _tell_missing(self, arrived: Mapping[int, Hello]) -> None:
-        """Say for whom rank 0 waits, and who came from where: nobody else knows of a rank that died before it came."""
+        """Print the ranks for which rank 0 waits, and where the others connected from: only this shows a rank that died
+        before it connected."""
         missing = [rank for rank in range(self._peers.world_size) if rank not in arrived]
         nodes: dict[str, list[int]] = {}
         for rank in sorted(arrived):

@@ -23,7 +23,7 @@ A = TypeVar("A")
 
 
 class Launcher:
-    """Who started this rank, and what all ranks of a run meet at: once it is gone, nobody ends what it started."""
+    """The process that started this rank and serves the rendezvous: after its death no process ends its children."""
 
     def __init__(self) -> None:
         self._parent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
@@ -87,10 +87,10 @@ class Launcher:
 
 
 class Store:
-    """torch's store, from which the others learn where rank 0 is. It is torchrun's, or rank 0 serves it.
+    """torch's store, in which the others find rank 0's address. torchrun or rank 0 serves it.
 
-    What it does in C++ hears no signal and may wait for long, so it does that in a thread, and no longer than told.
-    `where` says what it waits for, "" when it is there.
+    Its C++ code handles no signals and may wait for long, so it runs in a thread with a time limit. `where` is the
+    address that it waits for, "" once connected.
     """
 
     def __init__(self, is_rank_0: bool, deadline: float, launcher: Launcher) -> None:
@@ -160,9 +160,9 @@ class Store:
 
 
 def _apart(act: Callable[[], A], deadline: float) -> A:
-    """What `act` gives, from a thread, so that signals are heard meanwhile. Raises TimeoutError when it takes too long.
+    """Run `act` in a thread, so that signals are handled during the wait. Raises TimeoutError if it takes too long.
 
-    Python does not end well with a thread in the middle of C++, so an interrupt waits a moment for it.
+    Python does not exit cleanly with a thread in C++ code, so an interrupt waits a moment for it.
     """
     found: list[A] = []
     problems: list[BaseException] = []

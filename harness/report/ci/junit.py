@@ -1,9 +1,9 @@
-"""junit.xml: one test case a case, for the CI systems that read it.
+"""junit.xml for CI systems: one test case per case.
 
-A case that is not as expected is a failure, one that could not be judged an error, one that this
-machine cannot judge and that nobody asked for by name is skipped. What is CLOSE says so. XML 1.0 has no
-way to write most control characters, so they appear as `\\x1b`. Elements and attributes are those of
-junit-10.xsd of Jenkins' xunit plugin, which knows no `skipped` of all suites together.
+A case that is not as expected is a failure, one that could not be judged an error; one that this machine cannot judge
+and that was not selected by name is skipped. CLOSE is stated. XML 1.0 cannot represent most control characters, so they
+appear as `\\x1b`. Elements and attributes are those of junit-10.xsd of Jenkins' xunit plugin, which has no total of
+`skipped`.
 """
 
 from __future__ import annotations

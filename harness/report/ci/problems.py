@@ -96,9 +96,9 @@ def _objection(rule: str, result: CaseResult, message: str, call: BlamedCall | N
 
 
 def place_of(source: str | None) -> tuple[str | None, int | None]:
-    """File and line of `a/b/mine.py:9`, of which a report keeps the last three parts, as a path of the working tree.
+    """File and line of `a/b/mine.py:9`, as a path in the working tree; a report keeps only a path's last three parts.
 
-    A code host knows files by their paths from its root. Where no file there, or more than one, ends so, it stays.
+    A code host needs paths from the root. If no file, or more than one, has this ending, the path stays.
     """
     found = _SOURCE.fullmatch(source or "")
     if not found:

@@ -1,7 +1,7 @@
-"""report.sarif: what is not as expected as SARIF 2.1.0, which code hosts show beside the code.
+"""report.sarif: unexpected results as SARIF 2.1.0, which code hosts show next to the code.
 
-One run, a rule a kind of problem, a result a finding, with the file and line of the call to blame and a fingerprint by
-which the host knows a finding again. Texts of others are printable; none of them is an address.
+One run with a rule per kind of problem and a result per finding, with the file and line of the blamed call and a
+fingerprint by which the host recognizes a finding. Untrusted texts are escaped, and never used as addresses.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""report.html: the whole report as one page that asks nothing of the network and runs no script.
+"""report.html: the whole report as one page without network requests and scripts.
 
-The template beside this file lays it out; here is what it shows, cut to what a browser and a CI system's
-artifact viewer take well: what is left out is told, and stands in report.json. Every value passes `_shown` and jinja2's
-escaping, and the page forbids browsers to run or to load anything.
+The template next to this file has the layout; this file prepares its values, limited to what browsers and CI artifact
+viewers can handle: the page says what is left out, and report.json has it. Every value passes `_shown` and jinja2's
+escaping, and the page forbids browsers to run or load anything.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class _Columns:
         self._agrees = "x" if result.verdict == Verdict.UNVERIFIED else "0"
 
     def cell(self, column: int, count: int, share: float, tooltip: str = "") -> Cell:
-        """What a column shows for so many that differ."""
+        """A column's cell for this number of differing elements."""
         if self.ranges[column][-1] >= self._unsure:
             return f"{count}+" if count else "?", shade_of(share) if count else "x", tooltip
         return str(count), shade_of(share) if count else self._agrees, tooltip

@@ -44,7 +44,7 @@ class LossBlock:
 
 
 def losses(result: CaseResult) -> LossBlock | None:
-    """What the page says of the losses of rank 0; None without any."""
+    """The page's data about rank 0's losses; None without any."""
     reference, candidate = result.losses["reference"], result.losses["candidate"]
     num_steps = max(len(reference), len(candidate))
     if not num_steps:

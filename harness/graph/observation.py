@@ -1,13 +1,13 @@
-"""Activations at module boundaries of a graph: marked as they are traced, shown as the finished graph computes them.
+"""Activations at module boundaries of a graph: marked during the trace, recorded when the finished graph computes them.
 
-Needs:    a trace with a node for every marked tensor; passes that copy a node's metadata to what they write.
-Promises: the calls of the graph as passes left them, in their order; beside them, calls that only look.
-Refuses:  a boundary that has no such form: one whose chunks would have to be joined or cut along a dim that is none.
+Needs:    a trace with a node for every marked tensor; passes that copy a node's metadata to the nodes they write.
+Promises: the graph's calls unchanged and in order, plus calls that only read.
+Refuses:  a boundary whose chunks would have to be joined or split along a dim that it does not have.
 
-1. While a step is traced, hooks see what observed modules return, and the gradients of that; their nodes are marked.
-   Marks are metadata: no pass does anything else because of them.
-2. When all passes have run, each mark becomes a call of `observed` right after the node, or the chunks' nodes.
-3. What the trace has whole and eager once a chunk, or the other way round, is cut, or joined with chunk 0 first.
+1. During the trace, hooks get observed modules' outputs and their gradients, and mark their nodes. Marks are metadata
+   that change no pass's behavior.
+2. After all passes, each mark becomes a call of `observed` right after the node, or the chunks' nodes.
+3. A value that is whole in the graph and per chunk in eager is split; in the reverse case it is joined, chunk 0 first.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from bitproof.harness.torch_compat import disable_current_modes, traced_node, tr
 Observe = Callable[[Kind, str, Tensor], None]
 
 MARKS_KEY = "observed"
-"""Where a node's metadata has the marks of the boundaries that it is."""
+"""The metadata key of a node's marks."""
 
 
 class Mark(NamedTuple):
-    """A boundary, as it was traced. `dim` is the one that is the chunked dim, None where none is.
+    """A traced boundary. `dim` is its chunked dim, None if it has none.
 
-    `carries` says whether its shape depends on the chunked dim at all.
+    `carries`: whether its shape depends on the chunked dim.
     """
 
     boundary: Boundary
@@ -50,13 +50,13 @@ _observers: list[Observe] = []
 
 
 def observed(name: str, parts: list[Tensor], dim: int | None = None, piece: int | None = None) -> None:
-    """Show an activation to whoever observes the step: what a graph calls, and no operator."""
+    """Pass an activation to the step's observer. Graphs call this function; it is no operator."""
     if _observers:
         _observers[-1]("activation", name, activation(parts, dim, piece))
 
 
 def activation(parts: list[Tensor], dim: int | None = None, piece: int | None = None) -> Tensor:
-    """The chunks' rows joined along `dim`, chunk 0 first; of that, with `piece`, one half."""
+    """The chunks' rows joined along `dim`, chunk 0 first; with `piece`, one half of the result."""
     with disable_current_modes(), torch.no_grad():
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim if dim is not None else 0)
         if piece is None or dim is None:
@@ -67,7 +67,7 @@ def activation(parts: list[Tensor], dim: int | None = None, piece: int | None = 
 
 @contextmanager
 def shown_to(observe: Observe) -> Iterator[None]:
-    """Have `observe` called with what graphs show that run in this context."""
+    """Call `observe` with the activations of graphs that run in this context."""
     _observers.append(observe)
     try:
         yield
@@ -80,7 +80,7 @@ def shown_to(observe: Observe) -> Iterator[None]:
 
 @contextmanager
 def marking(model: nn.Module, patterns: Sequence[str], tracer: Any, symbol: Any) -> Iterator[None]:
-    """Mark what observed modules return, and its gradients, in the trace that is made in this context."""
+    """Mark observed modules' outputs and their gradients in the trace within this context."""
     names = observed_modules(patterns, [name for name, _ in model.named_modules()]) if patterns else []
     calls: Counter[str] = Counter()
 
@@ -119,20 +119,20 @@ def marking(model: nn.Module, patterns: Sequence[str], tracer: Any, symbol: Any)
 
 
 def hand_on_marks(node: Node, to: Node) -> None:
-    """Let a node that stands for another have its marks."""
+    """Copy a node's marks to its replacement."""
     if MARKS_KEY in node.meta:
         to.meta[MARKS_KEY] = (*to.meta.get(MARKS_KEY, ()), *node.meta[MARKS_KEY])
 
 
 class Marked(NamedTuple):
-    """A marked node, and where others read it: by a reader's name, its places among what that reads."""
+    """A marked node and its readers: by name, the indices of the node among a reader's inputs."""
 
     node: Node
     readers: dict[str, list[int]]
 
 
 def marked_nodes(graph: Graph) -> list[Marked]:
-    """Every marked node, before somebody else's code changes the graph."""
+    """Every marked node, before a user's code changes the graph."""
     found = []
     for node in graph.nodes:
         if MARKS_KEY in node.meta:
@@ -142,7 +142,8 @@ def marked_nodes(graph: Graph) -> list[Marked]:
 
 
 def hand_on_lost_marks(graph: Graph, before: Sequence[Marked]) -> None:
-    """Let what is read in a marked node's place now, where that is gone, have its marks; a new node also its chunk."""
+    """If a marked node is gone, move its marks to the node that its readers now read; a new node also gets its
+    chunk."""
     nodes = {node.name: node for node in graph.nodes}
     for node, readers in before:
         if nodes.get(node.name) is not None:
@@ -158,7 +159,7 @@ def hand_on_lost_marks(graph: Graph, before: Sequence[Marked]) -> None:
 
 
 def _read_by(node: Node) -> list[Node]:
-    """The nodes that a node reads, in the order of its arguments, each as often as it does."""
+    """The nodes that a node reads, in the order of its arguments, with repetitions."""
     found: list[Node] = []
     map_arg((node.args, node.kwargs), found.append)
     return found
@@ -168,10 +169,10 @@ def _read_by(node: Node) -> list[Node]:
 
 
 def show_activations(module: GraphModule, chunking: Chunking | None) -> int:
-    """Write a call of `observed` for each marked boundary, and return how many. Raises PassError: see above.
+    """Write a call of `observed` for each marked boundary, and return their number. Raises PassError: see above.
 
-    `chunking` is what the graph was chunked by, None for a graph that was not. A boundary of which passes left no node
-    is not shown: comparing then finds that its record is missing.
+    `chunking` is the graph's chunking, None for an unchunked graph. If a pass removed the boundary's nodes, there is no
+    call, and the comparison finds its record missing.
     """
     found: dict[Mark, dict[int | None, Node]] = {}
     for node in module.graph.nodes:
@@ -188,7 +189,7 @@ Show = tuple[str, list[Node], int | None, int | None]
 
 
 def put_in(graph: Graph, shows: Sequence[Show]) -> None:
-    """Write calls that look, each behind the last node that it looks at."""
+    """Write observing calls, each behind the last node that it reads."""
     order = {node: index for index, node in enumerate(graph.nodes)}
     first = next((node for node in order if node.op not in ("placeholder", "get_attr")), None)
     for name, parts, dim, piece in shows:
@@ -200,7 +201,8 @@ def put_in(graph: Graph, shows: Sequence[Show]) -> None:
 
 
 def take_out(graph: Graph) -> list[Show]:
-    """Remove the calls that look, and return what `put_in` writes them of: for who reads and changes the others."""
+    """Remove the observing calls, and return the arguments of `put_in`, for code that reads and changes the other
+    calls."""
     shows: list[Show] = []
     for node in graph.find_nodes(op="call_function", target=observed):
         name, parts, dim, piece = node.args
@@ -210,7 +212,7 @@ def take_out(graph: Graph) -> list[Show]:
 
 
 def _shows(mark: Mark, nodes: dict[int | None, Node], chunking: Chunking | None) -> Iterator[Show]:
-    """What is shown of a boundary: by name, the nodes that are joined, the dim, and the half that is taken."""
+    """A boundary's records: by name, the nodes to join, the dim, and the half to take."""
     boundary, dim = mark.boundary, mark.dim
     root = chunking.root_of(boundary.module) if chunking else None
     whole = nodes.get(None)

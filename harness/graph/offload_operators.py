@@ -1,14 +1,14 @@
-"""Operators that copy an activation to host memory and back, each copy begun in one call and awaited in another.
+"""Operators that copy an activation to host memory and back; each copy has a call that starts it and one that waits.
 
     host = offload(x)              begin to copy x
     host = wait_offload(host, x)   x may go after this
     y = reload(host, device)       begin to copy back, to this process's current device of that type
     y = wait_reload(y)             y may be read after this
 
-Bits, sizes and strides survive. On CUDA copies run on a stream of their own, through pinned memory. A copy's
-event hangs on the tensor that is being filled and dies with it, so a step that fails midway leaves nothing
-behind; and the allocator knows of the stream, so memory freed early is not reused while a copy runs. On
-the CPU there is nothing to overlap, but the copies are real: backward reads a second buffer.
+Bits, sizes and strides stay the same. On CUDA copies run on a separate stream, through pinned memory. The copy's event
+is an attribute of the target tensor and is freed with it, so a failing step leaves nothing behind; the stream's use is
+recorded with the allocator, so memory freed early is not reused during a copy. On the CPU nothing overlaps, but the
+copies are real: backward reads a second buffer.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ RELOAD = torch.ops.bitproof.reload.default
 WAIT_RELOAD = torch.ops.bitproof.wait_reload.default
 
 COPIES = (OFFLOAD, RELOAD)
-"""The calls whose output is being filled when they return."""
+"""The calls that return before their output is filled."""
 WAITS = (WAIT_OFFLOAD, WAIT_RELOAD)
-"""The calls after which their first argument, which they return, is there."""
+"""The calls that wait until their first argument, which they return, is filled."""
 
 
 def is_host_copy(node: Node) -> bool:
@@ -45,17 +45,17 @@ def is_host_copy(node: Node) -> bool:
 
 @functools.cache
 def copy_stream(device: torch.device) -> Any:
-    """The stream of a device on which copies run beside its other work."""
+    """A device's stream for copies."""
     return torch.cuda.Stream(device)
 
 
 def empty_like(x: Tensor, device: torch.device | str, pin: bool = False) -> Tensor:
-    """Memory on `device` for the values of `x`, laid out as they are."""
+    """Memory on `device` for the values of `x`, with the same strides."""
     return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=device, pin_memory=pin)
 
 
 def begin_copy(source: Tensor, target: Tensor, device: torch.device) -> None:
-    """Copy now, or, on CUDA, on the device's copy stream, after what the current stream has been given so far."""
+    """Copy now, or, on CUDA, on the device's copy stream, after the current stream's earlier work."""
     if device.type != "cuda":
         target.copy_(source)
         return
@@ -68,13 +68,13 @@ def begin_copy(source: Tensor, target: Tensor, device: torch.device) -> None:
 
 
 def end_copy(target: Tensor, device: torch.device) -> None:
-    """Let the current stream wait for a copy; the host runs ahead of it."""
+    """Let the current stream wait for a copy; the host does not wait."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).wait_event(cast(Any, target).copied)
 
 
 def land(target: Tensor) -> None:
-    """Wait on the host until the copy that fills `target` is there: pinned memory can be read while it is filled."""
+    """Let the host wait until the copy into `target` is done, as pinned memory can be read during a copy."""
     if (copied := getattr(target, "copied", None)) is not None:
         copied.synchronize()
 
@@ -106,7 +106,7 @@ def run_wait_reload(x: Tensor) -> Tensor:
     return x
 
 
-# torch asks for the line of each registration, and inspect would look through all modules for the one of that line.
+# torch looks up the source line of each registration, for which inspect would search all modules.
 inspect.modulesbyfile[__file__] = __name__
 
 for _name, _run, _fake in (

@@ -1,4 +1,4 @@
-"""What the passes need to know about operators, in one place."""
+"""Properties of operators for the passes."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def _targets(names: Iterable[str]) -> frozenset[OpOverload]:
 
 
 VIEWS = _targets(overloads(lambda row: row.rearranges))
-"""Operators that rearrange dims and leave every element as it is."""
+"""Operators that rearrange dims and change no element."""
 
 SIZED_VIEWS = _targets(overloads(lambda row: row.rearranges if row.is_sized else None))
-"""Views whose result has the sizes they are told."""
+"""Views whose arguments include the result's sizes."""
 
 UNINITIALIZED = names_of_uninitialized(*Uninitialized)
-"""Names of operators, without overload, whose output is whatever memory held, or a part of it is."""
+"""Names of operators, without overload, whose output is partly or wholly uninitialized."""
 
 _FUNCTIONAL = "_c10d_functional"
 COLLECTIVE_NAMESPACES = COMMUNICATES
@@ -55,7 +55,7 @@ def name_of(target: Any) -> str:
 
 @functools.cache
 def row_of(target: Any) -> Operator:
-    """What is known of an operator, of a function that is none, or of a method by its name."""
+    """The row of an operator, of another function, or of a method by its name."""
     packet = getattr(target, "overloadpacket", target)
     if isinstance(packet, OpOverloadPacket):
         return known(str(packet))
@@ -65,7 +65,7 @@ def row_of(target: Any) -> Operator:
 def nested_call(node: Node) -> tuple[GraphModule, list[Any]] | None:
     """The graph that a higher-order call runs, and the operand for each of its placeholders, in order.
 
-    None for any other call, and for one that runs several graphs, or hands on its operands in a way of its own.
+    None for any other call, and for one that runs several graphs or passes its operands in another way.
     """
     places = [place for place, x in enumerate(node.args) if isinstance(x, Node) and graph_of(x) is not None]
     if len(places) != 1 or node.kwargs or any(isinstance(x, Node) for x in node.args[: places[0]]):
@@ -73,13 +73,13 @@ def nested_call(node: Node) -> tuple[GraphModule, list[Any]] | None:
     [place] = places
     nested = graph_of(node.args[place])  # type: ignore[arg-type]
     assert nested is not None
-    operands = [x for x in node.args[place + 1 :] if not isinstance(x, str)]  # some name the graph next to it
+    operands = [x for x in node.args[place + 1 :] if not isinstance(x, str)]  # some also take the graph's name
     count = sum(inner.op == "placeholder" for inner in nested.graph.nodes)
     return (nested, operands) if len(operands) == count else None
 
 
 def graph_of(node: Node) -> GraphModule | None:
-    """The nested graph that a node stands for."""
+    """The nested graph of a node."""
     owner = node.graph.owning_module
     if node.op != "get_attr" or owner is None:
         return None
@@ -98,7 +98,7 @@ def is_wait(node: Node) -> bool:
 
 
 def launch_of(wait: Node) -> Node:
-    """The collective that a wait is for; one of several tensors, it may be, of a coalesced one."""
+    """The collective of a wait, which may be for one tensor of a coalesced collective."""
     launch = wait.all_input_nodes[0]
     while launch.target is operator.getitem:
         launch = launch.all_input_nodes[0]
@@ -127,9 +127,9 @@ def is_compute_heavy(node: Node) -> bool:
 
 
 def is_random(node: Node) -> bool:
-    """Whether a call draws random numbers, so that its place among other such calls decides its values.
+    """Whether a call draws random numbers, so that its order among such calls determines its values.
 
-    Attention operators can drop out, and are tagged so; told to drop nothing, they draw nothing.
+    Attention operators are tagged as random because of dropout; without dropout they draw nothing.
     """
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
@@ -138,13 +138,13 @@ def is_random(node: Node) -> bool:
 
 
 def reads_data(target: Any) -> bool:
-    """Whether an operator's result has sizes or scalars that depend on data: fresh symbols."""
+    """Whether an operator's result has data-dependent sizes or scalars, which are new symbols."""
     tags = getattr(target, "tags", ())
     return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
 
 
 def makes_symbols(node: Node) -> bool:
-    """Whether a call's result may carry symbols that nothing before it carries."""
+    """Whether a call's result may carry new symbols."""
     return reads_data(node.target) or (is_collective(node) and operator_name(node) == "all_to_all_single")
 
 
@@ -164,12 +164,12 @@ def aliased_names(target: Any) -> tuple[str, ...]:
 
 
 def is_view(target: Any) -> bool:
-    """Whether an operator computes nothing: its result is an argument's storage seen in another way."""
+    """Whether an operator is a view: its result shares an argument's storage."""
     return bool(_aliased_names(target)) and not _aliased_names(target, True)
 
 
 def storage_owners(nodes: Any) -> dict[Node, Node]:
-    """For each node the one whose storage its value shares: a view's and a written argument's owner; else itself.
+    """For each node the owner of its storage: that of a view's base or of a written argument; else the node itself.
 
     The results of one call count as one storage.
     """
@@ -187,7 +187,8 @@ def storage_owners(nodes: Any) -> dict[Node, Node]:
 
 
 def sharing_arguments(node: Node) -> list[Node]:
-    """The arguments whose storage a call's result shares, by its schema, but for operators whose schema is silent."""
+    """The arguments whose storage a call's result shares, by its schema or, if the schema does not state it, by its
+    row."""
     if node.target is operator.getitem:
         return node.all_input_nodes[:1]
     if (returned := row_of(node.target).returns) is not None:
@@ -215,18 +216,18 @@ def _aliased_names(target: Callable[..., Any] | str, written: bool = False) -> t
 
 
 def has_effects(node: Node) -> bool:
-    """Whether a call does more than compute its result, so that it must stay although nobody reads it.
+    """Whether a call has effects besides its result, so that it must stay even without readers.
 
-    A collective whose result nobody waits for has no effect here: all ranks run one graph, so all drop it.
+    A collective without a wait has no effect: all ranks run the same graph, so all drop it.
     """
     return bool(written_arguments(node)) or is_random(node) or is_check(node)
 
 
 def is_check(node: Node) -> bool:
-    """Whether a call may raise for what its arguments hold, and is made for that alone.
+    """Whether a call's only purpose is to raise for some values of its arguments.
 
-    So is an operator that returns nothing and writes nothing: `_assert_async`, `_assert_scalar`,
-    `sym_constrain_range`, `_linalg_check_errors`; and what asserts and passes a token on.
+    That holds for operators that return and write nothing: `_assert_async`, `_assert_scalar`, `sym_constrain_range`,
+    `_linalg_check_errors`; and for asserts that return a token.
     """
     schema = schema_of(node.target)
     if schema is None:
@@ -235,7 +236,7 @@ def is_check(node: Node) -> bool:
 
 
 def hidden_effect(node: Node) -> str | None:
-    """What a node of a nested graph does besides computing from the graph's inputs, in words; None for nothing."""
+    """An effect of a nested graph's node besides computing from the graph's inputs, in words; None without one."""
     if node.op == "get_attr" and isinstance(_attribute(node), FakeTensor):
         return "a tensor that its function closes over"
     if is_collective(node):

@@ -1,15 +1,15 @@
-"""Where each traced node came from: module, direction and source line, written as the node is made.
+"""The origin of each traced node: module, direction and source line, recorded when the node is created.
 
-Forward nodes take the module that is running. Backward nodes take what their autograd node's forward
-had: both carry one sequence number. Nothing is patched in torch but the one tracer's `create_node`:
+Forward nodes get the running module. Backward nodes get the origin of their autograd node's forward, which has the same
+sequence number. Only the tracer's `create_node` is patched:
 
 1. Global module hooks keep the stack of running modules, for as long as the trace lasts.
-2. Every new forward node files its origin under the sequence number of the autograd node just made.
+2. Every new forward node stores its origin under the sequence number of the latest autograd node.
 3. Before backward, each autograd node gets a hook pair that names the origin while it runs.
 
-What the engine does between autograd nodes, adding gradients, has no origin: `module` is None.
+The engine's own additions of gradients between autograd nodes have no origin: `module` is None.
 
-A model says which part of a mixture of experts runs by torch's own annotations, under the key that torchtitan uses:
+A model marks the running part of a mixture of experts by torch's annotations, with the same key as torchtitan:
 
     with torch.fx.traceback.annotate({"EP": "dispatch"}):  # or "compute", or "combine"
 """
@@ -36,7 +36,7 @@ from bitproof.harness.torch_operators import last_sequence_number, running_annot
 Direction = Literal["forward", "backward"]
 
 Part = Literal["dispatch", "compute", "combine"]
-"""Of a mixture of experts: rows travel to their experts, are computed with, and travel back."""
+"""The parts of a mixture of experts: send rows to their experts, compute, and send them back."""
 
 _PART_ANNOTATION = "EP"
 _PARTS = frozenset(get_args(Part))
@@ -44,16 +44,16 @@ _PARTS = frozenset(get_args(Part))
 META_KEY = "origin"
 
 RECOMPUTED_KEY = "recomputed"
-"""Where a node's metadata says that backward repeats a forward call with it."""
+"""The metadata key of a node with which backward repeats a forward call."""
 
 CALLS_KEY = "calls"
-"""Where a forward node's metadata has the calls of named modules within which it was made: see `calls_of`."""
+"""The metadata key of the module calls around a forward node: see `calls_of`."""
 
 _NOT_THE_USERS = tuple(os.path.dirname(path) + os.sep for path in (torch.__file__, harness.__file__))
 
 
 class Origin(NamedTuple):
-    """Where a node came from. `module` is a fully qualified name, "" for the root, None for no owner.
+    """The origin of a node. `module` is a fully qualified name, "" for the root, None without an owner.
 
     `part` is that of a mixture of experts, None elsewhere.
     """
@@ -79,23 +79,23 @@ class ModuleCall(NamedTuple):
 
 
 def origin_of(node: Node) -> Origin:
-    """A node's origin, as recorded when it was traced; passes copy it to what they write."""
+    """A node's origin from the trace; passes copy it to the nodes that they write."""
     return node.meta.get(META_KEY, UNKNOWN)
 
 
 def part_in(annotations: Mapping[str, Any]) -> Part | None:
-    """The part of a mixture of experts that annotations of torch's name."""
+    """The part of a mixture of experts in torch's annotations."""
     part = annotations.get(_PART_ANNOTATION)
     return part if isinstance(part, str) and part in _PARTS else None  # type: ignore[return-value]
 
 
 def running_part() -> Part | None:
-    """The part of a mixture of experts that runs now, as far as the code says it."""
+    """The part of a mixture of experts that runs now, if annotated."""
     return part_in(running_annotations())
 
 
 def calls_of(node: Node) -> tuple[ModuleCall, ...]:
-    """The module calls within which a forward node was traced, outermost first; nothing is known of other nodes."""
+    """The module calls around a forward node, outermost first; empty for other nodes."""
     calls: tuple[ModuleCall, ...] = node.meta.get(CALLS_KEY, ())
     return calls
 
@@ -103,8 +103,8 @@ def calls_of(node: Node) -> tuple[ModuleCall, ...]:
 class OriginRecorder:
     """Stamps the nodes of one trace. Use `recording` around forward and `before_backward` after it.
 
-    `num_calls` is how often each module of the model was called, by name; the root, which has none, is left out.
-    `name` is the model's own, where it is a module of a larger one.
+    `num_calls` is the number of calls of each of the model's modules, by name, without the root. `name` is the model's
+    own, if it is part of a larger one.
     """
 
     def __init__(self, model: nn.Module, name: str = "") -> None:
@@ -143,7 +143,7 @@ class OriginRecorder:
             autograd_node.register_hook(self._setter(None))
 
     def after_backward(self) -> None:
-        """What is made from here on is no part of it."""
+        """Mark the end of backward: later nodes are not part of it."""
         self._in_backward = False
 
     def _stamping(self, create_node: Callable[..., Node]) -> Callable[..., Node]:
@@ -162,14 +162,14 @@ class OriginRecorder:
             return self._backward or Origin(None, "backward")
         module = self._running[-1] if self._running else self._name
         origin = Origin(module, "forward", innermost_user_line(sys._getframe(2)), running_part())
-        number = last_sequence_number()  # of the autograd node this operator has just made
+        number = last_sequence_number()  # of the autograd node of this operator
         if not self._sequence_numbers or number > self._sequence_numbers[-1]:
             self._sequence_numbers.append(number)
             self._origins.append(origin)
         return origin
 
     def _forward_origin(self, number: int) -> Origin | None:
-        """The origin filed under the largest sequence number up to `number`, seen from backward."""
+        """The origin stored under the largest sequence number up to `number`, for backward."""
         index = bisect.bisect_right(self._sequence_numbers, number) - 1
         return self._origins[index]._replace(direction="backward") if index >= 0 else None
 
@@ -203,7 +203,7 @@ def _reachable(root: Any) -> list[Any]:
 
 
 def innermost_user_line(frame: FrameType | None) -> str | None:
-    """The innermost line of a running stack that is the user's; None when there is none."""
+    """The innermost line of user code in a running stack, or None."""
     while frame is not None:
         if line := user_line(frame.f_code.co_filename, frame.f_lineno):
             return line

@@ -1,6 +1,6 @@
-"""The graph pipeline: which passes run, in which order, each verified, timed and told.
+"""The graph pipeline: runs, verifies, times and reports the passes in order.
 
-This is the only module that knows the passes by name, and a row of its pass list all that there is to know of one.
+Only this module names the passes; a row of its pass list has all properties of one.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ Observe = Callable[[str, GraphModule], None]
 
 
 BLOCKS = "layers.*"
-"""The modules that activations are saved between and parameters are bucketed by."""
+"""The blocks of activation saving and parameter buckets."""
 
 
 @dataclass(frozen=True)
 class PassRow:
-    """A line of the pass list: a pass, and all that the pass list says of it.
+    """A row of the pass list: a pass and its properties.
 
-    `is_wanted` says whether the case asks for it. `follows` is what of the case's settings it reads in its context,
-    and `bound` are settings that it is given here: both stand in a recording's manifest. `leaves` is the stage that
-    the graph is in from there on, None for the one that the pass found it in.
+    `is_wanted` says whether the case asks for it. `follows` are the case's settings that it reads in its context, and
+    `bound` are settings from the pass list: a recording's manifest has both. `leaves` is the graph's stage afterwards,
+    None if it stays the same.
     """
 
     run: Callable[..., GraphModule]
@@ -71,7 +71,7 @@ class PassRow:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings that decide what the pass does, besides the graph."""
+        """Settings that determine the pass's effect."""
         return (dataclasses.asdict(self.follows) if self.follows else {}) | dict(self.bound)
 
     def __call__(self, module: GraphModule, context: PassContext) -> GraphModule:
@@ -80,7 +80,7 @@ class PassRow:
 
 
 def build_pipeline(context: PassContext) -> list[PassRow]:
-    """The passes of a case, in order. What a pass needs beyond the case's own settings is bound here."""
+    """The passes of a case, in order. Other settings than the case's own are bound here."""
     chunking, memory, options = context.chunking, context.memory, context.pipeline
     by_blocks = {"blocks": BLOCKS}
     pass_list = [
@@ -101,7 +101,7 @@ def build_pipeline(context: PassContext) -> list[PassRow]:
 
 
 def apply_until(pass_list: Sequence[Pass], until: str | None) -> list[Pass]:
-    """The pass list up to and with the pass that `until` names: all of it for None, nothing for "".
+    """The pass list up to and including the pass `until`: all of it for None, nothing for "".
 
     Any prefix gives a graph that runs. Raises CaseError, naming the pass list, for a name that is not in it.
     """
@@ -128,11 +128,11 @@ def run_pipeline(
 ) -> tuple[GraphModule, list[PassReport]]:
     """Run the passes in order, checking the graph's stage after each. A failure names its pass.
 
-    A pass is a row of the pass list, a user's own, or any function of that form: such a one has no settings, and leaves
-    the graph in the stage that it found it in.
+    A pass is a row of the pass list, a user's pass, or any function with the same signature, which has no settings and
+    keeps the graph's stage.
 
-    `observe` sees the graph as it was traced, and then what each pass left, before it is verified. `enter` is told of
-    each pass before it runs.
+    `observe` gets the traced graph, and then the graph after each pass, before its verification. `enter` is called
+    before each pass.
     """
     reports: list[PassReport] = []
     stage, facts, counts = OPEN, Facts.of(module), _count_operators(module)

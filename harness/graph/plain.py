@@ -1,15 +1,15 @@
-"""A finished graph as JSON values, and the graph that such values say.
+"""Converts a finished graph to JSON values and back.
 
     module = graph_of(plain_of(module))    the same nodes, the same code, the same places
 
-Data alone: a target is a name that is looked up among torch's operators and a few of Python's functions, so reading
-runs no code that was read. Of a node's metadata only its place is kept (module, direction, source line, part, chunk):
-what passes need besides, such as fake values, a finished graph needs no more.
+The values are only data: a target is a name, looked up among torch's operators and a few Python functions, so reading
+executes no code from the file. Of a node's metadata only its place is kept (module, direction, source line, part,
+chunk); a finished graph no longer needs what passes need, such as fake values.
 
-Whoever reads a graph that others may have written says which operators it may call: see `graph.backend.allowed`.
+A reader of an untrusted graph states which operators it may call: see `graph.backend.allowed`.
 
-Refused, as UnkeptError: what has no such form. Graph attributes that are tensors, calls of other functions, symbols
-among arguments, a node with a foreign place.
+UnkeptError refuses graphs without such a form: with tensors as attributes, calls of other functions, symbols among
+arguments, or a node with an unknown kind of place.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bitproof.harness.graph.writer import CHUNK_KEY
 from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload
 
 Json = Any
-"""What `json` writes and reads as it is: None, bool, int, float, str, and lists and dicts of them."""
+"""Values that `json` writes and reads unchanged: None, bool, int, float, str, and lists and dicts of them."""
 
 _ARITHMETIC = (
     *("getitem", "add", "sub", "mul", "neg", "floordiv", "truediv", "mod", "pow"),
@@ -42,7 +42,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{f"torch.{name}": getattr(torch, name) for name in _OF_SIZES},
     "bitproof.observed": observed,
 }
-"""What a graph calls beside operators: arithmetic on sizes, parts of results, and what shows an activation."""
+"""A graph's calls other than operators: arithmetic on sizes, elements of results, and the observation of
+activations."""
 
 _NAMES = {function: name for name, function in _FUNCTIONS.items()}
 _CONSTANTS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
@@ -50,16 +51,16 @@ _CONSTANTS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": tor
 
 
 class UnkeptError(BitproofError):
-    """A graph that cannot be written as plain values, or plain values that are no valid graph."""
+    """A graph that cannot be written as plain values, or invalid plain values."""
 
 
 def plain_of(module: GraphModule) -> Json:
-    """A graph as JSON values, nested graphs included. Raises UnkeptError where there is no such form."""
+    """A graph as JSON values, including nested graphs. Raises UnkeptError if there is no such form."""
     return _Writer(module).written()
 
 
 def refuse_operators(plain: Json, allowed: Container[str]) -> None:
-    """Raise UnkeptError for written values that call an operator which is not among these, nested graphs included."""
+    """Raise UnkeptError for values that call an operator other than these, also in nested graphs."""
     for name in [node[2] for node in plain["nodes"] if node[0] == "call_function"]:
         if name not in _FUNCTIONS and name not in allowed:
             raise UnkeptError("the graph calls an operator that is not allowed in a graph from elsewhere", found=name)
@@ -68,9 +69,9 @@ def refuse_operators(plain: Json, allowed: Container[str]) -> None:
 
 
 def graph_of(plain: Json, allowed: Container[str] | None = None) -> GraphModule:
-    """The graph that values say, whose operators are among those `allowed`, by default any.
+    """The graph of JSON values, with operators from `allowed`, by default any.
 
-    Raises UnkeptError for values that say none, and, before anything is looked up, for an operator that is not allowed.
+    Raises UnkeptError for invalid values, and, before any look-up, for an operator that is not allowed.
     """
     try:
         if allowed is not None:
@@ -81,7 +82,7 @@ def graph_of(plain: Json, allowed: Container[str] | None = None) -> GraphModule:
 
 
 class _Writer:
-    """Writes one graph. Places repeat, so each is written once, and nodes have its number."""
+    """Writes one graph. Places repeat, so each is written once, and nodes refer to it by number."""
 
     def __init__(self, module: GraphModule) -> None:
         self.module = module
@@ -127,7 +128,7 @@ class _Writer:
         return None if place is None else self.places.setdefault(place, len(self.places))
 
     def _value(self, value: Any) -> Json:
-        """An argument. Lists are lists and every other container an object of one key, which names its kind."""
+        """An argument. Lists stay lists; any other container is an object with one key, which names its kind."""
         if value is None or type(value) in (bool, int, float, str):
             return value
         if isinstance(value, Node):
@@ -156,7 +157,7 @@ def _read(plain: Json) -> GraphModule:
     for op, name, target, place, args, kwargs in plain["nodes"]:
         if op not in ("placeholder", "get_attr", "call_function", "output"):
             raise UnkeptError("not a valid graph file", found=f"unknown node op {op!r}")
-        if op != "call_function" and not _is_name(target):  # torch writes it into code as it is
+        if op != "call_function" and not _is_name(target):  # torch writes it into code unchanged
             raise UnkeptError("not a valid graph file", found=f"invalid name {target!r}")
         if op == "get_attr" and target not in attributes:
             raise UnkeptError("not a valid graph file", found=f"missing attribute {target}")
@@ -181,7 +182,7 @@ def _value(plain: Json, nodes: Sequence[Node]) -> Any:
     [(kind, value)] = plain.items()
     match kind:
         case "node":
-            return nodes[value if value >= 0 else len(nodes)]  # no node stands before the first
+            return nodes[value if value >= 0 else len(nodes)]  # no node comes before the first
         case "slice":
             return slice(*(_value(part, nodes) for part in value))
         case "tuple":
@@ -201,7 +202,7 @@ def _is_name(text: str) -> bool:
 
 
 def _operator(name: str) -> Any:
-    """The operator or function of a name. Raises UnkeptError, or what looking it up raises, where there is none."""
+    """The operator or function of a name. Raises UnkeptError, or the look-up's error, if there is none."""
     if name in _FUNCTIONS:
         return _FUNCTIONS[name]
     found: Any = torch.ops

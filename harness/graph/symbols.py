@@ -1,4 +1,4 @@
-"""Questions about sizes: does a value carry the chunk symbol, along which dim, and what is its number?"""
+"""Queries about sizes: whether a value carries the chunk symbol, along which dim, and its number."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SYMBOLIC_SCALARS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a number, be it known or a symbol's."""
+    """Whether a value is a number, known or symbolic."""
     return isinstance(value, (int, float, bool, *SYMBOLIC_SCALARS))
 
 
@@ -33,7 +33,7 @@ def free_symbols(value: Any) -> set[sympy.Symbol]:
         return set(value.node.expr.free_symbols)
     if isinstance(value, torch.Tensor):
         if not has_open_sizes(value):
-            return set()  # asked of every value after every pass, and nearly all are concrete
+            return set()  # called for every value after every pass, and nearly all are concrete
         return set().union(*(free_symbols(size) for size in (*value.shape, *_strides(value))))
     if isinstance(value, (tuple, list)):
         return set().union(*(free_symbols(item) for item in value))
@@ -52,9 +52,9 @@ def carries(value: Any, symbol: sympy.Symbol) -> bool:
 
 
 def chunk_dim(value: torch.Tensor, symbol: sympy.Symbol) -> int | None:
-    """The dim whose size IS the symbol, and which alone carries it; None when there is none.
+    """The dim whose size IS the symbol, if no other dim carries it; else None.
 
-    A dim of 4 * symbol holds flattened rows: cutting or joining it would scramble what it flattens.
+    A dim of 4 * symbol holds flattened rows: splitting or joining it would scramble them.
     """
     carrying = [dim for dim, size in enumerate(value.shape) if symbol in free_symbols(size)]
     if len(carrying) == 1 and expression(value.shape[carrying[0]]) == symbol:
@@ -63,7 +63,7 @@ def chunk_dim(value: torch.Tensor, symbol: sympy.Symbol) -> int | None:
 
 
 def is_scalar_of(value: Any, symbol: sympy.Symbol) -> bool:
-    """Whether `value` is a symbolic scalar that depends on `symbol` and on nothing else."""
+    """Whether `value` is a symbolic scalar that depends only on `symbol`."""
     return isinstance(value, SYMBOLIC_SCALARS) and free_symbols(value) == {symbol}
 
 
@@ -95,7 +95,7 @@ def _substituted(expr: sympy.Basic, symbol: sympy.Symbol, extent: int) -> sympy.
 
 
 def remainder(size: Any, known: Mapping[Any, Any], total: Any) -> dict[sympy.Symbol, Any]:
-    """What the only unknown symbol of a sum must be for the sum to be `total`; empty unless there is just one."""
+    """The value of a sum's only unknown symbol that makes the sum `total`; empty unless there is exactly one."""
     unknown = [symbol for symbol in getattr(size, "free_symbols", ()) if symbol not in known]
     if len(unknown) != 1:
         return {}
@@ -104,7 +104,7 @@ def remainder(size: Any, known: Mapping[Any, Any], total: Any) -> dict[sympy.Sym
 
 
 def require_chunk_dim(node: Node, value: torch.Tensor, symbol: sympy.Symbol, action: str) -> int:
-    """`chunk_dim`, or a refusal that names the node and its source line."""
+    """`chunk_dim`, or an error that names the node and its source line."""
     dim = chunk_dim(value, symbol)
     if dim is None:
         raise ChunkError(

@@ -1,8 +1,8 @@
-"""The rules that a graph is held to between passes: each a function of what a pass did, which raises PassError.
+"""The rules for a graph between passes: each is a function of a pass's effect that may raise PassError.
 
-`stages.py` says which of them hold where. Each reads every node once, and a value that many nodes share is looked
-at once: what verification costs grows with the graph, not faster. Graphs nested in it, which higher-order operators
-run, are held to the same rules each by itself, and to one of their own.
+`stages.py` says where each applies. Each reads every node once, and a value shared by many nodes once, so the cost of
+verification is linear in the graph. Nested graphs of higher-order operators must obey the same rules, each separately,
+and one more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KINDS = ("placeholder", "get_attr", "call_function", "output")
 
 
 class Facts(NamedTuple):
-    """What no pass may change of a graph: how many inputs and outputs it has, and what it asserts while it runs.
+    """Facts of a graph that no pass may change: the number of inputs and outputs, and its runtime assertions.
 
     `checks` are operators, with their messages.
     """
@@ -49,9 +49,9 @@ class Facts(NamedTuple):
 
 @dataclass(frozen=True)
 class PassEffect:
-    """What a pass did: the graph that it left, and the facts of it and of the graph before.
+    """A pass's effect: the new graph, and the facts of the new and the old graph.
 
-    `chunk_symbol` is what is a number once it is resolved.
+    `chunk_symbol` is the symbol that must become a number.
     """
 
     module: GraphModule
@@ -61,12 +61,12 @@ class PassEffect:
 
     @cached_property
     def graphs(self) -> list[tuple[str, Graph]]:
-        """The graph and those nested in it, each with words for an error that say which it is."""
+        """The graph and its nested graphs, each with a description for errors."""
         return [(f" of nested graph {name}" if name else "", nested.graph) for name, nested in _graphs(self.module)]
 
     @cached_property
     def carriers(self) -> list[tuple[str, list[tuple[Node, set[sympy.Symbol]]]]]:
-        """The nodes of each graph whose values carry symbols, with these."""
+        """The nodes of each graph whose values carry symbols, with the symbols."""
         return [(of, _carriers(graph)) for of, graph in self.graphs]
 
 
@@ -74,13 +74,13 @@ Rule = Callable[[PassEffect], None]
 
 
 def in_order(change: PassEffect) -> None:
-    """Nodes stand in topological order, and are of the kinds that passes know."""
+    """Nodes are in topological order, and of supported kinds."""
     for of, graph in change.graphs:
         verify_order(graph, of)
 
 
 def verify_order(graph: Graph, of: str = "") -> None:
-    """`in_order`, of a graph alone."""
+    """`in_order` for a single graph."""
     try:
         graph.lint()
     except (RuntimeError, ValueError) as error:
@@ -98,7 +98,7 @@ def verify_order(graph: Graph, of: str = "") -> None:
 
 
 def has_metadata(change: PassEffect) -> None:
-    """Every call has a `val`; and an origin, which a nested graph has from the operator that runs it."""
+    """Every call has a `val` and an origin; a nested graph has its operator's origin."""
     for of, graph in change.graphs:
         needed = ("val",) if of else ("val", META_KEY)
         for node in graph.nodes:
@@ -111,7 +111,7 @@ def has_metadata(change: PassEffect) -> None:
 
 
 def only_computes(change: PassEffect) -> None:
-    """A nested graph does nothing but compute from the operands of the operator that runs it."""
+    """A nested graph only computes from the operands of its operator."""
     for of, graph in change.graphs:
         for node in graph.nodes if of else ():
             if hidden := operators.hidden_effect(node):
@@ -124,7 +124,7 @@ def only_computes(change: PassEffect) -> None:
 
 
 def reads_nodes(change: PassEffect) -> None:
-    """No argument is a symbolic number: when the graph runs, only nodes have values."""
+    """No argument is a symbolic number, as only nodes have values at run time."""
     for of, graph in change.graphs:
         for node in graph.nodes:
             if _is_symbolic(node.args) or _is_symbolic(list(node.kwargs.values())):
@@ -137,7 +137,7 @@ def reads_nodes(change: PassEffect) -> None:
 
 
 def is_resolved(change: PassEffect) -> None:
-    """No value carries the chunk symbol: it is a number by now."""
+    """No value carries the chunk symbol any more."""
     symbol = change.chunk_symbol
     for of, carriers in change.carriers:
         for node, carried in carriers:
@@ -146,7 +146,7 @@ def is_resolved(change: PassEffect) -> None:
 
 
 def defines_symbols(change: PassEffect) -> None:
-    """Every symbol in a value comes from a graph input, or from an earlier operator that may make one.
+    """Every symbol in a value comes from a graph input, or from an earlier operator that may create symbols.
 
     Such an operator reads data, or is an uneven all-to-all (see fake_mode.py).
     """
@@ -161,7 +161,7 @@ def defines_symbols(change: PassEffect) -> None:
 
 
 def is_called_alike(change: PassEffect) -> None:
-    """The graph has as many inputs and outputs as it was traced with."""
+    """The graph has the same number of inputs and outputs as when traced."""
     if change.after[:2] != change.before[:2]:
         raise PassError(
             "the graph is called in another way than the traced one",
@@ -171,7 +171,7 @@ def is_called_alike(change: PassEffect) -> None:
 
 
 def keeps_checks(change: PassEffect) -> None:
-    """The graph still has every check that it had before the pass."""
+    """The graph still has every check from before the pass."""
     if dropped := sorted(change.before.checks - change.after.checks):
         raise PassError(
             "the graph no longer checks what the traced one does, so it would run on where eager raises",

@@ -1,10 +1,10 @@
-"""Write a graph node by node, running each on fake values as it is written.
+"""Writes a graph node by node, and runs each node on fake values.
 
-A pass that reads one graph and writes another never patches metadata: a node's `val` is what the
-operator itself gives for the values of its inputs. Equal calls (one operator, equal constants, inputs
-of equal layout) give equal layouts, so each distinct call runs once; layers repeat, so few are distinct.
+A pass that reads one graph and writes another never patches metadata: a node's `val` is the operator's own result for
+its inputs' values. Equal calls (same operator, equal constants, inputs with equal layouts) have equal layouts, so each
+distinct call runs once; layers repeat, so few are distinct.
 
-`val` describes a value's layout. Two nodes may share one fake tensor, so it says nothing of aliasing.
+`val` describes a value's layout, but not aliasing, as two nodes may share one fake tensor.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
 from bitproof.harness.torch_compat import FakeTensor, LazyGraphModule, forget_memos
 
 CHUNK_KEY = "chunk"
-"""Where a node's metadata says which chunk (0 or 1) it computes; absent on what is computed once."""
+"""The metadata key of a node's chunk (0 or 1); absent on nodes that run once."""
 
 
 class GraphWriter:
-    """A graph in the making. `extent` replaces the chunk symbol in the values of its inputs."""
+    """A graph being written. `extent` replaces the chunk symbol in the values of its inputs."""
 
     def __init__(self, source: GraphModule, symbol: Any, extent: int) -> None:
         self.source = source
@@ -86,8 +86,8 @@ class GraphWriter:
         self.graph.output(args[0]).meta.update(source.meta)
 
     def module(self) -> GraphModule:
-        """The finished graph, with the attributes it refers to. Its code is generated when first asked for:
-        what one pass writes, the next often writes again.
+        """The finished graph with its attributes. Its code is generated at the first use, as the next pass often writes
+        the graph again.
         """
         attributes: dict[str, Any] = dict(self._nested)
         for node in self.graph.nodes:
@@ -112,7 +112,7 @@ class GraphWriter:
             return torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
 
     def _specialized(self, module: GraphModule, extent: int) -> GraphModule:
-        """A nested graph with the symbol's scalars replaced by numbers wherever they are used."""
+        """A nested graph with the symbol's scalars replaced by numbers."""
         writer = GraphWriter(module, self._symbol, extent)
         env: dict[Node, Any] = {}
         for node in module.graph.nodes:
@@ -159,12 +159,12 @@ class GraphWriter:
         return (type(argument), argument)  # 1, 1.0 and True are equal, yet give different dtypes
 
     def _layout(self, value: Any) -> int:
-        """A number that equal layouts share; sizes that depend on data are equal when their symbols are."""
+        """A number that equal layouts share; data-dependent sizes are equal if their symbols are."""
         return self._layouts.setdefault(layout_key(value), len(self._layouts))
 
 
 def _without_memory(node: Node) -> Any:
-    """A node's value, which other nodes may share: a fake tensor remembers the symbols that were read from it."""
+    """A copy of a node's value for sharing: a fake tensor caches the symbols read from it."""
     value = node.meta["val"]
     if isinstance(value, FakeTensor):
         forget_memos(value)
@@ -172,7 +172,7 @@ def _without_memory(node: Node) -> Any:
 
 
 def _shape_env_without(symbol: Any) -> ShapeEnv:
-    """A fresh ShapeEnv that will not give the chunk symbol's name to a size that depends on data."""
+    """A new ShapeEnv that does not reuse the chunk symbol's name for a data-dependent size."""
     shape_env = ShapeEnv()
     while shape_env.create_unbacked_symint().node.expr != symbol:
         pass
@@ -181,7 +181,7 @@ def _shape_env_without(symbol: Any) -> ShapeEnv:
 
 
 def layout_key(value: Any) -> Any:
-    """What values of one layout share: dtype, device, sizes, strides and offset; a number is what it is."""
+    """The key of a layout: dtype, device, sizes, strides and offset; a number is its own key."""
     if isinstance(value, FakeTensor):
         numbers = *value.shape, *value.stride(), value.storage_offset()
         flags = value.is_conj(), value.is_neg()

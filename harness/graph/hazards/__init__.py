@@ -1,16 +1,16 @@
-"""What may go wrong in a finished graph though its bits are right where it ran: two calls that use one memory, of
-which one writes it or lets go of it, and neither comes before the other; ranks that wait for each other for ever.
+"""Hazards of a finished graph that do not show in its bits: two calls that use the same memory, one of which writes or
+frees it, without an order between them; and deadlocks between ranks.
 
-Where ranks meet in shared memory, or a machine has nothing else to do, such a graph may compute the right bits every
-time; on a GPU it reads what a stream is still writing. So equal bits of it show nothing.
+With ranks in shared memory, or on an idle machine, such a graph may compute the right bits every time, while on a GPU
+it reads memory that a stream is still writing. So its equal bits are no evidence.
 
-1. Follow the graph's calls in their order (`walk`), by what each does to memory (`effects`), over the rules of
-   `harness.operators.happens_before`. Where a graph names streams it is followed twice: when memory is let go is known
-   only once the whole graph is.
-2. Look at the order in which ranks launch collectives (`turns`).
+1. Follow the graph's calls in order (`walk`) with their effects on memory (`effects`), by the rules of
+   `harness.operators.happens_before`. A graph with streams is followed twice: when memory is freed is known only at
+   the end.
+2. Check the order in which ranks launch collectives (`turns`).
 
-The graph may be anybody's: besides operators it may call methods, modules and functions, whose names say what they
-do. What is not known reads all that it is handed, and shares memory with none of it.
+Graphs from users may also call methods, modules and functions, whose effects follow from their names. An unknown call
+is assumed to read all its arguments and to share memory with none.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MOST_TOLD = 3
 
 @dataclass(frozen=True)
 class Hazard:
-    """`second` meets `first`, an earlier call, in the memory that `memory` made. `does` says how, `missing` what would
-    put one before the other.
+    """`second` conflicts with `first`, an earlier call, in the memory of `memory`. `does` says how, `missing` what
+    would order them.
     """
 
     first: At
@@ -53,9 +53,9 @@ class Hazard:
 def find_hazards(
     module: GraphModule, groups: Mapping[str, Partition] | None = None
 ) -> tuple[list[Hazard], list[Deadlock]]:
-    """The pairs of calls that nothing orders, in the graph's order, and what may have ranks wait for ever.
+    """The unordered pairs of calls, in the graph's order, and possible deadlocks.
 
-    `groups` are the ranks of every instance of each process group, by name; without, groups are taken to be right.
+    `groups` are the ranks of every instance of each process group, by name; without them, groups are not checked.
     """
     walk = GraphWalk(module)
     if walk.names_streams:
@@ -65,7 +65,7 @@ def find_hazards(
 
 
 def hazard_lines(module: GraphModule, groups: Mapping[str, Partition] | None = None) -> list[str]:
-    """A line for each hazard and for each possible deadlock; of many the first few, and how many more."""
+    """A line for each hazard and each possible deadlock; for many only the first few, and the number of others."""
     hazards, deadlocks = find_hazards(module, groups)
     found = list(dict.fromkeys(map(str, [*hazards, *deadlocks])))
     left = len(found) - MOST_TOLD
@@ -73,8 +73,8 @@ def hazard_lines(module: GraphModule, groups: Mapping[str, Partition] | None = N
 
 
 def turns_of(module: GraphModule, ranks_in: RanksIn) -> list[RankTurn]:
-    """The collectives that a rank's graph launches and waits for, in order. `ranks_in` says which ranks are in the
-    rank's instance of a group, None where nobody knows the group.
+    """The collectives that a rank's graph launches and waits for, in order. `ranks_in` returns the ranks of the rank's
+    instance of a group, None for an unknown group.
     """
     return rank_turns(GraphWalk(module).turns, ranks_in)
 
@@ -86,7 +86,7 @@ def _hazard(walk: GraphWalk, second: At, race: Race) -> Hazard:
 
 
 def _missing(race: Race, second: At) -> str:
-    """What would order the two calls."""
+    """The call that would order the two calls."""
     if race.work is None:
         return f"a wait, on the stream of `{second}`, for an event recorded after `{race.first}`"
     [wait, *_] = _waits_for(race.first, race.work)
@@ -97,7 +97,7 @@ def _missing(race: Race, second: At) -> str:
 
 
 def _waits_for(first: object, work: Launch) -> list[str]:
-    """The operators that wait for what a call launches, those of its own namespace first."""
+    """The operators that wait for a call's launch, those of its own namespace first."""
     waits = [row.name for row in ROWS.values() if row.wait is not None and row.wait.work is work.work]
     namespace = str(getattr(first.node.target, "namespace", "")) if isinstance(first, At) else ""
     return sorted(waits, key=lambda name: not name.startswith(f"{namespace}."))

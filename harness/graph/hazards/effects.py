@@ -1,5 +1,5 @@
-"""What a call does to the memory of the nodes that it is handed: by its operator's schema and row, or, of calls of
-methods, modules and functions, by their names. What is not known reads all that it is handed.
+"""A call's effects on the memory of its arguments: from its operator's schema and row, or, for methods, modules and
+functions, from their names. An unknown call reads all its arguments.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload, OpOve
 from bitproof.harness.torch_operators import schema_of, storage_key
 
 Places = tuple[tuple[int | None, str], ...]
-"""Arguments of an overload: the index of each, None of one that goes by keyword alone, and its name."""
+"""Arguments of an overload: each one's index, None for a keyword-only one, and its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What a call does to the memory of the nodes that it is handed.
+    """A call's effects on the memory of its arguments.
 
-    `only_shows`: it reads no element. `gives_several`: its results lie in memory of their own, each by itself.
-    `syncs_host`: the host waits for what it computes.
+    `only_shows`: it reads no element. `gives_several`: each of its results has its own memory. `syncs_host`: the host
+    waits for its result.
     """
 
     row: Operator
@@ -82,7 +82,7 @@ _NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def _selects(place: Any) -> bool:
-    """Whether an index copies what it selects: by lists or tensors, where numbers and slices only show."""
+    """Whether an index copies its selection: lists and tensors do, numbers and slices are views."""
     places = place if isinstance(place, tuple) else (place,)
     return any(isinstance(x, (list, Tensor)) for x in places)
 
@@ -148,7 +148,7 @@ def _effects_of_overload(node: Node, plan: _Plan) -> Effects:
 
 
 def _nodes(node: Node, places: Places) -> Sequence[Node]:
-    """The nodes that a call hands on at these places."""
+    """The nodes at these arguments of a call."""
     found: list[Node] = []
     for index, name in places:
         given = node.args[index] if index is not None and index < len(node.args) else node.kwargs.get(name)
@@ -160,7 +160,7 @@ def _nodes(node: Node, places: Places) -> Sequence[Node]:
 
 
 def _effects_by_name(node: Node, name: str) -> Effects:
-    """What a method or a function of torch does: what its namesake among operators may do, whichever overload runs."""
+    """The effects of a method or function of torch: those of the operator of the same name, for any overload."""
     row = operators.row_of(node.target)
     packet: Any = node.target
     if not isinstance(packet, OpOverloadPacket | HigherOrderOperator) and row.launch is None and row.wait is None:
@@ -186,8 +186,8 @@ def _effects_by_name(node: Node, name: str) -> Effects:
 
 
 def _copied(node: Node, source: Node) -> bool:
-    """Whether a call that shows its argument where it can has copied it: where the values of both are known, by where
-    they lie; else it may have."""
+    """Whether a call that returns a view if possible has made a copy: if both values are known, by their memory; else
+    it may have."""
     own, shown = node.meta.get("val"), source.meta.get("val")
     if not (isinstance(own, Tensor) and isinstance(shown, Tensor)):
         return True

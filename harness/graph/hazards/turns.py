@@ -1,17 +1,17 @@
-"""The order in which ranks launch collectives, and what may have them wait for each other for ever.
+"""The order in which ranks launch collectives, and possible deadlocks.
 
-Where all ranks run one graph they take the same turns. So the first collective that some rank has not reached is the
-next turn of all its members that are behind, and all reach it: no order of one graph's turns ends in a deadlock,
-whichever groups they are of, and whichever of them share ranks, a stream or a process group. That holds if
+If all ranks run one graph, they launch the same collectives in the same order. So the first collective that some rank
+has not reached is the next one for all its members that are behind, and all reach it: no order in one graph leads to a
+deadlock, whatever the groups, and whichever of them share ranks, a stream or a process group. That holds if
 
 1. every collective names a group that there is, and each rank belongs to one instance of it,
 2. the call counts as many ranks as the group has,
 3. all ranks reach it: it does not stand in a graph that data chooses to run.
 
-Where ranks show graphs of their own their turns are compared (`harness.operators.crossings`).
+If ranks have different graphs, their orders are compared (`harness.operators.crossings`).
 
-Two groups whose collectives are in flight at once may also starve each other of a GPU's room where each GPU runs them
-in another order; that is ruled out by NCCL's own switch (`harness/machine/nccl.py`), not by a graph.
+Collectives of two groups in flight may also starve each other of a GPU's resources if GPUs run them in different
+orders; NCCL's own switch prevents that (`harness/machine/nccl.py`), not the graph.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def name_of_call(call: At) -> str:
 
 
 def one_order(turns: Sequence[Turn], groups: Mapping[str, Partition] | None) -> list[Deadlock]:
-    """What keeps some rank of one graph from a collective that others launch: see the top of this file."""
+    """Reasons why some rank may not reach a collective that others launch: see the top of this file."""
     found = []
     for turn in turns:
         if turn.waits is not None:
@@ -60,7 +60,7 @@ def one_order(turns: Sequence[Turn], groups: Mapping[str, Partition] | None) -> 
 
 
 def _misfits(call: At, group: str, groups: Mapping[str, Partition]) -> list[str]:
-    """How a call and its group do not fit."""
+    """Contradictions between a call and its group."""
     found, partition = [], groups[group]
     ranks = [rank for part in partition for rank in part]
     if len(set(ranks)) != len(ranks):
@@ -88,9 +88,9 @@ RanksIn = Callable[[str], tuple[int, ...] | None]
 
 
 def rank_turns(turns: Sequence[Turn], ranks_in: RanksIn) -> list[RankTurn]:
-    """A rank's turns as data. `ranks_in` has the ranks of its instance of a group.
+    """A rank's launches and waits as data. `ranks_in` has the ranks of its instance of a group.
 
-    Other groups are left out, and so is what one rank sends to another, which the group's other ranks do not call.
+    Other groups are left out, and so are messages from one rank to another, which the group's other ranks do not call.
     """
     found: list[RankTurn] = []
     launched: dict[At, int] = {}

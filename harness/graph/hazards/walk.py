@@ -1,10 +1,10 @@
-"""A graph's calls in their order, for `harness.operators.happens_before`: where each runs, which memory it uses.
+"""Follows a graph's calls in order, for `harness.operators.happens_before`: each one's stream and memory.
 
-1. Values get memory: a key for each piece, a value may lie in several. Graphs that are called within the graph are
-   followed into, where it is known which operand is which of their inputs.
-2. A call runs on a stream: the one on which the graph is called, unless the graph says another; in a graph for CUDA
-   what touches no device runs on the host, and copies between the two hold up the host unless they say otherwise.
-3. Launches of collectives, and waits for them, are written down in order, as the turns that a rank takes.
+1. Values get memory: a key for each piece; a value may use several. Nested graphs are followed, too, if their inputs
+   can be matched with operands.
+2. A call runs on a stream: the current one, unless the graph names another. In a graph for CUDA, calls without device
+   tensors run on the host, and copies between the two block the host unless they are non-blocking.
+3. Launches of collectives, and waits for them, are recorded in order, as the rank's turns.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from bitproof.harness.torch_compat import OpOverload
 from bitproof.harness.torch_operators import schema_of
 
 Memory = tuple[Key, ...]
-"""The pieces of memory in which a value may lie."""
+"""The pieces of memory that a value may use."""
 Held = Memory | Mapping[Any, Any]
-"""A value's memory; of several results, that of each by its place."""
+"""A value's memory; for several results, that of each by its index."""
 
 CHOOSES = ("cond", "while_loop")
-"""Higher-order operators that run a graph, or do not, as data says."""
+"""Higher-order operators that run a graph depending on data."""
 
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """A call: its node, and of a nested graph words that say which."""
+    """A call: its node, and, in a nested graph, the graph's description."""
 
     node: Node
     where: str = ""
@@ -47,8 +47,8 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A collective that a rank launches, or, with `waits`, waits for. `choice` is the call that runs it or does not,
-    as data says."""
+    """A collective that a rank launches, or, with `waits`, waits for. `choice` is the call that runs it depending on
+    data."""
 
     call: At
     waits: At | None = None
@@ -56,7 +56,7 @@ class Turn:
 
 
 class GraphWalk:
-    """One way through a graph. `races` has each race with the call that meets another, and the time."""
+    """One pass over a graph. `races` has each race with its second call and the time."""
 
     def __init__(self, module: GraphModule, last_use: Mapping[Key, float] | None = None) -> None:
         nodes = [node for m in module.modules() if isinstance(m, GraphModule) for node in m.graph.nodes]
@@ -81,7 +81,7 @@ class GraphWalk:
         self.last_use = last_uses
 
     def _take(self, module: GraphModule, operands: Sequence[Held] | None, where: str) -> Held:
-        """Follow a graph; gives the memory of what it returns. A caller's operands lie where they lie."""
+        """Follow a graph; returns the memory of its results. A caller's operands keep their memory."""
         given = iter(operands or ())
         held: dict[Node, Held] = {}
         for node in module.graph.nodes:
@@ -116,7 +116,7 @@ class GraphWalk:
         return _structure(node.args[0] if node.args else None, held)
 
     def _call(self, node: Node, held: Mapping[Node, Held], where: str) -> Held:
-        """Follow one call; gives the memory of its result."""
+        """Follow one call; returns the memory of its result."""
         if not isinstance(node.target, OpOverload):
             self._follow_graphs_of(node, where)
         self._time += 1
@@ -149,7 +149,7 @@ class GraphWalk:
         return result
 
     def _follow_graphs_of(self, node: Node, where: str) -> None:
-        """Follow the graphs that a call is handed, where it is not known which operand is which input of them."""
+        """Follow the nested graphs of a call whose inputs cannot be matched with operands."""
         before = self._choice
         if operators.name_of(node.target) in CHOOSES:
             self._choice = self._choice or At(node, where)
@@ -199,7 +199,7 @@ class GraphWalk:
         return memory
 
     def _hand(self, node: Node, held: Mapping[Node, Held]) -> None:
-        """A call is handed values: their memory is in use until then."""
+        """Extend the lifetime of values' memory to this call."""
         for x in node.all_input_nodes:
             memory = held[x]
             for key in memory if isinstance(memory, tuple) else _flat([memory]):
@@ -211,7 +211,7 @@ class GraphWalk:
     # -- streams ----------------------------------------------------------------------------------------
 
     def _stream_of(self, node: Node, effects: Effects) -> Stream:
-        """Where a call runs. What launches and what waits does so for the stream that computes."""
+        """A call's stream. Launches and waits apply to the computing stream."""
         current = (node.meta.get("custom") or {}).get("stream", self._stream)
         if not self._has_cuda or effects.row.launch is not None or effects.row.wait is not None:
             return current
@@ -242,7 +242,7 @@ class GraphWalk:
                 self._order.keep_for(_flat([held[first]]), others[0])
 
     def _free(self, call: At, node: Node, held: Mapping[Node, Held]) -> None:
-        """Memory that this call is the last to be handed is let go."""
+        """Free the memory whose last user is this call."""
         assert self._known_last_use is not None
         handed = dict.fromkeys(key for x in node.all_input_nodes for key in _flat([held[x]]))
         gone = [key for key in handed if self._known_last_use.get(key) == self._time]
@@ -253,7 +253,7 @@ class GraphWalk:
 
 
 def _flat(values: Iterable[Held]) -> Memory:
-    """All memory in which any of these values lies."""
+    """All memory of these values."""
     found: list[Key] = []
     for value in values:
         found.extend(value if isinstance(value, tuple) else _flat(value.values()))
@@ -265,7 +265,7 @@ def _parts(value: Held) -> list[Memory]:
 
 
 def _structure(argument: Any, held: Mapping[Node, Held]) -> Held:
-    """The memory of an argument: of a list or tuple, that of each of its parts."""
+    """The memory of an argument; for a list or tuple, that of each of its parts."""
     if isinstance(argument, Node):
         return held[argument]
     if isinstance(argument, (list, tuple)):
@@ -278,7 +278,7 @@ def _structure(argument: Any, held: Mapping[Node, Held]) -> Held:
 
 
 def _body(node: Node) -> tuple[GraphModule, Sequence[Any]] | None:
-    """The graph that a call runs, and what it is handed for each of its inputs, where that is known."""
+    """The graph that a call runs, and the operand for each of its inputs, if known."""
     if node.op == "call_module":
         module = submodule_of(node)
         if not isinstance(module, GraphModule):
@@ -293,13 +293,13 @@ def _row_of(target: Any) -> Any:
 
 
 def is_for_cuda(module: GraphModule) -> bool:
-    """Whether a graph, or one nested in it, is given values of a GPU."""
+    """Whether a graph or a nested one has inputs on a GPU."""
     graphs = [each.graph for each in module.modules() if isinstance(each, GraphModule)]
     return any(device_of(x.meta.get("val")) == "cuda" for graph in graphs for x in graph.find_nodes(op="placeholder"))
 
 
 def holds_up_host(node: Node) -> bool:
-    """Whether a call copies between host and device and returns only once that is done."""
+    """Whether a call copies between host and device and blocks until the copy is done."""
     if (schema := schema_of(node.target)) is None:
         return False
     declared = [argument.name for argument in schema.arguments]
@@ -311,7 +311,7 @@ def holds_up_host(node: Node) -> bool:
 
 
 def device_of(value: Any) -> str | None:
-    """The type of the device of a value, of several that of the first."""
+    """The device type of a value, or of the first of several."""
     if isinstance(value, Tensor):
         return value.device.type
     return next((device_of(x) for x in value), None) if isinstance(value, (tuple, list)) else None

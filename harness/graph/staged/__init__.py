@@ -1,1 +1,1 @@
-"""A finished graph of one micro-batch in stages: its parts, the order of a rank's work, and what runs that."""
+"""A micro-batch's finished graph in stages: its parts, the order of a rank's work, and its runner."""

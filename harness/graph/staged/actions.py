@@ -1,7 +1,7 @@
-"""In which order a rank works: forwards and backwards of micro-batches through its stages, as plain data.
+"""The order of a rank's work as plain data: forwards and backwards of micro-batches through its stages.
 
-Forwards and backwards of a stage take micro-batches in their order, whatever the schedule: so gradients are added in
-that order, and what a stage sends the next comes in the order in which it is read.
+A stage's forwards and backwards take micro-batches in order, whatever the schedule: so gradients are added in that
+order, and messages arrive in the order in which the next stage reads them.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class Action(NamedTuple):
 
 
 def actions_of(schedule: Schedule, num_ranks: int, rank: int) -> list[Action]:
-    """The work of one of `num_ranks` pipeline ranks, in its order.
+    """The ordered work of one of `num_ranks` pipeline ranks.
 
-    A rank with several stages takes `num_ranks` micro-batches through one of them before it turns to the next. Under
-    1f1b (https://arxiv.org/abs/2104.04473) its backwards begin once the first micro-batch can have come back.
+    A rank with several stages runs `num_ranks` micro-batches through one stage before the next. Under 1f1b
+    (https://arxiv.org/abs/2104.04473) its backwards start when the first micro-batch can have returned.
     """
     count, several = schedule.micro_batches, schedule.stages_per_rank
     total = count * several
 
     def at(turn: int, half: Half) -> Action:
-        """What comes at a half's turn."""
+        """The action at an index of a half's order."""
         lap, place = divmod(turn, num_ranks * several)
         own, micro_batch = divmod(place, num_ranks) if several > 1 else (0, place)
         own = own if half == "forward" else several - 1 - own

@@ -1,15 +1,15 @@
-"""Cut the finished graph of one micro-batch into stages, and each stage into forward and backward.
+"""Cuts the finished graph of one micro-batch into stages, and each stage into forward and backward.
 
 Needs:    a graph whose calls say where they come from, forward's before backward's; layers that are named layers.N.
-Promises: every call stands in one part, in its order there; numbers and views that follow from the graph's inputs
-          alone are computed in each part that reads them. Run one after the other, the parts are the graph.
-Refuses:  a value that passes over a stage or flows against its direction, such as that of a call that joins calls of
-          two stages; a parameter of two stages; what a stage would send that is no dense tensor of known size.
+Promises: every call is in one part, in its order; numbers and views computed only from the graph's inputs are
+          repeated in each part that reads them. Run one after the other, the parts equal the graph.
+Refuses:  a value that skips a stage or flows against its direction, such as that of a call that joins calls of two
+          stages; a parameter of two stages; a message that is no dense tensor of known size.
 
-1. Stages of calls: a layer's calls lie in its stage; others where the latest of what they read was computed (in
-   backward: the earliest, as gradients flow back), or, where nothing they read was, with what first reads them.
-2. What crosses the border of two parts: activations to the next stage, gradients to the one before, and what backward
-   reads of its own stage's forward.
+1. Stages of calls: a layer's calls belong to its stage; others to the latest stage of their inputs (in backward the
+   earliest, as gradients flow back), or, without inputs from a stage, to that of their first reader.
+2. Values between parts: activations to the next stage, gradients to the previous one, and backward's inputs from
+   its own stage's forward.
 3. Write each part as a graph.
 """
 
@@ -34,7 +34,7 @@ from bitproof.harness.graph.tracing.trace import ChunkSymbol
 
 @dataclass(frozen=True)
 class Crossing:
-    """A tensor that one stage sends its neighbour: the graph's node that computes it, and its form."""
+    """A tensor that one stage sends its neighbour: the graph's node that computes it, and its layout."""
 
     name: str
     shape: tuple[int, ...]
@@ -43,10 +43,10 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Part:
-    """A half of a stage: its graph, and by the names of the whole graph's nodes what goes in and comes out, in order.
+    """A half of a stage: its graph, and its inputs and outputs in order, by the names of the whole graph's nodes.
 
-    `received` are those inputs that another stage sends, `sent` those outputs that it is sent. `results` are the step's
-    own: the loss, gradients.
+    `received` are the inputs from another stage, `sent` the outputs to another stage. `results` are the step's own: the
+    loss, gradients.
     """
 
     module: GraphModule
@@ -58,7 +58,7 @@ class Part:
 
 
 MOST_CROSSINGS = 16
-"""How many values a stage sends its neighbour in one half at most: each has a tag of its own."""
+"""The most values that a stage sends its neighbour in one half; each has its own tag."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class CutGraph:
 
 
 def cut(module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> CutGraph:
-    """The graph in parts; `module` stays as it is. `open_dim` has the size of what is still a symbol, if anything is.
+    """The graph in parts; `module` stays unchanged. `open_dim` has the size of the remaining symbol, if any.
 
     Raises PassError: see above.
     """
@@ -109,7 +109,7 @@ class _Cut:
         return CutGraph(parts, inputs, results[0], results[1:], self._cuts, self._open_dim)
 
     def _at_hand(self) -> set[Node]:
-        """Numbers and views that follow from the graph's inputs alone."""
+        """Numbers and views computed only from the graph's inputs."""
         free: set[Node] = set()
         for node in self._calls:
             is_tensor = isinstance(node.meta["val"], (Tensor, tuple, list, type(None)))
@@ -166,7 +166,7 @@ class _Cut:
         return self._stages[node] == stage and self._half(node) == half
 
     def _needed(self, own: Sequence[Node]) -> Iterator[Node]:
-        """What a part reads that it does not compute, numbers that it computes anew, and what these read."""
+        """A part's inputs, the numbers that it repeats, and their inputs."""
         inside = set(own)
         for node in own:
             for read in node.all_input_nodes:
@@ -177,7 +177,7 @@ class _Cut:
                     yield read
 
     def _sent_to(self, stage: int, half: Half, given: Sequence[Node]) -> list[Node]:
-        """What a part is sent, in the order in which it is computed; forward also what backward alone reads."""
+        """The values sent to a part, in the order of computation; for forward also those that only backward reads."""
         arriving = {node for node in given if node in self._stages and self._arrives(node, stage, half)}
         if half == "forward":
             later = [node for node in self._calls if node not in self._free and self._is_in(node, stage, "backward")]
@@ -193,7 +193,7 @@ class _Cut:
         return [node for node in self._calls if node in arriving]
 
     def _arrives(self, value: Node, stage: int, half: Half) -> bool:
-        """Whether a half is sent what it reads, rather than having it from its own stage's forward."""
+        """Whether a half receives an input from another stage, and not from its own stage's forward."""
         there, way = self._stages[value], self._half(value)
         if (there, way) == (stage, "forward"):
             return False
@@ -232,7 +232,7 @@ class _Cut:
         )
 
     def _refuse_shared(self, parts: dict[tuple[int, Half], Part]) -> None:
-        """A parameter lies in one stage, and its gradient is computed there."""
+        """Refuse a parameter that is not in one stage together with its gradient."""
         number_of_gradients = len(self._results) - 1
         for parameter, gradient in zip(self._inputs[:number_of_gradients], self._results[1:], strict=True):
             stages = {stage for (stage, _), part in parts.items() if parameter.name in part.inputs}

@@ -1,12 +1,13 @@
-"""Runs a rank's part of a pipeline's step: its actions in their order, values sent from stage to stage.
+"""Runs a rank's part of a pipeline's step: its actions in order, and messages between stages.
 
-Needs:    the parts of its stages, its actions (actions.py), and a group of the ranks that hold one place in each stage.
-Promises: gradients are added in the order of micro-batches, and so are losses; a rank waits for what it receives, and
-          for a send once what answers it is there, or the step is at its end. So ranks whose orders fit each other
-          never wait in a circle.
+Needs:    the parts of its stages, its actions (actions.py), and a group of the ranks with the same coordinates in
+          each stage.
+Promises: gradients and losses are added in the order of micro-batches; a rank waits for each receive, but for a send
+          only after the answer has arrived, or at the end of the step. So ranks with compatible orders cannot
+          deadlock.
 
-Every message has a tag that says what it is, so it is never taken for another. What a stage's forward gives is kept
-until its backward has run.
+Every message has a unique tag, so messages cannot be confused. A stage's forward values are kept until its backward has
+run.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class StagedStep:
         self._kept: dict[tuple[int, int], Values] = {}
 
     def __call__(self, state: Values, micro_batches: Sequence[Values]) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """The losses of micro-batches, where this rank has the last stage, and each own parameter's gradient."""
+        """The micro-batches' losses, if this rank has the last stage, and the gradients of its own parameters."""
         losses: list[Tensor] = []
         gradients: dict[str, Tensor] = {}
         for action in self.actions:
@@ -56,7 +57,7 @@ class StagedStep:
             for index, name in enumerate(part.sent):
                 self.send(action, index, found[name])
             if action.half == "backward":
-                self._await_sent(action._replace(half="forward"))  # whose gradient has come back
+                self._await_sent(action._replace(half="forward"))  # whose gradient has arrived
             else:
                 later = self.parts.by_place[action.stage, "backward"].inputs
                 kept = {name: x for name, x in {**known, **found}.items() if name in later}
@@ -74,7 +75,7 @@ class StagedStep:
 
     @contextmanager
     def run_by(self, runner: Callable[[GraphModule], Run]) -> Iterator[None]:
-        """Within this context parts are run by what `runner` gives."""
+        """Within this context, run parts by the functions that `runner` returns."""
         own, self._run = self._run, runner
         try:
             yield
@@ -86,16 +87,16 @@ class StagedStep:
         return micro_batches[action.micro_batch]
 
     def taken(self, action: Action) -> Values:
-        """The values that a backward's own forward kept for it; none for a forward."""
+        """The values that the stage's forward kept for a backward; none for a forward."""
         return self._kept.pop((action.stage, action.micro_batch), {})
 
     def received(self, action: Action, part: Part) -> dict[str, Tensor]:
-        """The values that the neighbouring stage sent, for an action that reads some."""
+        """The values from the neighbouring stage that an action reads."""
         neighbour = action._replace(stage=action.stage + (-1 if action.half == "forward" else 1))
         return {x.name: self.receive(neighbour, index, x) for index, x in enumerate(part.received)}
 
     def receive(self, sender: Action, index: int, crossing: Crossing) -> Tensor:
-        """Wait for one of the values that an action sends."""
+        """Wait for one of an action's messages."""
         value = torch.empty(crossing.shape, dtype=crossing.dtype, device=self._device)
         work = dist.irecv(value, group=self._group, group_src=self._rank_of(sender.stage), tag=tag_of(sender, index))
         assert work is not None, "this rank is in the group"
@@ -127,5 +128,6 @@ class StagedStep:
 
 
 def tag_of(sender: Action, index: int) -> int:
-    """What a message is: which of the values that an action sends, of which there are fewer than MOST_CROSSINGS."""
+    """A message's tag: from its action, and its index among the action's messages, which are fewer than
+    MOST_CROSSINGS."""
     return ((sender.micro_batch * 512 + sender.stage) * 2 + (sender.half == "backward")) * MOST_CROSSINGS + index

@@ -1,1 +1,1 @@
-"""A training step, recorded as one graph."""
+"""Records a training step as one graph."""

@@ -1,15 +1,15 @@
-"""Export one training step with torch's ahead-of-time autograd: one joint graph with descriptors of its ends.
+"""Exports a training step with torch's ahead-of-time autograd: one joint graph with descriptors of inputs and outputs.
 
-    trace.py       records what a step calls, in-place writes included, with a dim left open for chunks
-    here           `aot_export_joint_with_descriptors`: no in-place writes, every size fixed, backward from a tangent
+    trace.py       records a step's calls, including in-place writes, with a symbolic dim for chunks
+    here           `aot_export_joint_with_descriptors`: no in-place writes, fixed sizes, backward from a tangent
 
-The graph that comes out has the form of a traced one, so that passes, faults and searches need know no other:
-parameters, buffers and inputs go in, the loss and one gradient a parameter come out.
+The result has the form of a traced graph, so that passes, faults and searches can handle it: the inputs are parameters,
+buffers and the step's inputs, the outputs the loss and one gradient per parameter.
 
 1. Make fake tensors, and wrap the model and its loss in one module, as torch exports modules.
-2. Export, every node stamped with its origin while torch traces.
-3. Pair what goes in and comes out by what torch's descriptors say it is, never by position.
-4. Write the graph again: the tangent becomes a call that makes it, values of written buffers become writes at the end.
+2. Export, and record every node's origin while torch traces.
+3. Identify inputs and outputs by torch's descriptors, never by position.
+4. Write the graph again: the tangent becomes a call that makes it, new values of buffers become writes at the end.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from bitproof.harness.torch_compile import lazily_compiled
 from bitproof.harness.torch_operators import storage_key
 
 SEED_KEY = "seed"
-"""Where a call's metadata says that it makes what backward starts from."""
+"""The metadata key of the call that makes backward's initial gradient."""
 
 NO_CHUNKS = sympy.Symbol("no_chunks")
-"""Stands where passes ask for the chunked dim's symbol: no value carries it."""
+"""A chunk symbol for passes that no value carries."""
 
 
 class _Step(nn.Module):
-    """A model and its loss, which calls it, as one module. `recording` is entered where torch traces for the graph.
+    """A model and its loss function as one module. Enters `recording` when torch traces the graph.
 
-    A tied parameter or buffer has one name, its first, where torch asks for all: it would take each for an input of its
-    own, with a gradient of its own. Under its other names the model then reads what it has under the first.
+    torch gets only the first name of a tied parameter or buffer, as it would make each name a separate input with a
+    separate gradient. Under the other names the model then reads the first one's value.
     """
 
     def __init__(self, model: nn.Module, loss_function: LossFunction, recording: Callable[[], None]) -> None:
@@ -68,7 +68,7 @@ class _Step(nn.Module):
         """The loss."""
         now = _state_of(self.model)
         with swapped_state(self.model, {name: now[first] for name, first in self._first_names.items()}):
-            if get_proxy_mode() is None:  # torch first runs a module to see what it writes and returns
+            if get_proxy_mode() is None:  # torch first runs a module to find its writes and results
                 return self._loss_function(*inputs)
             self._recording()
             with keeping_state(self.model):
@@ -94,7 +94,7 @@ def _state_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _tied(model: nn.Module) -> dict[str, str]:
-    """The other names of tied parameters and buffers, each with the first."""
+    """The further names of tied parameters and buffers, each with its first name."""
     first: dict[Tensor, str] = {}
     every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     found = {name: first.setdefault(tensor, name) for name, tensor in every}
@@ -112,7 +112,7 @@ def export_joint_step(
     """Export `loss_function(*inputs)`, which calls `model`, and the gradients of its parameters.
 
     Only shapes and dtypes are read, and values are faked on `device`. Backward starts from `gradient_seed`. Raises
-    TraceError for what torch cannot export, and for ends of the graph that no descriptor pairs.
+    TraceError for steps that torch cannot export, and for inputs or outputs without a known descriptor.
     """
     shape_env = ShapeEnv()
     fake_mode = step_fake_mode(shape_env=shape_env)
@@ -160,7 +160,7 @@ class _Ends:
 
     @staticmethod
     def of(module: GraphModule) -> _Ends:
-        """Read the descriptors of a graph. Raises TraceError for one that says nothing that is known."""
+        """Read the descriptors of a graph. Raises TraceError for an unknown one."""
         output = module.graph.output_node()
         values: Any = output.args[0]
         inputs = {_role(node.meta["desc"]): node for node in module.graph.find_nodes(op="placeholder")}
@@ -172,11 +172,11 @@ class _Ends:
         return _Ends(inputs, outputs)
 
     def input(self, role: Role) -> Node | None:
-        """The input of a role; None where the step does not read it."""
+        """The input of a role; None if the step does not read it."""
         return self.inputs.get(role)
 
     def output(self, role: Role) -> Node:
-        """The output of a role. Raises TraceError where there is none."""
+        """The output of a role. Raises TraceError if there is none."""
         found = self.outputs.get(role)
         if found is None:
             raise TraceError(
@@ -208,7 +208,7 @@ def _as_step(
     num_inputs: int,
     gradient_seed: float,
 ) -> GraphModule:
-    """The graph with the ends of a traced one, each found by its role."""
+    """The graph with the inputs and outputs of a traced one, found by their roles."""
     graph = Graph()
     env: dict[Node, Node] = {}
     for role in _signature(parameter_names, buffer_names, num_inputs):
@@ -229,7 +229,7 @@ def _as_step(
             assert tangent is not None
             env[tangent] = _seed(graph, env[loss], tangent, gradient_seed)
         env[node] = graph.node_copy(node, env.__getitem__)
-    if tangent in ends.outputs.values() and tangent not in env:  # of a parameter that is added to the loss
+    if tangent in ends.outputs.values() and tangent not in env:  # for a parameter that is added to the loss
         assert tangent is not None
         env[tangent] = _seed(graph, env[loss], tangent, gradient_seed)
     for buffer, value in writes:
@@ -240,7 +240,7 @@ def _as_step(
 
 
 def _written_buffer(ends: _Ends, role: Role) -> Node:
-    """The buffer that gets a value. Raises TraceError for a write into a parameter or an input."""
+    """The buffer to which a value is written. Raises TraceError for a write to a parameter or an input."""
     if (found := ends.input(Role("buffer", role.of))) is not None:
         return found
     kind: Literal["parameter", "input"] = "parameter" if ends.input(Role("parameter", role.of)) else "input"
@@ -252,7 +252,7 @@ def _written_buffer(ends: _Ends, role: Role) -> Node:
 
 
 def _refuse_shared_memory(ends: _Ends, state: Mapping[str, Tensor]) -> None:
-    """Raise TraceError for a buffer that is written while another tensor of the state lies in its memory."""
+    """Raise TraceError for a written buffer that shares memory with another tensor of the state."""
     written = [role.of for role, value in ends.outputs.items() if role.kind == "written" and value is not None]
     for name in filter(state.__contains__, written):
         for other, tensor in state.items():
@@ -271,14 +271,14 @@ def _signature(parameter_names: list[str], buffer_names: list[str], num_inputs: 
 
 
 def _seed(graph: Graph, loss: Node, tangent: Node, gradient_seed: float) -> Node:
-    """What backward starts from, made as eager makes it."""
+    """Backward's initial gradient, made as in eager."""
     seed = graph.call_function(torch.ops.aten.full_like.default, (loss, gradient_seed), {"pin_memory": False})
     seed.meta = {"val": tangent.meta["val"], META_KEY: Origin(None, "backward"), SEED_KEY: True}
     return seed
 
 
 def write_back(graph: Graph, buffer: Node, value: Node) -> Node:
-    """Write a value into a graph input, at the end of the graph as it stands: the call that does."""
+    """Write a value into a graph input at the end of the current graph; returns the call."""
     node = graph.call_function(torch.ops.aten.copy_.default, (buffer, value))
     node.meta = {key: value.meta[key] for key in (META_KEY,) if key in value.meta} | {"val": buffer.meta["val"]}
     return node

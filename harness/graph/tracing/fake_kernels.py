@@ -1,9 +1,9 @@
-"""What fake tensors lack: shapes of a grouped matrix product in float32.
+"""A missing shape function for fake tensors: the grouped matrix product in float32.
 
-torch multiplies groups in float32, but its shape function takes bfloat16 alone (2.11 to 2.15,
-`_meta_grouped_mm_common` in torch/_meta_registrations.py). A float32 product gets the layout that a bfloat16
-one has, whose rows may be padded to 16 bytes: no difference to rows of a multiple of 8 elements, as experts
-have. Importing this module is what teaches it; `fake_mode` does.
+torch multiplies groups in float32, but its shape function only accepts bfloat16 (2.11 to 2.15,
+`_meta_grouped_mm_common` in torch/_meta_registrations.py). A float32 product gets the layout of a bfloat16 one, whose
+rows may be padded to 16 bytes, which changes nothing for rows of a multiple of 8 elements, as in experts. Importing
+this module registers the function; `fake_mode` does.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def _is_grouped_mm(operator: OpOverload) -> bool:
     return operator is torch.ops.aten._grouped_mm.default
 
 
-# By a predicate: a release that registers the operator itself then comes first, and nothing collides.
+# Registered with a predicate, so that a release with its own registration takes precedence without a conflict.
 @register_op_impl(_is_grouped_mm)
 def grouped_mm(mode: FakeTensorMode, operator: Any, a: Tensor, b: Tensor, *others: Any, **options: Any) -> Any:
-    """The fake result of a float32 product; NotImplemented, which hands it back to torch, for all others."""
+    """The fake result of a float32 product; for all others NotImplemented, so that torch handles them."""
     if a.dtype != torch.float32 or b.dtype != torch.float32:
         return NotImplemented
     return operator(a.bfloat16(), b.bfloat16(), *others, **options).float()

@@ -1,9 +1,9 @@
-"""Fake execution in which the number of rows that an uneven all-to-all delivers is a short sum.
+"""Fake execution in which the number of rows from an uneven all-to-all is a short sum.
 
-torch gives such a tensor the sum of its split sizes as its size: among 64 ranks a sum of 64 symbols, which is in every
-size, stride and element count of whatever is computed from it, and which torch sorts, multiplies and compares at every
-operator. Here it is the first split's symbol plus one symbol for all the others, as it always is among two ranks.
-Equal splits get the same symbol, so sizes that were equal still are.
+torch gives such a tensor the sum of its split sizes as its size: for 64 ranks a sum of 64 symbols, which occurs in
+every size, stride and element count of dependent values, and which torch sorts, multiplies and compares at every
+operator. Here it is the first split's symbol plus one symbol for all others, as for two ranks. Equal splits get the
+same symbol, so equal sizes stay equal.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from bitproof.harness.graph import symbols
-from bitproof.harness.graph.tracing import fake_kernels as fake_kernels  # what torch's fake tensors lack
+from bitproof.harness.graph.tracing import fake_kernels as fake_kernels  # registers a missing shape function
 from bitproof.harness.torch_compat import FakeTensorMode, promise
 
 
 def step_fake_mode(shape_env: ShapeEnv, *, remembers: bool = True) -> FakeTensorMode:
-    """A FakeTensorMode with the above. No subclass: higher-order operators look their rules up by exact class.
+    """A FakeTensorMode with the above. It is no subclass, as higher-order operators look up their rules by exact class.
 
-    Torch `remembers` each call by its arguments, which costs more than the call where nobody makes one twice.
+    `remembers` switches torch's cache of calls by arguments, which costs more than the calls if none is repeated.
     """
     mode = FakeTensorMode(shape_env=shape_env)
     mode.cache_enabled = mode.cache_enabled and remembers
@@ -32,7 +32,7 @@ def step_fake_mode(shape_env: ShapeEnv, *, remembers: bool = True) -> FakeTensor
 
 
 class _Dispatch:
-    """Runs one operator, as torch's own dispatch does but for uneven all-to-alls."""
+    """Runs one operator like torch's own dispatch, except for uneven all-to-alls."""
 
     def __init__(self, mode: FakeTensorMode, shape_env: ShapeEnv) -> None:
         self._mode = mode

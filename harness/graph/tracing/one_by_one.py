@@ -1,7 +1,7 @@
-"""Operators over lists of tensors, traced as what they are on the CPU: torch's own loop of single ones.
+"""Operators over lists of tensors, traced as torch's CPU implementation: a loop over single tensors.
 
-`torch._foreach_add_(xs, ys)` calls `x.add_(y)` for each pair there; only devices with a kernel for lists have another
-way. A test holds the bits of both against each other.
+On the CPU `torch._foreach_add_(xs, ys)` calls `x.add_(y)` for each pair; only devices with a kernel for lists differ. A
+test compares the bits of both.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     for name in (stem, f"{stem}_")
 }
 FUNCTIONS |= {"zero_": torch.Tensor.zero_, "copy_": torch.Tensor.copy_, "norm": torch.linalg.vector_norm}
-"""What is called of each tensor. Of any other operator over lists a proof takes the list as it is."""
+"""The method to call for each tensor. Other operators over lists stay in the graph."""
 
 _BY_KEYWORD = {"addcmul": "value", "addcdiv": "value", "addcmul_": "value", "addcdiv_": "value"}
-"""Where the last number is given by name."""
+"""Functions whose last number is a keyword argument."""
 
 
 class _OneByOne(TorchDispatchMode):
@@ -50,12 +50,12 @@ class _OneByOne(TorchDispatchMode):
 
 
 def one_by_one() -> AbstractContextManager[Any]:
-    """Within this, operators over lists of tensors on the CPU run one tensor after the other."""
+    """Within this context, operators over lists of CPU tensors run one tensor after the other."""
     return _OneByOne()  # type: ignore[no-untyped-call]
 
 
 def without_regions(module: GraphModule) -> GraphModule:
-    """A traced graph without the names that optimizers give to what a profiler shows: those compute nothing."""
+    """A traced graph without optimizers' profiler ranges, which compute nothing."""
     for name in ("_record_function_exit", "_record_function_enter_new"):
         for node in [node for node in module.graph.nodes if getattr(node.target, "namespace", None) == "profiler"]:
             if str(node.target).split(".")[1] == name and not node.users:

@@ -1,15 +1,14 @@
-"""Conditions on data that the step itself asserts: kept as calls of the graph, which raise as eager would.
+"""Conditions on data that the step itself asserts, kept as calls of the graph that raise like eager.
 
 Three kinds of conditions reach a trace:
 
-1. On tensors (`torch._assert_async`): calls like any other, which `operators.has_effects` keeps alive.
-2. On sizes and numbers read from data (`torch._check` of what `.item()` gave), those that mix in the chunked
-   dim among them: torch settles them while it traces and leaves nothing behind, so each is written down here
-   as a call of `aten._assert_scalar`, where it was asked. A chunk asks it of its own half.
-3. On the chunked dim alone: no call; `concretize_symbols` checks them with the numbers there are.
+1. On tensors (`torch._assert_async`): ordinary calls, which `operators.has_effects` keeps.
+2. On sizes and numbers read from data (`torch._check` of an `.item()`), including those that involve the chunked dim:
+   torch resolves them during the trace without a node, so each is recorded here as a call of `aten._assert_scalar`
+   at its place. A chunk checks its own half.
+3. On the chunked dim only: no call; `concretize_symbols` checks them with numbers.
 
-Only what the user's code asserts is written down: what operators assert of their arguments they assert again
-whenever they run.
+Only the user code's assertions are recorded: operators repeat their own assertions whenever they run.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ from bitproof.harness.graph.origin import user_line
 from bitproof.harness.torch_compat import Check, checks_replaced
 
 _WRAPPERS = {torch.__file__, typing_extensions.__file__}
-"""The files of `torch._check` and its kin, some of which are wrapped as deprecated."""
+"""The files of `torch._check` and its variants, some of which are wrapped as deprecated."""
 
 _NO_MESSAGE = "expected the condition to be true, but it is false"
 
 
 @contextmanager
 def written_checks(shape_env: ShapeEnv, chunk_symbol: sympy.Symbol) -> Iterator[None]:
-    """Within this context, a trace writes down each `torch._check` of data that the user's code makes.
+    """Within this context, a trace records each of the user code's `torch._check` of data.
 
-    Raises TraceError for a number from data that is said to be equal to the chunked dim: it would no longer be
-    told from that dim, and be cut in two.
+    Raises TraceError for a number from data that is asserted to equal the chunked dim: it could no longer be
+    distinguished from that dim, and would be halved.
     """
 
     def written(
@@ -69,7 +68,7 @@ def written_checks(shape_env: ShapeEnv, chunk_symbol: sympy.Symbol) -> Iterator[
 
 
 def _asking_line(frame: FrameType | None) -> str | None:
-    """The user's line that called torch's wrappers, from their innermost `frame`; None when torch itself did."""
+    """The user's line that called torch's wrappers, from their innermost `frame`; None if torch itself called them."""
     while frame is not None and frame.f_code.co_filename in _WRAPPERS:
         frame = frame.f_back
     return user_line(frame.f_code.co_filename, frame.f_lineno) if frame is not None else None

@@ -1,15 +1,15 @@
-"""Trace one training step (forward, loss, backward) into a joint graph.
+"""Traces a training step (forward, loss, backward) into a joint graph.
 
-Parameters, buffers and inputs become graph inputs, in that order; the loss and one gradient a
-parameter become its outputs. The dim to be chunked is a hinted unbacked symbol: no code can branch
-on its value, so whatever a chunk influences carries the symbol, and nothing else does.
+Parameters, buffers and inputs become graph inputs, in that order; the loss and one gradient per parameter become its
+outputs. The dim to be chunked is a hinted unbacked symbol: no code can branch on its value, so exactly the values that
+depend on a chunk carry the symbol.
 
 1. Make fake tensors; the chunked dim of every input becomes one unbacked symbol in [n / 2, n].
-2. Run forward and backward under make_fx, every node stamped with its origin.
+2. Run forward and backward under make_fx, and record every node's origin.
 3. Refuse a step that fixed the symbol: `x.view(128, -1)` on 4 sequences of 32 tokens traces, as 4 sequences.
-4. Refuse nested graphs, which higher-order operators run, that do what passes would not see.
-5. Keep the conditions that tracing deferred: `concretize_symbols` checks those over the chunked dim alone with
-   real numbers, and calls in the graph those over data (see runtime_checks.py).
+4. Refuse nested graphs of higher-order operators with effects that passes would not see.
+5. Keep the conditions that tracing deferred: `concretize_symbols` checks those on the chunked dim with real numbers,
+   calls in the graph check those on data (see runtime_checks.py).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ChunkSymbol:
-    """The one symbol that stands for the chunked dim, and its size in the case."""
+    """The symbol of the chunked dim, and its size in the case."""
 
     symbol: sympy.Symbol
     hint: int
@@ -59,9 +59,9 @@ class ChunkSymbol:
 
 @dataclass(frozen=True)
 class Guard:
-    """A condition over the chunk symbol that tracing relied on without knowing the number.
+    """A condition on the chunk symbol that tracing assumed.
 
-    `source` is the line that asked for it, None for the bounds within which everything was traced.
+    `source` is the line that needed it, None for the bounds of the whole trace.
     """
 
     condition: sympy.Basic
@@ -82,7 +82,7 @@ class StepGraph:
 class JointGraph(StepGraph):
     """A traced step with one dim left open.
 
-    `module_calls` has every module of the model by name, and how often the step called it: 0 for one that did not run.
+    `module_calls` has the number of calls of each of the model's modules, by name: 0 for one that did not run.
     """
 
     chunk_symbol: ChunkSymbol
@@ -98,7 +98,7 @@ R = TypeVar("R")
 
 
 def _tells_untested_release(trace: Callable[P, R]) -> Callable[P, R]:
-    """Let a TraceError name torch's version first of all, where that was never tested."""
+    """Let a TraceError start with torch's version, if it is an untested one."""
 
     @functools.wraps(trace)
     def told(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -128,10 +128,11 @@ def trace_joint_step(
 ) -> JointGraph:
     """Trace `loss_function(*inputs)`, which calls `model`, and the gradients of its parameters.
 
-    `inputs` are tensors that all have the size n along `chunk_dim`, n even where it `is_cut`. The model may live on the
-    meta device: only shapes and dtypes are read, and values are faked on `device`. Backward starts
-    from `gradient_seed`. What modules return that fit `observe`, and its gradients, is marked: see observation.py.
-    Raises TraceError, naming the line that could not be traced, and CaseError for a pattern that fits no module.
+    `inputs` are tensors that all have the size n along `chunk_dim`; n is even if it `is_cut`. The model may be on the
+    meta device: only shapes and dtypes are read, and values are faked on `device`. Backward starts from
+    `gradient_seed`. Outputs of modules that match `observe`, and their gradients, are marked: see observation.py.
+    Raises TraceError, which names the line that could not be traced, and CaseError for a pattern that matches no
+    module.
     """
     extent = _common_extent(inputs, chunk_dim, is_cut)
     fake_mode = step_fake_mode(shape_env=ShapeEnv())
@@ -184,8 +185,8 @@ def trace_joint_step(
 
 
 def _complete(module: GraphModule) -> None:
-    """Give a traced graph the form that passes read and write: called with each tensor, a value on every node."""
-    module.graph.set_codegen(CodeGen())  # make_fx has the graph called with two lists
+    """Convert a traced graph to the form of passes: one argument per tensor, a value on every node."""
+    module.graph.set_codegen(CodeGen())  # make_fx's graph takes two lists
     module.recompile()
     for reference in module.graph.find_nodes(op="get_attr"):
         reference.meta["val"] = getattr(module, reference.target)
@@ -201,9 +202,9 @@ def trace_fixed_step(
     gradient_seed: float,
     device: torch.device,
 ) -> StepGraph:
-    """Trace a step as `trace_joint_step` does, with every size fixed, so that code may branch on sizes.
+    """Trace a step like `trace_joint_step`, with every size fixed, so that code may branch on sizes.
 
-    For looking at, not for passes: what eager code does, chunks by hand included, operator by operator.
+    For inspection, not for passes: eager code operator by operator, including manual chunks.
     """
     fake_mode = step_fake_mode(shape_env=ShapeEnv())
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -231,10 +232,10 @@ def trace_fixed_step(
 def trace_forward(
     name: str, module: nn.Module, forward: Callable[..., Any], arguments: Mapping[str, Any], *, chunk_dim: int
 ) -> tuple[GraphModule, sympy.Symbol]:
-    """Trace what one module's `forward` does with tensors among `arguments`, their dim `chunk_dim` left open.
+    """Trace one module's `forward` on the tensors among `arguments`, with a symbolic dim `chunk_dim`.
 
-    `name` is the module's; the first argument is what is chunked. Returns the graph and the dim's symbol. An argument
-    that is no tensor (a mask) is left out. Nothing is computed and no state changes. Raises TraceError.
+    `name` is the module's; the first argument is chunked. Returns the graph and the dim's symbol. An argument that is
+    no tensor (a mask) is left out. Nothing is computed and no state changes. Raises TraceError.
     """
     extent = next(iter(arguments.values())).shape[chunk_dim]
     fake_mode = step_fake_mode(ShapeEnv(), remembers=False)
@@ -290,7 +291,7 @@ def _common_extent(inputs: Sequence[Tensor], dim: int, is_cut: bool) -> int:
 
 @contextmanager
 def keeping_state(model: nn.Module) -> Iterator[None]:
-    """Raise TraceError where the step puts another tensor in the place of a buffer: no graph would."""
+    """Raise TraceError if the step replaces a buffer by another tensor, which no graph would do."""
     before = dict(model.named_buffers())
     yield
     after = dict(model.named_buffers())
@@ -303,7 +304,7 @@ def keeping_state(model: nn.Module) -> Iterator[None]:
 
 
 def fixed_fake(fake_mode: FakeTensorMode, x: Tensor, device: torch.device) -> Tensor:
-    """A fake tensor of the layout of `x`, with every size fixed."""
+    """A fake tensor with the layout of `x` and fixed sizes."""
     with fake_mode:
         fake = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
     return fake.requires_grad_(x.requires_grad)
@@ -312,8 +313,8 @@ def fixed_fake(fake_mode: FakeTensorMode, x: Tensor, device: torch.device) -> Te
 def _fake_input(
     fake_mode: FakeTensorMode, x: Tensor, dim: int, extent: int, index: int, device: torch.device
 ) -> FakeTensor:
-    placeholder = torch.empty(x.shape, dtype=x.dtype, device="cpu")  # a real tensor; on a GPU it would need the GPU
-    bounds = max(extent // 2, 1), max(extent, 2)  # of one size alone the dim would not be open
+    placeholder = torch.empty(x.shape, dtype=x.dtype, device="cpu")  # a real tensor, which would need the GPU
+    bounds = max(extent // 2, 1), max(extent, 2)  # with a single size the dim would not be symbolic
     fake = open_dim(fake_mode, placeholder, dim, bounds, f"input_{index}", shared="chunk")
     if device.type == "cpu":
         return fake
@@ -322,7 +323,7 @@ def _fake_input(
 
 
 def _refuse_fixed_symbol(shape_env: ShapeEnv | None, symbol: sympy.Symbol, dim: int, guards: list[Guard]) -> None:
-    """A size given as a number was taken as proof that the open dim has one size: nothing could be chunked."""
+    """Refuse a trace in which a fixed size determined the symbolic dim: nothing could be chunked."""
     assert shape_env is not None
     fixed = shape_env.replacements.get(symbol)
     if fixed is None:
@@ -338,9 +339,9 @@ def _refuse_fixed_symbol(shape_env: ShapeEnv | None, symbol: sympy.Symbol, dim: 
 
 
 def refuse_opaque_nested_graphs(module: GraphModule) -> None:
-    """Raise TraceError for a nested graph that does what passes would not see.
+    """Raise TraceError for a nested graph with effects that passes would not see.
 
-    They know a higher-order operator by its operands, so its nested graphs may only compute from those.
+    Passes only see a higher-order operator's operands, so its nested graphs may only compute from those.
     """
     for path, nested in module.named_modules():
         for node in nested.graph.nodes if path and isinstance(nested, GraphModule) else ():
@@ -357,7 +358,7 @@ def refuse_opaque_nested_graphs(module: GraphModule) -> None:
 
 
 def _deferred_guards(shape_env: ShapeEnv | None, symbol: sympy.Symbol) -> list[Guard]:
-    """Every deferred runtime assertion that involves the chunk symbol alone; those over data are calls by now."""
+    """Every deferred runtime assertion on the chunk symbol only; those on data have become calls."""
     assert shape_env is not None
     return [
         Guard(check.expr, _innermost((frame.filename, frame.lineno) for frame in check.stack.summary()))

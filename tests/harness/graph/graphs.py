@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -79,6 +80,13 @@ def trace(model: nn.Module, x: Tensor | None = None, *, dim: int = 0) -> JointGr
     """The joint graph of one step of `model`."""
     x = batch() if x is None else x
     return trace_joint_step(model, mean_square(model), [x], chunk_dim=dim, gradient_seed=SEED, device=CPU)
+
+
+def copied(joint: JointGraph) -> JointGraph:
+    """The same step for passes to change, without another trace."""
+    graph = Graph()
+    graph.output(graph.graph_copy(joint.module.graph, {}))
+    return replace(joint, module=GraphModule(joint.module, graph))
 
 
 def context_of(joint: JointGraph, modules: str | None = None, dim: Any = "batch", early: bool = False) -> PassContext:

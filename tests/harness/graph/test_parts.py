@@ -14,6 +14,7 @@ from bitproof.harness.graph import operators
 from bitproof.harness.graph.origin import origin_of
 from bitproof.harness.graph.pipeline import run_pipeline
 from bitproof.harness.systems import graph as graph_system
+from tests.small import small
 
 CPU = torch.device("cpu")
 
@@ -63,7 +64,7 @@ def check(seen: dict[str, tuple[Marks, list[str]]]) -> None:
 
 
 QUICK = ["moe_seq", "experts_batch_nightly", "joint_deepseek_ep2"]
-"""Chunked; with every optional pass; exported and divided."""
+"""Chunked; with every optional pass; exported and divided. With one layer by day, whole by night."""
 
 WITHOUT_EXPERTS = ["inductor_dense"]
 """Of DeepSeek-V3 the first layers alone."""
@@ -71,10 +72,16 @@ WITHOUT_EXPERTS = ["inductor_dense"]
 TRACED = [
     case.name
     for case in all_cases()
-    if case.candidate in (GRAPH, JOINT) and case.model.family != "llama3" and case.name not in QUICK + WITHOUT_EXPERTS
+    if case.candidate in (GRAPH, JOINT) and case.model.family != "llama3" and case.name not in WITHOUT_EXPERTS
 ]
 
 
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in TRACED)])
+@pytest.mark.parametrize("name", QUICK)
+def test_every_pass_keeps_the_parts_of_a_layer_of_experts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(graphs_of(small(CASES[name]), monkeypatch))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRACED)
 def test_every_pass_keeps_the_parts_of_a_mixture(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check(graphs_of(CASES[name], monkeypatch))

@@ -24,6 +24,7 @@ from tests.harness.graph.graphs import (
     Sketch,
     batch,
     bits,
+    copied,
     differing,
     listing,
     names,
@@ -165,12 +166,15 @@ class Blocks(NamedTuple):
     reports: list[PassReport]
 
 
+traced = functools.cache(trace)
+THREE, BATCH = Layers(Block(), Block(), Block()), batch()
+
+
 @functools.cache
 def three_blocks(policy: str, modules: str | None, dim: str) -> Blocks:
-    """Made once for all tests that only read them. Passes change what they are given: each has a trace of its own."""
-    model, x = Layers(Block(), Block(), Block()), batch()
-    joint = trace(model, x, dim=("batch", "seq").index(dim))
-    return Blocks(model, x, joint, *with_policy(joint, policy, modules, dim))
+    """Made once for all tests that only read them. Passes change what they are given: each gets a copy of the trace."""
+    joint = copied(traced(THREE, BATCH, dim=("batch", "seq").index(dim)))
+    return Blocks(THREE, BATCH, joint, *with_policy(joint, policy, modules, dim))
 
 
 @pytest.mark.parametrize(("policy", "modules", "dim"), IN_ALL_WAYS)

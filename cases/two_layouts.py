@@ -12,7 +12,7 @@ from bitproof.harness.case import Case, Parallelism
 
 FAMILY = "two_layouts"
 _LOOP = "bitproof.builtin_cases.examples.mesh_loop"
-_EIGHT, _TWO, _ONE = (Parallelism(world_size=ranks, ep=1) for ranks in (8, 2, 1))
+_EIGHT, _FOUR, _TWO, _ONE = (Parallelism(world_size=ranks, ep=1) for ranks in (8, 4, 2, 1))
 
 ddp_fsdp = Case(
     name="ddp_fsdp",
@@ -46,6 +46,7 @@ ep2_ep4 = replace(
 # What modules return is compared, too: so a defect that shows in the loss has a module.
 _SEEN = ("embedding", "blocks.*", "output")
 fsdp_observed = replace(ddp_fsdp, name="fsdp_observed", observe=_SEEN)
+hsdp_observed = replace(fsdp_hsdp, name="hsdp_observed", parallelism=_FOUR, reference_parallelism=_FOUR, observe=_SEEN)
 tp_observed = replace(
     fsdp_tp,
     name="tp_observed",
@@ -62,4 +63,4 @@ ep_observed = replace(
 )
 
 _WIDE = (ddp_fsdp, ddp_fsdp_eight, fsdp_tp, fsdp_hsdp, one_eight, ep2_ep4)
-CASES = (*_WIDE, fsdp_observed, tp_observed, ep_observed)
+CASES = (*_WIDE, fsdp_observed, hsdp_observed, tp_observed, ep_observed)

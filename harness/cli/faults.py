@@ -28,6 +28,7 @@ DEFAULT_CASES = (
     "pipeline_1f1b",
     "experts_seq_world4",
     "fsdp_observed",
+    "hsdp_observed",
     "ep_observed",
     "resume_observed",
     "uneven_halves",

@@ -16,6 +16,8 @@ def decide_by_layout(layouts: LayoutBounds) -> tuple[Verdict, str | None]:
     error = "infinite" if row.error is None else f"{row.error:.3g}"
     where = f"the relative error of step {row.step}, {row.kind} {row.name} is {error}"
     more = f"; {layouts.beyond} tensors are like this, and this is the first" if layouts.beyond > 1 else ""
+    if row.apart:
+        return Verdict.DIFFERENT, f"{where}, and ranks that hold the same part of it do not agree{more}"
     if row.bound is None:
         return Verdict.DIFFERENT, f"{where}, and it had to be equal: both layouts take the same sums up to it{more}"
     return Verdict.DIFFERENT, f"{where}, beyond the {row.bound:.3g} that sums in other orders explain{more}"
@@ -24,8 +26,8 @@ def decide_by_layout(layouts: LayoutBounds) -> tuple[Verdict, str | None]:
 def first_beyond(layouts: LayoutBounds, comparison: Comparison) -> Divergence | None:
     """The first tensor that differs by more than rounding, on the first rank on which it differs."""
     for row in layouts.rows:
-        ranks = comparison.differing.get(row.kind, {}).get(row.name, {}).get(str(row.step))
-        if row.is_beyond and ranks:
+        if row.is_beyond:
+            ranks = comparison.differing.get(row.kind, {}).get(row.name, {}).get(str(row.step), (row.rank,))
             return Divergence(step=row.step, rank=ranks[0], kind=row.kind, name=row.name)
     return None
 

@@ -14,7 +14,7 @@ Distances are Euclidean, over all cells of a tensor, each cell once; of a candid
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,8 +37,12 @@ CONFIDENCE = 0.99
 FEWEST_UNITS = 4
 
 
-def measure_layouts(reference: Path, candidate: Path, samples: Sequence[Path]) -> LayoutBounds:
+def measure_layouts(
+    reference: Path, candidate: Path, samples: Sequence[Path], apart: Collection[LogicalTensor] = ()
+) -> LayoutBounds:
     """Hold every tensor that differs against its bound. All folders are recordings with values.
+
+    Replicas of the tensors `apart` differ: those have none.
 
     Raises RecordingError where a value is not the one that was recorded.
     """
@@ -54,9 +58,12 @@ def measure_layouts(reference: Path, candidate: Path, samples: Sequence[Path]) -
         sides = [_Side(folder, recording, stack) for folder, recording in zip(folders, recordings, strict=True)]
         for tensor in names:
             found = _distances(tensor, sides)
-            if found.error > 0:
-                bound = None if is_exact(tensor, first, start) else found.bound(factor)
-                rows.append(LayoutRow(**tensor._asdict(), error=_finite(found.relative(found.error)), bound=bound))
+            if found.error > 0 or tensor in apart:
+                bound = None if tensor in apart or is_exact(tensor, first, start) else found.bound(factor)
+                error = _finite(found.relative(found.error))
+                rows.append(
+                    LayoutRow(**tensor._asdict(), error=error, bound=bound, rank=found.rank, apart=tensor in apart)
+                )
     order = computation_order(recordings[0].records)
     rows.sort(key=lambda row: order(Key(row.step, row.kind, row.name, 0)))
     rows.sort(key=lambda row: (not row.is_beyond, 0.0 if row.is_beyond else -(row.used or 0.0)))
@@ -88,8 +95,12 @@ def student_quantile(level: float) -> float:
 
 @dataclass(frozen=True)
 class _Distances:
-    """How far the candidate, and each sample, is from the reference, how large that is, and its least bound."""
+    """How far the candidate, and each sample, is from the reference, how large that is, and its least bound.
 
+    `rank` is the first of the candidate's that differs.
+    """
+
+    rank: int
     error: float
     samples: tuple[float, ...]
     norm: float
@@ -129,6 +140,7 @@ class _Unit(NamedTuple):
 def _distances(tensor: LogicalTensor, sides: Sequence[_Side]) -> _Distances:
     squares, norm, eps = [0.0] * (len(sides) - 1), 0.0, 0.0
     values: dict[tuple[int, int], Values] = {}
+    ranks: set[int] = set()
 
     def value(side: int, rank: int) -> Values:
         if (side, rank) not in values:
@@ -141,8 +153,9 @@ def _distances(tensor: LogicalTensor, sides: Sequence[_Side]) -> _Distances:
         own = value(0, cell.here)[cell.at]
         if not own.numel():
             continue
-        farthest = max((_square(own, value(1, rank)[at]) for rank, at in cell.there), default=math.inf)
-        squares[0] += farthest
+        there = {rank: _square(own, value(1, rank)[at]) for rank, at in cell.there}
+        squares[0] += max(there.values(), default=math.inf)
+        ranks |= {rank for rank, distance in there.items() if distance}
         for place in range(2, len(sides)):
             squares[place - 1] += _square(own, value(place, cell.here)[cell.at])
         if own.is_floating_point():
@@ -150,7 +163,8 @@ def _distances(tensor: LogicalTensor, sides: Sequence[_Side]) -> _Distances:
             norm += float(finite.square().sum())
             eps = torch.finfo(own.dtype).eps
     error, *samples = map(math.sqrt, squares)
-    return _Distances(error, tuple(samples), math.sqrt(norm), FEWEST_UNITS * eps * math.sqrt(norm))
+    size = math.sqrt(norm)
+    return _Distances(min(ranks, default=0), error, tuple(samples), size, FEWEST_UNITS * eps * size)
 
 
 def _crosses(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> bool:

@@ -54,6 +54,7 @@ class Relaid:
     across: frozenset[LogicalTensor]
     unusable: tuple[str, ...]
     apart: tuple[str, ...]
+    parted: frozenset[LogicalTensor]
 
 
 def are_laid_out_otherwise(case: Case, reference: Recording, candidate: Recording) -> bool:
@@ -76,6 +77,7 @@ def relaid(reference: Recording, candidate: Recording, cuts: Mapping[str, Cuts])
     across: list[LogicalTensor] = []
     unusable: list[str] = []
     apart: list[str] = []
+    parted: set[LogicalTensor] = set()
     for tensor, (here, there) in _across(reference, candidate):
         across.append(tensor)
         for rank in here:
@@ -84,22 +86,24 @@ def relaid(reference: Recording, candidate: Recording, cuts: Mapping[str, Cuts])
         cells = _Cells(tensor, here, there, at)
         records |= cells.records()
         unusable += cells.unusable
-        apart += cells.apart()
+        apart += (told := [*cells.apart()])
+        parted |= {tensor} if told else set()
     order = {key: place for place, key in enumerate(candidate.records)}
     records = dict(sorted(records.items(), key=lambda item: order.get(item[0], len(order))))
     manifest = replace(reference.manifest, case=candidate.manifest.case, world_size=candidate.manifest.world_size)
-    return Relaid(Recording(manifest, records), frozenset(across), tuple(unusable), tuple(dict.fromkeys(apart)))
+    texts = tuple(unusable), tuple(dict.fromkeys(apart))
+    return Relaid(Recording(manifest, records), frozenset(across), *texts, frozenset(parted))
 
 
-def replicas(recording: Recording) -> Iterator[str]:
-    """A sentence for each tensor whose DTensor says that ranks hold the same part, and they do not."""
+def replicas(recording: Recording) -> Iterator[LogicalTensor]:
+    """Each tensor whose DTensor says that ranks hold the same part, and they do not."""
     for tensor, parts in by_rank(recording).items():
         found: dict[str, set[str]] = {}
         for record in parts.values():
             if record.box is not None:
                 found.setdefault(record.box, set()).add(record.digest)
         if any(len(digests) > 1 for digests in found.values()):
-            yield str(tensor)
+            yield tensor
 
 
 class _Cells:

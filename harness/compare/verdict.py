@@ -175,7 +175,7 @@ def judge(
         verdict, texts = Verdict.UNVERIFIED, [*texts, _tell(RACES, races)]
     elif verdict == Verdict.NONDETERMINISTIC and races:
         texts = [*texts, _tell(RACES, races)]
-    # Where replicas differ no bound is measured, and the first record that differs may do so by rounding.
+    # Where a control differs no bound is measured, and the first record that differs may do so by rounding.
     is_beyond = layouts and verdict == Verdict.DIFFERENT and (layouts.samples or not layouts.regrouped)
     without_call = [told_without_call(first)] if is_beyond and first else []
     return Judgement(

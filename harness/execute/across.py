@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bitproof.harness.case import Case
 from bitproof.harness.compare.phases import PHASES, apart_from, is_exact, regrouped_between
-from bitproof.harness.compare.relaid import Relaid, by_rank, common_cuts, first_few, relaid, replicas
+from bitproof.harness.compare.relaid import LogicalTensor, Relaid, by_rank, common_cuts, first_few, relaid, replicas
 from bitproof.harness.compare.verdict import compare
 from bitproof.harness.disturb.regroup import Across, Regroup
 from bitproof.harness.execute.requests import BoundsRequest
@@ -54,7 +54,7 @@ def compare_layouts(
     layouts = _exactness(cells, other)
     are_repeated = all(control.verdict == Verdict.EQUAL for control in controls.values())
     may_be_close = comparison.verdict == Verdict.DIFFERENT and layouts.regrouped and not comparison.layout_mismatches
-    if may_be_close and are_repeated and not other.apart:
+    if may_be_close and are_repeated:
         parts, start = max(2, case.most_ranks), apart_from(firsts["candidate"].manifest)
         samples = [
             record(
@@ -64,14 +64,21 @@ def compare_layouts(
             )
             for seed in range(1, SAMPLES + 1)
         ]
-        layouts = ask(BoundsRequest(reference=folders["reference"], candidate=folders["candidate"], samples=samples))
+        apart = [(tensor.step, tensor.kind, tensor.name) for tensor in sorted(other.parted | _one_sided(cells))]
+        layouts = ask(BoundsRequest(**folders, samples=samples, apart=apart))
     return AcrossLayouts(comparison=comparison, controls=controls, layouts=layouts)
+
+
+def _one_sided(cells: Mapping[Role, Recording]) -> set[LogicalTensor]:
+    """The tensors whose DTensor has replicas that differ, on one side alone."""
+    here, there = (set(replicas(cells[role])) for role in ROLES)
+    return here ^ there
 
 
 def _with_layouts(comparison: Comparison, other: Relaid, cells: Mapping[Role, Recording]) -> Comparison:
     """The comparison, with what layouts revealed: gaps in the evidence, and replicas that differ."""
     apart = [
-        f"replicas of one tensor differ within the {role}: {first_few(found)}"
+        f"replicas of one tensor differ within the {role}: {first_few(map(str, found))}"
         for role in ROLES
         if (found := [*replicas(cells[role])])
     ]

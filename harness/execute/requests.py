@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 from bitproof.harness.capture.selection import ALL
-from bitproof.harness.case import Case, Plan
+from bitproof.harness.case import Case, Kind, Plan
 from bitproof.harness.compare.bits import ComparedBits
 from bitproof.harness.disturb.faults import Fault, parse_fault
 from bitproof.harness.disturb.regroup import Across
@@ -76,8 +76,7 @@ class RunAnswer:
     """The facts about a successful run.
 
     `peak_mib` is the largest device memory of a rank, None on a CPU; `kept` is the digest of the record that a replay
-    had to keep; `switches_changed` names the switches that the system changed; `races` are those of the graphs that it
-    ran.
+    had to keep; `switches_changed` names the switches that the system changed; `races` are those of its graphs.
     """
 
     graph: PreparedGraph | None = None
@@ -234,12 +233,13 @@ class ClosenessRequest(Request[Closeness]):
 
 @dataclass(frozen=True, kw_only=True)
 class BoundsRequest(Request[LayoutBounds]):
-    """Hold two recordings of two layouts against the bounds that `samples` give, the reference in other orders."""
+    """Hold two recordings against bounds from `samples`, the reference's sums reordered; replicas of `apart` differ."""
 
     answer = LayoutBounds
     reference: Path
     candidate: Path
     samples: list[Path]
+    apart: list[tuple[int, Kind, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,8 @@ Phase = Literal["forward", "backward", "clip", "update"]
 class LayoutRow:
     """A tensor that differs at a step: its relative error and the bound, which is None if it had to be equal.
 
-    An error of None means that it is not finite.
+    An error of None means that it is not finite. `rank` is the candidate's first rank that differs. With `apart`,
+    ranks of one side that hold the same part of it do not agree.
     """
 
     __pydantic_config__ = GROWING
@@ -28,6 +29,8 @@ class LayoutRow:
     name: str
     error: float | None
     bound: float | None
+    rank: Count = 0
+    apart: bool = False
 
     @property
     def used(self) -> float | None:

@@ -410,7 +410,7 @@ def test_cases_of_layouts_say_how_each_side_lies_and_state_no_bound():
         has_experts = case.parallelism.ep > 1
         assert (case.expected == "EQUAL") == (case.most_ranks == 2 and not has_experts)
     sizes = {(case.reference_parallelism.world_size, case.parallelism.world_size) for case in two_layouts.CASES}
-    assert sizes == {(2, 2), (2, 4), (8, 8), (1, 8)}
+    assert sizes == {(2, 2), (2, 4), (4, 4), (8, 8), (1, 8)}
 
 
 def test_torchs_schedules_meet_each_other_and_no_pipeline_on_two_to_eight_ranks():

@@ -24,6 +24,7 @@ def _candidate(*names: str) -> Need:
 
 EXPERTS = _candidate("mesh_loop:ep")
 SHARDED = _candidate("mesh_loop:fsdp", "mesh_loop:fsdp_tp", "mesh_loop:hsdp")
+REPLICATED = _candidate("mesh_loop:hsdp")
 MESH = _candidate("mesh_loop:ddp", "mesh_loop:fsdp", "mesh_loop:fsdp_tp", "mesh_loop:hsdp", "mesh_loop:ep")
 UNEVEN = _candidate("mesh_loop:uneven_halves")
 RING = _candidate("ring_attention:ring")
@@ -128,6 +129,58 @@ def gradient_shards_exchanged(loop: Loop) -> None:
 
 
 @row(
+    "ours: rows of a part in another order, which leaves every norm as it is",
+    runner=True,
+    needs=(SHARDED, GOES_THROUGH),
+    kinds=_SEEN,
+    sites=(Site("blocks.0", "forward", None, ANY), Site("blocks.0.up", "forward", None, ANY)),
+)
+def shard_rows_reversed(loop: Loop) -> None:
+    """each rank begins with the rows of its part of a matrix in reverse order."""
+    import torch
+
+    part = loop.model.blocks[0].up.weight.to_local()
+    with torch.no_grad():
+        part.copy_(part.flip(0))
+
+
+@row(
+    "ours: rows of a gradient's part in another order, which leaves every norm as it is",
+    runner=True,
+    needs=(SHARDED, GOES_THROUGH),
+    kinds=("grad",),
+    sites=(Site("blocks.0.up", "backward", None, ANY), Site(None, "update", None, ANY)),
+)
+def gradient_rows_reversed(loop: Loop) -> None:
+    """each rank has the rows of its part of a matrix's gradient in reverse order."""
+
+    def reverse() -> None:
+        part = loop.model.blocks[0].up.weight.grad.to_local()
+        part.copy_(part.flip(0))
+
+    _after_backward(loop, reverse)
+
+
+@row(
+    "ours: one group of replicas numbers its ranks otherwise",
+    runner=True,
+    needs=(REPLICATED, GOES_THROUGH),
+    kinds=("grad",),
+    sites=(Site("blocks.0.up", "backward", None, ANY),),
+)
+def one_replica_exchanges_shards(loop: Loop) -> None:
+    """ranks of the first replica have a neighbour's part of a matrix's gradient, so that replicas part."""
+
+    def exchange() -> None:
+        part = loop.model.blocks[0].up.weight.grad.to_local()
+        other = _neighbours(part)
+        if 2 * NOW.rank < NOW.world_size:
+            part.copy_(other)
+
+    _after_backward(loop, exchange)
+
+
+@row(
     "ours: a loader that one batch was taken from",
     runner=True,
     needs=(MESH, GOES_THROUGH),
@@ -139,8 +192,8 @@ def loader_one_batch_late(loop: Loop) -> None:
     loop.batch()
 
 
-_DATA = (Site("embedding", "forward", None, ANY), Site("", "forward", None, ANY), Site(None, "forward", None, ANY))
-"""Where another batch is drawn, or first read."""
+_DATA = tuple(Site(module, "forward", None, "randint") for module in ("embedding", "", None))
+"""Where another batch is drawn."""
 
 
 @row(
@@ -162,12 +215,33 @@ def batch_lost_by_a_resume(loop: Loop) -> None:
     _after_load(loop, loop.batch)
 
 
+_MOMENTS = (Site("blocks.0.up", "update", None, "lerp_"), Site(None, "update", None, "lerp_"))
+"""Where first moments are read."""
+
+
+@row(
+    "ours: rows of an optimizer state's part in another order",
+    runner=True,
+    needs=(GOES_ON, SHARDED),
+    kinds=("param", "optimizer"),
+    sites=_MOMENTS,
+)
+def moment_rows_reversed(loop: Loop) -> None:
+    """each rank goes on with the rows of its part of a matrix's first moments in reverse order."""
+
+    def reverse() -> None:
+        part = loop.optimizer.state[loop.model.blocks[0].up.weight]["exp_avg"].to_local()
+        part.copy_(part.flip(0))
+
+    _after_load(loop, reverse)
+
+
 @row(
     "ours: optimizer state of another part",
     runner=True,
     needs=(GOES_ON, SHARDED),
     kinds=("param", "optimizer"),
-    sites=(Site("blocks.0.up", "update", None, ANY), Site(None, "update", None, ANY)),
+    sites=_MOMENTS,
 )
 def moments_of_the_wrong_shard(loop: Loop) -> None:
     """each rank goes on with a neighbour's first moments of one matrix."""
@@ -184,7 +258,7 @@ def moments_of_the_wrong_shard(loop: Loop) -> None:
     runner=True,
     needs=(GOES_ON,),
     kinds=("param", "optimizer"),
-    sites=(Site("embedding", "update", None, ANY), Site(None, "update", None, ANY)),
+    sites=(Site("embedding", "update", None, "mul_"), Site(None, "update", None, "mul_")),
 )
 def schedule_not_restored(loop: Loop) -> None:
     """the learning rate warms up a second time."""
@@ -228,7 +302,8 @@ def last_micro_batch_counts_half(loop: Loop) -> None:
     loop.mean = mean
 
 
-_LAST_ATTENTION = (Site("3.attend", "backward", None, ANY), Site("3.qkv", "backward", None, ANY))
+def _in_last_attention(*operators: str) -> tuple[Site, ...]:
+    return tuple(Site(module, "backward", None, each) for module in ("3.attend", "3.qkv") for each in operators)
 
 
 def _parts_in_backward(loop: Loop, other: Callable[[list[Any]], list[Any]]) -> None:
@@ -249,7 +324,7 @@ def _parts_in_backward(loop: Loop, other: Callable[[list[Any]], list[Any]]) -> N
     runner=True,
     needs=(RING,),
     kinds=("activation", "grad"),
-    sites=_LAST_ATTENTION,
+    sites=_in_last_attention("transpose", "bmm", "sub"),
 )
 def stale_keys_in_backward(loop: Loop) -> None:
     """ring attention's backward meets the keys of the part before in place of each part's own."""
@@ -266,7 +341,7 @@ def stale_keys_in_backward(loop: Loop) -> None:
     runner=True,
     needs=(RING,),
     kinds=("activation", "grad"),
-    sites=_LAST_ATTENTION,
+    sites=_in_last_attention("add", "stack"),
 )
 def gradients_of_keys_kept(loop: Loop) -> None:
     """a rank adds only its own share to the gradients of its keys and values."""
@@ -284,7 +359,7 @@ def gradients_of_keys_kept(loop: Loop) -> None:
     runner=True,
     needs=(RING,),
     kinds=("activation", "loss"),
-    sites=(Site("1.attend", "forward", None, ANY),),
+    sites=tuple(Site("1.attend", "forward", None, operator) for operator in ("logaddexp", "_unsafe_view")),
 )
 def part_merged_twice(loop: Loop) -> None:
     """a rank merges its own part of keys and values a second time."""
@@ -303,7 +378,7 @@ def part_merged_twice(loop: Loop) -> None:
     needs=(STAGES,),
     kinds=("loss", "grad"),
     # The loss is the first call that reads what does not go together: values of one micro-batch, targets of another.
-    sites=(Site("layer4.0", "forward", None, ANY), Site("", "forward", None, "mse_loss")),
+    sites=(Site("layer4.0", "forward", None, "add"), Site("", "forward", None, "mse_loss")),
 )
 def stage_reads_the_micro_batch_before(loop: Loop) -> None:
     """a stage computes with the activation of the micro-batch before."""

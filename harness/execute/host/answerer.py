@@ -325,8 +325,10 @@ def measure_closeness(request: ClosenessRequest) -> Closeness:
 def find_layouts(request: BoundsRequest) -> LayoutBounds:
     """How far two layouts are apart, and how far they may be."""
     from bitproof.harness.compare.regrouping import measure_layouts
+    from bitproof.harness.compare.relaid import LogicalTensor
 
-    return measure_layouts(request.reference, request.candidate, request.samples)
+    apart = [LogicalTensor(*tensor) for tensor in request.apart]
+    return measure_layouts(request.reference, request.candidate, request.samples, apart)
 
 
 def find_drift(request: DriftRequest) -> DriftAnswer:

@@ -7,6 +7,7 @@ import torch
 
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.compare.regrouping import FEWEST_UNITS, measure_layouts, student_quantile
+from bitproof.harness.compare.relaid import LogicalTensor
 from bitproof.harness.errors import RecordingError
 from tests.harness.forging import make_recording, vouch
 
@@ -26,14 +27,14 @@ def moved(kind: str, factor: float):
 def measured(tmp_path):
     """Hold a changed candidate against samples of which the parameter was moved by so much."""
 
-    def measure(change, *samples: float):
+    def measure(change, *samples: float, apart: tuple[LogicalTensor, ...] = ()):
         reference = make_recording(tmp_path / "reference", CASE)
         candidate = make_recording(tmp_path / "candidate", CASE, change)
         vouch(candidate, meetings=OTHER_SUMS)
         folders = [
             make_recording(tmp_path / f"sample{i}", CASE, moved("param", factor)) for i, factor in enumerate(samples)
         ]
-        return measure_layouts(reference, candidate, folders)
+        return measure_layouts(reference, candidate, folders, apart)
 
     return measure
 
@@ -85,6 +86,18 @@ def test_zeros_of_other_signs_are_told_as_a_difference(measured):
 def test_one_rank_of_the_candidate_that_differs_counts_though_the_other_agrees(measured):
     found = measured(lambda key, x: x * 2 if (key.kind, key.rank) == ("param", 1) else x, 1.0, 1.0, 1.0)
     assert found.beyond == 1
+
+
+def test_replicas_that_do_not_agree_have_no_bound_however_near_they_are(measured):
+    of = LogicalTensor(0, "param", "w")
+    close = measured(
+        lambda key, x: x * (1 + 4 * EPS) if (key.kind, key.rank) == ("param", 1) else x, *[1 + 16 * EPS] * 3
+    )
+    assert close.is_within and close.rows[0].rank == 1
+    apart = measured(moved("grad", 1 + EPS), *[1 + 16 * EPS] * 3, apart=(of,))
+    assert not apart.is_within and apart.beyond == 1
+    row = apart.rows[0]
+    assert (row.kind, row.bound, row.error, row.apart) == ("param", None, 0, True), "before a gradient, which is close"
 
 
 def test_values_that_were_not_recorded_are_refused(tmp_path, measured):

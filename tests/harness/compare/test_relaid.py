@@ -10,7 +10,14 @@ import torch
 from bitproof.harness.capture.boxes import digests_of_cells
 from bitproof.harness.capture.digest import digest
 from bitproof.harness.case import Case, Parallelism
-from bitproof.harness.compare.relaid import are_laid_out_otherwise, are_staged, common_cuts, relaid, replicas
+from bitproof.harness.compare.relaid import (
+    LogicalTensor,
+    are_laid_out_otherwise,
+    are_staged,
+    common_cuts,
+    relaid,
+    replicas,
+)
 from bitproof.harness.compare.verdict import compare
 from bitproof.harness.records import Key, Manifest, Record, Recording, Verdict
 from bitproof.harness.records.layout import Box
@@ -102,7 +109,8 @@ def test_a_replica_that_differs_is_a_difference_whichever_side_has_it():
     other = relaid(reference, candidate, cuts)
     assert compare(other.recording, candidate, case()).verdict == Verdict.DIFFERENT
     assert other.apart == ("replicas of one tensor differ within the reference: step 0, param w",)
-    assert [*replicas(reference)] == ["step 0, param w"] and not [*replicas(candidate)]
+    parted = LogicalTensor(0, "param", "w")
+    assert [*replicas(reference)] == [*other.parted] == [parted] and not [*replicas(candidate)]
 
 
 def test_a_part_that_nobody_holds_is_a_gap_on_either_side():

@@ -43,6 +43,8 @@ def with_fault(own: Callable[[Case, Mesh], MeshLoop], name: str) -> Callable[[Ca
 doubled_under_ep = with_fault(mesh_loop.ep, "expert-gradient-doubled")
 norm_left_alone = with_fault(mesh_loop.ep, "norm-gradient-not-summed")
 exchanged_shards = with_fault(mesh_loop.fsdp, "shards-exchanged")
+one_replica_exchanged = with_fault(mesh_loop.hsdp, "one-replica-exchanges-shards")
+reversed_rows = with_fault(mesh_loop.fsdp, "gradient-rows-reversed")
 late_loader = with_fault(mesh_loop.ddp, "loader-one-batch-late")
 mean_of_means = with_fault(mesh_loop.uneven_halves, "mean-of-means")
 generator_not_restored = with_fault(mesh_loop.fsdp, "generator-not-restored")

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.ranks
 
 LOOP, WRONG = "bitproof.builtin_cases.examples.mesh_loop", "tests.harness.execute.laid_out"
 STAGES = "bitproof.builtin_cases.examples.pipelined"
-ONE, TWO, THREE = (Parallelism(world_size=ranks, ep=1) for ranks in (1, 2, 3))
+ONE, TWO, THREE, FOUR = (Parallelism(world_size=ranks, ep=1) for ranks in (1, 2, 3, 4))
 
 
 def case(name: str, reference: str, candidate: str, ranks: Parallelism = TWO, there: Parallelism = TWO, **more) -> Case:
@@ -33,6 +33,8 @@ CASES = [
     case("staged", f"{STAGES}:unstaged", f"{STAGES}:one_f_one_b", ONE, options={"layers": 4, "dim": 8}),
     case("experts", f"{LOOP}:ep", f"{LOOP}:ep", there=Parallelism(world_size=2, ep=2), expected="CLOSE"),
     case("shards", f"{LOOP}:ddp", f"{WRONG}:exchanged_shards"),
+    case("reversed", f"{LOOP}:fsdp", f"{WRONG}:reversed_rows", ONE),
+    case("replicas", f"{LOOP}:fsdp", f"{WRONG}:one_replica_exchanged", FOUR, FOUR),
     case("doubled", f"{LOOP}:ep", f"{WRONG}:doubled_under_ep", there=Parallelism(world_size=2, ep=2)),
     case("norm", f"{LOOP}:ep", f"{WRONG}:norm_left_alone", there=Parallelism(world_size=2, ep=2)),
     case("late", f"{LOOP}:ddp", f"{WRONG}:late_loader", ONE),
@@ -97,6 +99,8 @@ def test_fewer_ranks_and_other_experts_regroup_sums_and_are_close_within_derived
     ("name", "tensor"),
     [
         ("shards", ("loss", "loss")),
+        ("reversed", ("grad", "blocks.0.up.weight")),
+        ("replicas", ("grad", "blocks.0.up.weight")),
         ("doubled", ("grad", "blocks.1.weight")),
         ("norm", ("grad", "blocks.1.norm.weight")),
         ("late", ("loss", "loss")),
@@ -108,7 +112,11 @@ def test_a_defect_of_a_change_of_layout_is_different_and_named_by_its_tensor(run
     assert result.verdict == Verdict.DIFFERENT and contradiction(result) is None
     first = result.first_divergence
     assert (first.step, first.kind, first.name) == (0, *tensor)
-    places = {"doubled": "blocks.1 (backward)", "norm": "blocks.1.norm (backward)"}
+    up = "blocks.0.up (backward)"
+    places = {"reversed": up, "replicas": up, "doubled": "blocks.1 (backward)", "norm": "blocks.1.norm (backward)"}
+    if name == "replicas":
+        assert "ranks that hold the same part of it do not agree" in result.error
+        assert any(remark.startswith("replicas of one tensor differ within the candidate") for remark in result.remarks)
     told = [remark for remark in result.remarks if remark.startswith("no call is blamed")]
     (remark,) = told
     assert remark.endswith(f"{' '.join(tensor)} is of {places.get(name, 'the step itself (forward)')}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 from torch.fx import GraphModule
 
 from bitproof.builtin_cases import CASES, all_cases
@@ -15,8 +14,7 @@ from bitproof.harness.graph.origin import origin_of
 from bitproof.harness.graph.pipeline import run_pipeline
 from bitproof.harness.systems import graph as graph_system
 from tests.small import small
-
-CPU = torch.device("cpu")
+from tests.traced import prepare_traced
 
 PARTS_OF = {"all_to_all_single": {"dispatch", "combine"}, "_grouped_mm": {"compute"}}
 """What experts alone call, and in which parts."""
@@ -51,7 +49,7 @@ def graphs_of(case: Case, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Ma
 
     monkeypatch.setattr(graph_system, "run_pipeline", watched)
     uncompiled = replace(case, pipeline=replace(case.pipeline, backend="fx", regions=()))
-    graph_system.prepare(uncompiled, CPU, system=case.candidate)
+    prepare_traced(uncompiled, system=case.candidate)
     return seen
 
 

@@ -16,9 +16,9 @@ from bitproof.builtin_cases.chunking import moe_seq, transformer_batch
 from bitproof.harness.case import Case
 from bitproof.harness.graph.symbols import expression, free_symbols
 from bitproof.harness.graph.writer import CHUNK_KEY, GraphWriter
-from bitproof.harness.systems.graph import prepare
 from tests.harness.graph.graphs import Applied, D, Layers, Sketch, chunked, parameter, trace
 from tests.small import small
+from tests.traced import prepare_traced
 
 aten = torch.ops.aten
 
@@ -55,7 +55,7 @@ def wrong(module: GraphModule) -> list[str]:
 
 @pytest.mark.parametrize("case", [small(transformer_batch), small(moe_seq)], ids=lambda case: case.name)
 def test_remembered_layouts_are_those_of_running_every_node_of_the_tiny_model(case: Case) -> None:
-    assert wrong(prepare(case, torch.device("cpu")).module) == []
+    assert wrong(prepare_traced(case).module) == []
 
 
 def test_a_layout_that_another_operator_gives_would_be_seen() -> None:

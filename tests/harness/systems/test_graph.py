@@ -31,6 +31,7 @@ from bitproof.reference.parallel.mesh import Mesh
 from bitproof.reference.step import Trainer, make_eager
 from tests.ranks import on_ranks
 from tests.small import small
+from tests.traced import prepare_traced
 
 CPU = torch.device("cpu")
 COLUMN = ["clean_up", "chunk", "concretize_symbols", "measure_memory"]
@@ -47,7 +48,7 @@ NUM_MOE_LAYERS = NUM_LAYERS - model_config(transformer_batch.model).num_dense_la
 @functools.cache
 def prepared(case: Case) -> GraphProgram:
     """A case's program, made once for all tests that only read it."""
-    return prepare(case, CPU)
+    return prepare_traced(case)
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def test_a_program_tells_which_modules_a_step_runs_in_chunks_and_how_often(progr
     assert prepared(moe_batch).chunked == {"layers.0.moe": 1}
     assert prepared(unchunked).chunked is None
     until = replace(moe_batch, pipeline=Pipeline(until="clean_up"))
-    assert prepare(until, CPU).chunked is None
+    assert prepare_traced(until).chunked is None
 
 
 def collectives(program: GraphProgram) -> Counter[str]:
@@ -146,7 +147,7 @@ def test_a_backend_compiles_the_finished_graph_and_has_a_line_in_the_report(monk
         return Compiled(lambda inputs: len(inputs), Path("none"), {"backend": backend, "nodes_compiled": 7})
 
     monkeypatch.setattr(graph_step, "compile_for", compile_for)
-    program = prepare(replace(unchunked, pipeline=Pipeline(backend="inductor")), CPU)
+    program = prepare_traced(replace(unchunked, pipeline=Pipeline(backend="inductor")))
     [(backend, group_sizes, targets)] = told
     assert (backend, group_sizes) == ("inductor", {"fsdp": 8, "efsdp": 4, "ep": 2, "tp": 1})
     assert targets == [node.target for node in program.module.graph.nodes]
@@ -382,7 +383,7 @@ def pass_file(folder: Path) -> str:
 
 def test_an_extra_pass_changes_its_own_program(tmp_path: Path) -> None:
     text, program = pass_file(tmp_path), prepared(moe_batch)
-    changed = prepare(moe_batch, CPU, GraphOptions(extra_passes=(text,)))
+    changed = prepare_traced(moe_batch, GraphOptions(extra_passes=(text,)))
     assert changed.passes[-2].name == "drop_last"
     assert len(changed.module.graph.nodes) == len(program.module.graph.nodes) - 1
     assert changed.code_hash != program.code_hash
@@ -400,7 +401,7 @@ def test_an_extra_pass_without_a_place_is_refused_with_the_cases_own_column(tmp_
 
 
 def test_graphs_are_written_only_where_a_folder_is_given(tmp_path: Path) -> None:
-    code = prepare(unchunked, CPU, GraphOptions(dump_dir=tmp_path / "graphs")).code_hash
+    code = prepare_traced(unchunked, GraphOptions(dump_dir=tmp_path / "graphs")).code_hash
     assert (tmp_path / "graphs" / "02-concretize_symbols.diff").stat().st_size > 0
     assert prepared(unchunked).code_hash == code, "looking changes nothing"
 
@@ -408,7 +409,7 @@ def test_graphs_are_written_only_where_a_folder_is_given(tmp_path: Path) -> None
 def test_a_case_that_stops_after_an_extra_pass_has_neither_later_passes_nor_a_backend() -> None:
     text = "cases/examples/extra_passes.py:wait_late@before=chunk"
     case = replace(moe_batch, pipeline=Pipeline(backend="inductor", until="wait_late"))
-    program = prepare(case, CPU, GraphOptions(extra_passes=(text,)))
+    program = prepare_traced(case, GraphOptions(extra_passes=(text,)))
     assert [report.name for report in program.passes] == ["clean_up", "wait_late"]
     assert program.run is program.module
 

@@ -105,7 +105,7 @@ def _readers(culprit: Culprit, rank: int, pair: Pair, logs: Sequence[CandidateLo
     repeated = [_too_often(log, _reading) for log in logs]
     again = [repeated[r] | {i for i in _too_often(log, _giving) if log.log[i].outputs} for r, log in enumerate(logs)]
     found, seen = list[Site](), set[Site]()
-    gave = [i for i, call in enumerate(logs[rank].log) if pair[1] in call.outputs and not logs[rank].packs(i)]
+    gave = [i for i, call in enumerate(logs[rank].log) if _gives(call, pair[1]) and not logs[rank].packs(i)]
     if culprit.candidate is None:
         found += [(rank, i) for i in gave if len(gave) > 1 and i in repeated[rank]]
         pending = [(rank, i, 0) for i in {*gave, logs[rank].giver(*pair)} if i is not None]
@@ -126,6 +126,11 @@ def _readers(culprit: Culprit, rank: int, pair: Pair, logs: Sequence[CandidateLo
             found.append((on, index))
         pending += [(*each, far + 1) for each in earlier if each not in seen]
     return sorted(found, key=joined.when)
+
+
+def _gives(call: Call, digest: str) -> bool:
+    """Whether a call gave a value: one that updates several tensors may have read it, and have left it as it was."""
+    return digest in call.outputs and not (len(call.outputs) > 1 and digest in call.inputs)
 
 
 def _too_often(log: CandidateLog, told: Callable[[Call], object]) -> set[int]:

@@ -47,3 +47,16 @@ def test_a_call_that_reads_what_the_reference_s_reads_as_often_is_not_doubted() 
     assert culprit is not None and [each.call.operator for each in culprit.or_else] == ["clone"]
     culprit = blamed(reference, exchanged[1:], "S")
     assert culprit is not None and culprit.or_else == ()
+
+
+def test_an_update_that_leaves_a_gradient_as_it_was_is_not_doubted() -> None:
+    """A fused optimizer names gradients among what it may write, and shows them unchanged after it."""
+
+    def logs(scale: str, gradient: str, parameter: str) -> list[Call]:
+        update = call(f"my_adamw_ p {gradient} -> {parameter} {gradient}")
+        scaled = call(f"mul n -> {scale}")._replace(scalars=(("other", scale),))
+        return [scaled, call(f"foreach_mul_ g {scale} -> {gradient}"), update]
+
+    culprit = blamed(logs("c", "h", "q"), logs("C", "H", "Q"), "H")
+    assert culprit is not None and culprit.call.operator == "mul"
+    assert culprit.or_else == ()

@@ -51,7 +51,7 @@ def sides():
         outputs=reference.outputs,
         groups=candidate_groups,
     )
-    return reference.graph, candidate.module, write
+    return reference.program.graph, candidate.module, write
 
 
 def shown(module):
@@ -85,7 +85,7 @@ def test_a_defect_is_not_proved_and_shown_where_it_is(defect):
     defect.edit(module)
     verdict, places = shown(module)
     if verdict == "REFUSED":  # a call of a Python function, which is named
-        assert places.startswith(f"{defect.module} ({defect.direction})")
+        assert places.startswith(f"{defect.module} ({defect.direction}")
     else:
         assert verdict == "NOT PROVED"
         assert any(

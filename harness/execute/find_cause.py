@@ -17,7 +17,7 @@ from bitproof.harness.case import Case
 from bitproof.harness.compare.verdict import Judgement, Repeat
 from bitproof.harness.errors import BitproofError
 from bitproof.harness.options import Role, RunOptions
-from bitproof.harness.records import Comparison, Divergence, Key, Recording, Verdict
+from bitproof.harness.records import NO_CALL, Comparison, Divergence, Key, Recording, Verdict
 
 if TYPE_CHECKING:
     from bitproof.harness.localize.every_call import EveryCall
@@ -81,7 +81,7 @@ class Explainer:
 
     def _with_cause(self, judgement: Judgement, first: Divergence) -> Judgement:
         """Replay both systems to find the call to blame."""
-        from bitproof.harness.localize.search import NO_CALL, UnrepeatableError
+        from bitproof.harness.localize.search import UnrepeatableError
 
         search = self._search(self._recordings)
         try:

@@ -47,12 +47,6 @@ Logs = Mapping[Role, list[list[Call]]]
 ALL_STEPS = 7
 """The number of the replay that logs all steps; a search for noise has four numbers before it."""
 
-NO_CALL = (
-    "no operator call explains the first difference: each call before it gave what the reference's gave, so its tensor "
-    "was changed by something that is no operator call, or by one that no recorder sees"
-)
-"""The report's remark if a search found no call to blame."""
-
 
 class UnrepeatableError(BitproofError):
     """A replay did not reproduce the record that it was to look at: the system differs from itself."""

@@ -15,6 +15,7 @@ from bitproof.harness.records.bisection import (
 )
 from bitproof.harness.records.comparison import Comparison
 from bitproof.harness.records.divergence import (
+    NO_CALL,
     BlamedCall,
     ChainLink,
     Divergence,
@@ -96,6 +97,7 @@ from bitproof.harness.ulps import (
 __all__ = [
     "BUCKETS",
     "MAX_DIFFERING",
+    "NO_CALL",
     "REQUIRED_KINDS",
     "ROLES",
     "SCHEMA",

@@ -120,6 +120,13 @@ class BlamedCall:
     modules: list[ModuleCalls] | None = None
 
 
+NO_CALL = (
+    "no operator call explains the first difference: each call before it gave what the reference's gave, so its tensor "
+    "was changed by something that is no operator call, or by one that no recorder sees"
+)
+"""The report's remark if a search found no call to blame."""
+
+
 @dataclass(kw_only=True)
 class Divergence:
     """The first divergence of two systems: the first differing record, how its tensor differs, and the call to blame.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from bitproof.harness.records import SCHEMA, CaseResult, Neighbour, TensorDifference, Verdict
+from bitproof.harness.records import NO_CALL, SCHEMA, CaseResult, Neighbour, TensorDifference, Verdict
 from bitproof.harness.report.json import divergence_to_dict
 from bitproof.harness.report.text import CHAIN, blame, chain_rows, direction_of, locate, outcome
 
@@ -23,7 +23,10 @@ def tell_story(result: CaseResult) -> Iterator[str]:
     yield f"  first divergence: {locate(divergence)}{_extent(divergence.tensor)}"
     call = divergence.call
     if call is None:
-        yield "  to blame: no operator call explains it"
+        looked = NO_CALL in result.remarks
+        yield "  to blame: " + (
+            "no operator call explains it" if looked else "not known, as no search for a call came to an end"
+        )
         return
     yield f"  to blame: {blame(divergence)}"
     yield f"  on ranks: {call.ranks}"

@@ -13,9 +13,8 @@ from bitproof.harness.consistency import contradiction
 from bitproof.harness.execute.case_run import CaseRun
 from bitproof.harness.execute.launch import run_cases
 from bitproof.harness.execute.transport import open_client
-from bitproof.harness.localize.search import NO_CALL
 from bitproof.harness.options import RunOptions
-from bitproof.harness.records import CaseResult, Verdict
+from bitproof.harness.records import NO_CALL, CaseResult, Verdict
 from tests.harness.execute.test_launch import TOYS, nothing_left_behind, toy
 
 pytestmark = pytest.mark.ranks

@@ -12,9 +12,9 @@ from bitproof.harness.case import Case
 from bitproof.harness.compare.verdict import Comparison, Judgement, Repeat
 from bitproof.harness.errors import RankError
 from bitproof.harness.execute.find_cause import Explainer
-from bitproof.harness.localize.search import NO_CALL, UnrepeatableError
+from bitproof.harness.localize.search import UnrepeatableError
 from bitproof.harness.options import RunOptions
-from bitproof.harness.records import BlamedCall, Divergence, Key, Verdict
+from bitproof.harness.records import NO_CALL, BlamedCall, Divergence, Key, Verdict
 
 CASE = Case(name="toy", family="toy", reference="mine:eager", candidate="mine:graph", steps=3)
 FIRST = Divergence(step=1, kind="grad", name="weight", rank=0)

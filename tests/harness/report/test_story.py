@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bitproof.harness.case import Case, Parallelism
-from bitproof.harness.records import BlamedCall, CaseResult, ChainLink, Divergence, Verdict
+from bitproof.harness.records import NO_CALL, BlamedCall, CaseResult, ChainLink, Divergence, Verdict
 from bitproof.harness.report.story import tell_story
 
 TOY = Case(name="toy", family="toy", reference="a:b", candidate="a:c", steps=3, parallelism=Parallelism(world_size=2))
@@ -43,8 +43,8 @@ def test_a_difference_that_no_call_explains_is_told_as_such() -> None:
         differing_kinds=("grad",),
         first_divergence=first,
     )
-    assert list(tell_story(result)) == [
-        "toy: DIFFERENT (grad)",
-        "  first divergence: step 0, rank 1, grad weight",
-        "  to blame: no operator call explains it",
-    ]
+    told = ["toy: DIFFERENT (grad)", "  first divergence: step 0, rank 1, grad weight"]
+    assert list(tell_story(replace(result, remarks=(NO_CALL,)))) == [*told, "  to blame: no operator call explains it"]
+    assert list(tell_story(result)) == [*told, "  to blame: not known, as no search for a call came to an end"], (
+        "of two layouts, say"
+    )

@@ -16,9 +16,7 @@ from bitproof.harness.prove import pairs
 from bitproof.harness.prove.answers import prove_graphs
 from bitproof.harness.prove.prove import NOT_TRIED, prove_case
 from bitproof.harness.prove.rules import RULES
-from bitproof.harness.systems import graph as graph_system
 from tests.harness.prove.test_rules import REAL, REGROUPING
-from tests.traced import traced
 
 pytestmark = pytest.mark.traces
 
@@ -28,12 +26,6 @@ def small(name, **changes):
     case = CASES[name]
     model = replace(case.model, layers=1, dense_layers=0)
     return replace(case, model=model, parallelism=Parallelism(world_size=2, ep=2), **changes)
-
-
-@pytest.fixture(autouse=True)
-def one_trace(monkeypatch):
-    """Cases that differ in passes alone share the trace of their candidate."""
-    monkeypatch.setattr(graph_system, "trace", lambda case, device, enter=None, system="graph": traced(case, system))
 
 
 @functools.cache

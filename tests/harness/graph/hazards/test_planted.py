@@ -439,10 +439,11 @@ def test_what_one_rank_sends_and_another_receives_is_no_turn_of_their_group() ->
 def moe_seq() -> GraphModule:
     from bitproof.builtin_cases import CASES
     from bitproof.harness.machine.determinism import set_determinism
-    from bitproof.harness.systems import graph
+    from tests.small import small
+    from tests.traced import prepare_traced
 
     set_determinism(0)
-    return graph.prepare(CASES["experts_seq_world2"], torch.device("cpu")).module
+    return prepare_traced(small(CASES["experts_seq_world2"])).module
 
 
 def test_the_traced_step_has_no_hazard_and_the_check_takes_little(moe_seq: GraphModule) -> None:

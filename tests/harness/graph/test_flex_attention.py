@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -35,6 +36,7 @@ from tests.harness.graph.graphs import (
     bits,
     calls,
     chunked,
+    copied,
     differing,
     listing,
     mean_square,
@@ -120,6 +122,16 @@ def test_the_graph_has_eagers_bits(
     assert not symbols_left(module, joint.chunk_symbol.symbol)
 
 
+@functools.cache
+def traced_layer() -> JointGraph:
+    return trace(Model(Layer()))
+
+
+def one_layer() -> JointGraph:
+    """The step of one layer, for passes to change."""
+    return copied(traced_layer())
+
+
 def test_each_layer_is_one_operator_and_one_backward_and_chunks_double_both() -> None:
     joint = trace(Model(Layer(), Layer()))
     module = chunked(joint, "layers.*")
@@ -138,21 +150,21 @@ def operands(node: Node) -> dict[str, Node]:
 
 
 def test_all_tensors_that_a_trace_hands_the_operator_carry_the_symbol() -> None:
-    joint = trace(Model(Layer()))
+    joint = one_layer()
     [node] = calls(joint.module, "flex_attention")
     assert len(operands(node)) == 4 + 8
     assert all(carries(x.meta["val"], joint.chunk_symbol.symbol) for x in operands(node).values())
 
 
 def test_every_reference_to_a_nested_graph_has_it_as_its_value() -> None:
-    joint = trace(Model(Layer()))
+    joint = one_layer()
     for module in (joint.module, chunked(joint, "layers.*")):
         references = module.graph.find_nodes(op="get_attr")
         assert references and all(x.meta["val"] is getattr(module, x.target) for x in references)
 
 
 def test_a_chunk_is_handed_its_own_rows_of_the_mask() -> None:
-    module = chunked(trace(Model(Layer())), "layers.*")
+    module = chunked(one_layer(), "layers.*")
     for index, node in enumerate(calls(module, "flex_attention")):
         documents = operands(node)["documents"]
         assert documents.args[1:] == (0, index * B // 2, (index + 1) * B // 2)
@@ -160,7 +172,7 @@ def test_a_chunk_is_handed_its_own_rows_of_the_mask() -> None:
 
 
 def test_backward_reads_its_chunks_own_forward() -> None:
-    module = chunked(trace(Model(Layer())), "layers.*")
+    module = chunked(one_layer(), "layers.*")
     forward, backward = calls(module, "flex_attention"), calls(module, "flex_attention_backward")
     for first, second in zip(forward, backward, strict=True):
         assert second.args[:3] == first.args[:3]
@@ -170,7 +182,7 @@ def test_backward_reads_its_chunks_own_forward() -> None:
 
 def test_values_have_the_layout_that_running_gives() -> None:
     """The output follows the query's strides, here those of a transposed view."""
-    module = chunked(trace(Model(Layer())), "layers.*")
+    module = chunked(one_layer(), "layers.*")
     for node in calls(module, "flex_attention"):
         assert node.meta["val"][0].stride() == node.args[0].meta["val"].stride() == (S * D, D // 2, D, 1)
 
@@ -189,7 +201,7 @@ def test_a_sequence_chunk_through_flex_attention_is_refused() -> None:
 
 def kernel_line() -> str:
     """Where the reference calls the operator."""
-    [node] = calls(trace(Model(Layer())).module, "flex_attention")
+    [node] = calls(traced_layer().module, "flex_attention")
     source: str = node.meta["origin"].source
     assert source.startswith("reference/layers/attention.py:")
     return source

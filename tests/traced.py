@@ -19,7 +19,7 @@ from tests.harness.graph.graphs import copied
 CPU = torch.device("cpu")
 
 
-@functools.cache
+@functools.lru_cache(maxsize=12)  # whole steps, of which slow tests trace many
 def _traced(step: Case, system: str) -> TracedStep:
     return trace(step, CPU, system=system)
 

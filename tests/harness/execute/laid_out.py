@@ -120,6 +120,22 @@ def moments_rounded(case: Case, mesh: Mesh) -> ResumedLoop:
     return _resuming(resumed_loop.fsdp_tp(case, mesh), rounded)
 
 
+def loaded(case: Case, mesh: Mesh) -> ResumedLoop:
+    """It goes on from what others saved."""
+    loop = resumed_loop.fsdp(case, mesh)
+    loop.load(Path(case.options["saved"]))
+    return loop
+
+
+def loaded_wrong(case: Case, mesh: Mesh) -> ResumedLoop:
+    """Of what others saved it has one matrix's rows in another order."""
+    loop = loaded(case, mesh)
+    weight: Any = loop.model.blocks[0].up.weight  # type: ignore[union-attr,index]
+    with torch.no_grad():
+        weight.to_local().copy_(weight.to_local().flip(0))
+    return loop
+
+
 def lacks_a_key(case: Case, mesh: Mesh) -> ResumedLoop:
     """The checkpoint has no learning rate."""
     loop = resumed_loop.fsdp(case, mesh)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -81,6 +83,37 @@ def test_what_another_layout_loads_must_be_what_was_saved_and_what_it_computes_i
     assert result.verdict == Verdict.CLOSE, result.error
     assert result.first_divergence.step == 2 and result.first_divergence.kind == "grad"
     assert (result.layouts.exact, result.layouts.regrouped, result.layouts.beyond) == (238, 166, 0)
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_two_ranks_have_what_four_under_torchrun_saved_before_they_were_killed(tmp_path):
+    saved = tmp_path / "saved"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    ended = subprocess.run(
+        [*torchrun, "-m", "tests.harness.execute.killed_ranks", str(saved)], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode and "SIGKILL" in ended.stderr and (saved / ".metadata").exists(), ended.stderr
+    two, four = (Parallelism(world_size=ranks, ep=1) for ranks in (2, 4))
+    right = replace(
+        resume.fsdp_then_ddp,
+        name="fewer",
+        steps=2,
+        resume_at=None,
+        resumes_reference=False,
+        reference=f"{WRONG}:loaded",
+        candidate=f"{WRONG}:loaded",
+        parallelism=two,
+        reference_parallelism=four,
+        options={"saved": str(saved)},
+        expected="CLOSE",
+    )
+    cases = [right, replace(right, name="wrong", candidate=f"{WRONG}:loaded_wrong")]
+    fewer, wrong = run_cases(cases, RunOptions(device="cpu"), tmp_path / "run")
+    assert (fewer.verdict, fewer.error) == (Verdict.CLOSE, None)
+    assert fewer.layouts.exact == 3 * 12, "parameters and both moments that the first step begins with"
+    first = wrong.first_divergence
+    assert (wrong.verdict, first.step, first.name) == (Verdict.DIFFERENT, 0, "blocks.0.up.weight@before_forward")
 
 
 @pytest.mark.parametrize(

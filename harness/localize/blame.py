@@ -41,7 +41,7 @@ from bitproof.harness.localize.argument_differences import (
     strange_output,
 )
 from bitproof.harness.localize.chain import Pair, with_chain
-from bitproof.harness.localize.collective_inputs import fed_otherwise, fed_wrong, out_of_turn
+from bitproof.harness.localize.collective_inputs import fed_otherwise, fed_wrong, is_packed_otherwise, out_of_turn
 from bitproof.harness.localize.culprit import Culprit, How
 from bitproof.harness.localize.doubts import doubts
 from bitproof.harness.localize.logs.calls import KERNELS, Call, Place, is_abandoned
@@ -214,7 +214,7 @@ class _Blame:
             (rank, index) for rank, index in packing if not logs[rank].is_new(index) and not logs[rank].is_extra(index)
         }
         surely = needed(computing, walk, logs) or computing
-        self.rivals = surely | packing
+        self.rivals = surely | packing | {(rank, index) for rank, index in computing if logs[rank].is_wrong(index)}
         return self._first_of(proven or surely or due or roots, roots)
 
     def _first_of(self, sites: set[Site], roots: set[Site]) -> _Picked:
@@ -231,19 +231,20 @@ class _Blame:
     def _loses(self, picked: _Picked, differing: Differing) -> bool:
         """Whether first went missing what a collective gives of inputs that all ranks have: a bucket was packed wrong.
 
-        Of other collectives a bucket may give the parts in other shapes. What is launched here, and not waited for,
-        went missing in no bucket.
+        So it was where a pack went missing that is made here of the same values in another order. Of other collectives
+        a bucket may give the parts in other shapes. What is launched here, and not waited for, went missing in no
+        bucket.
         """
         (picked_rank, picked_index), logs = picked.site, self.logs
         if logs[picked_rank].is_extra(picked_index):  # what a pass put there is wrong, and no bucket
             return False
         for rank, pairs in differing.items():
             index = logs[rank].first_missing(wanted for wanted, _ in pairs)
-            if (
-                index is None
-                or not logs[rank].reference.log[index].collective
-                or logs[rank].launched(index) is not None
-            ):
+            if index is None:
+                continue
+            if is_packed_otherwise(logs[rank], index):
+                return True
+            if not logs[rank].reference.log[index].collective or logs[rank].launched(index) is not None:
                 continue
             sites = self.known.together((rank, index))
             is_its_own = (picked_rank, picked.partner) in sites and logs[picked_rank].reads_right_values(picked_index)

@@ -1,4 +1,4 @@
-"""What ranks give collectives otherwise than in the reference: other values, or right ones in another one's turn."""
+"""What is given in another order than in the reference: to collectives other values, or in another turn; packs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
+from bitproof.harness.localize.logs.packing import PACKING, name_of
 
 
 def fed_wrong(
@@ -66,3 +67,13 @@ def out_of_turn(
                 first = min(others, key=joined.when)
                 return first, known[first[0]]
     return None
+
+
+def is_packed_otherwise(log: CandidateLog, missing: int) -> bool:
+    """Whether a call, wherever it stands, puts the values of a call of the reference together in another order."""
+    wanted = log.reference.log[missing]
+    values = sorted(wanted.inputs)
+    return name_of(wanted) in PACKING and any(
+        call.operator == wanted.operator and call.inputs != wanted.inputs and sorted(call.inputs) == values
+        for call in log.log
+    )

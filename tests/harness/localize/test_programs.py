@@ -9,6 +9,7 @@ from tests.harness.localize.programs import WIDE, WIDEST, WITH_DETOURS, answer, 
 UNDETERMINED = "undetermined", "undetermined and untold"
 
 MENDED = (
+    110044338,
     90029852,
     90050894,
     15,

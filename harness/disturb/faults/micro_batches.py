@@ -19,6 +19,7 @@ _IN = (PIPELINED,)
 _LOSS = (Site("", "forward", None, "nll_loss_forward"),)
 """The first call that reads what does not go together: values of one micro-batch, labels of another."""
 _ADDS = (Site(ANY, "backward", None, "add"),)
+_ADDS_IN_PLACE = (Site(ANY, "backward", None, "add_"),)  # as eager does: what the candidate leaves out
 
 
 def _exchanged(action: Any) -> Any:
@@ -214,14 +215,20 @@ def _is_last(step: Step) -> bool:
     return bool(step.running.micro_batch == max(action.micro_batch for action in step.actions))
 
 
-@row("DeepSpeed #7985's kind: the last micro-batch", runner=True, needs=(MICRO_BATCHES,), kinds=("grad",), sites=_ADDS)
+@row(
+    "DeepSpeed #7985's kind: the last micro-batch",
+    runner=True,
+    needs=(MICRO_BATCHES,),
+    kinds=("grad",),
+    sites=_ADDS_IN_PLACE,
+)
 def last_micro_batch_not_added(step: Step) -> None:
     """the last micro-batch's gradient is left out."""
     own = step.add
     step.add = lambda total, gradient: total if _is_last(step) else own(total, gradient)
 
 
-@row("ours: one rank stops early", runner=True, needs=(MICRO_BATCHES,), kinds=("grad",), rank=-1, sites=_ADDS)
+@row("ours: one rank stops early", runner=True, needs=(MICRO_BATCHES,), kinds=("grad",), rank=-1, sites=_ADDS_IN_PLACE)
 def last_micro_batch_not_added_on_one_rank(step: Step) -> None:
     """the last rank leaves the last micro-batch's gradient out."""
     own = step.add
@@ -241,7 +248,7 @@ def first_micro_batch_added_twice(step: Step) -> None:
     runner=True,
     needs=(MICRO_BATCHES,),
     kinds=("grad",),
-    sites=(Site(ANY, "backward", None, "add_"),),
+    sites=_ADDS_IN_PLACE,
 )
 def gradients_replace_each_other(step: Step) -> None:
     """each micro-batch's gradient takes the place of the one before."""

@@ -112,7 +112,7 @@ class WatchedStep:
         from bitproof.harness.capture.digest import FLAT
         from bitproof.harness.torch_distributed import flattened_parts
 
-        parts = {id: part for model in self.models for id, part in flattened_parts(model).items()}
+        parts = {parameter: part for model in self.models for parameter, part in flattened_parts(model).items()}
         if not parts:
             return observe
         of_name = {name: parts[id(p)] for name, p in self.trained_parameters().items() if id(p) in parts}

@@ -229,6 +229,8 @@ def _unfounded_layouts(result: CaseResult, found: LayoutBounds) -> Iterator[Cont
     """CLOSE of two layouts: something differs, all of it within bounds that runs in other orders gave."""
     if not found.is_within or not found.rows or len(found.rows) > found.regrouped:
         yield _no(result, "as no evidence shows every tensor within what sums in other orders explain")
+    elif max(row.rank for row in found.rows) >= result.case.parallelism.world_size:
+        yield _no(result, "as a bound is of a rank that the case does not have")
     elif not any(result.mismatched.values()):
         yield _no(result, "as no record differs")
     elif result.error is not None:

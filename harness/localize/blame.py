@@ -14,7 +14,8 @@ the record that reads nothing wrong:
    alone make wrong what a call of the reference reads; of those that know nothing of each other, one behind fewer
    collectives, then on a lower rank.
 2. What computes nothing comes last: packing, as into a bucket, has values that the reference has nowhere, and they are
-   right. Parts of a bucket are judged each by itself, unless the bucket lost a value that all ranks had.
+   right. Parts of a bucket are judged each by itself, unless the bucket lost a value that all ranks had, or a pack of
+   the reference is made here of the same values in another order.
 3. A root that reads what its partner reads is wrong in itself.
 4. One that reads another right value is wrong in that, unless the value was exchanged before: by a collective that a
    rank gave another turn's value, by a new constant, or by a call that is missing, whose output its partner reads; a

@@ -1,4 +1,4 @@
-"""What is given in another order than in the reference: to collectives other values, or in another turn; packs."""
+"""Collectives that read other values than in the reference, or values of another turn, and packs in another order."""
 
 from __future__ import annotations
 

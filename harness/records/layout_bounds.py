@@ -39,8 +39,8 @@ class LayoutRow:
 
     @property
     def is_beyond(self) -> bool:
-        """Whether it differs by more than reordered sums explain."""
-        return self.bound is None or self.error is None or not self.error <= self.bound
+        """Whether it differs by more than reordered sums explain; replicas that do not agree always do."""
+        return self.apart or self.bound is None or self.error is None or not self.error <= self.bound
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,3 +56,5 @@ def test_close_of_two_layouts_needs_bounds_that_hold(make_result):
     assert contradiction(replace(good, layouts=replace(within, beyond=1))) is not None
     assert contradiction(replace(good, layouts=replace(within, samples=0))) is not None
     assert contradiction(replace(good, layouts=replace(within, rows=[]))) is not None
+    assert contradiction(replace(good, layouts=replace(within, rows=[replace(ROW, apart=True)]))) is not None
+    assert contradiction(replace(good, layouts=replace(within, rows=[replace(ROW, rank=99)]))) is not None

@@ -20,6 +20,7 @@ from bitproof.harness.localize.logs.calls import Call, Place
 from bitproof.harness.localize.logs.candidate_log import CandidateLog, is_again
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
 from bitproof.harness.localize.logs.packing import keeps_order
+from bitproof.harness.localize.logs.reference_log import in_any_order
 
 UNSURE = "reads", "adds", "lacks", "misplaces", "exchanges"
 """The defect of a call that may be wrong in the blamed call's place."""
@@ -37,7 +38,8 @@ def doubts(
     found = [(culprit.rank, i) for i in _instead_of(culprit, logs[culprit.rank])]
     found += _fillers(culprit, rank, pair, logs, joined)
     found += _and_behind(sorted(rivals, key=joined.when), logs) if culprit.how in UNSURE else []
-    found += _readers(culprit, rank, pair, logs, joined)
+    found += [(culprit.rank, i) for i in _reading_new(culprit, logs[culprit.rank])]
+    found += _readers(culprit, rank, pair, rivals, logs, joined)
     itself = _itself(culprit, logs)
     found = [site for site in found if site not in itself]
     told: dict[str, Doubt] = {}
@@ -100,11 +102,13 @@ def _filled(log: CandidateLog, index: int) -> list[int]:
     return found
 
 
-def _readers(culprit: Culprit, rank: int, pair: Pair, logs: Sequence[CandidateLog], joined: JoinedLogs) -> list[Site]:
+def _readers(
+    culprit: Culprit, rank: int, pair: Pair, rivals: set[Site], logs: Sequence[CandidateLog], joined: JoinedLogs
+) -> list[Site]:
     """Those that read a value, or give one, more often than the reference does, and views."""
     repeated = [_too_often(log, _reading) for log in logs]
     again = [repeated[r] | {i for i in _too_often(log, _giving) if log.log[i].outputs} for r, log in enumerate(logs)]
-    found, seen = list[Site](), set[Site]()
+    found, seen = list[Site](), set[Site]()  # the nearest first: of all these it is the likeliest
     gave = [i for i, call in enumerate(logs[rank].log) if _gives(call, pair[1]) and not logs[rank].packs(i)]
     if culprit.candidate is None:
         found += [(rank, i) for i in gave if len(gave) > 1 and i in repeated[rank]]
@@ -112,9 +116,10 @@ def _readers(culprit: Culprit, rank: int, pair: Pair, logs: Sequence[CandidateLo
     else:
         found += [(rank, i) for i in gave if i != logs[rank].giver(*pair)]
         found += [(culprit.rank, i) for i in _views(logs[culprit.rank], culprit.candidate)]
-        pending = [(culprit.rank, culprit.candidate, 0)]
+        pending = [(culprit.rank, i, 0) for i in _alike(logs[culprit.rank], culprit.candidate)]
+        pending += [(*rival, 0) for rival in sorted(rivals, key=joined.when) if culprit.how in UNSURE]
     while pending:
-        on, index, far = pending.pop()
+        on, index, far = pending.pop(0)
         sites = set(joined.together((on, index))) - seen
         seen |= sites
         given = [(peer, giver) for peer, i in sites for giver in logs[peer].givers(i)]
@@ -125,7 +130,35 @@ def _readers(culprit: Culprit, rank: int, pair: Pair, logs: Sequence[CandidateLo
         if far and logs[on].reads_right_values(index):
             found.append((on, index))
         pending += [(*each, far + 1) for each in earlier if each not in seen]
-    return sorted(found, key=joined.when)
+    return found
+
+
+def _reading_new(culprit: Culprit, log: CandidateLog) -> list[int]:
+    """Calls of the reference that read what comes of the blamed new one, which was not put before them.
+
+    It reads nothing that they should, which is there: it may be right by itself, and they read it in its place.
+    """
+    if culprit.how != "adds" or culprit.candidate is None:
+        return []
+    new, read, found = {culprit.candidate}, set(culprit.call.inputs), list[int]()
+    for index, call in enumerate(log.log[culprit.candidate + 1 :], culprit.candidate + 1):
+        if new.isdisjoint(log.givers(index)):
+            continue
+        partner, same = log.reference.partner(call, log.turn(index))
+        if log.is_new(index) or log.is_extra(index) or partner is None:
+            new.add(index)
+            read |= set(call.inputs)
+        elif same is None:
+            due = set(log.reference.log[partner].inputs) - set(call.inputs)
+            found += [index] if log.has(due) and read.isdisjoint(due) else []
+    return found
+
+
+def _alike(log: CandidateLog, index: int) -> list[int]:
+    """A call, and those of its place that read and give the same: which of them a later call read is not known."""
+    call = log.log[index]
+    others = [i for i in log.there(call) if (log.log[i].inputs, log.log[i].outputs) == (call.inputs, call.outputs)]
+    return sorted(others, key=lambda i: i != index)
 
 
 def _gives(call: Call, digest: str) -> bool:
@@ -145,14 +178,18 @@ def _in_another_s_place(culprit: Culprit, log: CandidateLog) -> set[int]:
     if culprit.how != "reads" or culprit.reference is None or culprit.candidate is None:
         return set()
     is_placed = culprit.call.place != Place(None, None)  # of another call its partner is a guess
-    due = log.reference.log[culprit.reference].inputs if is_placed else ()
-    gives_again = _too_often(log, _giving)
-    given = zip(log.log[culprit.candidate].inputs, log.given(culprit.candidate), strict=False)
-    return {giver for value, giver in given if value not in due and giver in gives_again}
+    due = Counter(log.reference.log[culprit.reference].inputs if is_placed else ())
+    gives_again, read = _too_often(log, _giving), log.log[culprit.candidate].inputs
+    odd = Counter(read) - due
+    return {
+        giver
+        for value, giver in zip(read, log.given(culprit.candidate), strict=False)
+        if value in odd and giver in gives_again
+    }
 
 
 def _reading(call: Call) -> tuple[str, tuple[str, ...]]:
-    return call.operator, tuple(sorted(call.inputs))
+    return call.operator, in_any_order(call)
 
 
 def _giving(call: Call) -> tuple[bool, tuple[str, ...]]:

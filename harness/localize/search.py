@@ -245,7 +245,7 @@ def _tell(key: Key) -> str:
     return f"step {key.step}, rank {key.rank}, {key.kind} {key.name}"
 
 
-MAX_OTHERS = 5
+MAX_OTHERS = 8
 
 DOUBT = "no value tells whether the call to blame is wrong, or one of these: "
 

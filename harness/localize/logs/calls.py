@@ -80,7 +80,8 @@ def is_abandoned(call: Call) -> bool:
 
 def gives_what_it_reads(call: Call) -> bool:
     """Whether all that a call gives are values that it reads, as of a product with 1."""
-    return bool(call.outputs) and set(call.outputs) <= set(call.inputs)
+    outputs, inputs = call.outputs, call.inputs
+    return bool(outputs) and outputs[0] in inputs and (len(outputs) == 1 or set(outputs) <= set(inputs))
 
 
 def maker_of(
@@ -113,13 +114,8 @@ def calls_from_text(text: str, where: str) -> list[Call]:
 
 
 def _call(values: list[Any]) -> Call:
-    call = Call(*values)
-    return call._replace(
-        place=Place(*call.place),
-        inputs=tuple(call.inputs),
-        outputs=tuple(call.outputs),
-        aliases=tuple(call.aliases),
-        producers=tuple(call.producers),
-        scalars=tuple((str(name), str(value)) for name, value in call.scalars),
-        peers=tuple(call.peers),
-    )
+    place, operator, inputs, outputs, *told = values
+    others: list[Any] = [tuple(each) if isinstance(each, list) else each for each in told]
+    call = Call(Place(*place), operator, tuple(inputs), tuple(outputs), *others)
+    scalars = tuple((str(name), str(value)) for name, value in call.scalars)
+    return call._replace(scalars=scalars) if scalars else call

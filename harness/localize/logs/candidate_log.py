@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
-from bitproof.harness.localize.logs.calls import READS_OUT, Call, gives_what_it_reads, is_abandoned
+from bitproof.harness.localize.logs.calls import READS_OUT, Call, Place, gives_what_it_reads, is_abandoned
 from bitproof.harness.localize.logs.packing import CONSTANTS, PACKING, keeps_order, name_of
 from bitproof.harness.localize.logs.reference_log import IndexedLog, ReferenceLog, fits, values_of
 
@@ -22,7 +22,9 @@ class CandidateLog(IndexedLog):
         self.reference = reference
         self._values = {value for call in calls for value in (*call.inputs, *call.outputs, *call.aliases)}
         self._made = {(call.operator, call.outputs) for call in calls}
-        self._num_giving = Counter((call.operator, values_of(call)) for call in calls if not gives_what_it_reads(call))
+        self._num_giving = Counter(
+            (call.operator, values_of(call), call.place) for call in calls if not gives_what_it_reads(call)
+        )
         once = (call for call in calls if not is_again(call))
         self._num_made, self._num_due = (
             Counter(x for call in log for x in _kinds(call)) for log in (once, reference.log)
@@ -355,8 +357,9 @@ class CandidateLog(IndexedLog):
         """Whether a call gives, by another way, what a call of the reference gives there that is not made here."""
         if call.collective or not call.inputs:
             return False
+        values = values_of(call)
         return any(
-            self._num_giving[operator, values_of(call)] < num
+            sum(self._num_giving[operator, values, place] for place in {*places, Place(None, None)}) < num
             for operator, places, num in self.reference.giving(call)
             if call.place in places or (call.place.module is None and any(fits(x, call.place) for x in places))
         )

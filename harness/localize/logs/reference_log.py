@@ -51,6 +51,7 @@ class ReferenceLog(IndexedLog):
         self._places: dict[tuple[str, tuple[str, ...]], set[Place]] = defaultdict(set)
         self._views: dict[tuple[str, ...], set[Place]] = defaultdict(set)
         self._indices: dict[str, list[int]] = defaultdict(list)
+        self._reading: dict[tuple[str, tuple[str, ...]], list[int]] = defaultdict(list)
         self._directions: dict[str, set[str | None]] = defaultdict(set)
         self._producers: dict[str, int] = {}
         self._giving: dict[tuple[str, ...], dict[str, tuple[set[Place], int]]] = defaultdict(dict)
@@ -62,6 +63,7 @@ class ReferenceLog(IndexedLog):
                 places, num = self._giving[values_of(call)].get(call.operator, (set[Place](), 0))
                 self._giving[values_of(call)][call.operator] = places | {call.place}, num + 1
             self._indices[call.operator].append(index)
+            self._reading[call.operator, in_any_order(call)].append(index)
             self._directions[call.operator].add(call.place.direction)
             if call.view:
                 self._views[call.outputs].add(call.place)
@@ -100,8 +102,7 @@ class ReferenceLog(IndexedLog):
 
     def alike(self, call: Call) -> list[int]:
         """The calls of the same operator with the same inputs, by index, in the same direction and chunk."""
-        indices = self._indices.get(call.operator, ())
-        return [i for i in indices if self.log[i].inputs == call.inputs and fits(self.log[i].place, call.place)]
+        return [i for i in self._reads_the_same(call) if self.log[i].inputs == call.inputs]
 
     def could_be(self, call: Call) -> Sequence[int]:
         """The calls of the same operator at the same place, by index; where nothing tells the place, at all."""
@@ -109,11 +110,12 @@ class ReferenceLog(IndexedLog):
 
     def makes(self, call: Call) -> bool:
         """Whether the reference makes this very call there, of the same inputs and numbers."""
-        indices = self._indices.get(call.operator, ())
-        return any(
-            (known.inputs, known.scalars) == (call.inputs, call.scalars) and fits(known.place, call.place)
-            for known in map(self.log.__getitem__, indices)
-        )
+        return any(self.log[i].scalars == call.scalars for i in self.alike(call))
+
+    def _reads_the_same(self, call: Call) -> list[int]:
+        """The calls of the same operator with the same inputs in some order, in the same direction and chunk."""
+        known = self._reading.get((call.operator, in_any_order(call)), ())
+        return [i for i in known if fits(self.log[i].place, call.place)]
 
     def producer(self, value: str) -> int | None:
         """The first call that gave a value."""
@@ -134,13 +136,11 @@ class ReferenceLog(IndexedLog):
 
         And what is wrong with `call` where it has the same inputs: its output, or their order.
         """
+        if same := self.alike(call):
+            return same[0], "computes"
+        if exchanged := self._reads_the_same(call):
+            return exchanged[0], "computes" if call.operator.partition(".")[0] in COMMUTATIVE else "exchanges"
         indices = [i for i in self._indices.get(call.operator, ()) if fits(self.log[i].place, call.place)]
-        for index in indices:
-            if self.log[index].inputs == call.inputs:
-                return index, "computes"
-        for index in indices:
-            if sorted(self.log[index].inputs) == sorted(call.inputs):
-                return index, "computes" if call.operator.partition(".")[0] in COMMUTATIVE else "exchanges"
         if any(self.log[i].place.direction is None for i in indices) or call.place.direction is None:
             return self._nearest(indices, call), None
         indices = [i for i in indices if self.log[i].place.module == call.place.module]
@@ -157,9 +157,14 @@ class ReferenceLog(IndexedLog):
         return best if best is not None and shared[best] else otherwise
 
 
+def in_any_order(call: Call) -> tuple[str, ...]:
+    """What a call reads, in an order that is the same for every order of these."""
+    return call.inputs if len(call.inputs) < 2 else tuple(sorted(call.inputs))
+
+
 def values_of(call: Call) -> tuple[str, ...]:
     """What a call gives, each value once: what is written in place is an output twice."""
-    return tuple(dict.fromkeys(call.outputs))
+    return call.outputs if len(call.outputs) < 2 else tuple(dict.fromkeys(call.outputs))
 
 
 def _told(call: Call) -> tuple[str | None, None]:
@@ -169,5 +174,8 @@ def _told(call: Call) -> tuple[str | None, None]:
 
 def fits(first: Place, second: Place) -> bool:
     """Whether two calls may be the same: of one direction and one chunk, as far as both are known."""
-    directions, chunks = (first.direction, second.direction), (first.chunk, second.chunk)
-    return all(None in pair or pair[0] == pair[1] for pair in (directions, chunks))
+    _, direction, chunk = first
+    _, other_direction, other_chunk = second
+    if direction is not None and other_direction is not None and direction != other_direction:
+        return False
+    return chunk is None or other_chunk is None or chunk == other_chunk

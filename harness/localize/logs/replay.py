@@ -22,7 +22,7 @@ from bitproof.harness.records import Key, Record, Role
 if TYPE_CHECKING:
     from torch import Tensor
 
-CALLS, STEPS, RECORDS = "calls.jsonl", "steps.json", "records.jsonl"
+CALLS, STEPS, RECORDS, VALUES = "calls.jsonl", "steps.json", "records.json", "values"
 _MAX_CALLS_BYTES = 4 << 30
 SPARE_BYTES = 32 << 20
 """What second runs that log a step keep, on each rank, of what calls gave: a small step's values need no replay."""
@@ -123,9 +123,8 @@ def write_archive(path: Path, step_trace: StepTrace) -> None:
     with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(CALLS, calls_to_text(step_trace.calls))
         archive.writestr(STEPS, json.dumps(step_trace.steps))
-        archive.writestr(RECORDS, "".join(json.dumps([*item]) + "\n" for item in step_trace.records.items()))
-        for name, value in step_trace.values.items():
-            archive.writestr(name, pack_value(value))
+        archive.writestr(RECORDS, json.dumps([*step_trace.records.items()]))
+        _write_values(archive, {name: pack_value(value) for name, value in step_trace.values.items()})
     partial.replace(path)
 
 
@@ -134,18 +133,19 @@ def hand_on(source: Path, target: Path, outputs: Sequence[OutputSite]) -> bool:
 
     That is where the replay whose archives lie in `source` did not leave them unasked.
     """
-    found: dict[int, dict[str, bytes]] = {}
+    found: dict[int, dict[str, memoryview]] = {}
     try:
-        for number, (rank, call, output) in enumerate(outputs):
-            value = _read(archive_of(source, rank), name_of_spare(call, output))
-            found.setdefault(rank, {})[name_of_output(number)] = value
+        spare = {rank: _read_values(archive_of(source, rank)) for rank in {site.rank for site in outputs}}
     except RecordingError:
         return False
+    for number, (rank, call, output) in enumerate(outputs):
+        if (value := spare[rank].get(name_of_spare(call, output))) is None:
+            return False
+        found.setdefault(rank, {})[name_of_output(number)] = value
     target.mkdir(parents=True, exist_ok=True)
     for rank, values in found.items():
         with zipfile.ZipFile(archive_of(target, rank), "w", zipfile.ZIP_STORED) as archive:
-            for name, value in values.items():
-                archive.writestr(name, value)
+            _write_values(archive, values)
     return True
 
 
@@ -183,7 +183,7 @@ def step_of(path: Path, index: int) -> tuple[int, int]:
 def read_records(path: Path) -> dict[Key, Record]:
     """What a rank observed in a replay, in order. Raises RecordingError when it is missing or damaged."""
     try:
-        items = [json.loads(line) for line in _read(path, RECORDS).decode().splitlines()]
+        items = json.loads(_read(path, RECORDS))
         return {Key(*key): Record(digest, dtype, tuple(shape), *told) for key, (digest, dtype, shape, *told) in items}
     except (ValueError, TypeError) as error:
         raise RecordingError("the records of a replay are damaged", found=str(error), where=str(path)) from error
@@ -193,7 +193,35 @@ def read_value(path: Path, name: str) -> Tensor:
     """A value in an archive. Raises RecordingError when it is missing or damaged."""
     from bitproof.harness.capture.value import unpack_value
 
-    return unpack_value(_read(path, name), f"{path}, {name},")
+    value = _read_values(path).get(name)
+    if value is None:
+        raise RecordingError(f"a replay left no {name}", where=str(path))
+    return unpack_value(bytes(value), f"{path}, {name},")
+
+
+def _write_values(archive: zipfile.ZipFile, values: Mapping[str, bytes | memoryview]) -> None:
+    """Write values one behind the other, after a line of JSON that has the size of each by name.
+
+    A member of the archive for each would take longer to write, and to find again, than most values.
+    """
+    with archive.open(VALUES, "w", force_zip64=True) as member:
+        member.write(json.dumps({name: len(value) for name, value in values.items()}).encode() + b"\n")
+        for value in values.values():
+            member.write(value)
+
+
+def _read_values(path: Path) -> dict[str, memoryview]:
+    """By name, the values in an archive. Raises RecordingError when they are missing or damaged."""
+    packed = _read(path, VALUES)
+    found, begin = dict[str, memoryview](), packed.find(b"\n") + 1
+    try:
+        sizes, content = json.loads(packed[:begin]), memoryview(packed)
+        for name, size in sizes.items():
+            found[name] = content[begin : begin + size]
+            begin += size
+    except (ValueError, TypeError, AttributeError) as error:
+        raise RecordingError("the values of a replay are damaged", found=str(error), where=str(path)) from error
+    return found
 
 
 def _read(path: Path, member: str) -> bytes:

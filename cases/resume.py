@@ -71,6 +71,16 @@ fsdp_then_hsdp = replace(
 fsdp_then_tp = replace(
     fsdp_then_hsdp, name="fsdp_then_tp", candidate=f"{_ALL}:fsdp_tp", parallelism=replace(_FOUR, tp=2)
 )
+# Other numbers of ranks: what is loaded, and all steps from there on, are compared.
+fsdp_four_then_two = replace(
+    fsdp_then_hsdp, name="fsdp_four_then_two", candidate=f"{_ALL}:ddp", parallelism=replace(_FOUR, world_size=2)
+)
+fsdp_two_then_four = replace(
+    fsdp_then_hsdp,
+    name="fsdp_two_then_four",
+    candidate=f"{_ALL}:fsdp",
+    reference_parallelism=resume_fsdp.parallelism,
+)
 
 CASES = (
     resume_fsdp,
@@ -81,4 +91,6 @@ CASES = (
     fsdp_then_ddp,
     fsdp_then_hsdp,
     fsdp_then_tp,
+    fsdp_four_then_two,
+    fsdp_two_then_four,
 )

@@ -139,24 +139,25 @@ def _no(result: CaseResult, why: str) -> Contradiction:
 
 def _incomplete(result: CaseResult) -> Iterator[Contradiction]:
     """Less than two systems leave that ran to the end."""
-    places = result.steps * result.world_size
+    steps = len(result.case.compared_steps)
+    places = steps * result.world_size
     required = required_kinds(result.case)
     for kind, count in (dict.fromkeys(required, 0) | result.compared).items():
         if kind in required and not count:
             yield _no(result, "as a kind was not compared")
-        least, each = (result.steps, "step") if needs_one_rank(kind, result.case) else (places, "step and rank")
+        least, each = (steps, "step") if needs_one_rank(kind, result.case) else (places, "step and rank")
         if kind in required and count < least:
             yield Contradiction(f"compared.{kind}", f"at least {least}, one for each {each}", count)
-        if count % result.steps:
-            yield Contradiction(f"compared.{kind}", f"as many at each of {result.steps} steps", count)
+        if count % steps:
+            yield Contradiction(f"compared.{kind}", f"as many at each of {steps} steps", count)
     for side, losses in result.losses.items():
-        if len(losses) % result.steps or not (losses or needs_one_rank("loss", result.case)):
-            yield Contradiction(f"losses.{side}", f"as many at each of {result.steps} steps", len(losses))
+        if len(losses) % steps or not (losses or needs_one_rank("loss", result.case)):
+            yield Contradiction(f"losses.{side}", f"as many at each of {steps} steps", len(losses))
 
     lengths = [len(losses) for losses in result.losses.values()]
     if len({*lengths}) > 1:
         yield Contradiction("losses", "as many on both sides", lengths)
-    elsewhere = 0 if needs_one_rank("loss", result.case) else places - result.steps
+    elsewhere = 0 if needs_one_rank("loss", result.case) else places - steps
     if lengths and result.compared.get("loss", 0) < (least := lengths[0] + elsewhere):
         yield Contradiction("compared.loss", f"at least {least}, by the losses of rank 0", result.compared["loss"])
     if {result.case.reference, result.case.candidate} <= _OURS:
@@ -185,7 +186,7 @@ def _misplaced(result: CaseResult) -> Iterator[Contradiction]:
     first = result.first_divergence
     if first is None:
         return
-    if not (0 <= first.step < result.steps and 0 <= first.rank < result.world_size):
+    if not (first.step in result.case.compared_steps and 0 <= first.rank < result.world_size):
         place = f"step {first.step}, rank {first.rank}"
         yield Contradiction("first_divergence", "a step and a rank of the case", place)
     if not first.between and any(result.compared.values()) and not result.mismatched.get(first.kind):
@@ -292,5 +293,5 @@ def _miscounted(result: CaseResult) -> Iterator[Contradiction]:
         if count > result.mismatched.get(kind, 0):
             yield Contradiction(f"differing.{kind}", f"{result.mismatched.get(kind, 0)} keys at most", count)
     for kind, step, rank in places:
-        if step >= result.steps or rank >= result.world_size:
+        if step not in result.case.compared_steps or rank >= result.world_size:
             yield Contradiction(f"differing.{kind}", "steps and ranks of the case", f"step {step}, rank {rank}")

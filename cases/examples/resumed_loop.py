@@ -94,14 +94,17 @@ class ResumedLoop(MeshLoop):
         dcp.save(self.state(), checkpoint_id=folder)
 
     def load(self, folder: Path) -> None:
-        """Go on from what was written, on ranks of another layout, too."""
+        """Go on from what was written, on ranks of another layout or number, too."""
+        own = f"generator.{self.own}"
         state = self.state()
+        if not any(name.startswith(own) for name in dcp.FileSystemReader(folder).read_metadata().state_dict_metadata):
+            state.pop(own)  # fewer ranks saved: this one's generator is as it began
         dcp.load(state, checkpoint_id=folder)
         set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
         self.data.set_state(state["data"])
         self.taken = state["taken"]
-        torch.set_rng_state(state[f"generator.{self.own}"])
+        torch.set_rng_state(state.get(own, torch.get_rng_state()))
 
 
 def _model(case: Case) -> ForgetfulModel:

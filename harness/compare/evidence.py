@@ -232,7 +232,7 @@ class Evidence:
         on_any = {place for seen in self._seen.values() for place in seen}
         for kind in required_kinds(self.case):
             is_enough = on_any if needs_one_rank(kind, self.case) else nothing
-            steps = [step for step in range(self.case.steps) if (step, kind) not in is_enough]
+            steps = [step for step in self.case.compared_steps if (step, kind) not in is_enough]
             absent = [
                 (step, rank) for step in steps for rank in ranks if (step, kind) not in self._seen.get(rank, nothing)
             ]
@@ -254,7 +254,7 @@ def evidence_of(reference: Recording, candidate: Recording, case: Case) -> Evide
 
 def is_inside(key: Key, case: Case) -> bool:
     """Whether a record's step and rank are the case's."""
-    return 0 <= key.step < case.steps and 0 <= key.rank < case.parallelism.world_size
+    return key.step in case.compared_steps and 0 <= key.rank < case.parallelism.world_size
 
 
 def _tell_type(record: Record) -> str:
@@ -277,7 +277,7 @@ def _skipped(alignment: Alignment, unpaired: set[Key], case: Case) -> Iterator[s
     for kind, name, rank in dict.fromkeys((key.kind, key.name, key.rank) for key in alignment.pairs):
         if kind == "rng":  # shown at the steps that draw
             continue
-        keys = (Key(step, kind, name, rank) for step in range(case.steps))
+        keys = (Key(step, kind, name, rank) for step in case.compared_steps)
         if steps := [key.step for key in keys if key not in alignment.pairs and key not in unpaired]:
             named = ", ".join(str(step) for step in steps[:NUM_NAMED])
             yield f"neither side recorded {kind} {name} on rank {rank} at step {named}, though both did at others"

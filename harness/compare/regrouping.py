@@ -50,7 +50,9 @@ def measure_layouts(
     recordings = [read_recording(folder) for folder in folders]
     first = regrouped_between(*recordings[:2])
     start = apart_from(recordings[1].manifest)
-    names = [*dict.fromkeys(LogicalTensor(key.step, key.kind, key.name) for key in recordings[0].records)]
+    have_as_many = recordings[0].manifest.world_size == recordings[1].manifest.world_size
+    compared = recordings[0].from_step(0 if have_as_many else start)
+    names = [*dict.fromkeys(LogicalTensor(key.step, key.kind, key.name) for key in compared.records)]
     free = [tensor for tensor in names if not is_exact(tensor, first, start)]
     factor = student_quantile((1 - CONFIDENCE) / max(1, len(free)))
     rows: list[LayoutRow] = []

@@ -48,7 +48,7 @@ class Agreement:
     def vacuous_steps(self, case: Case) -> Iterator[str]:
         """A sentence for each required kind whose agreement shows nothing at some step, on any rank."""
         for kind in required_kinds(case):
-            steps = [step for step in range(case.steps) if None not in self._steps.get((kind, step), {None})]
+            steps = [step for step in case.compared_steps if None not in self._steps.get((kind, step), {None})]
             if steps:
                 reasons = sorted({reason for step in steps for reason in self._steps[kind, step] if reason})
                 yield f"on every rank each {kind} is {' or '.join(reasons)} at {_tell_steps(steps, case)}"
@@ -151,7 +151,7 @@ def _vacuity(key: Key, pair: tuple[Record, Record]) -> str | None:
 
 
 def _tell_steps(steps: Sequence[int], case: Case) -> str:
-    if len(steps) == case.steps:
+    if len(steps) == len(case.compared_steps):
         return "every step"
     named = ", ".join(map(str, steps[:_NUM_NAMED]))
     more = f" and {len(steps) - _NUM_NAMED} more" if len(steps) > _NUM_NAMED else ""

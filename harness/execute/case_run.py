@@ -117,7 +117,7 @@ class CaseRun:
             self.seconds.total = time.monotonic() - began
             return result_of_error(self.case, error, **where, **self._measured(), remarks=tuple(self.remarks))
         self.seconds.total = time.monotonic() - began
-        losses = {role: recording.losses() for role, recording in recordings.items()}
+        losses = {role: each.from_step(self.case.first_step).losses() for role, each in recordings.items()}
         judgement = replace(judgement, remarks=(*judgement.remarks, *self.remarks))
         return result_of(self.case, judgement, **where, losses=losses, **self._measured())
 

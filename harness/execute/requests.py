@@ -6,6 +6,7 @@ A request's class names the class of its answer; `harness.execute.host.answerer`
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from bitproof.harness.compare.bits import ComparedBits
 from bitproof.harness.disturb.faults import Fault, parse_fault
 from bitproof.harness.disturb.regroup import Across
 from bitproof.harness.execute.status_messages import End, PreparedGraph, RunSeconds
-from bitproof.harness.execute.two_halves import Resume
+from bitproof.harness.execute.two_halves import Resume, first_half
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.localize.logs.replay import LoggedStep, Replay
 from bitproof.harness.machine.devices import Placement
@@ -136,6 +137,18 @@ class RunRequest(Request[RunAnswer]):
         if not self.is_first:
             return ()
         return ALL if self.case.bound is not None else self.options.values
+
+    @property
+    def halves(self) -> tuple[RunRequest, ...]:
+        """The runs that it is made of, in order: two where it is killed and goes on, unless a replay ends before."""
+        resume, replay = self.resume, self.replay
+        if resume is None or resume.goes_on:
+            return (self,)
+        if replay is not None and replay.step < resume.at:
+            return (dataclasses.replace(self, resume=None),)
+        case, system = first_half(self.case, self.system)
+        first = dataclasses.replace(self, case=case, system=system, replay=None, watch=None)
+        return first, dataclasses.replace(self, resume=dataclasses.replace(resume, goes_on=True))
 
     @property
     def is_first(self) -> bool:

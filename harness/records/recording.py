@@ -234,6 +234,12 @@ class Recording:
         manifest = replace(self.manifest, steps=steps, case=self.manifest.case | {"steps": steps})
         return Recording(manifest, {key: record for key, record in self.records.items() if key.step < steps})
 
+    def from_step(self, first: int) -> Recording:
+        """The recording without the steps before this one."""
+        if not first:
+            return self
+        return Recording(self.manifest, {key: record for key, record in self.records.items() if key.step >= first})
+
     @property
     def ranks(self) -> Sequence[int]:
         """The ranks with records, in ascending order."""

@@ -257,7 +257,7 @@ def _loss_rows(result: CaseResult) -> Iterator[tuple[Any, ...]]:
         left = reference[step] if step < len(reference) else "missing"
         right = candidate[step] if step < len(candidate) else "missing"
         value = f"{float.fromhex(left):.6f}" if step < len(reference) else ""
-        yield step, value, left, right, "yes" if left == right else Strong("no")
+        yield result.case.first_step + step, value, left, right, "yes" if left == right else Strong("no")
 
 
 def _histogram(found: Mapping[str, Mapping[str, int]]) -> str:

@@ -51,7 +51,7 @@ from bitproof.harness.execute.requests import (
     StepRequest,
 )
 from bitproof.harness.execute.status_messages import Done, End, PreparedGraph, RunSeconds
-from bitproof.harness.execute.two_halves import first_half, join_halves
+from bitproof.harness.execute.two_halves import join_halves
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.localize.logs.replay import archive_of, read_value
 from bitproof.harness.machine.determinism import first_changed, set_determinism, tell_changes
@@ -127,39 +127,23 @@ class Answerer:
 
     def _run(self, request: RunRequest) -> RunAnswer:
         """A run all of whose ranks start here."""
-        part = str(request.work / "parts" / "rank{rank}.parquet")
-        num_ranks = request.case.parallelism.world_size
-        rank_slots = RankSlots(ranks=tuple(range(num_ranks)), part=part, store=str(request.work / "store"))
         try:
-            end = self._run_halves(request, rank_slots) if request.resume else self._run_ranks(request, rank_slots)
-            return finish_run(request, [end], [Path(part.format(rank=rank)) for rank in rank_slots.ranks])
+            *before, (end, parts) = [self._run_ranks(half, at) for at, half in enumerate(request.halves)]
+            return finish_run(request, [end], parts, [part for _, earlier in before for part in earlier])
         finally:
             shutil.rmtree(request.work, ignore_errors=True)
 
-    def _run_ranks(self, request: RunRequest, rank_slots: RankSlots) -> End:
-        """How a run ended well; raises what went wrong."""
+    def _run_ranks(self, request: RunRequest, number: int) -> tuple[End, list[Path]]:
+        """How a run ended well, and its ranks' files, in folders of this number; raises what went wrong."""
+        part, ranks = (
+            str(request.work / f"parts{number}" / "rank{rank}.parquet"),
+            range(request.case.parallelism.world_size),
+        )
+        rank_slots = RankSlots(ranks=tuple(ranks), part=part, store=str(request.work / f"store{number}"))
         end = self._runner.run(request, rank_slots)
         if error := end.error(request.system, request.case_timeout):
             raise error
-        return end
-
-    def _run_halves(self, request: RunRequest, rank_slots: RankSlots) -> End:
-        """A run that is killed half-way and goes on in new processes; a replay of an earlier step ends before that."""
-        resume, replay = request.resume, request.replay
-        assert resume is not None, "others run in one piece"
-        if replay is not None and replay.step < resume.at:
-            return self._run_ranks(dataclasses.replace(request, resume=None), rank_slots)
-        before = dataclasses.replace(
-            rank_slots, part=rank_slots.part.replace("rank{", "before.rank{"), store=f"{rank_slots.store}.before"
-        )
-        case, system = first_half(request.case, request.system)
-        self._run_ranks(dataclasses.replace(request, case=case, system=system, replay=None, watch=None), before)
-        end = self._run_ranks(
-            dataclasses.replace(request, resume=dataclasses.replace(resume, goes_on=True)), rank_slots
-        )
-        for rank in rank_slots.ranks if replay is None else ():
-            join_halves(Path(before.part.format(rank=rank)), Path(rank_slots.part.format(rank=rank)))
-        return end
+        return end, [Path(part.format(rank=rank)) for rank in ranks]
 
     def _in_stage(
         self,
@@ -199,11 +183,11 @@ def _place(request: PlaceRequest) -> PlaceAnswer:
     return PlaceAnswer(plan=plan, placed=placed)
 
 
-def finish_run(request: RunRequest, ends: list[End], parts: list[Path]) -> RunAnswer:
+def finish_run(request: RunRequest, ends: list[End], parts: list[Path], before: Sequence[Path] = ()) -> RunAnswer:
     """Turn the ranks' files into the requested recording or replay, and report the run.
 
     `ends` are the successful ends of all hosts that ran ranks; their ranks are in order, like `parts`, the ranks'
-    files. Raises RankError if hosts prepared different graphs.
+    files, and `before`, those of the half from which they went on. Raises RankError if hosts prepared different graphs.
     """
     for rank, end in enumerate(ends):
         if end.graph and ends[0].graph and end.graph.code_hash != ends[0].graph.code_hash:
@@ -216,6 +200,9 @@ def finish_run(request: RunRequest, ends: list[End], parts: list[Path]) -> RunAn
     graph = ends[0].graph or done[0].graph
     refuse_other_placements([account.system.get(_PLACEMENT) for account in done])
     if request.replay is None:
+        if before and not request.case.first_step:
+            for first, second in zip(before, parts, strict=True):
+                join_halves(first, second)
         values = [part.with_suffix(VALUES) for part in parts if request.values_to_keep]
         join_recording(request, graph, done, parts, values)
         if request.watch is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sys
 import time
@@ -55,12 +56,12 @@ def check_world_size(cases: Sequence[Case]) -> None:
     """Raise CaseError when a case has another world size than torchrun."""
     world_size = int(os.environ["WORLD_SIZE"])
     for case in cases:
-        if case.resume_at is not None:
+        if case.resume_at is not None and (local := os.environ.get("LOCAL_WORLD_SIZE")) not in (None, str(world_size)):
             raise CaseError(
-                f"case {case.name} has its candidate go on in new processes, which torchrun does not make",
-                expected="a case without resume_at",
-                found=f"resume_at={case.resume_at}",
-                fix="run it without torchrun",
+                f"case {case.name} has its candidate load what it saved, which other machines may not see",
+                expected="all ranks on one machine",
+                found=f"WORLD_SIZE={world_size}, LOCAL_WORLD_SIZE={local}",
+                fix="run it on one machine",
             )
         if {case.of(role).parallelism.world_size for role in ROLES} != {world_size}:
             raise CaseError(
@@ -230,6 +231,14 @@ class Coordinator:
     def _run_all(self, request: RunRequest, on_event: OnEvent) -> RunAnswer:
         from bitproof.harness.execute.host.answerer import finish_run
 
+        try:
+            *before, (ends, parts) = [self._run_half(half, at, on_event) for at, half in enumerate(request.halves)]
+            return finish_run(request, ends, parts, [part for _, earlier in before for part in earlier])
+        finally:
+            shutil.rmtree(request.work, ignore_errors=True)
+
+    def _run_half(self, request: RunRequest, number: int, on_event: OnEvent) -> tuple[list[End], list[Path]]:
+        """All ranks' ends, each a good one, and their files, named after this number. Raises what went wrong."""
         if self.peers.lost is not None:
             raise self.peers.lost
         self.peers.listen()
@@ -238,7 +247,7 @@ class Coordinator:
         self.peers.accounts.clear()
         self.peers.tell_all(request)
         answers = self._gather(self._run(request, on_event), request)
-        parts = [self.work / f"part{rank}" for rank in range(len(answers))]
+        parts = [self.work / f"part{number}_{rank}" for rank in range(len(answers))]
         for suffix in FILES:
             own = (self.work / "part").with_suffix(suffix)
             parts[0].with_suffix(suffix).unlink(missing_ok=True)  # an earlier run's
@@ -246,7 +255,7 @@ class Coordinator:
                 own.replace(parts[0].with_suffix(suffix))
         for part, (account, content) in zip(parts[1:], answers[1:], strict=True):
             unpack(account, content, part)
-        return finish_run(request, [account.end for account, _ in answers if account.end is not None], parts)
+        return [account.end for account, _ in answers if account.end is not None], parts
 
     def _run(self, request: RunRequest, on_event: OnEvent = lambda event: None) -> tuple[Account, list[Path]]:
         """This rank's run: its account, and its files. Never raises BitproofError: an error is an account too."""

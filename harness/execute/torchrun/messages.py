@@ -96,6 +96,8 @@ def unpack(account: Account, content: Path | None, part: Path) -> None:
         )
     with content.open("rb") as source:
         for suffix, size in zip(FILES, account.num_bytes, strict=True):
+            if not size:
+                continue  # the rank left no such file
             with part.with_suffix(suffix).open("wb") as file:
                 while size > 0 and (chunk := source.read(min(size, 1 << 20))):
                     size -= file.write(chunk)

@@ -41,12 +41,13 @@ class _Columns:
     """Steps, each a column, or, where there are too many, ranges of them."""
 
     def __init__(self, result: CaseResult) -> None:
-        width = max(1, math.ceil(result.steps / MAX_COLUMNS))
-        self.ranges = [range(first, min(first + width, result.steps)) for first in range(0, result.steps, width)]
+        steps = result.case.compared_steps
+        width = max(1, math.ceil(len(steps) / MAX_COLUMNS))
+        self.ranges = [steps[at : at + width] for at in range(0, len(steps), width)]
         self.labels = [str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in self.ranges]
-        steps = [int(step) for names in result.differing.values() for found in names.values() for step in found]
+        differing = [int(step) for names in result.differing.values() for found in names.values() for step in found]
         # From this step on the report leaves out keys: a tensor that it does not list may differ, too.
-        self._unsure = max(steps, default=0) if result.differing_left_out else result.steps
+        self._unsure = max(differing, default=0) if result.differing_left_out else result.steps
         self._agrees = "x" if result.verdict == Verdict.UNVERIFIED else "0"
 
     def cell(self, column: int, count: int, share: float, tooltip: str = "") -> Cell:
@@ -74,7 +75,7 @@ def by_kind(result: CaseResult) -> KindHeat | None:
             sum(len(ranks) for steps in found.values() for step, ranks in steps.items() if int(step) in steps_of)
             for steps_of in columns.ranges
         ]
-        a_step = max(1, compared / result.steps)
+        a_step = max(1, compared / len(result.case.compared_steps))
         cells = [
             columns.cell(i, count, count / (a_step * len(columns.ranges[i]))) if compared else ("", "", "")
             for i, count in enumerate(counts)

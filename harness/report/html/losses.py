@@ -25,6 +25,7 @@ class Chart:
     candidate: list[str]
     low: str
     high: str
+    first: int
     last: int
     apart: float | None
 
@@ -46,14 +47,14 @@ class LossBlock:
 def losses(result: CaseResult) -> LossBlock | None:
     """The page's data about rank 0's losses; None without any."""
     reference, candidate = result.losses["reference"], result.losses["candidate"]
-    num_steps = max(len(reference), len(candidate))
+    num_steps, first = max(len(reference), len(candidate)), result.case.first_step
     if not num_steps:
         return None
-    rows = [(step, _at(reference, step), _at(candidate, step)) for step in range(num_steps)]
+    rows = [(first + place, _at(reference, place), _at(candidate, place)) for place in range(num_steps)]
     apart = [step for step, left, right in rows if left != right]
     return LossBlock(
-        sentence=_tell_losses(apart, reference, candidate, num_steps),
-        chart=_chart(reference, candidate, apart),
+        sentence=_tell_losses([row for row in rows if row[1] != row[2]], num_steps),
+        chart=_chart(reference, candidate, [step - first for step in apart], first),
         rows=[
             (step, f"{float.fromhex(left or right):.6f}", left or "missing", right or "missing", left == right)
             for step, left, right in rows[:MAX_LOSSES]
@@ -74,16 +75,15 @@ def _at(losses: list[str], step: int) -> str:
     return losses[step] if step < len(losses) else ""
 
 
-def _tell_losses(apart: list[int], reference: list[str], candidate: list[str], num_steps: int) -> str:
+def _tell_losses(apart: list[tuple[int, str, str]], num_steps: int) -> str:
     if not apart:
         return f"The same bits on both sides at all {num_steps} steps."
-    step = apart[0]
-    left, right = (_at(losses, step) or "missing" for losses in (reference, candidate))
+    step, left, right = apart[0][0], *(loss or "missing" for loss in apart[0][1:])
     steps = f"{len(apart)} of {num_steps} steps" if num_steps > 1 else "the only step"
     return f"They differ at {steps}, first at step {step}: {left} in the reference, {right} in the candidate."
 
 
-def _chart(reference: list[str], candidate: list[str], apart: list[int]) -> Chart | None:
+def _chart(reference: list[str], candidate: list[str], apart: list[int], first: int) -> Chart | None:
     """Both sides as lines in a box of _WIDTH x _HEIGHT; what is not finite leaves a gap."""
     sides = [[float.fromhex(loss) for loss in losses] for losses in (reference, candidate)]
     finite = [value for side in sides for value in side if math.isfinite(value)]
@@ -111,7 +111,8 @@ def _chart(reference: list[str], candidate: list[str], apart: list[int]) -> Char
         candidate=lines[1],
         low=f"{low:.4g}",
         high=f"{high:.4g}",
-        last=num_steps - 1,
+        first=first,
+        last=first + num_steps - 1,
         apart=x(apart[0]) if apart else None,
     )
 

@@ -112,12 +112,17 @@ def buffer_not_restored(case: Case, mesh: Mesh) -> ResumedLoop:
 
 def moments_rounded(case: Case, mesh: Mesh) -> ResumedLoop:
     """Moments come back in half precision, in another layout: no sum explains that."""
+    return _resuming(resumed_loop.fsdp_tp(case, mesh), _round_moments)
 
-    def rounded(loop: ResumedLoop) -> None:
-        for state in loop.optimizer.state.values():
-            state["exp_avg"].copy_(state["exp_avg"].bfloat16())
 
-    return _resuming(resumed_loop.fsdp_tp(case, mesh), rounded)
+def moments_rounded_by_fewer(case: Case, mesh: Mesh) -> ResumedLoop:
+    """The same on other ranks than those that saved."""
+    return _resuming(resumed_loop.ddp(case, mesh), _round_moments)
+
+
+def _round_moments(loop: ResumedLoop) -> None:
+    for state in loop.optimizer.state.values():
+        state["exp_avg"].copy_(state["exp_avg"].bfloat16())
 
 
 def loaded(case: Case, mesh: Mesh) -> ResumedLoop:

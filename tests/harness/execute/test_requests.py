@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bitproof.builtin_cases.chunking import moe_batch, transformer_batch
+from bitproof.builtin_cases.resume import fsdp_four_then_two
 from bitproof.harness.execute.requests import (
     REQUESTS,
     LocalRunRequest,
@@ -21,6 +22,7 @@ from bitproof.harness.execute.requests import (
     StepRequest,
 )
 from bitproof.harness.execute.status_messages import End
+from bitproof.harness.execute.two_halves import Resume
 from bitproof.harness.localize.logs.replay import Replay
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import RunOptions, Stress
@@ -88,3 +90,15 @@ def test_every_kind_of_request_names_its_answer_and_what_fails_with_it(tmp_path:
     assert precompile.about == "precompiling transformer_batch"
     assert read.about == "the precompiled step for transformer_batch"
     assert all(isinstance(kind.answer, type) for kind in REQUESTS)
+
+
+def test_a_run_that_goes_on_is_two_of_which_the_reference_may_take_the_first_and_an_early_replay_is_one(tmp_path):
+    case = fsdp_four_then_two
+    whole = request(tmp_path, case=case, system=case.candidate, resume=Resume(at=2, folder="saved"))
+    first, second = whole.halves
+    assert (first.system, first.case.parallelism.world_size, first.resume.goes_on) == (case.reference, 4, False)
+    assert (second.system, second.case.parallelism.world_size, second.resume.goes_on) == (case.candidate, 2, True)
+    assert second.halves == (second,) and request(tmp_path).halves == (request(tmp_path),)
+    assert [half.resume for half in replace(whole, replay=Replay(step=1)).halves] == [None]
+    first, second = replace(whole, replay=Replay(step=2)).halves
+    assert (first.replay, second.replay) == (None, Replay(step=2))

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bitproof.builtin_cases.resume import resume_fsdp
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.case.case_file import case_text
 from bitproof.harness.errors import BitproofError, CaseError, RankError
@@ -28,7 +29,7 @@ from bitproof.harness.execute.requests import MadeOf, MadeOfRequest
 from bitproof.harness.execute.torchrun import coordinator as coordinator_module
 from bitproof.harness.execute.torchrun import rendezvous as rendezvous_module
 from bitproof.harness.execute.torchrun import store as store_module
-from bitproof.harness.execute.torchrun.coordinator import Coordinator
+from bitproof.harness.execute.torchrun.coordinator import Coordinator, check_world_size
 from bitproof.harness.execute.torchrun.messages import Account, Failed, unpack
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import RunOptions
@@ -119,6 +120,36 @@ def test_every_rank_gets_every_verdict_and_an_error_does_not_reach_the_next_case
     assert not list(tmp_path.glob("bitproof-*"))
 
 
+HALVES = """
+import json, os, sys
+from dataclasses import replace
+from pathlib import Path
+from bitproof.builtin_cases import resume
+from bitproof.harness.execute.launch import run_cases
+from bitproof.harness.options import RunOptions
+names, out = ("generator_not_restored", "killed_as_it_saves"), Path(sys.argv[1])
+wrong = [replace(resume.resume_fsdp, name=x, candidate=f"tests.harness.execute.laid_out:{x}") for x in names]
+options = RunOptions(device="cpu", control="never", explain_timeout=1.0)
+results = [*run_cases([resume.resume_fsdp, resume.fsdp_then_ddp, *wrong], options, out)]
+lines = [(r.case.name, r.verdict, r.error, r.compared["param"], r.first_divergence and r.first_divergence.step)
+         for r in results]
+(out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(lines))
+"""
+
+
+@pytest.mark.slow
+def test_ranks_of_torchrun_end_half_way_and_new_ones_go_on_from_what_they_saved(tmp_path):
+    leader, follower = told_by_ranks(tmp_path, HALVES, 200)
+    assert leader == follower
+    assert leader[:2] == [["resume_fsdp", "EQUAL", None, 96, None], ["fsdp_then_ddp", "EQUAL", None, 96, None]]
+    assert [line[:2] + line[3:] for line in leader[2:]] == [
+        ["generator_not_restored", "DIFFERENT", 96, 2],
+        ["killed_as_it_saves", "ERROR", 0, None],
+    ]
+    assert "killed_as_it_saves was killed by signal 9" in leader[3][2]
+    assert not list(tmp_path.glob("bitproof-*")), "what was saved is removed"
+
+
 LONELY = """
 import json, os, sys
 from pathlib import Path
@@ -155,6 +186,15 @@ def test_another_world_size_than_torchruns_is_refused(tmp_path, monkeypatch):
         "  found: WORLD_SIZE=16\n"
         "  fix: start 8 ranks, or give --world-size 16"
     )
+
+
+def test_a_run_that_goes_on_is_refused_where_machines_do_not_see_each_others_folders(monkeypatch):
+    for name, value in {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(CaseError, match="load what it saved, which other machines may not see"):
+        check_world_size([resume_fsdp])
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    check_world_size([resume_fsdp])
 
 
 def test_ranks_of_torchrun_do_not_share_memory(tmp_path):

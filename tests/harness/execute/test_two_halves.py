@@ -23,6 +23,7 @@ DEFECTS = {
     "generator_of_rank_0": ("loss", "loss"),
     "buffer_not_restored": ("buffer", "text@after_optimizer"),
     "moments_rounded": ("buffer", "embedding.weight.exp_avg@before_forward"),
+    "moments_rounded_by_fewer": ("buffer", "embedding.weight.exp_avg@before_forward"),
 }
 UNREADABLE = {
     "cannot_save": "has no method save",
@@ -32,7 +33,7 @@ UNREADABLE = {
     "half_written": "rank ",
     "saved_later": "metadata",
 }
-BASES = {"moments_rounded": resume.fsdp_then_tp} | dict.fromkeys(
+BASES = {"moments_rounded": resume.fsdp_then_tp, "moments_rounded_by_fewer": resume.fsdp_four_then_two} | dict.fromkeys(
     ("generator_of_rank_0", "buffer_not_restored", *UNREADABLE),
     replace(resume.resume_dropout, parallelism=Parallelism(world_size=2, ep=1)),
 )
@@ -44,7 +45,8 @@ def results(tmp_path_factory) -> dict[str, CaseResult]:
         replace(BASES.get(name, resume.resume_fsdp), name=name, candidate=f"{WRONG}:{name}")
         for name in (*DEFECTS, *UNREADABLE)
     ]
-    cases = [resume.resume_fsdp, resume.fsdp_then_tp, *wrong]
+    others = resume.fsdp_then_tp, resume.fsdp_four_then_two, resume.fsdp_two_then_four
+    cases = [resume.resume_fsdp, *others, *wrong]
     options = RunOptions(device="cpu", control="never", explain_timeout=1.0)  # the verdicts are what is asked for
     folder = tmp_path_factory.mktemp("run")
     return {result.case.name: result for result in run_cases(cases, options, folder)}
@@ -87,6 +89,17 @@ def test_what_another_layout_loads_must_be_what_was_saved_and_what_it_computes_i
 
 @pytest.mark.ranks
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["fsdp_four_then_two", "fsdp_two_then_four"])
+def test_another_number_of_ranks_goes_on_from_what_was_saved_and_is_compared_from_there_on(results, name):
+    result = results[name]
+    assert (result.verdict, result.error) == (Verdict.CLOSE, None), result.error
+    assert result.layouts.exact == 3 * 12, "parameters and both moments that the first step begins with"
+    assert result.compared["param"] == result.world_size * 2 * 12 and len(result.losses["reference"]) == 2
+    assert result.layouts.beyond == 0 and result.first_divergence.step == 2
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
 def test_two_ranks_have_what_four_under_torchrun_saved_before_they_were_killed(tmp_path):
     saved = tmp_path / "saved"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
@@ -120,11 +133,10 @@ def test_two_ranks_have_what_four_under_torchrun_saved_before_they_were_killed(t
     "changes",
     [
         {"resumes_reference": True, "resume_at": None},
-        {"resumes_reference": True, "reference_parallelism": Parallelism(world_size=4, ep=1)},
         {"resumes_reference": True, "expected": "CLOSE", "close_within": 0.1},
     ],
 )
-def test_what_the_reference_saved_is_loaded_on_as_many_ranks_and_without_a_bound(changes):
+def test_what_the_reference_saved_is_loaded_half_way_and_without_a_bound(changes):
     with pytest.raises(CaseError, match="loads what the reference saved"):
         replace(resume.resume_fsdp, **changes)
 
@@ -133,6 +145,12 @@ def test_what_the_reference_saved_is_loaded_on_as_many_ranks_and_without_a_bound
 def test_a_case_cannot_go_on_before_its_first_step_after_its_last_or_with_a_system_of_ours(changes):
     with pytest.raises(CaseError, match="end and go on"):
         replace(resume.resume_fsdp, **changes)
+
+
+def test_steps_before_another_number_of_ranks_takes_part_are_not_compared():
+    fewer, as_many = resume.fsdp_four_then_two, resume.fsdp_then_hsdp
+    assert (fewer.compared_steps, as_many.compared_steps) == (range(2, 4), range(4))
+    assert replace(fewer, resumes_reference=False).compared_steps == range(4), "it takes all steps on its own ranks"
 
 
 def test_the_cases_of_the_family_go_on_half_way():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from bitproof.builtin_cases.resume import fsdp_four_then_two
 from bitproof.harness.report.html.losses import MAX_LOSSES, MAX_POINTS, LossBlock, losses
 
 
@@ -26,6 +29,13 @@ def test_a_single_step_has_no_chart(make_result):
     found = told(make_result, [1.0], [2.0])
     assert found.chart is None
     assert found.sentence.startswith("They differ at the only step, first at step 0: ")
+
+
+def test_steps_count_from_the_first_that_is_compared(make_result):
+    sides = {"reference": [(1.0).hex(), (1.0).hex()], "candidate": [(1.0).hex(), (2.0).hex()]}
+    found = losses(replace(make_result("c", losses=sides), case=fsdp_four_then_two))
+    assert "first at step 3: 0x1.0" in found.sentence and [row[0] for row in found.rows] == [2, 3]
+    assert (found.chart.first, found.chart.last, found.chart.apart) == (2, 3, 314.0)
 
 
 def test_a_long_run_is_cut_and_the_rest_counted(make_result):

@@ -242,8 +242,7 @@ class Coordinator:
         if self.peers.lost is not None:
             raise self.peers.lost
         self.peers.listen()
-        when = f"before {request.system} ran"
-        self.peers.refuse_lost(when)
+        self.peers.refuse_lost(f"before {request.system} ran")
         self.peers.accounts.clear()
         self.peers.tell_all(request)
         answers = self._gather(self._run(request, on_event), request)
@@ -360,7 +359,7 @@ class Coordinator:
             self.peers.links.wait(0.2)
         answers = [(own[0], None), *(self.peers.accounts[rank] for rank in sorted(self.peers.accounts))]
         accounts = [account for account, _ in answers]
-        if waited_for & self.peers.gone().keys() and not any(_failed_by_itself(account) for account in accounts):
+        if waited_for & self.peers.gone().keys() and not any(account.failed_by_itself for account in accounts):
             self.peers.note_failed()
             self.peers.refuse_lost(f"while {run.system} ran")
         problem = next((account.problem for account in accounts if account.problem), None)
@@ -380,12 +379,6 @@ def _node() -> str:
 def _ended_for_a_peer(rank: int) -> Failure:
     what = "was ended, as it still waited for a rank that had failed"
     return Failure(rank=rank, time=time.monotonic(), what=what, secondary=True)
-
-
-def _failed_by_itself(account: Account) -> bool:
-    """Whether a rank reports a failure that no other rank's end explains."""
-    failure = account.end.failure if account.end else None
-    return account.problem is not None or (failure is not None and not failure.secondary)
 
 
 def _error_of(accounts: list[Account], run: RunRequest, silent: list[int]) -> RankError | None:

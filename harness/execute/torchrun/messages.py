@@ -71,6 +71,12 @@ class Account:
     problem: Problem | None = None
     num_bytes: tuple[int, ...] = ()
 
+    @property
+    def failed_by_itself(self) -> bool:
+        """Whether the rank reports a failure that no other rank's end explains."""
+        failure = self.end.failure if self.end else None
+        return self.problem is not None or (failure is not None and not failure.secondary)
+
 
 def read_message(text: bytes, *kinds: type) -> Any:
     """Read a message from a known rank. Raises RankError if it is not valid."""

@@ -3,7 +3,8 @@
 Two layouts that add over the same two ranks take the same sums, and must give the same bits; one that adds over other
 ranks, or over more, takes them in other orders. A gradient is a sum, too: how many parts were added to it in place is
 counted. Where memory that is summed was multiplied or divided before, or is after, by a number that is no power of two,
-each term is rounded, or the sum is: that is told. Seen by a mode below autograd, of runs that are asked for it.
+each term is rounded, or the sum is: that is told, of copies of what was multiplied too. Seen by a mode below autograd,
+of runs that are asked for it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from bitproof.harness.torch_operators import backward_number
 
 PARTS, SCALE = "parts", "scale"
 ADDS = "aten.add"
+COPIES_INTO = "aten.copy_", "aten._foreach_copy_"
 _Met = tuple[str, str, str, str, int]
 """Phase, what, ranks, operator, and how many elements at once."""
 
@@ -115,6 +117,8 @@ class Sums:
                 if row.scales is not None:
                     is_in_place = row.name.endswith("_")
                     sums.note_scale(row.scales, args[0] if is_in_place else result, *args[1:2])
+                elif row.copies is not None or row.packs or row.name in COPIES_INTO:
+                    sums.note_copy(tree_leaves(args), tree_leaves(args[0] if row.name in COPIES_INTO else result))
                 return result
 
         with Watching():  # type: ignore[no-untyped-call]
@@ -137,6 +141,11 @@ class Sums:
         if when == phase:
             self._in_step.setdefault((phase, SCALE, ranks, f"after {told}", 0), set()).add(-1)
 
+    def note_copy(self, sources: list[Any], into: list[Any]) -> None:
+        """What was scaled is copied, or put together with others."""
+        told = [self._scaled[where] for where in _memories(sources) if where in self._scaled]
+        self._scaled |= dict.fromkeys(_memories(into), told[0]) if told else {}
+
     def _note(self, row: Operator, args: list[Any]) -> None:
         backward = backward_number()
         self._last_backward = max(backward, self._last_backward)
@@ -150,7 +159,7 @@ class Sums:
         tensors = [x for x in tree_leaves(args) if isinstance(x, torch.Tensor)] if row.sums_ranks else []
         elements = sum(x.numel() for x in tensors) if num_ranks > 2 else 0
         self._in_step.setdefault((phase, what, ranks, name, elements), set()).add(backward)
-        memory = [where for x in tensors if (where := _memory(x)) is not None]
+        memory = _memories(tensors)
         scales = {f"before {self._scaled[where]}" for where in memory if where in self._scaled}
         if tensors and any(map(averages, args)) and (share := frexp(num_ranks)[0]) != 0.5:
             scales.add(f"after /{2 * share:.17g}")
@@ -169,6 +178,10 @@ class Sums:
 def _memory(tensor: torch.Tensor) -> StorageWeakRef | None:
     """A tensor's memory, which no other has as long as this is held; None of a sparse one."""
     return StorageWeakRef(tensor.untyped_storage()) if tensor.layout == torch.strided else None
+
+
+def _memories(found: list[Any]) -> list[StorageWeakRef]:
+    return [where for x in found if isinstance(x, torch.Tensor) and (where := _memory(x)) is not None]
 
 
 def _ranks_of(arg: Any) -> str:

@@ -75,6 +75,23 @@ def test_a_sum_says_by_what_its_terms_or_it_are_rounded_and_how_many_are_added_a
 
     assert scales(before) == {("0,1,2,3", f"before *{4 / 3:.17g}")}
     assert scales(after) == {("0,1,2,3", "after /1.5")}
+
+    def copied(pack):
+        def step(observe):
+            dist.all_reduce(pack(torch.ones(2).div(3)))
+
+        return step
+
+    ones = torch.ones(6)
+    for pack in (
+        torch.clone,
+        lambda x: x.double(),
+        lambda x: torch.cat([torch.ones(2), x.view(1, 2)[0]]),
+        lambda x: torch.ones(2).copy_(x),
+        lambda x: (torch._foreach_copy_([ones[:2], ones[2:4]], [x, x]), ones)[1],
+    ):
+        assert scales(copied(pack)) == {("0,1,2,3", f"before /{1.5:.17g}")}
+    assert scales(copied(lambda x: torch.ones(2).copy_(x.sign()))) == set()
     three = dist.new_group([0, 1, 2])
     for average in (
         lambda observe: dist.all_reduce(torch.ones(6), dist.ReduceOp.AVG, three),

@@ -28,6 +28,8 @@ from bitproof.harness.execute.launch import run_cases
 from bitproof.harness.options import RunOptions
 
 FAMILIES = ("two_layouts", "resume", "accumulation", "pipelines", "context_parallel", "optimizers")
+EXPRESSION = f"({' or '.join(FAMILIES)}) and not pipeline_ and not early_"
+"""Their cases but those that lie alike: `pipeline_*`, and one of another family."""
 BEGIN, END = "<!-- layouts: begin -->", "<!-- layouts: end -->"
 AT_ONCE = 10
 
@@ -139,7 +141,7 @@ def write_table(page: Path | None, expression: str) -> int:
 def main(what: str, *words: str) -> int:
     """Do what the command line says."""
     if what == "table":
-        return write_table(Path(words[0]) if words else None, words[1] if words[1:] else " or ".join(FAMILIES))
+        return write_table(Path(words[0]) if words else None, words[1] if words[1:] else EXPRESSION)
     number, first = (*map(int, words), *(200, 0)[len(words) :])
     return run_drawn(number, first)
 

@@ -29,7 +29,7 @@ from bitproof.harness.torch_operators import backward_number
 
 PARTS, SCALE = "parts", "scale"
 ADDS = "aten.add"
-COPIES_INTO = "aten.copy_", "aten._foreach_copy_"
+COPIES_INTO = "aten.copy_"
 _Met = tuple[str, str, str, str, int]
 """Phase, what, ranks, operator, and how many elements at once."""
 
@@ -117,8 +117,10 @@ class Sums:
                 if row.scales is not None:
                     is_in_place = row.name.endswith("_")
                     sums.note_scale(row.scales, args[0] if is_in_place else result, *args[1:2])
-                elif row.copies is not None or row.packs or row.name in COPIES_INTO:
-                    sums.note_copy(tree_leaves(args), tree_leaves(args[0] if row.name in COPIES_INTO else result))
+                elif row.name.replace("_foreach_", "") == COPIES_INTO:
+                    sums.note_copy(tree_leaves(args[1:]), tree_leaves(args[0]))
+                elif row.copies is not None or row.packs:
+                    sums.note_copy(tree_leaves(args), tree_leaves(result))
                 return result
 
         with Watching():  # type: ignore[no-untyped-call]

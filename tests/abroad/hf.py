@@ -1,8 +1,11 @@
-"""Models of transformers under FSDP2, in a plain loop: `options` say which, the factory how it runs."""
+"""Models of transformers under FSDP2 or DDP, in a plain loop: `options` say which, the factory how it runs."""
 
 import torch
+import torch.distributed.checkpoint as dcp
 import transformers
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import bitproof
 
@@ -17,11 +20,16 @@ def model_of(case):
     return getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**sizes)).train()
 
 
-def plain(case, mesh, change=lambda model: None):
-    model = model_of(case)
-    change(model)
+def sharded(model):
     for module in (*model.model.layers, model):
         fully_shard(module)
+    return model
+
+
+def plain(case, mesh, change=lambda model: None, lay_out=sharded):
+    model = model_of(case)
+    change(model)
+    model = lay_out(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     data = torch.Generator().manual_seed(mesh.rank)
 
@@ -34,7 +42,23 @@ def plain(case, mesh, change=lambda model: None):
         optimizer.zero_grad()
         return loss
 
-    return bitproof.watch(step, model=model, optimizer=optimizer)
+    def state():
+        of_model, of_optimizer = get_state_dict(model, optimizer)
+        return {"model": of_model, "optimizer": of_optimizer, f"data.{mesh.rank}": data.get_state()}
+
+    def load(folder):
+        found = state()
+        dcp.load(found, checkpoint_id=folder)
+        set_state_dict(model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
+        data.set_state(found[f"data.{mesh.rank}"])
+
+    system = bitproof.watch(step, model=model, optimizer=optimizer)
+    system.save, system.load = lambda folder: dcp.save(state(), checkpoint_id=folder), load
+    return system
+
+
+def replicated(case, mesh):
+    return plain(case, mesh, lay_out=DistributedDataParallel)
 
 
 def checkpointed(case, mesh):

@@ -304,7 +304,7 @@ def settled(calls: Sequence[Call]) -> list[Call]:
     """
     found, needed, last = [_without_update_s_part(call) for call in calls], set[int | None](), list[int]()
     if all(call.micro_batch in (None, 1) for call in calls):
-        found = [call._replace(micro_batch=None) for call in found]
+        found = [call if call.micro_batch is None else call._replace(micro_batch=None) for call in found]
     before = None
     for index, call in reversed([*enumerate(calls)]):
         is_loose, before = call.place[:2] == ("", "forward"), call.place.direction

@@ -16,18 +16,13 @@ from typing import Any
 import torch
 
 from bitproof.harness.capture.digest import digest
-from bitproof.harness.graph.operators import UNINITIALIZED
-from bitproof.harness.localize.logs.call_log import IDENTITIES
+from bitproof.harness.localize.logs.call_log import NOT_LOGGED
 from bitproof.harness.sensitivity.lockstep import Ranks, run_call, run_collective
 from bitproof.harness.sensitivity.perturb import same, tensors_of
 from bitproof.harness.sensitivity.program import Program, ReplayedCall
 
 FAILURE = "failure"
 """How a difference is seen that makes a call fail: stands where else the kind of a compared tensor does."""
-
-
-NOT_LOGGED = IDENTITIES | UNINITIALIZED
-"""Operators that no log has: what they give is another's value, or nobody's."""
 
 KERNELS_REFUSE = (RuntimeError, IndexError, ValueError, TypeError, OverflowError)
 """What kernels, and collectives, raise of wrong arguments; anything else is a mistake of ours."""

@@ -43,6 +43,7 @@ def scalars_of(function: Any, args: Any, kwargs: Any) -> tuple[tuple[str, str], 
 
 @functools.cache
 def _defaults(function: Any) -> dict[str, object]:
+    """The names of an operator's arguments, in order, and their defaults."""
     return {argument.name: argument.default_value for argument in schema_of(function).arguments}
 
 
@@ -54,7 +55,7 @@ def _is_scalar(value: object) -> bool:
 
 def given_to(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """A call's arguments by name."""
-    return dict(zip((argument.name for argument in schema_of(function).arguments), args, strict=False)) | kwargs
+    return dict(zip(_defaults(function), args, strict=False)) | kwargs
 
 
 _LEAVES = (int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)

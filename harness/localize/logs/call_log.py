@@ -42,7 +42,8 @@ from bitproof.harness.torch_operators import has_no_values, overload_of, storage
 if TYPE_CHECKING:
     from bitproof.harness.systems.compiled import Capture, KernelGraph
 
-IDENTITIES = names(lambda row: row.is_identity)
+NOT_LOGGED = UNINITIALIZED | names(lambda row: row.is_identity)
+"""Operators that no log has: what they give is another's value, or nobody's."""
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = (os.path.dirname(capture.__file__) + os.sep, watched_step.__file__, watched_loop.__file__)
@@ -98,7 +99,7 @@ class CallRecorder(TorchDispatchMode):
             return NotImplemented  # so a DTensor goes first, and calls operators and collectives of its local shards
         kwargs = kwargs or {}
         name = name_of(function)
-        if name in UNINITIALIZED | IDENTITIES or name.startswith("_record_function") or _is_own(sys._getframe(1)):
+        if name in NOT_LOGGED or name.startswith("_record_function") or _is_own(sys._getframe(1)):
             return function(*args, **kwargs)
         if name == "wait_tensor" or function in offload_operators.WAITS:
             return self._wait(function, args)

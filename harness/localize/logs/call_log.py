@@ -42,8 +42,7 @@ from bitproof.harness.torch_operators import has_no_values, overload_of, storage
 if TYPE_CHECKING:
     from bitproof.harness.systems.compiled import Capture, KernelGraph
 
-NOT_LOGGED = UNINITIALIZED | names(lambda row: row.is_identity)
-"""Operators that no log has: what they give is another's value, or nobody's."""
+NOT_LOGGED = UNINITIALIZED | names(lambda row: row.is_identity)  # what they give is another's value, or nobody's
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = (os.path.dirname(capture.__file__) + os.sep, watched_step.__file__, watched_loop.__file__)

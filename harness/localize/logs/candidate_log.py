@@ -94,7 +94,8 @@ class CandidateLog(IndexedLog):
     def is_proven(self, index: int) -> bool:
         """Whether the reference makes this very call, of the same inputs, and here it gives what that has nowhere.
 
-        A copy needs no such call to be compared with. One call too many may well read the same, with other numbers.
+        A copy needs no such call to be compared with. One call too many may well read the same, with other numbers, and
+        so may one of another module.
         """
         call = self.log[index]
         if not call.inputs or self.reference.values.issuperset(call.outputs):
@@ -104,7 +105,12 @@ class CandidateLog(IndexedLog):
         partner, same = self.reference.partner(call, 0)
         if partner is None or same != "computes":
             return False
-        return self.reference.makes(call) or not self.is_extra(index)
+        if self.reference.makes(call):
+            return True
+        is_there = (
+            None in (modules := {call.place.module, self.reference.log[partner].place.module}) or len(modules) < 2
+        )
+        return is_there and not self.is_extra(index)
 
     def last_producer(self, wanted: str, digest: str) -> int | None:
         """The call that gave a record its value, unless it agrees, and what it reads too.

@@ -270,7 +270,7 @@ class Machine:
                 aliases=tuple(value for _, value in aliases),
                 view=op.kind in VIEWS,
                 producers=producers if self.origins else (),
-                scalars=(("number", str(op.scalar)),) if op.scalar else (),
+                scalars=(("number", number),) if (number := HALVES.get(op.kind, str(op.scalar or ""))) else (),
                 peers=next((group for group in op.groups if rank in group), ()),
                 micro_batch=op.micro_batch,
                 draws=op.kind == "drawn",
@@ -289,6 +289,8 @@ class Machine:
 
 
 VIEWS = ("view", "slice", "split")
+HALVES = {"first_half": "first", "second_half": "second"}
+"""What tells a half from a call of its operator that is given the same: that gives another value."""
 
 
 def result_of(op: Op, tokens: Sequence[Sequence[int]]) -> list[int]:

@@ -112,6 +112,7 @@ TOLD = (
     110073818,
     110088622,
     120001754,
+    130011827,
 )
 """Programs in which values do not tell, and whose answer once lacked the planted call."""
 

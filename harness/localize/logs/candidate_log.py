@@ -22,9 +22,7 @@ class CandidateLog(IndexedLog):
         self.reference = reference
         self._values = {value for call in calls for value in (*call.inputs, *call.outputs, *call.aliases)}
         self._made = {(call.operator, call.outputs) for call in calls}
-        self._num_giving = Counter(
-            (call.operator, values_of(call), call.place) for call in calls if not gives_what_it_reads(call)
-        )
+        self._num_giving = Counter((c.operator, values_of(c), c.place) for c in calls if not gives_what_it_reads(c))
         once = (call for call in calls if not is_again(call))
         self._num_made, self._num_due = (
             Counter(x for call in log for x in _kinds(call)) for log in (once, reference.log)
@@ -94,8 +92,7 @@ class CandidateLog(IndexedLog):
     def is_proven(self, index: int) -> bool:
         """Whether the reference makes this very call, of the same inputs, and here it gives what that has nowhere.
 
-        A copy needs no such call to be compared with. One call too many may well read the same, with other numbers, and
-        so may one of another module.
+        A copy needs none to compare with. One too many, or of another module, may well read the same, with other numbers.
         """
         call = self.log[index]
         if not call.inputs or self.reference.values.issuperset(call.outputs):

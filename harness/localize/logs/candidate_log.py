@@ -92,7 +92,7 @@ class CandidateLog(IndexedLog):
     def is_proven(self, index: int) -> bool:
         """Whether the reference makes this very call, of the same inputs, and here it gives what that has nowhere.
 
-        A copy needs none to compare with. One too many, or of another module, may well read the same, with other numbers.
+        A copy needs none to compare with. One too many, or of another module, may read the same, with other numbers.
         """
         call = self.log[index]
         if not call.inputs or self.reference.values.issuperset(call.outputs):
@@ -348,9 +348,7 @@ class CandidateLog(IndexedLog):
         )
 
     def _may_stand_for_another(self, call: Call) -> bool:
-        """Whether the reference makes one of the same inputs, or there one that gives what it reads or, of as many,
-        what is lost.
-        """
+        """Whether the reference makes one of its inputs, or one there gives what it reads or, of as many, what is lost."""
         due = [(index, self.reference.log[index]) for index in self.reference.could_be(call)]
         kept = (set(known.outputs) <= set(known.inputs) for _, known in due)
         lost = (self.lacks(index) and len(known.inputs) == len(call.inputs) for index, known in due)

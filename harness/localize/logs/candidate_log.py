@@ -348,7 +348,7 @@ class CandidateLog(IndexedLog):
         )
 
     def _may_stand_for_another(self, call: Call) -> bool:
-        """Whether the reference makes one of its inputs, or one there gives what it reads or, of as many, what is lost."""
+        """Whether the reference makes one of its inputs, or one there that gives what it reads or what is lost."""
         due = [(index, self.reference.log[index]) for index in self.reference.could_be(call)]
         kept = (set(known.outputs) <= set(known.inputs) for _, known in due)
         lost = (self.lacks(index) and len(known.inputs) == len(call.inputs) for index, known in due)

@@ -3,8 +3,9 @@
 1. The collective of a bucket that the reference does not have, and what fills it, on each rank.
 2. Other roots, those that pack as well; views of what such a one sums; and calls before them that put right values in
    another order.
-3. What leads to the blamed call, reads right values and gives right ones, and reads or gives them more often than the
-   reference does: it may have read one in another's place.
+3. What leads to the blamed call, to one that is its like or to another root, the nearest first: it reads right values
+   and gives right ones, more often than the reference does, and may have read one in another's place. So may a call of
+   the reference that reads what a new one gives.
 4. Other calls that gave what the record holds, views of a bucket or of what was written to since, and what may stand
    where a call of the reference is missing.
 """

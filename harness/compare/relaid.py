@@ -62,6 +62,21 @@ def are_laid_out_otherwise(case: Case, reference: Recording, candidate: Recordin
     return case.reference_parallelism is not None or any(True for _ in _across(reference, candidate))
 
 
+def lack_state_alone(case: Case, reference: Recording, candidate: Recording) -> bool:
+    """Whether layouts differ in nothing but that ranks lack optimizer state of a parameter: calls have partners.
+
+    So it is where a rank leaves a parameter out of its update, or another one updates it for all.
+    """
+
+    def lies_alike(here: Parts, there: Parts) -> bool:
+        both = here.keys() & there
+        return not lies_otherwise({rank: here[rank] for rank in both}, {rank: there[rank] for rank in both}, True)
+
+    tensors = () if case.reference_parallelism is not None else _across(reference, candidate)
+    found = [tensor.kind == "optimizer" and lies_alike(*sides) for tensor, sides in tensors]
+    return bool(found) and all(found)
+
+
 def common_cuts(reference: Recording, candidate: Recording) -> dict[str, Cuts]:
     """The cuts of each tensor that lies otherwise, by kind and name. One of two logical shapes has none."""
     boxes: dict[str, set[Box]] = {}

@@ -133,6 +133,7 @@ def judge(
     candidate_control: Comparison | None = None,
     closeness: Closeness | None = None,
     layouts: LayoutBounds | None = None,
+    have_partners: bool = False,
     reference_stress: Comparison | None = None,
     candidate_stress: Comparison | None = None,
     races: Sequence[str] = (),
@@ -146,7 +147,7 @@ def judge(
     read what a collective or a copy brings, or write what it reads, before anything waits for it. Where a system
     differs from itself, its races stand beside that. A bound says nothing about two layouts: a case with one is
     UNVERIFIED where tensors that differ are sharded otherwise. With `layouts` the bounds follow from those, and a
-    difference within all of them is CLOSE.
+    difference within all of them is CLOSE; no call is blamed, unless calls of both have partners (`lack_state_alone`).
     """
     controls = {"reference": reference_control, "candidate": candidate_control}
     stresses = {"reference": reference_stress, "candidate": candidate_stress}
@@ -177,7 +178,7 @@ def judge(
         texts = [*texts, _tell(RACES, races)]
     # Where a control differs no bound is measured, and the first record that differs may do so by rounding.
     is_beyond = layouts and verdict == Verdict.DIFFERENT and (layouts.samples or not layouts.regrouped)
-    without_call = [told_without_call(first)] if is_beyond and first else []
+    without_call = [told_without_call(first)] if is_beyond and first and not have_partners else []
     return Judgement(
         verdict=verdict,
         compared=dict(comparison.compared),

@@ -14,7 +14,16 @@ from pathlib import Path
 
 from bitproof.harness.case import Case
 from bitproof.harness.compare.phases import PHASES, apart_from, is_exact, regrouped_between
-from bitproof.harness.compare.relaid import LogicalTensor, Relaid, by_rank, common_cuts, first_few, relaid, replicas
+from bitproof.harness.compare.relaid import (
+    LogicalTensor,
+    Relaid,
+    by_rank,
+    common_cuts,
+    first_few,
+    lack_state_alone,
+    relaid,
+    replicas,
+)
 from bitproof.harness.compare.verdict import compare
 from bitproof.harness.disturb.regroup import Across, Regroup
 from bitproof.harness.execute.requests import BoundsRequest
@@ -30,11 +39,12 @@ Record = Callable[[Role, str, Across], Path]
 
 @dataclass(frozen=True, kw_only=True)
 class AcrossLayouts:
-    """What second runs showed: the comparison, each side's control, and what of it had to agree."""
+    """What second runs showed: the comparison, each side's control, what of it had to agree, if calls have partners."""
 
     comparison: Comparison
     controls: dict[Role, Comparison]
     layouts: LayoutBounds
+    have_partners: bool = False
 
 
 def compare_layouts(
@@ -67,7 +77,8 @@ def compare_layouts(
         ]
         apart = [(tensor.step, tensor.kind, tensor.name) for tensor in sorted(other.parted | _one_sided(cells))]
         layouts = ask(BoundsRequest(**folders, samples=samples, apart=apart))
-    return AcrossLayouts(comparison=comparison, controls=controls, layouts=layouts)
+    have_partners = lack_state_alone(case, firsts["reference"], firsts["candidate"])
+    return AcrossLayouts(comparison=comparison, controls=controls, layouts=layouts, have_partners=have_partners)
 
 
 def _one_sided(cells: Mapping[Role, Recording]) -> set[LogicalTensor]:

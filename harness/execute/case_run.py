@@ -259,6 +259,7 @@ class CaseRun:
             candidate_control=controls["candidate"],
             closeness=closeness,
             layouts=across.layouts if across else None,
+            have_partners=bool(across and across.have_partners),
             reference_stress=stresses["reference"],
             candidate_stress=stresses["candidate"],
             races=tuple(self.races),
@@ -270,10 +271,10 @@ class CaseRun:
             self._archives,
             self._replay,
             self._compare_bits,
-            is_logged=bool(self._watches),
+            is_logged=bool(self._watches) and across is None,
             shows_bits=self._shows_bits,
         )
-        if across is None:  # calls of two layouts have no partners
+        if across is None or across.have_partners:
             judgement = explainer.explained(judgement, repeats(controls, stresses), self.options)
         leaves_calls = self.options.extra_passes and not self.options.every_call
         if judgement.verdict == Verdict.EQUAL and leaves_calls and self.graph:
@@ -359,12 +360,8 @@ class CaseRun:
         except RankError as error:
             if self._remaining() > 0:
                 raise
-            raise RankError(
-                f"finding the cause took longer than {self._limit:g} s",
-                found=error.what,
-                where=error.where,
-                fix="give a longer --explain-timeout",
-            ) from error
+            took, fix = f"finding the cause took longer than {self._limit:g} s", "give a longer --explain-timeout"
+            raise RankError(took, found=error.what, where=error.where, fix=fix) from error
 
     def _note(self, role: Role, answer: RunAnswer) -> None:
         """Keep a run's times and the facts about its graph."""

@@ -57,9 +57,13 @@ class Explainer:
     def explained(self, judgement: Judgement, repeats: Iterable[Repeat], options: RunOptions) -> Judgement:
         """Add the results of replays to the judgement; `repeats` are its second runs.
 
-        A difference or noise is traced to a call. An EQUAL case's calls are compared if `options` ask for it.
+        A difference or noise is traced to a call, a difference also where records are missing beside it: what they
+        would show is not known, what differs is. An EQUAL case's calls are compared if `options` ask for it.
         """
-        first = judgement.first_divergence
+        first, repeats = judgement.first_divergence, list(repeats)
+        if judgement.verdict == Verdict.UNVERIFIED and first is not None and self._case.bound is None:
+            are_stable = all(repeat.comparison.verdict == Verdict.EQUAL for repeat in repeats)
+            return self._told(judgement, lambda: self._with_cause(judgement, first)) if are_stable else judgement
         if judgement.verdict == Verdict.DIFFERENT and first is not None:
             return self._told(judgement, lambda: self._with_cause(judgement, first))
         if judgement.verdict == Verdict.NONDETERMINISTIC and first is not None:
@@ -87,6 +91,8 @@ class Explainer:
         try:
             found = search.explain(first)
         except UnrepeatableError as error:
+            if judgement.verdict == Verdict.UNVERIFIED:
+                raise
             return self._unrepeatable(judgement, error.role, error.key)
         self.remarks += search.remarks
         if found.call is None:

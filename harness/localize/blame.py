@@ -21,8 +21,8 @@ the record that reads nothing wrong:
    rank gave another turn's value, by a new constant, or by a call that is missing, whose output its partner reads; a
    sum over ranks that is missing or read by no call before it is the answer in any case (`lost_sums`).
 5. Where there is no root, a right value lies in another one's place, or is missing. The answer is the call that put
-   right values in another order, the collective of a bucket from which another value came, or the reference's call
-   whose output is nowhere here though its inputs are.
+   right values in another order, the collective of a bucket from which another value came, or what copied it over the
+   right one there, or the reference's call whose output is nowhere here though its inputs are.
 6. A new call has the place of the reference's call that it stands for, or that it was put before.
 
 docs/explanation/causes.md derives each.
@@ -50,6 +50,7 @@ from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
 from bitproof.harness.localize.lost_sums import or_lost_sum
+from bitproof.harness.localize.missing_values import first_lost, first_missing, launched, misplaced_by
 from bitproof.harness.localize.new_calls import constant_of, put_before, put_between, replaced_by
 from bitproof.harness.localize.partial_sums import regrouped
 from bitproof.harness.localize.roots import needed, roots_of
@@ -105,7 +106,7 @@ class _Blame:
             picked = self._first_of(exchanged, exchanged)
         self.rivals |= exchanged
         if picked is None:  # rule 5
-            misplaced = self._misplaced(record)
+            misplaced = misplaced_by(record, self.logs, self.joined)
             if misplaced is not None and (misplaced.rank, misplaced.index) in self._history(record):
                 return misplaced
             return self._first_missing({rank: [wanted for wanted, _ in pairs] for rank, pairs in record.items()})
@@ -113,7 +114,7 @@ class _Blame:
             came = out_of_turn(picked.site, picked.partner, self.logs, self.joined, self.known)
             picked = picked if came is None else _Picked(*came, None, picked.roots)
         is_of_update = self.logs[picked.site[0]].log[picked.site[1]].place.direction == "update"
-        if picked.same != "computes" and is_of_update and (misplaced := self._misplaced(record)):
+        if picked.same != "computes" and is_of_update and (misplaced := misplaced_by(record, self.logs, self.joined)):
             return misplaced
         return self._said_of(picked)
 
@@ -240,12 +241,12 @@ class _Blame:
         if logs[picked_rank].is_extra(picked_index):  # what a pass put there is wrong, and no bucket
             return False
         for rank, pairs in differing.items():
-            index = logs[rank].first_missing(wanted for wanted, _ in pairs)
+            index = first_missing(logs[rank], (wanted for wanted, _ in pairs))
             if index is None:
                 continue
             if is_packed_otherwise(logs[rank], index):
                 return True
-            if not logs[rank].reference.log[index].collective or logs[rank].launched(index) is not None:
+            if not logs[rank].reference.log[index].collective or launched(logs[rank], index) is not None:
                 continue
             sites = self.known.together((rank, index))
             is_its_own = (picked_rank, picked.partner) in sites and logs[picked_rank].reads_right_values(picked_index)
@@ -288,14 +289,14 @@ class _Blame:
         """Rules 4 and 5, for values that a rank should have had, before some call where that is known."""
         [(rank, values)] = wanted.items()
         log = self.logs[rank]
-        index = log.first_missing(values, before)
+        index = first_missing(log, values, before)
         if index is None:
             return None
         call = log.reference.log[index]
         others = [] if before is not None else [r for r in self.differing if r != rank and self._lacks(r, call)]
         ranks = tuple(sorted([rank, *others]))
         at = rank if rank != ranks[0] else None
-        if (launch := log.launched(index)) is not None:
+        if (launch := launched(log, index)) is not None:
             return Culprit(how="abandons", call=log.log[launch], ranks=ranks, candidate=launch, reference=index, at=at)
         made = log.reference.counterpart(index, log)
         if made is not None and (rank, made) in self._history(
@@ -305,6 +306,8 @@ class _Blame:
                 new = log.log[between]
                 return Culprit(how="adds", call=new, ranks=ranks, candidate=between, reference=None, at=at)
             mine = log.log[made]
+            if log.shows_left(made):
+                return None  # it is made, of what an earlier step left
             if before is not None and made != before and (rank, before) in self._before({(rank, made)}):
                 return None  # it is made, of what the call that is wrong gives
             if mine.inputs and (mine.inputs, mine.outputs) == (call.inputs, call.outputs):
@@ -319,6 +322,8 @@ class _Blame:
             on, new_call = there[0], self.logs[there[0]].log[there[1]]
             ranks, at = (ranks, at) if on == rank else ((on,), None)
             return Culprit(how="adds", call=new_call, ranks=ranks, candidate=there[1], reference=None, at=at)
+        index = first_lost(log, index)
+        call = log.reference.log[index]
         lists = list_differences(log, call)
         return Culprit(how="lacks", call=call, ranks=ranks, candidate=None, reference=index, arguments=lists, at=at)
 
@@ -362,28 +367,9 @@ class _Blame:
     def _lacks(self, rank: int, call: Call) -> bool:
         """Whether what differs on a rank lacks a call like this one."""
         log = self.logs[rank]
-        index = log.first_missing(wanted for wanted, _ in self.differing[rank])
+        index = first_missing(log, (wanted for wanted, _ in self.differing[rank]))
         mine = None if index is None else log.reference.log[index]
         return mine is not None and (mine.operator, mine.place) == (call.operator, call.place)
-
-    def _misplaced(self, differing: Differing) -> Culprit | None:
-        """Rule 5: the first call before the update that gave what a tensor should hold which holds another one's."""
-        found: list[Site] = []
-        for rank, pairs in differing.items():
-            last: dict[str, int] = {}
-            values = {wanted for wanted, has in pairs if has != wanted and has in self.logs[rank].reference.values}
-            for index, call in enumerate(self.logs[rank].log):
-                if call.place.direction != "update":
-                    last |= dict.fromkeys(values.intersection(call.outputs), index)
-            found += [(rank, index) for index in last.values()]
-        if not found:
-            return None
-        rank, index = min(found, key=self.joined.when)
-        bucket = self.logs[rank].bucket_of(index)
-        if bucket is not None:  # it was packed, or unpacked, in another order
-            index = bucket
-        call = self.logs[rank].log[index]
-        return Culprit(how="misplaces", call=call, ranks=(rank,), candidate=index, reference=None)
 
 
 class _Picked(NamedTuple):

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from bitproof.harness.localize.chain import Pair
 from bitproof.harness.localize.culprit import Culprit, Doubt
@@ -43,12 +43,18 @@ def doubts(
     found += _readers(culprit, rank, pair, rivals, logs, joined)
     itself = _itself(culprit, logs)
     found = [site for site in found if site not in itself]
+    if culprit.how == "exchanges":  # what follows is of other values for it
+        found = [site for site in found if not joined.before([site], _givers(logs)).intersection(itself)]
     told: dict[str, Doubt] = {}
     for on, index in dict.fromkeys(found):
         call = logs[on].log[index]
         known = told.get(str(call), Doubt(call, ()))
         told[str(call)] = known._replace(ranks=tuple(sorted({*known.ranks, on})))
     return tuple(told.values())
+
+
+def _givers(logs: Sequence[CandidateLog]) -> Callable[[Site], Iterable[int]]:
+    return lambda site: logs[site[0]].givers(site[1])
 
 
 def _is_sure(culprit: Culprit, log: CandidateLog) -> bool:

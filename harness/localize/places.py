@@ -5,6 +5,7 @@ by what a pipeline of graphs says that it does, around its graphs
 by the module hooks' stack, in eager forward
 by autograd's node and the forward call that made it, in eager backward; its seed is backward's, as in a graph
 by the module hooks' stack again, where backward runs a module again, and where its output gets backward hooks
+by what ran the same line in forward, where backward runs a function again
 by the parameter whose gradient arrives, for what has its shape there; all else, such as buckets, has no module
 as "update", in an optimizer's step but for its closure, and outside the function that computes gradients; of a
     system that shows no such function, after a backward, of what reads gradients, or writes to a module's buffers,
@@ -18,8 +19,8 @@ from __future__ import annotations
 import bisect
 import functools
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
@@ -86,6 +87,7 @@ class Places:
         self._micro_batch_at: list[int | None] = []
         self._backward_of: int | None = None
         self._part_at: list[str | None] = []
+        self._made_by = defaultdict[tuple[str, str | None], set[str | None]](set)
         self._part: str | None = None
         """Of what runs, for calls that are no update's."""
 
@@ -120,6 +122,8 @@ class Places:
             place = self._backward(sequence_number_of(autograd_node))
             if self._entered and self._entered[-1][1]:  # a module runs again
                 place, self._part = place._replace(module=self._running[-1]), running_part()
+            elif torch.is_grad_enabled():  # a function of a module's runs again
+                place = place._replace(module=self._repeated(place.module, self._made_by[name, line]))
             return place, None, line
         if self._is_untold():
             self._is_lost = True
@@ -133,7 +137,16 @@ class Places:
             return Place(None, "update"), None, line
         if is_beginning_backward() or (not self._running and self._begins_gradient(name, tensors)):
             return Place(None, "backward"), None, line
-        return self._forward(), None, line
+        place = self._forward()
+        self._made_by[name, line].add(place.module)
+        return place, None, line
+
+    def _repeated(self, module: str | None, made_by: Collection[str | None]) -> str | None:
+        """Of the modules whose forward made such a call, the innermost that `module` is in, or is; or else `module`."""
+        around = module
+        while around and around not in made_by:
+            around = around.rpartition(".")[0]
+        return around if around in made_by else module
 
     def _is_untold(self) -> bool:
         """Whether nothing says in which direction a call belongs that autograd does not make.

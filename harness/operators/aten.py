@@ -206,7 +206,11 @@ ATEN = (
     Operator(name="aten.mul_", in_place_of="aten.mul", scales="*", allowed=("Tensor",)),
     Operator(name="aten.mv", rows=RowFlow.MATRIX_VECTOR),
     Operator(name="aten.narrow", hides=Hides.CHOICE, rows=RowFlow.CUT),
-    Operator(name="aten.native_batch_norm", counts_as="aten._native_batch_norm_legit_functional"),
+    Operator(
+        name="aten.native_batch_norm",
+        counts_as="aten._native_batch_norm_legit_functional",
+        counts_in=("running_mean", "running_var"),
+    ),
     Operator(name="aten.native_dropout", rows=RowFlow.EACH_ELEMENTWISE),
     Operator(name="aten.native_layer_norm", rows=RowFlow.EACH_NORMALIZED, allowed=("default",)),
     Operator(name="aten.ne", exact="Tensor", commutes=True, hides=Hides.ORDER, allowed=("Scalar", "Tensor")),

@@ -131,6 +131,8 @@ class Operator:
     """The argument whose memory the result shares, though the schema does not say so."""
     writes: str | None = None
     """The argument that is written or let go, though the schema does not say so."""
+    counts_in: tuple[str, ...] = ()
+    """The arguments that it writes in training, though the schema does not say so: running statistics."""
     reads_layout: bool = False
     """It reads its arguments' layout and no element."""
     may_copy: bool = False

@@ -9,15 +9,19 @@ import torch
 from torch import Tensor
 
 from bitproof.harness.disturb.works import in_place_results
-from bitproof.harness.graph.operators import written_names
+from bitproof.harness.graph.operators import name_of, written_names
+from bitproof.harness.operators import named
 from bitproof.harness.torch_compat import tree_leaves
 from bitproof.harness.torch_operators import schema_of
 
 
 def written_by(function: Any, args: Any, kwargs: Any) -> list[Any]:
     """The arguments that a call writes in place."""
-    names = in_place_results(function) or written_names(function)
+    unsaid = named(name_of(function)).counts_in
+    names = in_place_results(function) or written_names(function) or unsaid
     given = given_to(function, args, kwargs) if names else {}
+    if names is unsaid and not given.get("training", True):
+        return []
     return [given.get(name) for name in names]
 
 

@@ -20,7 +20,7 @@ class CandidateLog(IndexedLog):
     def __init__(self, calls: Sequence[Call], reference: ReferenceLog) -> None:
         super().__init__(calls)
         self.reference = reference
-        self._values = {value for call in calls for value in (*call.inputs, *call.outputs, *call.aliases)}
+        self.values = {value for call in calls for value in (*call.inputs, *call.outputs, *call.aliases)}
         self._made = {(call.operator, call.outputs) for call in calls}
         self._num_giving = Counter((c.operator, values_of(c), c.place) for c in calls if not gives_what_it_reads(c))
         once = (call for call in calls if not is_again(call))
@@ -130,7 +130,8 @@ class CandidateLog(IndexedLog):
             producer = pending.pop()
             view = self.log[producer]
             is_for_it = self.is_new(index) and self.log[index].operator != "clone"  # in which no value is wrong
-            if view.view and ((is_for_it and not self.is_proven(producer)) or keeps_order(view)):
+            is_passed = (is_for_it and not self.is_proven(producer)) or keeps_order(view) or self.shows_left(producer)
+            if view.view and is_passed:
                 pending += self._bad_inputs(producer)
             else:
                 found.add(producer)
@@ -146,9 +147,18 @@ class CandidateLog(IndexedLog):
         call = self.log[index]
         if not call.inputs:
             return "draws"
-        pairs = zip(call.inputs, self._given[index], strict=False)
-        is_left = any(giver is None and value not in self.reference.values for value, giver in pairs)
-        return "inherits" if is_left else "reads"
+        return "inherits" if self._reads_left(index) else "reads"
+
+    def _reads_left(self, index: int) -> bool:
+        """Whether a call reads, be it by views, a value that the reference does not have and no call gave."""
+        return any(
+            value not in self.reference.values if giver is None else self.shows_left(giver)
+            for value, giver in zip(self.log[index].inputs, self._given[index], strict=False)
+        )
+
+    def shows_left(self, index: int) -> bool:
+        """Whether a call is a view of such a value, which computes nothing: what reads it is the first that does."""
+        return self.log[index].view and self._reads_left(index)
 
     def giver(self, wanted: str, digest: str) -> int | None:
         """The call that gave a record its value: the last that did so, or the one that is where `wanted` was given."""
@@ -186,7 +196,7 @@ class CandidateLog(IndexedLog):
 
     def lacks(self, index: int) -> bool:
         """Whether no call here gives what this call of the reference gives."""
-        return self._values.isdisjoint(self.reference.log[index].outputs)
+        return self.values.isdisjoint(self.reference.log[index].outputs)
 
     def exchanges(self, index: int) -> bool:
         """Whether a call reads right values in another order than the reference's, and gives another one."""
@@ -201,7 +211,7 @@ class CandidateLog(IndexedLog):
 
     def has(self, values: Iterable[str]) -> bool:
         """Whether all of these values are somewhere here."""
-        return self._values.issuperset(values)
+        return self.values.issuperset(values)
 
     def packs(self, index: int) -> bool:
         """Whether a call computes nothing: it puts values together, or takes them apart."""
@@ -295,39 +305,6 @@ class CandidateLog(IndexedLog):
         """Whether a call only packs right values, or is the collective of such."""
         earlier = self.bad_producers(index)
         return self.only_packs(index) or (bool(earlier) and all(map(self.only_packs, earlier)))
-
-    def first_missing(self, wanted: Iterable[str], before: int | None = None) -> int | None:
-        """In the reference's log, the first call whose output this log has nowhere and whose inputs it has.
-
-        What it has from call `before` on alone, and in another direction, it has nowhere: backward may divide again.
-        """
-        made_late = {value for call in self.log[before:] for value in call.outputs} if before is not None else set()
-        there = self._values - made_late  # what is given to the step is there, whoever reads it when
-        there |= {value for call in self.log[:before] for value in (*call.inputs, *call.outputs, *call.aliases)}
-        late = {(value, call.place.direction) for call in self.log[before:] for value in call.outputs}
-
-        def is_missing(value: str) -> bool:
-            index = self.reference.producer(value)
-            if index is None:  # given to the step, be it that nobody reads it here
-                return False
-            return value not in there and (value, self.reference.log[index].place.direction) not in late
-
-        pending, seen, found = [*filter(is_missing, wanted)], set(), []
-        while pending:
-            index = self.reference.producer(pending.pop())
-            if index is None or index in seen:
-                continue
-            seen.add(index)
-            earlier = [*filter(is_missing, self.reference.log[index].inputs)]
-            pending += earlier
-            if not earlier:
-                found.append(index)
-        return min(found, default=None)
-
-    def launched(self, index: int) -> int | None:
-        """The launch of a collective of the reference for which nobody waits here."""
-        call = self.reference.log[index]._replace(outputs=())  # operator, inputs and outputs are fields 1 to 3
-        return next((i for i, mine in enumerate(self.log) if call.collective and mine[1:4] == call[1:4]), None)
 
     def _keeps_what_it_reads(self, call: Call) -> bool:
         """Whether a call copies a right value that the reference copies nowhere: no value in it can be wrong."""

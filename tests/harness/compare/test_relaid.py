@@ -15,6 +15,7 @@ from bitproof.harness.compare.relaid import (
     are_laid_out_otherwise,
     are_staged,
     common_cuts,
+    lack_state_alone,
     relaid,
     replicas,
 )
@@ -165,3 +166,19 @@ def test_stages_have_each_parameter_whole_on_one_rank_alone():
     assert not are_staged(recording([Box.whole((8, 6))])), "a DTensor"
     lacking = replace(whole, records={key: record for key, record in whole.records.items() if key.kind != "param"})
     assert not are_staged(lacking), "without parameters nothing tells"
+
+
+def test_calls_have_partners_where_ranks_lack_state_alone_and_in_no_other_two_layouts():
+    def without(kind: str, rank: int) -> Recording:
+        return replace(
+            whole, records={key: x for key, x in whole.records.items() if (key.kind, key.rank) != (kind, rank)}
+        )
+
+    whole = recording([None] * 4)
+    assert lack_state_alone(case(), whole, without("optimizer", 1))
+    assert lack_state_alone(case(), without("optimizer", 1), without("optimizer", 2))
+    assert not lack_state_alone(replace(case(), reference_parallelism=case().parallelism), whole, whole)
+    for other in (without("grad", 1), recording(ROWS), recording([None] * 2)):
+        assert not lack_state_alone(case(), whole, other)
+    for other in (recording(GRID), whole):
+        assert not lack_state_alone(case(), recording(ROWS), other)

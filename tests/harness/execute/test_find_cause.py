@@ -36,7 +36,14 @@ PLAIN, STRESSED = (Repeat("candidate", stressed, Comparison(verdict=Verdict.DIFF
 def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Explain a judgement where searches find, or raise, what is given: the judgement, the explainer, the searches."""
 
-    def searched(judgement: Judgement, *, cause: Any = BLAMED, noise: Any = (BLAMED, None), **options: Any) -> Any:
+    def searched(
+        judgement: Judgement,
+        *,
+        cause: Any = BLAMED,
+        noise: Any = (BLAMED, None),
+        repeats: Any = (PLAIN, STRESSED),
+        **options: Any,
+    ) -> Any:
         archives, log = tmp_path / "archives", []
         archives.mkdir(exist_ok=True)
 
@@ -74,7 +81,7 @@ def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         for module, stand_in in stand_ins.items():
             monkeypatch.setattr(f"bitproof.harness.localize.{module}.{stand_in.__name__}", stand_in)
         explainer = Explainer(CASE, {}, archives, lambda *_: None, lambda *_: None)  # type: ignore[arg-type,return-value]
-        found = explainer.explained(judgement, [PLAIN, STRESSED], RunOptions(**options))
+        found = explainer.explained(judgement, repeats, RunOptions(**options))
         assert archives.exists() == (explainer.seconds is None), "what replays left is gone, and nothing else"
         return found, explainer, log
 
@@ -101,6 +108,20 @@ def test_a_difference_is_led_to_its_call_and_where_there_is_none_a_remark_says_s
     assert explainer.remarks == [] and explainer.seconds >= 0
     found, explainer, _ = searched(DIFFERENT, cause=FIRST)
     assert (found, explainer.remarks) == (DIFFERENT, [NO_CALL])
+
+
+def test_a_difference_beside_which_records_are_missing_is_led_to_its_call_unless_a_system_differs_from_itself(
+    searched: Any,
+) -> None:
+    """As where a parameter that an update leaves out has no state: that is not compared, and its value is."""
+    gaps = replace(DIFFERENT, verdict=Verdict.UNVERIFIED, error="the evidence is incomplete")
+    found, _, log = searched(gaps, repeats=[])
+    assert (found, log) == (replace(gaps, first_divergence=BLAMED), [("cause", FIRST)])
+    found, _, log = searched(gaps, repeats=[STRESSED])
+    assert (found, log) == (gaps, [])
+    found, _, log = searched(gaps, repeats=[], cause=UnrepeatableError("reference", Key(1, "grad", "weight", 0)))
+    assert found.verdict == Verdict.UNVERIFIED and log == [("cause", FIRST)]
+    assert found.error.endswith("a replay of the reference did not reproduce its recording")
 
 
 def test_a_search_that_fails_leaves_the_verdict_and_is_told(searched: Any) -> None:

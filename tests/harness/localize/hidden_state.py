@@ -1,6 +1,6 @@
 """Trainers with state that they do not show: counts in a buffer, generators, an expert bias.
 
-`drawn`, `left`, `biased` and `counts_its_own` have a defect each.
+`drawn`, `left`, `biased`, `counts_its_own`, `leaves_out` and `leaves_out_on_rank_1` have a defect each.
 """
 
 from __future__ import annotations
@@ -116,3 +116,21 @@ def biased(case: Any, mesh: Any) -> Balanced:
 def counts_its_own(case: Any, mesh: Any) -> Balanced:
     """Each rank steers its bias by its own tokens alone."""
     return Balanced(mesh.rank, sums=False)
+
+
+def listed(case: Any, mesh: Any, ranks: tuple[int, ...] = ()) -> Trainer:
+    """Updates lists of parameters; on `ranks` without one, of which it then has no state to show."""
+    trainer = Trainer(mesh.rank)
+    parameters = [x for name, x in trainer.model.named_parameters() if mesh.rank not in ranks or name != "2.weight"]
+    trainer.optimizer = torch.optim.AdamW(parameters, lr=1e-2, foreach=True)
+    return trainer
+
+
+def leaves_out(case: Any, mesh: Any) -> Trainer:
+    """Leaves it out on all ranks."""
+    return listed(case, mesh, (0, 1))
+
+
+def leaves_out_on_rank_1(case: Any, mesh: Any) -> Trainer:
+    """Leaves it out on rank 1 alone."""
+    return listed(case, mesh, (1,))

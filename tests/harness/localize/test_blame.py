@@ -927,3 +927,12 @@ def test_a_constant_that_stands_in_a_bucket_where_a_value_should_is_blamed_and_n
     assert culprit is not None and culprit.how == "lacks", "the record does not hold what the bucket gives"
     culprit = find_culprit([reference], [logged([(None, None), (0,), (1,)], bucket)], {0: [("r", "z")]})
     assert culprit is not None and (culprit.how, culprit.candidate) == ("adds", 1)
+
+
+def test_of_what_was_left_wrong_the_first_call_that_computes_of_it_is_blamed_and_no_view() -> None:
+    reference = [call("t w -> v")._replace(view=True), call("mm x v -> a"), call("sum a -> l")]
+    candidate = [call("t W -> V")._replace(view=True), call("mm x V -> A"), call("sum A -> L")]
+    given = [(None,), (None, 0), (1,)]
+    culprit = blamed(logged(given, reference), logged(given, candidate), "L")
+    assert culprit is not None
+    assert (culprit.how, culprit.call.operator, culprit.candidate) == ("inherits", "mm", 1)

@@ -72,3 +72,19 @@ def test_an_update_that_leaves_a_gradient_as_it_was_is_not_doubted() -> None:
     culprit = blamed(logs("c", "h", "q"), logs("C", "H", "Q"), "H")
     assert culprit is not None and culprit.call.operator == "mul"
     assert culprit.or_else == ()
+
+
+def test_what_follows_a_pack_in_another_order_is_not_doubted_beside_it() -> None:
+    """As norms of gradients that were exchanged before, which clipping reads in another order."""
+
+    def step(first: str, second: str, record: str) -> list[Call]:
+        packed = call("chunk_cat a b -> k" if record == "l" else "chunk_cat b a -> K")._replace(producers=(None, None))
+        calls = [packed, call(f"split {packed.outputs[0]} -> {first} {second}")._replace(view=True, producers=(0,))]
+        calls += [call(f"norm {x} -> n{x}")._replace(producers=(1,)) for x in (first, second)]
+        stacked = "z" if record == "l" else "Z"
+        calls.append(call(f"my_stack n{first} n{second} -> {stacked}")._replace(producers=(2, 3)))
+        return [*calls, call(f"mul {first} {stacked} -> {record}")._replace(producers=(1, 4))]
+
+    culprit = blamed(step("p", "q", "l"), step("q", "p", "L"), "L")
+    assert culprit is not None and (culprit.how, culprit.call.operator) == ("exchanges", "chunk_cat")
+    assert culprit.or_else == ()

@@ -76,6 +76,23 @@ def test_an_expert_bias_that_nobody_shows_is_led_back_to_what_changed_it(tmp_pat
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("candidate", "verdict", "rank"),
+    [("leaves_out", Verdict.UNVERIFIED, 0), ("leaves_out_on_rank_1", Verdict.DIFFERENT, 1)],
+)
+def test_a_parameter_without_state_is_led_to_the_list_that_lacks_it(tmp_path, one_host, candidate, verdict, rank):
+    """What is missing is no evidence, and the parameter itself differs; state on fewer ranks is no other layout."""
+    result = result_of(candidate, tmp_path, "listed")
+    first = result.first_divergence
+    assert result.verdict == verdict and first is not None and (first.kind, first.name) == ("param", "2.weight")
+    assert first.call is not None and (first.call.operator, first.call.rank) == ("_foreach_mul_.Scalar", rank)
+    assert first.call.how == (
+        "is a call of the reference that the candidate does not make, with 6 of the reference's 8 tensors in its lists"
+    )
+    assert not any(told.startswith("no call is blamed") for told in result.remarks)
+
+
+@pytest.mark.ranks
 def test_a_graph_of_a_foreign_trainer_that_lacks_a_wait_ends_with_the_collective_s_name(tmp_path, one_host):
     """Whether values are there in time is luck, in each run anew: in those that find a cause, too."""
     result = result_of("lacks_a_wait", tmp_path, "waits", SYSTEMS.with_name("graph_without_a_wait.py"))
@@ -88,3 +105,17 @@ def test_a_graph_of_a_foreign_trainer_that_lacks_a_wait_ends_with_the_collective
     else:
         assert (first.call.operator, first.call.how) == ("all_reduce", "is launched, and never waited for")
         assert first.call.node == "all_reduce_1"
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("way", "verdict", "operator"),
+    [("works", Verdict.NONDETERMINISTIC, "allreduce_"), ("functions", Verdict.DIFFERENT, "all_reduce")],
+)
+def test_an_exchange_of_a_foreign_trainer_that_nobody_waits_for_is_named(tmp_path, one_host, way, verdict, operator):
+    """Replays wait for each work at once, so they do not repeat what was recorded of works."""
+    result = result_of(way, tmp_path, f"{way}__waits", SYSTEMS.with_name("exchange_without_a_wait.py"))
+    first = result.first_divergence
+    assert result.verdict == verdict, result.error
+    assert first is not None and first.call is not None and (first.kind, first.name) == ("grad", "2.weight")
+    assert (first.call.operator, first.call.how) == (operator, "is launched, and never waited for")

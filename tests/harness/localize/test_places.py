@@ -73,6 +73,30 @@ def test_what_backward_computes_again_belongs_to_the_module_that_runs_again_and_
     assert backward == ["1"]
 
 
+def test_what_backward_computes_again_of_a_module_s_own_function_belongs_to_that_module() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Tanh()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = checkpoint(lambda x: self.inner(x.sigmoid()), x, use_reentrant=False)
+            return y
+
+    class Again:
+        def __init__(self) -> None:
+            self.model = nn.Sequential(Outer(), Outer())
+
+        def gradients(self) -> None:
+            self.model(torch.ones(3, requires_grad=True)).sum().backward()
+
+    system = Again()
+    with logged(system) as log:
+        system.gradients()
+    again = [call.place[:2] for call in log.calls if call.operator == "sigmoid"][2:]
+    assert again == [("1", "backward"), ("0", "backward")]
+
+
 def test_what_adds_the_gradients_of_two_micro_batches_belongs_to_the_parameters_module() -> None:
     assert [call.place.module for call in calls_of(lambda gradient: gradient, "add_.Tensor")] == ["second", "first"]
 

@@ -151,6 +151,19 @@ def test_a_copy_to_host_memory_and_back_is_in_flight_until_its_wait(monkeypatch:
     assert not late
 
 
+def test_a_batch_norm_that_trains_gives_running_statistics_though_its_schema_does_not_say_so() -> None:
+    class Norm(System):
+        def step(self, x: Tensor) -> None:
+            self.model(x)
+            self.seen = digest(self.model.running_mean)
+
+    norm = nn.BatchNorm1d(4)
+    for is_training in (True, False):
+        system = Norm(norm.train(is_training))
+        [call] = [call for call in calls_of(system, torch.randn(3, 4)) if call.operator == "native_batch_norm"]
+        assert (system.seen in call.outputs) == is_training
+
+
 def test_a_write_through_a_view_shows_what_it_did_to_the_other_views() -> None:
     class Writing(System):
         def step(self, x: Tensor) -> None:

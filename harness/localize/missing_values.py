@@ -1,0 +1,109 @@
+"""Right values that the candidate lacks, or that stand in another tensor's place: see rules 2, 4 and 5 of `blame`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from bitproof.harness.localize.chain import Pair
+from bitproof.harness.localize.culprit import Culprit
+from bitproof.harness.localize.logs.calls import Call
+from bitproof.harness.localize.logs.candidate_log import CandidateLog
+from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
+from bitproof.harness.localize.logs.packing import CONSTANTS, PACKING, keeps_order, name_of
+
+
+def first_missing(log: CandidateLog, wanted: Iterable[str], before: int | None = None) -> int | None:
+    """In the reference's log, the first call whose output this log has nowhere and whose inputs it has.
+
+    What it has from call `before` on alone, and in another direction, it has nowhere: backward may divide again.
+    """
+    made_late = {value for call in log.log[before:] for value in call.outputs} if before is not None else set()
+    there = log.values - made_late  # what is given to the step is there, whoever reads it when
+    there |= {value for call in log.log[:before] for value in (*call.inputs, *call.outputs, *call.aliases)}
+    late = {(value, call.place.direction) for call in log.log[before:] for value in call.outputs}
+
+    def is_missing(value: str) -> bool:
+        index = log.reference.producer(value)
+        if index is None:  # given to the step, be it that nobody reads it here
+            return False
+        return value not in there and (value, log.reference.log[index].place.direction) not in late
+
+    pending, seen, found = [*filter(is_missing, wanted)], set(), []
+    while pending:
+        index = log.reference.producer(pending.pop())
+        if index is None or index in seen:
+            continue
+        seen.add(index)
+        earlier = [*filter(is_missing, log.reference.log[index].inputs)]
+        pending += earlier
+        if not earlier:
+            found.append(index)
+    return min(found, key=lambda index: (name_of(log.reference.log[index]) in CONSTANTS, index), default=None)
+
+
+def first_lost(log: CandidateLog, index: int) -> int:
+    """The first call of the reference that computes, of those that are not made here and that one is made for.
+
+    What joins, views all of a value, or is a constant chooses nothing: without its reader nobody misses it.
+    """
+
+    def is_for_its_reader(call: Call) -> bool:
+        return keeps_order(call) or (name_of(call) in PACKING | CONSTANTS and not call.view)
+
+    while is_for_its_reader(log.reference.log[index]):
+        readers = (i for i in range(index + 1, len(log.reference.log)) if index in log.reference.givers(i))
+        lost = (i for i in readers if log.lacks(i) and _makes_fewer(log, log.reference.log[i]))
+        if (reader := next(lost, None)) is None:
+            break
+        index = reader
+    return index
+
+
+def _makes_fewer(log: CandidateLog, call: Call) -> bool:
+    """Whether fewer calls like one of the reference's are made here, at its place."""
+    return len(log.there(call)) < len(log.reference.there(call))
+
+
+def launched(log: CandidateLog, index: int) -> int | None:
+    """The launch of a collective of the reference for which nobody waits here."""
+    call = log.reference.log[index]._replace(outputs=())  # operator, inputs and outputs are fields 1 to 3
+    return next((i for i, mine in enumerate(log.log) if call.collective and mine[1:4] == call[1:4]), None)
+
+
+def misplaced_by(
+    differing: Mapping[int, Iterable[Pair]], logs: Sequence[CandidateLog], joined: JoinedLogs
+) -> Culprit | None:
+    """The first call before the update that gave what a tensor should hold which holds another one's value.
+
+    If that came out of a bucket, it is the copy that put a right value over another there, or else the collective.
+    """
+    found: list[Site] = []
+    for rank, pairs in differing.items():
+        last: dict[str, int] = {}
+        values = {wanted for wanted, has in pairs if has != wanted and has in logs[rank].reference.values}
+        for index, call in enumerate(logs[rank].log):
+            if call.place.direction != "update":
+                last |= dict.fromkeys(values.intersection(call.outputs), index)
+        found += [(rank, index) for index in last.values()]
+    if not found:
+        return None
+    rank, index = min(found, key=joined.when)
+    bucket = logs[rank].bucket_of(index)
+    if bucket is not None:  # it was packed, or unpacked, in another order
+        index = bucket
+        history = joined.before([(rank, bucket)], lambda site: logs[site[0]].givers(site[1]))
+        if over := {(r, i) for r, i in history if _puts_over(logs[r], i)}:  # once it was filled
+            rank, index = min(over, key=joined.when)
+            ranks = tuple(sorted({r for r, _ in over}))
+            call, at = logs[rank].log[index], rank if rank != ranks[0] else None
+            return Culprit(how="adds", call=call, ranks=ranks, candidate=index, reference=None, at=at)
+    call = logs[rank].log[index]
+    return Culprit(how="misplaces", call=call, ranks=(rank,), candidate=index, reference=None)
+
+
+def _puts_over(log: CandidateLog, index: int) -> bool:
+    """Whether a call copies a right value over another right one that a call gave, and the reference does not."""
+    call = log.log[index]
+    if name_of(call) != "copy_" or log.given(index)[0] is None or log.reference.alike(call):
+        return False
+    return len(set(call.inputs)) > 1 and log.reads_right_values(index)

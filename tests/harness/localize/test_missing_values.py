@@ -1,0 +1,41 @@
+"""Whom blame finds where a right value is missing, or stands in another tensor's place."""
+
+from __future__ import annotations
+
+from bitproof.harness.localize.blame import find_culprit
+from bitproof.harness.localize.logs.calls import Call
+from tests.harness.localize.test_blame import blamed, call, logged
+
+
+def test_a_right_value_that_is_copied_over_another_in_a_bucket_is_blamed_on_the_copy() -> None:
+    def log(parts: list[Call], values: str, bucket: tuple[str, str]) -> list[Call]:
+        """Sums of two parts of a bucket, taken out of it one after the other."""
+        summed = call(f"all_reduce {bucket[0]} -> {bucket[1]}", collective=True)
+        summed = summed._replace(producers=(len(parts) - 1,), aliases=tuple(values))
+        calls = [*parts, summed]
+        for value in values:
+            taken = call(f"as_strided {bucket[1]} -> {value}")._replace(view=True, producers=(len(parts),))
+            calls += [taken, call(f"copy_ g {value} -> {value} {value}")._replace(producers=(None, len(calls)))]
+        return calls
+
+    filled = logged([(None,), (None,), (0, 1)], [call("neg x -> a"), call("neg y -> b"), call("cat a b -> k")])
+    over = logged([(2,), (2, 2), (4, 3)], [call("clone a -> a"), call("copy_ a b -> b b"), call("copy_ b a -> a a")])
+    reference, candidate = log(filled, "pq", ("k", "s")), log([*filled, *over], "qp", ("K", "S"))
+    culprit = find_culprit([reference], [candidate], {0: [("p", "q"), ("q", "p")]})
+    assert culprit is not None
+    assert (culprit.how, culprit.call.operator, culprit.candidate) == ("adds", "copy_", 4)
+
+
+def test_where_a_view_is_missing_for_a_call_that_is_missing_that_call_is_blamed() -> None:
+    """What the view is made for; a part that is missing, as a slice, is missed itself."""
+    for operator, missed in (("unsqueeze", "masked_fill"), ("slice", "slice")):
+        reference = [
+            call("lt x -> m"),
+            call(f"{operator} m -> u")._replace(view=True),
+            call("masked_fill e u -> a"),
+            call("sum a -> l"),
+        ]
+        reference = logged([(None,), (0,), (None, 1), (2,)], reference)
+        candidate = [reference[0], call("sum e -> L")._replace(producers=(None,))]
+        culprit = blamed(reference, candidate, "L")
+        assert culprit is not None and (culprit.how, culprit.call.operator) == ("lacks", missed)

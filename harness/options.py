@@ -42,7 +42,7 @@ class Stress:
     def __str__(self) -> str:
         disturbed = (
             f"random sleeps of up to {self.longest_sleep * 1000:g} ms before collectives and waits, "
-            "zeros instead of NaN in memory that nobody wrote"
+            "zeros instead of NaN in uninitialized memory"
         )
         threads = f"; {self.num_threads} threads an operator, which by itself may move bits of large sums and products"
         return disturbed + (threads if self.num_threads > 1 else "")
@@ -136,7 +136,7 @@ class RunOptions:
         option(
             "--no-kept-graph",
             PIPELINE,
-            "Trace every graph anew, and keep none: see BITPROOF_CACHE in the documents.",
+            "Trace every graph again, and keep none: see BITPROOF_CACHE in the documents.",
             kind=bool,
             default=False,
         ),
@@ -176,7 +176,7 @@ class RunOptions:
         option(
             "--control",
             CHECKS,
-            "When each system runs twice, to tell noise from defects. [default: always]",
+            "When each system runs twice, to distinguish noise from defects. [default: always]",
             kind=ControlRequest | None,
         ),
         option(
@@ -260,7 +260,7 @@ class RunOptions:
         "Compare every operator call of an EQUAL case: values that the reference never had make it DIFFERENT.",
     )
     prove_first: bool = setting(
-        False, "--prove-first", CHECKS, "Prove each case before any runs; tell what may differ."
+        False, "--prove-first", CHECKS, "Prove each case before any runs; list what may differ."
     )
     sensitivity: Effort | None = settings(
         None,
@@ -319,7 +319,7 @@ class RunOptions:
         if self.control == "never":
             told.append(
                 f"--no-control: no system ran twice{' but under stress' if self.stress else ''}, "
-                "so noise was not told from defects"
+                "so noise was not distinguished from defects"
             )
         if self.control in ("when_different", "up_to_difference"):
             told.append(

@@ -236,7 +236,7 @@ def test_an_extra_pass_that_moves_waits_is_equal_and_its_graphs_can_be_read(tmp_
     assert f" --extra-pass {ROOT / EXAMPLES}:wait_late@after=chunk " in f" {' '.join(report['options'])} "
     assert result["stress"] is None
     [told] = result["remarks"]
-    assert re.fullmatch(r"--extra-pass: nobody compared the values of [\d,]+ of the [\d,]+ calls in .*", told)
+    assert re.fullmatch(r"--extra-pass: no comparison covers the values of [\d,]+ of the [\d,]+ calls in .*", told)
     assert told.endswith("; --every-call compares them") and told in finished.stdout
 
 
@@ -273,7 +273,7 @@ def test_an_extra_pass_that_rounds_gradients_differs_and_its_graphs_can_be_read(
     assert result["verdict"] == "DIFFERENT"
     assert result["first_divergence"]["kind"] == "grad"
     assert result["control"] == {"reference": None, "candidate": None}
-    assert report["remarks"] == ["--no-control: no system ran twice, so noise was not told from defects"]
+    assert report["remarks"] == ["--no-control: no system ran twice, so noise was not distinguished from defects"]
     assert f"{report['remarks'][0]}\n" in finished.stdout and "--no-control" in report["options"]
     graphs = tmp_path / "latest" / "graphs"
     [diff] = (graphs / "small").glob("*-add_gradients_in_bfloat16.diff")

@@ -39,7 +39,7 @@ def check_patterns(patterns: str, what: str) -> None:
         if _agree(first.split("."), second.split(".")) and first.count(".") <= second.count("."):
             raise CaseError(
                 "chunking patterns choose a module and one inside it, which would be cut twice",
-                expected="patterns of which none lies in another",
+                expected="patterns, none of them within another",
                 found=f"{first} and {second}",
                 fix="leave out one of them",
             )

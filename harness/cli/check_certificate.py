@@ -26,7 +26,7 @@ def check_certificate_command(
         bool, typer.Option("--second", help="Check with the second checker, too, which shares no code with the first.")
     ] = False,
     retrace: Annotated[
-        bool, typer.Option("--retrace", help="Make both graphs anew and compare them. Needs torch, and this code.")
+        bool, typer.Option("--retrace", help="Make both graphs again and compare them. Needs torch, and this code.")
     ] = False,
     signers: Annotated[
         Path | None,

@@ -12,7 +12,7 @@ from bitproof.harness.cli.declare import command
 from bitproof.harness.history.trends import DEFINITIONS
 
 history = typer.Typer(
-    help="Keep what came of every night in an SQLite file, and show verdicts, times and flake rates.",
+    help="Keep the results of every night in an SQLite file, and show verdicts, times and flake rates.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

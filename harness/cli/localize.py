@@ -33,7 +33,7 @@ def _look(look: Look, case: str, report_dir: Path, changes: Changes, options: Ru
 def localize_command(
     case: CaseName, report_dir: ReportDir = Path("reports"), *, changes: Changes, options: RunOptions
 ) -> None:
-    """Run a case and tell all that is known of its first difference."""
+    """Run a case and report everything known about its first difference."""
     from bitproof.harness.commands.localize import localize
 
     _look(localize, case, report_dir, changes, options)

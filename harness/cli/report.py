@@ -29,10 +29,10 @@ def report_command(
         ),
     ] = "md",
     against: Annotated[
-        Path | None, typer.Option(metavar="RUN_DIR", help="With --format comment, tell what changed since this run.")
+        Path | None, typer.Option(metavar="RUN_DIR", help="With --format comment, show what changed since this run.")
     ] = None,
 ) -> None:
-    """Print a run's report again, made anew from its report.json."""
+    """Print a run's report again, from its report.json."""
     from bitproof.harness.history.beside import read_run
     from bitproof.harness.report.ci import comment
     from bitproof.harness.report.write import check_format, render_as

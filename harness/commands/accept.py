@@ -49,7 +49,7 @@ def accept(
             "a baseline is accepted for a reason", expected="--why TEXT, which its manifest keeps", found="none"
         )
     baseline_dir = options.baseline_dir
-    assert baseline_dir is not None, "what is accepted is held against baselines"
+    assert baseline_dir is not None, "what is accepted is compared with baselines"
     values = dict.fromkeys(pattern for case in cases for pattern in first_and_last_step(case.steps))
     options = replace(options, files_baselines=True, values=tuple(values) if new else ())
     reports: list[Report] = []

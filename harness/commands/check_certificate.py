@@ -103,9 +103,9 @@ def _signer_of(main: Path, signers: Path) -> str:
     if there is no ssh-keygen.
     """
     signature = main.with_name(f"{main.name}.sig")
-    require(signature.is_file(), f"nobody signed it: there is no {signature.name}")
+    require(signature.is_file(), f"it is not signed: there is no {signature.name}")
     names = _keygen("find-principals", "-f", str(signers), "-s", str(signature))
-    require(names.status == 0 and bool(names.out.strip()), "signed by nobody of the allowed signers")
+    require(names.status == 0 and bool(names.out.strip()), "not signed by any of the allowed signers")
     with rejecting():
         content = main.read_bytes().decode()  # whose every byte is signed
     why = ""

@@ -39,7 +39,7 @@ from bitproof.harness.records import (
 
 VACUOUS = "what agrees shows nothing, so it is no evidence"
 SHARDED_OTHERWISE = (
-    "nothing can be held against the case's bound of {:g}: elements of tensors that are sharded otherwise have no "
+    "nothing can be compared with the case's bound of {:g}: elements of tensors that are sharded otherwise have no "
     "partners; have both systems show whole tensors, as by DTensor.full_tensor()"
 )
 RACES = "a graph races with its collectives or copies, so that its bits agree by luck, if they do"

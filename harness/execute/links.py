@@ -339,7 +339,7 @@ class Links:
         elif line is None:
             with contextlib.suppress(OSError):
                 peer, address = source.accept()
-                self._add(peer, f"somebody at {address[0]}")
+                self._add(peer, f"an unknown process at {address[0]}")
         elif line.gone is None:
             try:
                 if events & selectors.EVENT_WRITE:

@@ -116,7 +116,7 @@ def _refuse_untrusted(case: Case | None, options: RunOptions) -> None:
             "and nothing says that it may run",
             expected="--trust-compiled: a hash shows that code is what was written, never what it does",
             found=f"pipeline.backend {case.pipeline.backend}",
-            fix="add --trust-compiled, if you trust whoever can write the folder; or run without --precompiled",
+            fix="add --trust-compiled, if you trust everyone who can write the folder; or run without --precompiled",
         )
 
 

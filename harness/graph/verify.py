@@ -117,7 +117,7 @@ def only_computes(change: PassEffect) -> None:
             if hidden := operators.hidden_effect(node):
                 raise PassError(
                     f"node `{node.name}`{of} ({node.target}) does more than compute from operands",
-                    expected="a pure function of what the operator is handed, since passes know it by its operands",
+                    expected="a pure function of the operator's arguments, since passes know it by its operands",
                     found=hidden,
                     fix="hand the operator each tensor that its function reads; draw, write and communicate outside",
                 )

@@ -62,7 +62,7 @@ def check_case(case: Case) -> None:
     if case.candidate not in (*TRACED, COMPILED) or case.reference in TRACED:
         is_own = case.candidate in BUILT_IN and case.reference in BUILT_IN
         raise CaseError(
-            f"case {case.name} has no passes to tell apart",
+            f"case {case.name} has no passes to bisect",
             expected=f"a candidate among {', '.join((*TRACED, COMPILED))}, and a reference that has no passes",
             found=f"reference {case.reference}, candidate {case.candidate}",
             fix="choose another case, or give --candidate graph"

@@ -55,8 +55,8 @@ def told_uncompared(case: Case, uncompared: int, calls: int) -> str:
     reason = why_not(case)
     look = f"they cannot be: {reason}" if reason else "--every-call compares them"
     return (
-        f"--extra-pass: nobody compared the values of {uncompared:,} of the {calls:,} calls in the candidate's graph, "
-        f"of which a wrong one may be rounded away before a record; {look}"
+        f"--extra-pass: no comparison covers the values of {uncompared:,} of the {calls:,} calls in the "
+        f"candidate's graph, and a wrong one may be rounded away before a record; {look}"
     )
 
 

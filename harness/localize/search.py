@@ -247,7 +247,7 @@ def _tell(key: Key) -> str:
 
 MAX_OTHERS = 8
 
-DOUBT = "no value tells whether the call to blame is wrong, or one of these: "
+DOUBT = "values do not show whether the call to blame is wrong, or one of these: "
 
 
 def tell_others(culprit: Culprit) -> list[str]:

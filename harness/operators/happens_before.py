@@ -275,7 +275,7 @@ class Order:
 
 def _let_go(work: _Work, time: float, last_use: Mapping[Key, float]) -> list[Race]:
     gone = [key for key in work.takes if last_use.get(key, time) < time]
-    does = f"{{who}} waits for `{work.name}`, which {work.rule.takes} what nobody keeps until then"
+    does = f"{{who}} waits for `{work.name}`, which {work.rule.takes} what is not kept until then"
     return [Race(work.name, does, gone[0], work.rule)] if gone else []
 
 

@@ -45,7 +45,7 @@ class Hides(Enum):
 
     CHOICE = "it takes some elements, and the wrong ones may not be among them"
     ORDER = "it decides by order or sign, which a small error leaves as it was"
-    SHAPE = "it reads a shape alone, or overwrites what it is handed"
+    SHAPE = "it reads a shape alone, or overwrites its arguments"
     MASK = "it overwrites or masks some elements"
     PRODUCT = "it multiplies, and the other factor may be zero"
 

@@ -79,7 +79,7 @@ def read(folder: Path, content: str, passes: Sequence[PassReport], trust_compile
             "the precompiled step is compiled code, and nothing says that it may run",
             expected="--trust-compiled",
             found=where,
-            fix="add --trust-compiled, if you trust whoever can write the folder",
+            fix="add --trust-compiled, if you trust everyone who can write the folder",
         )
     found = file.read(folder, file.COMPILED)
     if found.content != content:

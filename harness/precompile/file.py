@@ -65,7 +65,7 @@ def begin(folder: Path, what: str) -> None:
                     found=str(file),
                     fix="choose another --out, or move that file away",
                 )
-        note_unfinished(folder, what, "it is being made, or whoever made it was stopped")
+        note_unfinished(folder, what, "it is being made, or its maker was stopped")
         (folder / COMPILED).unlink(missing_ok=True)
     except OSError as error:
         raise _unreadable(file, error, "written") from error

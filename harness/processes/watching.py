@@ -52,7 +52,7 @@ class Watch:
             seconds = min(seconds, _EXIT_SECONDS)
         ready = [key.fileobj for key, _ in self._selector.select(seconds)]
         if self._hangup is not None and self._hangup in ready:
-            raise SystemExit("nobody waits for this run any more")
+            raise SystemExit("nothing waits for this run any more")
         for child in children:
             inlet = child.inlet
             if not inlet.is_over and (child.has_ended() or inlet in ready):

@@ -52,7 +52,7 @@ def _moved(graph: Graph) -> str | None:
     inputs = {f"{WRITTEN}{call.name}": call.value for call in graph.calls if call.op == "input"}
     for name, index in graph.outputs:
         if name in inputs and _lies(graph.calls[index].value) != _lies(inputs[name]):
-            return f"{name.removeprefix(WRITTEN)} lies otherwise after the step, so that the next would be another"
+            return f"{name.removeprefix(WRITTEN)} has another layout after the step, so that the next would be another"
     return None
 
 

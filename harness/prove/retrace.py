@@ -49,7 +49,7 @@ def check_retraced(
         ("torch", subject.torch, torch_version()),
         ("a machine of kind", subject.machine, platform.machine()),
     ):
-        require(told == here, f"its graphs cannot be made anew here: made with {name} {told}, here is {here}")
+        require(told == here, f"its graphs cannot be made again here: made with {name} {told}, here is {here}")
     options = GraphOptions(extra_passes=tuple(extra_passes))
     check_extra_passes(options.extra_passes, case)
     try:
@@ -80,8 +80,8 @@ def _check_alike(side: str, told: Graph, anew: Graph) -> None:
     """Two graphs must be the same but for the places in source that readers are shown."""
     for index, (one, other) in enumerate(zip(told.calls, anew.calls, strict=False)):
         unlike = [part for part in _PARTS if getattr(one, part) != getattr(other, part)]
-        how = ", ".join(f"{part} {_short(one, part)} is {_short(other, part)} when made anew" for part in unlike)
+        how = ", ".join(f"{part} {_short(one, part)} is {_short(other, part)} when made again" for part in unlike)
         require(not unlike, f"call {index} of the {side}, {one.op} `{one.name}`: {how}")
     num_told, num_anew = len(told.calls), len(anew.calls)
-    require(num_told == num_anew, f"the {side} has {num_told} calls, and {num_anew} when made anew")
-    require(told.outputs == anew.outputs, f"the {side} returns other calls than when made anew")
+    require(num_told == num_anew, f"the {side} has {num_told} calls, and {num_anew} when made again")
+    require(told.outputs == anew.outputs, f"the {side} returns other calls than when made again")

@@ -132,7 +132,7 @@ def join(step: Graph, update: Graph) -> Graph:
             value = step.calls[places[-1]].value
             memory[call.value.storage] = value.storage, value.offset - call.value.offset
             if told(call.value) != value:
-                raise RefusedError(f"{call.name} lies otherwise after the step than before", where="the update")
+                raise RefusedError(f"{call.name} has another layout after the step than before", where="the update")
         else:
             places.append(len(calls))
             args = tuple((name, told(x)) for name, x in call.args)

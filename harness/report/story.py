@@ -25,7 +25,7 @@ def tell_story(result: CaseResult) -> Iterator[str]:
     if call is None:
         looked = NO_CALL in result.remarks
         yield "  to blame: " + (
-            "no operator call explains it" if looked else "not known, as no search for a call came to an end"
+            "no operator call explains it" if looked else "not known, as no search for a call finished"
         )
         return
     yield f"  to blame: {blame(divergence)}"

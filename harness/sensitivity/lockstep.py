@@ -91,7 +91,7 @@ def run_step(program: Program, before: Sequence[dict[Source, Tensor]]) -> list[l
 
 
 def _refuse_written_views(program: Program, values: Sequence[Any]) -> None:
-    """Raise PassError where memory is written of which an earlier view is read later."""
+    """Raise PassError where memory is written while an earlier view of it is read later."""
     sharing: dict[int, list[int]] = {}
     for slot, value in enumerate(values):
         for x in tensors_of(value):
@@ -103,7 +103,7 @@ def _refuse_written_views(program: Program, values: Sequence[Any]) -> None:
                     late = [index for index in program.readers[other] if index > call.index]
                     if other != old and late:
                         raise PassError(
-                            "memory is written of which an earlier view is read later: no single call can be repeated",
+                            "memory is written that an earlier view shows later: no single call can be repeated",
                             found=f"{call.operator} {call.node}, then {program.calls[late[0]].operator}",
                         )
 

@@ -68,7 +68,7 @@ def _reason(program: Program, finding: Finding, how: Literal["blind", "lost"]) -
 
 def _told(call: ReplayedCall | None, how: Literal["blind", "lost"]) -> str:
     if call is None:
-        return "nobody reads it"
+        return "nothing reads it"
     name = call.operator
     row = named(name)
     if row.hides is Hides.CHOICE:

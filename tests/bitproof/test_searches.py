@@ -76,6 +76,6 @@ def test_a_keyword_of_another_function_is_refused(tmp_path: Path) -> None:
         bitproof.prove(abs, abs, until="chunk")  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="takes no dynamic_shapes"):
         bitproof.prove(moe_seq, dynamic_shapes={})  # type: ignore[call-overload]
-    with pytest.raises(bitproof.UsageError, match="has no passes to tell apart"):
+    with pytest.raises(bitproof.UsageError, match="has no passes to bisect"):
         bitproof.bisect(replace(moe_seq, candidate="eager_chunked"), report_dir=tmp_path)
     assert not list(tmp_path.iterdir())

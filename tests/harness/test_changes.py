@@ -83,7 +83,7 @@ def test_other_modules_or_another_dim_are_chunked() -> None:
         (
             Changes(chunk_modules=("layers.*.moe", "layers.1"), chunk_dim="seq"),
             "CaseError: chunking patterns choose a module and one inside it, which would be cut twice\n"
-            "  expected: patterns of which none lies in another\n"
+            "  expected: patterns, none of them within another\n"
             "  found: layers.1 and layers.*.moe\n"
             "  fix: leave out one of them",
         ),

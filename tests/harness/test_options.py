@@ -9,7 +9,7 @@ def test_a_plain_run_has_nothing_to_remark() -> None:
 
 def test_a_run_without_controls_says_what_it_cannot_tell() -> None:
     [plain] = RunOptions(control="never").remarks()
-    assert plain == "--no-control: no system ran twice, so noise was not told from defects"
+    assert plain == "--no-control: no system ran twice, so noise was not distinguished from defects"
     without, stressed = RunOptions(control="never", stress=Stress()).remarks()
     assert "no system ran twice but under stress" in without
     assert stressed.startswith("--stress: each system ran once more with random sleeps of up to 2 ms ")

@@ -33,7 +33,7 @@ def activation_freed_early(g: GraphEditor) -> list[Site]:
     return [g.site(node, "zero_"), g.site(last)]
 
 
-@row("ours: common subexpressions told apart by operator and shape alone")
+@row("ours: common subexpressions distinguished by operator and shape alone")
 def unlike_tables_merged(g: GraphEditor) -> list[Site]:
     """sines are read from the table of cosines."""
     one, other = (g.find("index", r".*rope", turn=turn) for turn in (0, 1))
@@ -42,7 +42,7 @@ def unlike_tables_merged(g: GraphEditor) -> list[Site]:
     return sites
 
 
-@row("ours: common subexpressions told apart by operator and shape alone")
+@row("ours: common subexpressions distinguished by operator and shape alone")
 def unlike_norms_merged(g: GraphEditor) -> list[Site]:
     """two norms share one's root mean square."""
     found = g.all("rsqrt", r".*norm")

@@ -207,6 +207,6 @@ class Rendezvous:
             f"{tell_ranks(missing)} of {self._peers.world_size} did not come within {self._timeout:g} s",
             rank=missing[0] if len(missing) == 1 else None,
             expected=f"{self._peers.world_size} ranks that meet at {where}",
-            found="; ".join(part for part in (came, what) if part) or "nobody",
+            found="; ".join(part for part in (came, what) if part) or "no rank",
             fix="start every rank, with one WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or give a longer --timeout",
         )

@@ -128,7 +128,7 @@ class Store:
             try:
                 socket.create_connection((self._address, self._port), timeout=_LOOK_SECONDS).close()
             except OSError as error:
-                self._store, self.where = None, f"nobody listens at {at}: {error.strerror or error}"
+                self._store, self.where = None, f"nothing listens at {at}: {error.strerror or error}"
                 return None
             if self._is_torchruns:
                 self._launcher.watch_store(self._address, self._port)

@@ -119,7 +119,7 @@ def _final_writes(graph: Graph) -> list[_Write]:
         if node.target is not aten.copy_.default or target.op != "placeholder" or node.users or len(values) != 1:
             raise PassError(
                 f"a graph that writes in place cannot be partitioned: `{node.name}` does",
-                expected="values, and copies of them into buffers that nobody reads afterwards",
+                expected="values, and copies of them into buffers that are not read afterwards",
                 found=f"{node.target} of {', '.join(x.name for x in node.all_input_nodes)}",
             )
         found.append(_Write(target, values[0]))

@@ -185,7 +185,7 @@ class _Cut:
             arriving |= {node for node in needed if self._arrives(node, stage, "forward")}
         if len(arriving) > MOST_CROSSINGS:
             raise PassError(
-                f"{half} of stage {stage} would be sent more values than messages can be told apart",
+                f"{half} of stage {stage} would be sent more values than messages can be distinguished",
                 expected=f"at most {MOST_CROSSINGS} values from a stage to its neighbour",
                 found=f"{len(arriving)}",
                 fix="choose other stages",

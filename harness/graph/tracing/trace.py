@@ -350,7 +350,7 @@ def refuse_opaque_nested_graphs(module: GraphModule) -> None:
                 [reader, *_] = (x for ref in module.graph.find_nodes(op="get_attr", target=name) for x in ref.users)
                 raise TraceError(
                     f"nested graph `{path}` of {operators.operator_name(reader)} does more than compute from operands",
-                    expected="a pure function of what the operator is handed",
+                    expected="a pure function of the operator's arguments",
                     found=f"`{node.name}`, {hidden}",
                     where=symbols.source_of(reader),
                     fix="hand the operator each tensor that its function reads; draw and write outside of it",

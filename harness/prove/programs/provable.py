@@ -337,7 +337,7 @@ class _Tracing:
         if changed := [*self.optimizers.host_side, *changed]:
             return f"the step changes what is no tensor: {', '.join(changed[:3])}"
         if new := [name for name, x in self.optimizers.new.items() if not _lies_as(x, given.get(name))]:
-            return f"the optimizer makes state in this step, or lays it out anew: {new[0]}; take a step before"
+            return f"the optimizer makes state in this step, or lays it out again: {new[0]}; take a step before"
         if left := [name for name, x in parameters.items() if x.grad is not None]:
             return f"the step leaves a gradient of {left[0]}, to which the next may add: end it by zero_grad()"
         return None

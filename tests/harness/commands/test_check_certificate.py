@@ -171,7 +171,7 @@ def test_a_retrace_runs_no_pass_that_the_certificate_alone_names(folder, capsys)
 def test_a_retrace_rejects_what_was_made_by_other_code_or_another_torch(folder, capsys):
     change(folder / "same", lambda m: m["subject"].update(torch="2.14.1"))
     assert main(["check-certificate", str(folder / "same"), "--retrace"]) == 3
-    assert "its graphs cannot be made anew here: made with torch 2.14.1, here is " in capsys.readouterr().out
+    assert "its graphs cannot be made again here: made with torch 2.14.1, here is " in capsys.readouterr().out
     change(folder / "same", lambda m: m["subject"].update(code="0" * 64))
     assert main(["check-certificate", str(folder / "same"), "--retrace"]) == 3
     assert "made with code 0000" in capsys.readouterr().out
@@ -254,11 +254,11 @@ def test_a_certificate_without_its_signature_is_rejected(folder, keygen, capsys,
     if flaw != "none":
         sign(same, "other" if flaw == "namespace" else "bitproof-certificate")
     if flaw == "none":
-        told = "nobody signed it: there is no certificate.json.sig"
+        told = "it is not signed: there is no certificate.json.sig"
     if flaw == "signer":
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "others"], check=True)
         signers.write_text(f"kim@example.org {(folder / 'others.pub').read_text()}")
-        told = "signed by nobody of the allowed signers"
+        told = "not signed by any of the allowed signers"
     if flaw == "changed":
         change(same, lambda values: values["answers"].reverse())
     if flaw == "other's":

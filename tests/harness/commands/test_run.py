@@ -125,14 +125,14 @@ def test_what_reports_are_made_with_is_loaded_before_the_first_verdict(launch_wi
         ),
         (
             RunOptions(control="never"),
-            ("--no-control: no system ran twice, so noise was not told from defects",),
+            ("--no-control: no system ran twice, so noise was not distinguished from defects",),
         ),
         (
             RunOptions(control="never", stress=Stress(longest_sleep=0.004, num_threads=3)),
             (
-                "--no-control: no system ran twice but under stress, so noise was not told from defects",
+                "--no-control: no system ran twice but under stress, so noise was not distinguished from defects",
                 "--stress: each system ran once more with random sleeps of up to 4 ms before collectives and waits, "
-                "zeros instead of NaN in memory that nobody wrote; 3 threads an operator, which by itself may move "
+                "zeros instead of NaN in uninitialized memory; 3 threads an operator, which by itself may move "
                 "bits of large sums and products",
             ),
         ),
@@ -140,7 +140,7 @@ def test_what_reports_are_made_with_is_loaded_before_the_first_verdict(launch_wi
             RunOptions(stress=Stress()),
             (
                 "--stress: each system ran once more with random sleeps of up to 2 ms before collectives and waits, "
-                "zeros instead of NaN in memory that nobody wrote",
+                "zeros instead of NaN in uninitialized memory",
             ),
         ),
     ],

@@ -75,7 +75,7 @@ def test_two_layouts_are_told_as_sharded_otherwise_and_never_held_against_a_boun
     assert judge(CASE, found).verdict == Verdict.DIFFERENT
     bounded = judge(replace(CASE, expected="CLOSE", close_within=0.1), found)
     assert bounded.verdict == Verdict.UNVERIFIED
-    assert "nothing can be held against the case's bound of 0.1" in bounded.error
+    assert "nothing can be compared with the case's bound of 0.1" in bounded.error
     assert "full_tensor()" in bounded.error
 
 

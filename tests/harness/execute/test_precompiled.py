@@ -82,7 +82,7 @@ def test_compiled_code_is_refused_unless_the_call_trusts_it(tmp_path: Path) -> N
             "that it may run\n"
             "  expected: --trust-compiled: a hash shows that code is what was written, never what it does\n"
             "  found: pipeline.backend inductor\n"
-            "  fix: add --trust-compiled, if you trust whoever can write the folder; or run without --precompiled"
+            "  fix: add --trust-compiled, if you trust everyone who can write the folder; or run without --precompiled"
         )
         check_precompiled(case, replace(given, trust_compiled=True))
     with pytest.raises(UsageError, match="about precompiled steps, and case inductor_moe reads none"):

@@ -581,7 +581,7 @@ def test_a_rank_that_never_comes_is_named_when_time_is_up(rank, tmp_path):
     with started_as(rank, tmp_path, "--timeout", "5", port=port) as alone:
         _, err = alone.communicate(timeout=100)
     assert alone.returncode == 3, err
-    found = "rank 0" if rank == 0 else f"nobody listens at 127.0.0.1:{port}: Connection refused"
+    found = "rank 0" if rank == 0 else f"nothing listens at 127.0.0.1:{port}: Connection refused"
     assert (
         f"RankError: rank {1 - rank} of 2 did not come within 5 s\n"
         f"  expected: 2 ranks that meet at 127.0.0.1:{port}\n"

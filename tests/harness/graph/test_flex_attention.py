@@ -242,7 +242,7 @@ def test_a_mask_function_of_its_indices_alone_is_traced() -> None:
 def refusal(found: str) -> str:
     return (
         "TraceError: nested graph `sdpa_mask0` of flex_attention does more than compute from operands\n"
-        "  expected: a pure function of what the operator is handed\n"
+        "  expected: a pure function of the operator's arguments\n"
         f"  found: {found}\n"
         f"  came from: layers.0 (forward), {kernel_line()}\n"
         "  fix: hand the operator each tensor that its function reads; draw and write outside of it"

@@ -258,7 +258,7 @@ def test_a_nested_graph_that_does_more_than_compute_is_refused(
         verify(module)
     assert str(error.value) == (
         f"PassError: node `sin` of nested graph body ({target}) does more than compute from operands\n"
-        "  expected: a pure function of what the operator is handed, since passes know it by its operands\n"
+        "  expected: a pure function of the operator's arguments, since passes know it by its operands\n"
         f"  found: {found}\n"
         "  fix: hand the operator each tensor that its function reads; draw, write and communicate outside"
     )

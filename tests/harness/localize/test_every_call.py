@@ -127,9 +127,9 @@ def test_replays_that_do_not_repeat_the_recording_or_fail_show_nothing(tmp_path)
     assert failed.error == "--every-call: a replay failed:\nRankError: rank 1 of graph hung"
 
 
-def test_an_equal_with_a_users_pass_says_how_many_calls_nobody_compared():
-    told = "--extra-pass: nobody compared the values of 1,230 of the 1,254 calls in the candidate's graph, of which a "
-    told += "wrong one may be rounded away before a record; "
+def test_an_equal_with_a_users_pass_says_how_many_calls_were_not_compared():
+    told = "--extra-pass: no comparison covers the values of 1,230 of the 1,254 calls in the candidate's graph, "
+    told += "and a wrong one may be rounded away before a record; "
     assert told_uncompared(CASE, 1230, 1254) == told + "--every-call compares them"
     compiled = replace(CASE, pipeline=Pipeline(backend="inductor"))
     assert told_uncompared(compiled, 1230, 1254).startswith(told + "they cannot be: backend inductor compiles calls")

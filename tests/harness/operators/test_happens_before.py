@@ -56,7 +56,7 @@ def test_of_two_launches_of_one_name_a_wait_ends_one() -> None:
 
 
 def test_only_what_must_be_kept_is_missed_when_it_is_gone_at_the_wait() -> None:
-    freed = ["it waits for `launch`, which copies what nobody keeps until then"]
+    freed = ["it waits for `launch`, which copies what is not kept until then"]
     for rule, wait, last_use, expected in (
         (OFFLOAD, WAIT_OFFLOAD, {"x": 2}, freed),
         (OFFLOAD, WAIT_OFFLOAD, {"x": 3}, []),

@@ -83,7 +83,7 @@ def test_nothing_is_read_without_leave(tmp_path: Path) -> None:
     (tmp_path / file.COMPILED).unlink()
     error = refused(tmp_path, content, told(step.facts), trust=False)
     assert error.what == "the precompiled step is compiled code, and nothing says that it may run"
-    assert error.fix == "add --trust-compiled, if you trust whoever can write the folder"
+    assert error.fix == "add --trust-compiled, if you trust everyone who can write the folder"
     assert refused(tmp_path, content, told(step.facts)).what == "there is no precompiled step's compiled code"
 
 

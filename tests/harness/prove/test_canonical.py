@@ -498,7 +498,7 @@ def test_a_copy_is_followed_as_a_collective_is():
         (copied(wait_reload=False), f"it reads what `reload` brings, {late}"),  # a wait of another kind ends nothing
         (copied(write="source"), "`offload` is read after `add_` wrote a part of its memory"),
         (copied(write="arrival"), f"it reads what `reload` brings, {late}"),
-        (copied(keep=False), "it waits for `offload`, which copies what nobody keeps until then"),
+        (copied(keep=False), "it waits for `offload`, which copies what is not kept until then"),
     ):
         assert verdict(right, wrong, W, S) == REFUSED
         assert told in reasons(right, wrong, W, S)[0]

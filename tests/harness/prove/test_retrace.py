@@ -52,7 +52,7 @@ def test_a_candidate_that_is_the_reference_is_rejected_by_its_first_other_call(c
         RejectedError,
         match=r"call 2 of the candidate, aten.add.Tensor `add`: "
         r"args \(\('self', \('node', 0\)\), \('other', \('node', 1\)\)\)"
-        r" is \(\('self', \('node', 1\)\), \('other', \('node', 0\)\)\) when made anew$",
+        r" is \(\('self', \('node', 1\)\), \('other', \('node', 0\)\)\) when made again$",
     ):
         check(replace(certificate, candidate=certificate.reference))
 
@@ -60,8 +60,8 @@ def test_a_candidate_that_is_the_reference_is_rejected_by_its_first_other_call(c
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda graph: Graph(graph.calls[:-1], graph.outputs), "the reference has 2 calls, and 3 when made anew"),
-        (lambda graph: Graph(graph.calls, (("out 0", 1),)), "the reference returns other calls than when made anew"),
+        (lambda graph: Graph(graph.calls[:-1], graph.outputs), "the reference has 2 calls, and 3 when made again"),
+        (lambda graph: Graph(graph.calls, (("out 0", 1),)), "the reference returns other calls than when made again"),
         (
             lambda graph: Graph((graph.calls[0], *graph.calls), graph.outputs),
             "call 1 of the reference, input `parameter 0`: name parameter 0 is input 0 when",
@@ -76,9 +76,9 @@ def test_a_graph_of_other_calls_or_outputs_is_rejected(certificate, anew, change
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
-        ("code", "0" * 64, "its graphs cannot be made anew here: made with code 0{64}, here is [0-9a-f]{64}$"),
-        ("torch", "2.12.0", "its graphs cannot be made anew here: made with torch 2.12.0, here is "),
-        ("machine", "riscv", "its graphs cannot be made anew here: made with a machine of kind riscv, here is "),
+        ("code", "0" * 64, "its graphs cannot be made again here: made with code 0{64}, here is [0-9a-f]{64}$"),
+        ("torch", "2.12.0", "its graphs cannot be made again here: made with torch 2.12.0, here is "),
+        ("machine", "riscv", "its graphs cannot be made again here: made with a machine of kind riscv, here is "),
     ],
 )
 def test_what_was_made_by_other_code_another_torch_or_elsewhere_is_rejected(certificate, anew, field, value, reason):
@@ -99,7 +99,7 @@ def test_whatever_part_of_a_call_was_changed_is_named(certificate, anew, part):
     *calls, last = certificate.reference.calls
     changed = replace(last, **{part: ("other",)})
     with pytest.raises(
-        RejectedError, match=rf"^call 2 of the reference, .*: {part} \('other',\) is .* when made anew$"
+        RejectedError, match=rf"^call 2 of the reference, .*: {part} \('other',\) is .* when made again$"
     ):
         check(replace(certificate, reference=Graph((*calls, changed), certificate.reference.outputs)))
 

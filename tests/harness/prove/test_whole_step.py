@@ -106,7 +106,7 @@ def test_a_buffer_that_lies_otherwise_after_the_step_is_refused():
     index = next(i for i, x in enumerate(own.calls) if x.name == "buffer layers.0.moe.expert_bias")
     call = own.calls[index]
     calls = [*own.calls[:index], replace(call, value=replace(call.value, dtype="float64")), *own.calls[index + 1 :]]
-    with pytest.raises(RefusedError, match="lies otherwise after the step than before"):
+    with pytest.raises(RefusedError, match="has another layout after the step than before"):
         whole_step.join(step, data.Graph(tuple(calls), own.outputs))
 
 

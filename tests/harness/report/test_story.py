@@ -45,6 +45,6 @@ def test_a_difference_that_no_call_explains_is_told_as_such() -> None:
     )
     told = ["toy: DIFFERENT (grad)", "  first divergence: step 0, rank 1, grad weight"]
     assert list(tell_story(replace(result, remarks=(NO_CALL,)))) == [*told, "  to blame: no operator call explains it"]
-    assert list(tell_story(result)) == [*told, "  to blame: not known, as no search for a call came to an end"], (
+    assert list(tell_story(result)) == [*told, "  to blame: not known, as no search for a call finished"], (
         "of two layouts, say"
     )

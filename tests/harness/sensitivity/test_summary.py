@@ -40,7 +40,7 @@ def test_calls_are_counted_by_the_pattern_of_their_module_and_their_direction():
     }
     assert [(x.operator, x.module, x.chunk, x.is_blind, x.reason) for x in told.unseen] == [
         ("neg", "layers.0.moe", 1, True, "multiplied by zero in mul"),
-        ("add", "the model itself", None, False, "nobody reads it"),
+        ("add", "the model itself", None, False, "nothing reads it"),
     ]
     assert [(x.operator, x.formula, x.tried, x.seen, x.lost) for x in told.formulas] == [
         ("mul", "other", 1, 1, 0),

@@ -174,7 +174,7 @@ def test_what_a_reload_copies_and_where_it_arrives_may_not_be_written_until_its_
 
 
 def test_what_an_offload_copies_must_be_kept_until_its_wait_be_it_by_a_view_and_what_a_reload_copies_need_not() -> None:
-    freed = "`wait_offload` waits for `offload`, which copies what nobody keeps until then"
+    freed = "`wait_offload` waits for `offload`, which copies what is not kept until then"
     for keeps in ("itself", "a view", "the graph's input", "nothing"):
         sketch = Sketch()
         x, host = offloaded(sketch)

@@ -129,6 +129,6 @@ def test_a_graph_that_writes_in_place_is_refused_by_the_call() -> None:
         partition(joint.module, context_of(joint), by="min_cut")
     assert str(error.value) == (
         "PassError: a graph that writes in place cannot be partitioned: `add__tensor` does\n"
-        "  expected: values, and copies of them into buffers that nobody reads afterwards\n"
+        "  expected: values, and copies of them into buffers that are not read afterwards\n"
         "  found: aten.add_.Tensor of mul"
     )

@@ -77,6 +77,6 @@ def test_values_that_cross_have_a_tag_each(monkeypatch):
     monkeypatch.setattr(cut_graph, "MOST_CROSSINGS", 1)
     joint = trace(Layers(layer(), layer()))
     with pytest.raises(
-        PassError, match="backward of stage 0 would be sent more values than messages can be told apart"
+        PassError, match="backward of stage 0 would be sent more values than messages can be distinguished"
     ):
         cut(chunked(joint, "layers.*"), Cuts(2, 2), joint.chunk_symbol)

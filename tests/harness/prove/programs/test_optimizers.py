@@ -129,7 +129,7 @@ def decays(held):
         (
             of(),
             {"warm": False, "momentum": 0.5},
-            "the optimizer makes state in this step, or lays it out anew: optimizer 0.weight.momentum_buffer; "
+            "the optimizer makes state in this step, or lays it out again: optimizer 0.weight.momentum_buffer; "
             "take a step before",
         ),
     ],

@@ -130,8 +130,8 @@ class CandidateLog(IndexedLog):
             producer = pending.pop()
             view = self.log[producer]
             is_for_it = self.is_new(index) and self.log[index].operator != "clone"  # in which no value is wrong
-            is_passed = (is_for_it and not self.is_proven(producer)) or keeps_order(view) or self.shows_left(producer)
-            if view.view and is_passed:
+            is_passed = (is_for_it and not self.is_proven(producer)) or keeps_order(view)
+            if view.view and (is_passed or (view.place == self.log[index].place and self.shows_left(producer))):
                 pending += self._bad_inputs(producer)
             else:
                 found.add(producer)

@@ -936,3 +936,10 @@ def test_of_what_was_left_wrong_the_first_call_that_computes_of_it_is_blamed_and
     culprit = blamed(logged(given, reference), logged(given, candidate), "L")
     assert culprit is not None
     assert (culprit.how, culprit.call.operator, culprit.candidate) == ("inherits", "mm", 1)
+    reference, candidate = (
+        [each[0]._replace(place=Place("", "forward")), *each[1:]] for each in (reference, candidate)
+    )
+    culprit = blamed(logged(given, reference), logged(given, candidate), "L")
+    assert culprit is not None and culprit.call.operator == "t", (
+        "a value that another module is handed came in before it"
+    )

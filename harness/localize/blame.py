@@ -50,7 +50,7 @@ from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
 from bitproof.harness.localize.lost_sums import or_lost_sum
-from bitproof.harness.localize.missing_values import first_lost, first_missing, launched, misplaced_by
+from bitproof.harness.localize.missing_values import first_lost, first_missing, launched, misplaced_by, packed_otherwise
 from bitproof.harness.localize.new_calls import constant_of, put_before, put_between, replaced_by
 from bitproof.harness.localize.partial_sums import regrouped
 from bitproof.harness.localize.roots import needed, roots_of
@@ -322,6 +322,9 @@ class _Blame:
             on, new_call = there[0], self.logs[there[0]].log[there[1]]
             ranks, at = (ranks, at) if on == rank else ((on,), None)
             return Culprit(how="adds", call=new_call, ranks=ranks, candidate=there[1], reference=None, at=at)
+        packed_here = packed_otherwise(log, index)
+        if packed_here is not None and (rank, packed_here[0]) in self._history(self.record):
+            return self._made_otherwise(*packed_here, ranks, at)
         index = first_lost(log, index)
         call = log.reference.log[index]
         lists = list_differences(log, call)

@@ -39,7 +39,7 @@ def doubts(
     found = [(culprit.rank, i) for i in _instead_of(culprit, logs[culprit.rank])]
     found += _fillers(culprit, rank, pair, logs, joined)
     found += _and_behind(sorted(rivals, key=joined.when), logs) if culprit.how in UNSURE else []
-    found += [(culprit.rank, i) for i in _reading_new(culprit, logs[culprit.rank])]
+    found += _reading_new(culprit, rivals, logs)
     found += _readers(culprit, rank, pair, rivals, logs, joined)
     itself = _itself(culprit, logs)
     found = [site for site in found if site not in itself]
@@ -140,24 +140,30 @@ def _readers(
     return found
 
 
-def _reading_new(culprit: Culprit, log: CandidateLog) -> list[int]:
-    """Calls of the reference that read what comes of the blamed new one, which was not put before them.
+def _reading_new(culprit: Culprit, rivals: set[Site], logs: Sequence[CandidateLog]) -> list[Site]:
+    """Of the blamed new call, and of new rivals, what comes of it by new calls, and what reads that by mistake.
 
-    It reads nothing that they should, which is there: it may be right by itself, and they read it in its place.
+    The latter are calls of the reference before which it was not put: it reads nothing that they should, which is
+    there. It may be right by itself, and they read it in place of that.
     """
     if culprit.how != "adds" or culprit.candidate is None:
         return []
-    new, read, found = {culprit.candidate}, set(culprit.call.inputs), list[int]()
-    for index, call in enumerate(log.log[culprit.candidate + 1 :], culprit.candidate + 1):
-        if new.isdisjoint(log.givers(index)):
-            continue
-        partner, same = log.reference.partner(call, log.turn(index))
-        if log.is_new(index) or log.is_extra(index) or partner is None:
-            new.add(index)
-            read |= set(call.inputs)
-        elif same is None:
-            due = set(log.reference.log[partner].inputs) - set(call.inputs)
-            found += [index] if log.has(due) and read.isdisjoint(due) else []
+    found = list[Site]()
+    for rank, new in ((culprit.rank, culprit.candidate), *sorted(rivals)):
+        log, read, seen = logs[rank], set(logs[rank].log[new].inputs), {new}
+        for index in range(new + 1, len(log.log)):
+            if seen.isdisjoint(log.givers(index)):
+                continue
+            call = log.log[index]
+            partner, same = log.reference.partner(call, log.turn(index))
+            if log.is_new(index) or log.is_extra(index) or partner is None:
+                seen.add(index)
+                read |= set(call.inputs)
+            elif same is None:
+                due = set(log.reference.log[partner].inputs) - set(call.inputs)
+                found += [(rank, index)] if log.has(due) and read.isdisjoint(due) else []
+        if rank != culprit.rank:
+            found += [(rank, index) for index in sorted(seen)]
     return found
 
 
@@ -219,7 +225,7 @@ def _instead_of(culprit: Culprit, log: CandidateLog) -> list[int]:
     found = set[int]()
     for index, call in enumerate(log.log):
         is_new = log.is_new(index) or log.is_extra(index)
-        is_like = call.operator == missing.operator or (is_new and call.place == missing.place)
+        is_like = call.operator == missing.operator or (is_new and call.place in (missing.place, Place(None, None)))
         gives_again = is_like and bool(call.outputs) and times[call.outputs] > 1
         is_own = is_new or not log.reference.alike(call)
         stands_there = is_own and log.differs(index) and bool(reads & set(call.inputs))

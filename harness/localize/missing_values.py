@@ -64,6 +64,24 @@ def _makes_fewer(log: CandidateLog, call: Call) -> bool:
     return len(log.there(call)) < len(log.reference.there(call))
 
 
+def packed_otherwise(log: CandidateLog, index: int) -> tuple[int, int] | None:
+    """The first call here that packs other values than it should, and the reference's, which leads to a missing call.
+
+    Between those two the reference only packs. What follows here may give right values of another value by chance.
+    """
+    pending, due = list(log.reference.givers(index)), set[int]()
+    while pending:
+        giver = pending.pop()
+        call = log.reference.log[giver]
+        if giver not in due and (call.view or name_of(call) in PACKING):
+            due.add(giver)
+            pending += log.reference.givers(giver)
+    operators = {log.reference.log[giver].operator for giver in due}
+    alike = (i for i, call in enumerate(log.log) if call.operator in operators and not call.view)
+    found = ((i, log.stands_for(i)) for i in alike)
+    return next(((i, known) for i, known in found if known is not None and known in due), None)
+
+
 def launched(log: CandidateLog, index: int) -> int | None:
     """The launch of a collective of the reference for which nobody waits here."""
     call = log.reference.log[index]._replace(outputs=())  # operator, inputs and outputs are fields 1 to 3

@@ -49,6 +49,7 @@ class ReferenceLog(IndexedLog):
         super().__init__(calls)
         self.values = {value for call in calls for value in (*call.inputs, *call.outputs)}
         self._places: dict[tuple[str, tuple[str, ...]], set[Place]] = defaultdict(set)
+        self._drawn: dict[tuple[str, tuple[str, ...]], list[Call]] = defaultdict(list)
         self._views: dict[tuple[str, ...], set[Place]] = defaultdict(set)
         self._indices: dict[str, list[int]] = defaultdict(list)
         self._reading: dict[tuple[str, tuple[str, ...]], list[int]] = defaultdict(list)
@@ -59,6 +60,8 @@ class ReferenceLog(IndexedLog):
             for value in (*call.aliases, *call.outputs):
                 self._producers.setdefault(value, index)
             self._places[call.operator, call.outputs].add(call.place)
+            if call.draws:
+                self._drawn[call.operator, call.outputs].append(call)
             if not call.collective and not call.view and not gives_what_it_reads(call):
                 places, num = self._giving[values_of(call)].get(call.operator, (set[Place](), 0))
                 self._giving[values_of(call)][call.operator] = places | {call.place}, num + 1
@@ -78,9 +81,8 @@ class ReferenceLog(IndexedLog):
         if call.view and self.values.issuperset(call.inputs):
             places |= self._views.get(call.outputs, set())
         if call.draws:  # several draws may read one state: their order decides their values
-            places = {
-                place for place in places if None in (place.module, call.place.module) or place[0] == call.place[0]
-            }
+            drawn = self._drawn.get((call.operator, call.outputs), ())
+            places = {known.place for known in drawn if _may_be_one(known, call)}
         return any(fits(place, call.place) for place in places)
 
     def calls(self, call: Call) -> bool:
@@ -155,6 +157,12 @@ class ReferenceLog(IndexedLog):
         shared = {index: len(set(self.log[index].inputs) & set(call.inputs)) for index in indices}
         best = max(shared, key=lambda index: (shared[index], index == otherwise, -index), default=None)
         return best if best is not None and shared[best] else otherwise
+
+
+def _may_be_one(first: Call, second: Call) -> bool:
+    """Whether two calls are of one module and one micro-batch, as far as both are known."""
+    pairs = (first.place.module, second.place.module), (first.micro_batch, second.micro_batch)
+    return all(None in pair or pair[0] == pair[1] for pair in pairs)
 
 
 def in_any_order(call: Call) -> tuple[str, ...]:

@@ -113,6 +113,10 @@ TOLD = (
     110088622,
     120001754,
     130011827,
+    160023179,
+    160032941,
+    160035188,
+    160062503,
 )
 """Programs in which values do not tell, and whose answer once lacked the planted call."""
 

@@ -132,7 +132,7 @@ BUGS: tuple[Bug, ...] = (
         "gathered rows have the gradient of this rank's loss alone",
         f"{VISION} lightly==1.5.3",
         f"{VISION} lightly==1.5.4",
-        ("stack", "", "backward"),
+        ("allreduce_", "", "backward"),
     ),
     Bug(
         "lightly_1920",

@@ -132,7 +132,7 @@ def _readers(
         given = [(peer, giver) for peer, i in sites for giver in logs[peer].givers(i)]
         known = again if far else repeated
         earlier = [(peer, i) for each in given for peer, i in joined.together(each) if i in known[peer]]
-        if not far and culprit.candidate is not None:
+        if (on, index) == (culprit.rank, culprit.candidate):
             earlier += [(on, i) for i in _in_another_s_place(culprit, logs[on])]
         if far and logs[on].reads_right_values(index):
             found.append((on, index))

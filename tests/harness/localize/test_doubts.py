@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from bitproof.harness.localize.blame import find_culprit
 from bitproof.harness.localize.logs.calls import Call
 from tests.harness.localize.programs import answer, generate
-from tests.harness.localize.test_blame import blamed, call
+from tests.harness.localize.test_blame import blamed, call, exchange
 
 
 @pytest.mark.parametrize(
@@ -88,3 +89,12 @@ def test_what_follows_a_pack_in_another_order_is_not_doubted_beside_it() -> None
     culprit = blamed(step("p", "q", "l"), step("q", "p", "L"), "L")
     assert culprit is not None and (culprit.how, culprit.call.operator) == ("exchanges", "chunk_cat")
     assert culprit.or_else == ()
+
+
+def test_another_rank_s_call_may_be_doubted_whose_log_is_shorter() -> None:
+    step = [call("neg x -> a"), call("neg y -> b"), call("mm a w -> c"), exchange("c", "r"), call("sum r -> l")]
+    first = [*step[:2], *(call(f"look z -> Z{i}") for i in range(9)), call("mm b w -> C"), exchange("C", "R")]
+    second = [*step[:2], call("mm b w -> C"), exchange("C", "R")]
+    logs = [[*first, call("sum R -> L")], second]
+    culprit = find_culprit([step, step[:4]], logs, {0: [("l", "L")]})
+    assert culprit is not None and (culprit.rank, culprit.candidate, culprit.how) == (0, 11, "reads")

@@ -6,8 +6,9 @@ from __future__ import annotations
 def main() -> int:
     """Run the command that the command line names; returns its exit status, which no signal changes any more."""
     _end_when_interrupted()
-    from bitproof.harness.runtime import interrupts, output, text_loader
+    from bitproof.harness.runtime import garbage, interrupts, output, text_loader
 
+    garbage.look_seldom()
     text_loader.claim()
     interrupts.end_at_once()
     output.fill_closed_descriptors()

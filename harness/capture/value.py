@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from typing import Any
@@ -17,8 +18,12 @@ HEADER_BYTES = 4096
 
 def pack_value(tensor: torch.Tensor) -> bytes:
     """A dense tensor as bytes. Raises RecordingError for one that has no memory of its own."""
-    header = {"dtype": dtype_name(tensor.dtype), "shape": list(tensor.shape)}
-    return json.dumps(header).encode() + b"\n" + tensor_bytes(tensor)
+    return _header_line(tensor.dtype, tensor.shape) + tensor_bytes(tensor)
+
+
+@functools.lru_cache(maxsize=4096)
+def _header_line(dtype: torch.dtype, shape: torch.Size) -> bytes:
+    return json.dumps({"dtype": dtype_name(dtype), "shape": list(shape)}).encode() + b"\n"
 
 
 def unpack_value(packed: bytes, where: str) -> torch.Tensor:

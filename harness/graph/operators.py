@@ -50,7 +50,8 @@ def operator_name(node: Node) -> str:
 def name_of(target: Any) -> str:
     """An operator without its overload: mm of aten.mm.default, flex_attention of a higher-order one."""
     packet = getattr(target, "overloadpacket", target)
-    return getattr(packet, "__name__", str(packet))
+    name = getattr(packet, "__name__", None)
+    return str(packet) if name is None else name
 
 
 @functools.cache

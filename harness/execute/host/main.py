@@ -36,12 +36,10 @@ from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.processes import framing
 from bitproof.harness.processes.channel import send
 from bitproof.harness.processes.process import adopt_orphans, die_with_parent, end_children, keep_private
+from bitproof.harness.runtime import garbage
 from bitproof.harness.runtime.sources import installation
 
 _LAST_MOMENT = 0.3  # seconds
-_NEW_OBJECTS = 50_000
-"""The number of new objects before Python collects garbage. With the default of 700, a step would spend 3 to 5 % of its
-time on that, as it holds many objects until backward, none of them garbage."""
 
 
 def main() -> None:
@@ -87,7 +85,7 @@ def serve(options: argparse.Namespace) -> None:
     warm_up()
     made_of = installation()  # here, where what is loaded depends on nothing that was asked for
     gc.freeze()  # no process that is forked from here looks for garbage among what was imported
-    gc.set_threshold(_NEW_OBJECTS)
+    garbage.look_seldom()
     gc.enable()
 
     answerer = Answerer(answer_with, hangup=0, made_of=made_of)

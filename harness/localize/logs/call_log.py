@@ -104,10 +104,11 @@ class CallRecorder(TorchDispatchMode):
             return self._wait(function, args)
         reading = self._reading(function, args, kwargs)
         result = function(*args, **kwargs)
-        if any(map(has_no_values, tensors_in((args, kwargs, result)))):  # a DTensor asks what shape is to come
+        tensors = tensors_in((args, kwargs, result))
+        if any(map(has_no_values, tensors)):  # a DTensor asks what shape is to come
             return result
         result = self._log(function, args, kwargs, reading, result)
-        for tensor in tensors_in((args, kwargs, result)) if not self._only_keeps else ():
+        for tensor in tensors if not self._only_keeps else ():
             self._seen.setdefault(_storage(tensor), {})[id(tensor)] = weakref.ref(tensor)
         return result
 
@@ -135,10 +136,9 @@ class CallRecorder(TorchDispatchMode):
             results = result if isinstance(result, tuple) else (result,)
             parts = [(lane(written, index, lanes), lane(results, index, lanes)) for index in range(lanes)]
         if self._only_keeps:
-            collective = namespace in COLLECTIVE_NAMESPACES
-            call = Call(Place(None, None), _full_name(function), (), (), collective=collective)
+            call = Call(Place(None, None), _full_name(function), (), (), collective=namespace in COLLECTIVE_NAMESPACES)
         else:
-            call = self._told(function, args, kwargs, reading)._replace(draws=draws)
+            call = self._told(function, args, kwargs, reading, draws)
         for (digests, producers), (part_written, part_result) in zip(inputs, parts, strict=True):
             written_here = tensors_in(part_written) if not self._only_keeps else []
             aliases = [alias for alias in self._aliases(written_here) if alias not in self._producers]
@@ -152,7 +152,7 @@ class CallRecorder(TorchDispatchMode):
                 self._add_value(len(self.calls) - 1, GENERATORS, f"number {result!r}")
         return result
 
-    def _told(self, function: Any, args: Any, kwargs: Any, reading: _Reading) -> Call:
+    def _told(self, function: Any, args: Any, kwargs: Any, reading: _Reading, draws: bool) -> Call:
         """A call that has run, without what it is given and gives: where it belongs, its numbers, its peers."""
         read_here = [producer for _, producers in reading.inputs for producer in producers if producer is not None]
         follows = any(self.calls[producer].place.direction in ("backward", "update") for producer in read_here)
@@ -170,6 +170,7 @@ class CallRecorder(TorchDispatchMode):
             scalars=reading.scalars,
             peers=_peers(function, args, kwargs) if collective else (),
             micro_batch=self._place.micro_batch_of(place),
+            draws=draws,
             part=self._place.part_of(place),
         )
 
@@ -220,8 +221,7 @@ class CallRecorder(TorchDispatchMode):
     def _aliases(self, written: list[Tensor]) -> list[tuple[int, str]]:
         """Storage and digest of all other tensors over the storages that a call has just written."""
         same = [(_storage(x), tensor()) for x in written for tensor in self._seen.get(_storage(x), {}).values()]
-        others = ((storage, x) for storage, x in same if x is not None and all(x is not other for other in written))
-        return [(storage, _digest(x)) for storage, x in others]
+        return [(storage, _digest(x)) for storage, x in same if x is not None and all(x is not y for y in written)]
 
     def _wait(self, function: Any, args: Any) -> Any:
         """What a collective computed, or a copy brought, is known here; it becomes the launch's output."""

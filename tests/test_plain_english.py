@@ -32,7 +32,7 @@ PHRASES = {
     "is handed": r"\b(?:is|are|was|were) handed\b",  # takes, gets
     "says of": r"\b(?:says?|said) of\b",  # facts about
 }
-ALLOWED_IN_DOCS: dict[str, int] = {}
+ALLOWED_IN_DOCS = {"nobody": 1}  # the words of an assumption that certificates hold
 ALLOWED_IN_CODE = {
     "tell": 2,
     "of which": 1,

@@ -172,7 +172,7 @@ def test_a_watch_ends_when_nobody_waits_any_more():
     with Watch([child], reader) as watch:
         assert list(watch.look(0.1)) == []
         close_kept(writer)
-        with pytest.raises(SystemExit, match="nobody waits"):
+        with pytest.raises(SystemExit, match="nothing waits"):
             list(watch.look(20))
     os.close(reader)
     child.kill()

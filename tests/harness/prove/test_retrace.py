@@ -125,5 +125,5 @@ def test_a_case_is_traced_anew_and_another_number_of_layers_is_seen():
     found = prove_case(case, evaluate=False)
     certificate = certificate_of(case.name, found.proof, subject_of(case, found.proof))
     retrace.check_retraced(certificate, certificate.subject, case)
-    with pytest.raises(RejectedError, match="when made anew"):
+    with pytest.raises(RejectedError, match="when made again"):
         retrace.check_retraced(certificate, certificate.subject, replace(case, model=Model(layers=2, dense_layers=0)))

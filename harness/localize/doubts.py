@@ -26,6 +26,9 @@ from bitproof.harness.localize.logs.reference_log import in_any_order
 UNSURE = "reads", "adds", "lacks", "misplaces", "exchanges"
 """The defect of a call that may be wrong in the blamed call's place."""
 
+MOST_NEW = 8
+"""Of how many new rivals the readers are looked for: each takes a walk through its rank's log."""
+
 
 def doubts(
     culprit: Culprit, rank: int, pair: Pair, rivals: set[Site], logs: Sequence[CandidateLog], joined: JoinedLogs
@@ -149,7 +152,8 @@ def _reading_new(culprit: Culprit, rivals: set[Site], logs: Sequence[CandidateLo
     if culprit.how != "adds" or culprit.candidate is None:
         return []
     found = list[Site]()
-    for rank, new in ((culprit.rank, culprit.candidate), *sorted(rivals)):
+    others = [(r, i) for r, i in sorted(rivals) if logs[r].is_new(i) or logs[r].is_extra(i)]
+    for rank, new in ((culprit.rank, culprit.candidate), *others[:MOST_NEW]):
         log, read, seen = logs[rank], set(logs[rank].log[new].inputs), {new}
         for index in range(new + 1, len(log.log)):
             if seen.isdisjoint(log.givers(index)):

@@ -36,12 +36,14 @@ class Race:
     """A call that meets `first`, an earlier one, in the memory `key`, and is not ordered behind it.
 
     `does` says how, with a gap for who does it; `work` is what `first` launched, unless it is a call of another stream.
+    `is_let_go`: the memory was given up before the wait.
     """
 
     first: Hashable
     does: str
     key: Key
     work: Launch | None = None
+    is_let_go: bool = False
 
     def told(self, who: object) -> str:
         """The race as a sentence; `who` is the call's name."""
@@ -276,7 +278,7 @@ class Order:
 def _let_go(work: _Work, time: float, last_use: Mapping[Key, float]) -> list[Race]:
     gone = [key for key in work.takes if last_use.get(key, time) < time]
     does = f"{{who}} waits for `{work.name}`, which {work.rule.takes} what is not kept until then"
-    return [Race(work.name, does, gone[0], work.rule)] if gone else []
+    return [Race(work.name, does, gone[0], work.rule, is_let_go=True)] if gone else []
 
 
 def _on(stream: Stream) -> str:

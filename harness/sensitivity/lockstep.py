@@ -103,7 +103,7 @@ def _refuse_written_views(program: Program, values: Sequence[Any]) -> None:
                     late = [index for index in program.readers[other] if index > call.index]
                     if other != old and late:
                         raise PassError(
-                            "memory is written that an earlier view shows later: no single call can be repeated",
+                            "memory is overwritten that an earlier view reads later: no single call can be repeated",
                             found=f"{call.operator} {call.node}, then {program.calls[late[0]].operator}",
                         )
 

@@ -142,4 +142,5 @@ class RankSteps:
             yield observe
         if replay.log:
             self._trace.add_calls(step, log.calls)
-        self._trace.values |= {names.get(site) or name_of_spare(*site): value for site, value in log.kept.items()}
+        self._trace.values |= {names[site]: value for site, value in log.kept.items() if site in names}
+        self._trace.spare |= {name_of_spare(*site): value for site, value in log.kept.items() if site not in names}

@@ -91,7 +91,7 @@ def _missing(race: Race, second: At) -> str:
         return f"a wait, on the stream of `{second}`, for an event recorded after `{race.first}`"
     [wait, *_] = _waits_for(race.first, race.work)
     before = "the end of the step" if second.node.op == "output" else f"`{second}`"
-    if race.work.holds_source and "is not kept" in race.does:
+    if race.work.holds_source and race.is_let_go:
         return f"a use of that memory at `{second}` or later"
     return f"{wait} of `{race.first}` before {before}"
 

@@ -22,7 +22,7 @@ from bitproof.harness.records import Key, Record, Role
 if TYPE_CHECKING:
     from torch import Tensor
 
-CALLS, STEPS, RECORDS, VALUES = "calls.jsonl", "steps.json", "records.json", "values"
+CALLS, STEPS, RECORDS, SPARE = "calls.jsonl", "steps.json", "records.json", "spare"
 _MAX_CALLS_BYTES = 4 << 30
 SPARE_BYTES = 32 << 20
 """What second runs that log a step keep, on each rank, of what calls gave: a small step's values need no replay."""
@@ -84,7 +84,7 @@ class LoggedStep:
 
 @dataclass
 class StepTrace:
-    """What one rank leaves of a replay: logged calls, what it observed in all steps, and values by name.
+    """What one rank leaves of a replay: logged calls, what it observed in all steps, values by name, and spare ones.
 
     `steps` has, for each logged step in order, its number and how many of the calls are its own.
     """
@@ -93,6 +93,7 @@ class StepTrace:
     steps: list[tuple[int, int]] = field(default_factory=list)
     records: Mapping[Key, Record] = field(default_factory=dict)
     values: dict[str, Tensor] = field(default_factory=dict)
+    spare: dict[str, Tensor] = field(default_factory=dict)
 
     def add_calls(self, step: int, calls: Iterable[Call]) -> None:
         """Take in the log of one more step."""
@@ -124,7 +125,9 @@ def write_archive(path: Path, step_trace: StepTrace) -> None:
         archive.writestr(CALLS, calls_to_text(step_trace.calls))
         archive.writestr(STEPS, json.dumps(step_trace.steps))
         archive.writestr(RECORDS, json.dumps([*step_trace.records.items()]))
-        _write_values(archive, {name: pack_value(value) for name, value in step_trace.values.items()})
+        for name, value in step_trace.values.items():
+            archive.writestr(name, pack_value(value))
+        _write_spare(archive, {name: pack_value(value) for name, value in step_trace.spare.items()})
     partial.replace(path)
 
 
@@ -135,7 +138,7 @@ def hand_on(source: Path, target: Path, outputs: Sequence[OutputSite]) -> bool:
     """
     found: dict[int, dict[str, memoryview]] = {}
     try:
-        spare = {rank: _read_values(archive_of(source, rank)) for rank in {site.rank for site in outputs}}
+        spare = {rank: _read_spare(archive_of(source, rank)) for rank in {site.rank for site in outputs}}
     except RecordingError:
         return False
     for number, (rank, call, output) in enumerate(outputs):
@@ -145,7 +148,8 @@ def hand_on(source: Path, target: Path, outputs: Sequence[OutputSite]) -> bool:
     target.mkdir(parents=True, exist_ok=True)
     for rank, values in found.items():
         with zipfile.ZipFile(archive_of(target, rank), "w", zipfile.ZIP_STORED) as archive:
-            _write_values(archive, values)
+            for name, packed in values.items():
+                archive.writestr(name, bytes(packed))
     return True
 
 
@@ -193,32 +197,32 @@ def read_value(path: Path, name: str) -> Tensor:
     """A value in an archive. Raises RecordingError when it is missing or damaged."""
     from bitproof.harness.capture.value import unpack_value
 
-    value = _read_values(path).get(name)
-    if value is None:
-        raise RecordingError(f"a replay left no {name}", where=str(path))
-    return unpack_value(bytes(value), f"{path}, {name},")
+    return unpack_value(_read(path, name), f"{path}, {name},")
 
 
-def _write_values(archive: zipfile.ZipFile, values: Mapping[str, bytes | memoryview]) -> None:
-    """Write values one behind the other, after a line of JSON that has the size of each by name.
+def _write_spare(archive: zipfile.ZipFile, values: Mapping[str, bytes]) -> None:
+    """Write many small values into one member, after a line of JSON that has the size of each by name.
 
-    A member of the archive for each would take longer to write, and to find again, than most values.
+    A member for each would take longer to write, and to find again, than most of them. What a replay was asked for may
+    be large, and has one.
     """
-    with archive.open(VALUES, "w", force_zip64=True) as member:
+    with archive.open(SPARE, "w") as member:
         member.write(json.dumps({name: len(value) for name, value in values.items()}).encode() + b"\n")
         for value in values.values():
             member.write(value)
 
 
-def _read_values(path: Path) -> dict[str, memoryview]:
-    """By name, the values in an archive. Raises RecordingError when they are missing or damaged."""
-    packed = _read(path, VALUES)
+def _read_spare(path: Path) -> dict[str, memoryview]:
+    """By name, the values that nobody asked for. Raises RecordingError when they are missing or damaged."""
+    packed = _read(path, SPARE)
     found, begin = dict[str, memoryview](), packed.find(b"\n") + 1
     try:
         sizes, content = json.loads(packed[:begin]), memoryview(packed)
         for name, size in sizes.items():
             found[name] = content[begin : begin + size]
             begin += size
+        if begin != len(packed) or min(sizes.values(), default=0) < 0:
+            raise ValueError(f"sizes for {begin} bytes, and {len(packed)} of them")
     except (ValueError, TypeError, AttributeError) as error:
         raise RecordingError("the values of a replay are damaged", found=str(error), where=str(path)) from error
     return found

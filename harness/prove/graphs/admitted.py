@@ -84,7 +84,7 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
         return None
     name, namespace = str(target), target.namespace
     if namespace in UNKNOWN:
-        return f"{name} is not understood: it was not tried whether it does what its schema says"
+        return f"{name} is not understood: it has not been tested against its schema"
     is_known = name in known.DRAWS | known.REFUSED or name.split(".")[1] in known.UNINITIALIZED
     if namespace not in SCANNED or is_known:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from bitproof.harness.localize.logs.replay import (
     StepTrace,
     archive_of,
     archives_of,
+    hand_on,
     name_of_output,
     name_of_spare,
     read_value,
@@ -71,7 +73,7 @@ def test_values_that_logged_runs_have_kept_are_not_fetched_again(tmp_path: Path)
 
     def left(role: Any, value: str, spare: dict[str, Any]) -> None:
         log = [Call(FORWARD, "neg", ("x",), ("y",)), Call(FORWARD, "silu", ("a",), (value,))]
-        write_archive(archive_of(archives_of(tmp_path, role), 0), StepTrace(log, [(0, 2)], values=spare))
+        write_archive(archive_of(archives_of(tmp_path, role), 0), StepTrace(log, [(0, 2)], spare=spare))
 
     def run_replay(role: Any, turn: int, folder: Path, replay: Replay) -> str:
         asked.append((role, turn))
@@ -123,3 +125,19 @@ def test_a_cause_that_was_found_stays_where_its_bits_cannot_be_had(tmp_path: Pat
         "cause: no bits"
     )
     assert search.remarks[1].startswith("the bits of what silu of layers.0 (forward) gave on rank 0 could not be")
+
+
+def test_a_replay_s_values_are_read_one_by_one_and_damaged_spare_ones_are_not_handed_on(tmp_path: Path) -> None:
+    """What was asked for may be large: reading one must not read all."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    asked = {name_of_output(number): torch.full((2,), float(number)) for number in range(2)}
+    write_archive(archive_of(source, 0), StepTrace(values=asked, spare={name_of_spare(3, 0): torch.ones(4)}))
+    assert {*asked, "spare"} <= {*zipfile.ZipFile(archive_of(source, 0)).namelist()}
+    assert read_value(archive_of(source, 0), name_of_output(1)).tolist() == [1.0, 1.0]
+    assert hand_on(source, target, [OutputSite(0, 3, 0)]) and not hand_on(source, target, [OutputSite(0, 4, 0)])
+    assert read_value(archive_of(target, 0), name_of_output(0)).tolist() == [1.0] * 4
+    sizes = ("", "no sizes", "[]", *(f'{{"call3.output0": {size}}}' for size in ('"many"', "-1", "3", "10000")))
+    for damaged in (f"{line}\n1234".encode() for line in sizes):
+        with zipfile.ZipFile(archive_of(source, 0), "w") as archive:
+            archive.writestr("spare", damaged)
+        assert not hand_on(source, target, [OutputSite(0, 3, 0)])

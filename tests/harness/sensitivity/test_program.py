@@ -43,7 +43,7 @@ def test_a_view_of_written_memory_may_be_read_before_the_write_and_not_after_it(
     held = [{(PARAM, "w"): torch.tensor([1.0]), (BUFFER, "counts"): torch.tensor([10.0])}]
     program = viewed(late=False)
     assert run_step(program, held)[0][program.compared["loss", "loss"]].item() == 20.0
-    with pytest.raises(PassError, match="an earlier view shows later"):
+    with pytest.raises(PassError, match="an earlier view reads later"):
         run_step(viewed(late=True), held)
 
 

@@ -184,7 +184,10 @@ def test_what_an_offload_copies_must_be_kept_until_its_wait_be_it_by_a_view_and_
         view = sketch.call(aten.view.default, x, [2, 1])
         other = sketch.call(aten.exp.default, sketch.placeholder("other", 2))
         held = {"itself": x, "a view": view}.get(keeps, other)
-        assert races(sketch.finish(sketch.call(WAIT_OFFLOAD, host, held))) == ([freed] if keeps == "nothing" else [])
+        graph = sketch.finish(sketch.call(WAIT_OFFLOAD, host, held))
+        assert races(graph) == ([freed] if keeps == "nothing" else [])
+        use = "a use of that memory at `wait_offload` or later"
+        assert {hazard.missing for hazard in find_hazards(graph)[0]} == ({use} if keeps == "nothing" else set())
 
 
 def test_memory_that_is_let_go_by_size_while_it_is_copied_is_a_race() -> None:

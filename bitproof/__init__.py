@@ -4,7 +4,7 @@
     run, record, diff               run a case, record one system, compare two recordings
     localize, bisect, shrink, prove, sensitivity
                                     find a cause, a pass, a smaller case, a proof; measure what a comparison sees
-    Run, Comparison, Verdict        what came of it; history: what came of earlier runs
+    Run, Comparison, Verdict        the results of a run; history: those of earlier runs
     watch                           a system of a function that trains once
     prove(f, g, *inputs), keeps_bits
                                     prove two functions, modules or graphs equal, or a graph and what a pass made of it
@@ -19,7 +19,7 @@ only.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # as typing says; the command must come to handle interrupts before anything takes time
+TYPE_CHECKING = False  # as typing says; the command must handle interrupts before anything takes time
 
 if TYPE_CHECKING:
     from typing import Any

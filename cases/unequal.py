@@ -30,7 +30,7 @@ early_accumulation = replace(
 # A chunked gradient is a sum of two partial sums, an unchunked one is a single sum. A loss is neither: each row is
 # computed as if it were alone. On CUDA a library may choose another kernel for half as many rows, and then the loss
 # differs too, and the case is not as expected. That is no noise and no defect of chunking, but a fact about a machine
-# that nobody has seen yet, so it is not allowed in advance.
+# that has not been seen yet, so it is not allowed in advance.
 chunked_vs_unchunked = replace(_base, name="chunked_vs_unchunked", candidate="eager")
 
 CASES = (early_accumulation, chunked_vs_unchunked)

@@ -109,7 +109,7 @@ class RunOptions:
     so that a search need not replay it. `names`, unless empty, maps the candidate's own names to the reference's, in
     place of those that it declares itself (see `harness.user_code.names`). `kept_graphs` is the folder of prepared
     graphs that are kept from run to run, None where every one shall be traced. `baseline_dir` is the folder of
-    baselines that recordings are held against, None for none; with `files_baselines` recordings are made to be such.
+    baselines that recordings are compared with, None for none; with `files_baselines` recordings are made to be such.
     `sensitivity` is measured of each case that is as expected.
     """
 

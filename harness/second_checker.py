@@ -2,7 +2,7 @@
 
 It was written from docs/reference/certificate.md, which defines the form and every rule, and shares no code with the
 first checker nor with any other file of this project: copy it, and read it beside that page, whose sections it follows.
-Its style differs on purpose. A term is a line of JSON, by which it is looked up; what is known stands in tables: what
+Its style differs on purpose. A term is a line of JSON, which is its key; what is known stands in tables: what
 each kind of term is made of, which type it has, what each rule gives, and the lines of how a call's value is derived.
 
 Exit status: 0 the certificate is accepted and every output is proved, 1 one is not, 3 it is rejected.
@@ -1104,7 +1104,7 @@ def _results(g: State, call: State, kind: str, op: str, args: dict[str, Json]) -
 
 
 def _term_of(g: State, value: Json, is_op: bool) -> Json:
-    """An argument as it stands in a term."""
+    """An argument in the form that terms hold."""
     if type(value) is not list:
         return value
     if value[:1] == ["node"] and len(value) == 2:

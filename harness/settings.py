@@ -5,7 +5,7 @@ of the command line and their help (`harness.cli.declare`), the keywords of `bit
 (`bitproof.keywords`), and the command line that repeats a run (`words`).
 
 Most settings have one option, whose value is the field's. Several options may set one field (`--stress` and
-`--stress-threads`): the field then says how it is read from them, and how they are told from it.
+`--stress-threads`): the field then states how it is read from them, and they from it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MORE = "More to find out and to write"
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One option: its names on the command line, its keyword in Python, and what both say of it.
+    """One option: its names on the command line, its keyword in Python, and the help of both.
 
     `kind` is the type of its value in Python, `typed` that of the command line where it is another; None stands for the
     field's own. `least` is the smallest number, and `problem` says what is wrong with a value, "" for nothing.
@@ -71,7 +71,7 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class FieldOptions:
-    """What a field says of its options. `read` makes the field's value of theirs, and `tell` is the inverse."""
+    """A field's options. `read` makes the field's value of theirs, and `tell` is the inverse."""
 
     options: tuple[Option, ...]
     read: Callable[..., Any] | None = None
@@ -168,7 +168,7 @@ def words(*values: Any, usual: Mapping[str, Any] | None = None) -> list[str]:
 
 
 def words_in(kind: Any) -> list[str]:
-    """The words of which a value is one: ["batch", "seq"] of Literal["batch", "seq"] | None; none for other types."""
+    """The words that a value may be: ["batch", "seq"] of Literal["batch", "seq"] | None; none for other types."""
     return [word for part in (kind, *get_args(kind)) if get_origin(part) is Literal for word in get_args(part)]
 
 

@@ -7,9 +7,9 @@ said, for who watches them.
 
 An arrival is one system call, FUTEX_WAKE_OP: the kernel adds 1 to a counter atomically and, if that was the last rank,
 wakes all who wait for it. So a phase costs a rank at most one sleep and the group one wake, however many ranks share
-a core, and nobody needs an atomic instruction, which Python has not. A slot's counter goes up to the number of ranks
-in even rounds and down to zero in odd ones, so nobody resets it. A round of it cannot begin before all have seen the
-end of the one before: whoever writes into a slot has seen all say that they have read it.
+a core, and no atomic instruction is needed, which Python has not. A slot's counter goes up to the number of ranks
+in even rounds and down to zero in odd ones, so it needs no reset. A round of it cannot begin before all have seen the
+end of the one before: a rank writes into a slot only after all have said that they have read it.
 
 Memory order: the kernel's addition is atomic and ordered after what the rank wrote before it (a locked instruction on
 x86, a release and a barrier on ARM). A counter is one aligned word, whose load cannot tear. x86 keeps loads in order;
@@ -160,7 +160,7 @@ class SharedMemory:
         self._futex(self._number, word + 4, _FUTEX_WAKE_OP, 1, 0, word, 1 << 28)
 
     def _ended(self, ranks: Sequence[int]) -> int | None:
-        """A rank among `ranks` whose process has ended, as far as can be told."""
+        """A rank among `ranks` whose process is known to have ended."""
         poll = select.poll()
         rank_of = {}
         for rank in ranks:
@@ -170,7 +170,7 @@ class SharedMemory:
                     self._pidfds[rank] = os.pidfd_open(pid)
                 except ProcessLookupError:
                     return rank
-                except OSError:  # a kernel without: whoever started the ranks watches them
+                except OSError:  # a kernel without: the ranks' parent watches them
                     return None
             if rank in self._pidfds:
                 rank_of[self._pidfds[rank]] = rank
@@ -179,9 +179,9 @@ class SharedMemory:
 
 
 class Board:
-    """A line of text for each rank, which the rank writes and whoever made the board reads, whatever the rank does.
+    """A line of text for each rank, which the rank writes and the board's maker reads, whatever the rank does.
 
-    Nobody waits for anybody: a line that is read while it is written may be half of each.
+    Neither waits for the other: a line that is read while it is written may be half of each.
     """
 
     def __init__(self, world_size: int) -> None:

@@ -152,8 +152,9 @@ def open_dim(
     with shape_env.ignore_fresh_unbacked_symbols():
         fake = fake_mode.from_tensor(placeholder, source=LocalSource(name, is_input=True), symbolic_context=context)
     if not takes_bounds:
-        # 2.11, on which sizes 0 and 1 would be cases of their own, and code that tells them untraceable. Bounds given
-        # as conditions are kept as guards, as later releases keep theirs, and outdate what was answered without them.
+        # 2.11, on which sizes 0 and 1 would be cases of their own, and code that distinguishes them untraceable. Bounds
+        # given as conditions are kept as guards, as later releases keep theirs, and outdate what was answered without
+        # them.
         torch._check(fake.shape[dim] >= bounds[0])
         torch._check(fake.shape[dim] <= bounds[1])
     return fake
@@ -186,7 +187,7 @@ def swapped_state(model: nn.Module, state: Mapping[str, Tensor]) -> AbstractCont
 
 
 def joint_graph(module: nn.Module, inputs: tuple[Tensor, ...]) -> GraphModule:
-    """A module's forward and backward as one graph without in-place writes; `role_of` tells what its ends are.
+    """A module's forward and backward as one graph without in-place writes; `role_of` names its inputs and outputs.
 
     `inputs`, and the module's parameters and buffers, are fake tensors of one mode.
     """
@@ -197,7 +198,7 @@ def joint_graph(module: nn.Module, inputs: tuple[Tensor, ...]) -> GraphModule:
 
 
 class Role(NamedTuple):
-    """What an input or an output of a joint graph is: of which kind, and of what. An input has its position as name."""
+    """The kind and the tensor's name of an input or output of a joint graph. An input has its position as name."""
 
     kind: Literal["parameter", "buffer", "input", "output", "tangent", "written", "gradient", "other"]
     of: str

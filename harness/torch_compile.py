@@ -31,7 +31,7 @@ def compile_counters() -> dict[str, dict[str, int]]:
 def compiled_calls_told(
     asked: Callable[[str, bool], None], called: Callable[[], None], recompiled: Callable[[str], None]
 ) -> Iterator[None]:
-    """Within this context `asked` takes the backend of each torch.compile that is not told to do nothing.
+    """Within this context `asked` takes the backend of each torch.compile that is not disabled.
 
     And whether its code may not be captured in pieces.
 

@@ -85,7 +85,7 @@ def unregister_group(name: str) -> None:
 
 
 def group_of_size(size: int) -> Any:
-    """A process group that can be asked for its size and joins nobody."""
+    """A process group that knows its size and connects no ranks."""
     return cast(Any, ProcessGroup)(0, size)
 
 

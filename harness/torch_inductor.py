@@ -1,4 +1,4 @@
-"""What bitproof uses of Inductor, all of which is private to torch: compiling a graph, and loading what was compiled.
+"""What bitproof uses of Inductor, all of it private to torch: compiling a graph, and loading what was compiled.
 
 A part of `torch_compat.py`, and under its rule: no other module touches Inductor. Loading it takes seconds, which a
 rank that runs a graph as it is need not spend, so each function here loads it when it is called.
@@ -33,7 +33,7 @@ def inductor_backend(
 
     `finished` takes the graph and its direction and gives the one to compile; `compiled` is called with what compiles
     it, with it and its direction, and gives what is to be called with a list of inputs. Nothing is read from a cache,
-    whose graphs would be handed to nobody.
+    whose graphs would not pass through it.
     """
     from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -80,9 +80,9 @@ def takes_as_hook(kind: type) -> None:
 
 @contextmanager
 def passes_watched(before: Callable[[Any, str], None], after: Callable[[Any, str], None]) -> Iterator[None]:
-    """Where each of Inductor's passes over a graph is told, with the graph's module and its name, at begin and end.
+    """The hook that gets each of Inductor's passes over a graph, with the graph's module and name, at begin and end.
 
-    One that is switched off is told, too, and one within another ends first.
+    A pass that is switched off is included, and one within another ends first.
     """
     from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 
@@ -129,8 +129,8 @@ def load_generated(file: Path) -> Callable[[list[Any]], Any]:
     """The step that a file of generated code defines: called with a list of inputs, which it empties.
 
     This runs the file. Its kernels are found in Inductor's folder (TORCHINDUCTOR_CACHE_DIR), by a hash of their source
-    and of the compiler's whole command line, and so are the trials of which instructions the compiler can use; nothing
-    is compiled. Raises WouldCompileError for a kernel that is not there, and whatever the file raises.
+    and of the compiler's whole command line, and so are the trials of the instructions that the compiler can use;
+    nothing is compiled. Raises WouldCompileError for a kernel that is not there, and whatever the file raises.
     """
     from torch._inductor import codecache, cpp_builder
 

@@ -84,7 +84,7 @@ def running_autograd_node() -> Any:
 
 
 def has_no_values(tensor: Tensor) -> bool:
-    """Whether a tensor has a shape alone, as those have by which torch asks an operator for shapes."""
+    """Whether a tensor has a shape alone, like those with which torch asks an operator for shapes."""
     return tensor.is_meta or isinstance(tensor, FakeTensor)
 
 
@@ -124,7 +124,7 @@ def backward_number() -> int:
 
 
 def running_annotations() -> Mapping[str, Any]:
-    """What `torch.fx.traceback.annotate` says of the code that runs."""
+    """The annotations by `torch.fx.traceback.annotate` of the code that runs."""
     found: Mapping[str, Any] = traceback.current_meta.get("custom", {})
     return found
 
@@ -146,7 +146,7 @@ def local_of(parameter: Tensor) -> Tensor:
 
 
 def sparse_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """The indices and the values of a sparse tensor, as they stand in it: an index may stand there more than once."""
+    """The indices and the values of a sparse tensor, unchanged: an index may be there more than once."""
     return tensor._indices(), tensor._values()
 
 

@@ -76,7 +76,7 @@ class That:
 
 @dataclass(frozen=True, eq=False)  # equality of tables would leave it without a hash, which unions ask for
 class Whole:
-    """A nested value that is read by itself, so that what its own class raises is told with its place.
+    """A nested value that is read by itself, so that what its own class raises names its place.
 
     `Annotated[Case, Whole("a case", CaseError)]`.
     """

@@ -25,7 +25,7 @@ NUM_KNOWN = 3
 def hash_on_device(octets: torch.Tensor) -> bytes:
     """XXH3-128 of each 16 KiB in order and of the remainder, 16 bytes each, big-endian as in xxhash.
 
-    `octets` is uint8 [bytes], contiguous. 16 bytes a leaf and the rest, under 16 KiB, come to the host in one copy.
+    `octets` is uint8 [bytes], contiguous. 16 bytes a leaf and the rest, under 16 KiB, are copied to the host at once.
     """
     num_leaves = len(octets) // xxh3.LEAF_BYTES
     whole, rest = octets.tensor_split([num_leaves * xxh3.LEAF_BYTES])

@@ -197,7 +197,7 @@ class Case:
 
     @property
     def compared_steps(self) -> range:
-        """The steps of which records are compared."""
+        """The steps whose records are compared."""
         return range(self.first_step, self.steps)
 
     @property

@@ -71,7 +71,7 @@ class Chunking:
     """Splits a block's input in two.
 
     `modules` is a pattern over fully qualified module names in which `*` stands for one component, or several such
-    patterns, joined by commas, of which none lies in another.
+    patterns, joined by commas; no matched module may lie in another.
     `early_grad_accumulation` on adds both chunks' gradient of a parameter before its cast and
     reduce-scatter; off, each goes through its own, and the results are added. `only`, where it is not empty,
     names the matching modules that are chunked: the others run whole.
@@ -215,7 +215,7 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW:
-    """AdamW's settings, and the step by which expert biases move toward balance."""
+    """AdamW's settings, and how far a step moves an expert bias toward balance."""
 
     __pydantic_config__ = STRICT
 

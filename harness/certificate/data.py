@@ -6,8 +6,8 @@ Everything consists of nested tuples of numbers and strings, and so is valid JSO
     ("node", index of a call) | ("list", argument, ...) | ("graph", nested graph)
     ("ranks", (rank, ...), ...)                   a process group: of each of its instances the ranks in order
 
-and a size is a whole number, or ("size", (coefficient, symbol, ...), ...): a sum of products of symbols, each of which
-an earlier call defines. Terms are referred to by their place among all steps, symbols within terms too. A term is
+and a size is a whole number, or ("size", (coefficient, symbol, ...), ...): a sum of products of symbols, each
+defined by an earlier call. Terms are referred to by their place among all steps, symbols within terms too. A term is
 
     ("input", name, dtype, shape)                 a graph's input; no two share memory
     ("constant", digest, dtype, shape)            a tensor that is part of a graph

@@ -18,7 +18,7 @@ from bitproof.harness.options import RunOptions
 from bitproof.harness.settings import words
 
 Look = Callable[[Case, RunOptions, Path, list[str]], int]
-"""Look into a case, report into a folder, and tell how to do it again; the exit status."""
+"""Look into a case, write a report and print the command that repeats it; returns the exit status."""
 
 _OPTIONS = (*ONE_CASE, *WHERE, "early_grad_accumulation", "inject", "extra_passes", "timeout", "explain_timeout")
 

@@ -62,10 +62,10 @@ def run_and_report(
     """Run cases, write their report and return the exit status.
 
     `not_run` says, by name, why the cases `left_out` were; `replay` are the command-line options that a replay
-    must repeat; `shard` says of what selection the cases are one machine's part; `tell` prints more of the report and
-    returns more files to write with it, texts by name. Where `options` ask for it, every case is proved before any
-    runs, and what came of it is told, and stands beside its verdict. Raises UsageError when the call is wrong, before
-    anything is run or written.
+    must repeat; `shard` is the part of a selection that these cases are; `tell` prints more of the report
+    and returns more files to write with it, texts by name. Where `options` ask for it, every case is proved before any
+    runs, and the proof's result is printed and reported beside its verdict. Raises UsageError when the call is wrong,
+    before anything is run or written.
     """
     if options.prove_first:
         _refuse_proofs_under_torchrun()

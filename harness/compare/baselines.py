@@ -1,4 +1,4 @@
-"""Baselines: recordings that are filed under their environment, and runs that are held against them.
+"""Baselines: recordings that are filed under their environment, and runs that are compared with them.
 
 A baseline lies at DIR/<case>/<system>/<environment id>/. The environment is what a manifest has of everything
 beside the code that can change a bit: the case, package versions, hardware, device, backend, environment variables,
@@ -48,7 +48,7 @@ _VERSION_FIELDS = {
         *("nccl", "cudnn", "cublas", "driver"),
     )
 }
-# What a manifest says of a machine that changes no bit, and bitproof's own version, which is of the code.
+# Fields of a manifest about the machine that change no bit, and bitproof's own version, which describes the code.
 _NOT_DECISIVE = ("bitproof", "platform", "cpu_count")
 _STATUS = {
     Verdict.EQUAL: BaselineStatus.EQUAL,
@@ -77,7 +77,7 @@ def environment_of(manifest: Manifest) -> dict[str, Any]:
 
 
 def _without_code(rank: Mapping[str, Any]) -> dict[str, Any]:
-    """What a rank's system says of itself, without the sha256 of the file that it was made from: that is its code."""
+    """A rank's system's description of itself, without the sha256 of its file, which belongs to its code."""
     return {name: value for name, value in rank.items() if name != "sha256"}
 
 
@@ -134,7 +134,7 @@ def file_baseline(
 
 
 def values_to_keep(baseline_dir: Path | None, case: Case, system: str) -> tuple[str, ...]:
-    """Patterns of the values that a system's baselines hold: a run that keeps them too can tell drift in ULPs."""
+    """Patterns of the values that a system's baselines hold: a run that keeps them too can state drift in ULPs."""
     manifests = _manifests(_folder(baseline_dir, case, system)).values() if baseline_dir else ()
     known = [manifest.values for manifest in manifests if not isinstance(manifest, RecordingError)]
     return tuple(dict.fromkeys(pattern for patterns in known for pattern in patterns))
@@ -143,7 +143,7 @@ def values_to_keep(baseline_dir: Path | None, case: Case, system: str) -> tuple[
 def hold_against_baselines(
     result: CaseResult, recordings: Mapping[Role, Path], measure_drift: MeasureDrift, options: RunOptions
 ) -> CaseResult:
-    """A case's result with what its baselines say of each side's recording, where there is a folder of them."""
+    """A case's result with each side's comparison to its baselines, where there is a folder of them."""
     case, baseline_dir = result.case, options.baseline_dir
     if baseline_dir is None:
         return result
@@ -166,7 +166,7 @@ def demanded(about: BaselineResult) -> BaselineResult:
 
 
 def unused_baselines(baseline_dir: Path, cases: Iterable[Case]) -> list[Path]:
-    """Folders of baselines that no system of any of these cases would be held against."""
+    """Folders of baselines that no system of any of these cases would be compared with."""
     used = {_folder(baseline_dir, case, system) for case in cases for system in (case.reference, case.candidate)}
     found = (path for path in baseline_dir.glob("*/*") if path.is_dir() and not path.name.startswith("."))
     return sorted(path for path in found if path not in used and not path.parent.name.startswith("."))
@@ -175,7 +175,7 @@ def unused_baselines(baseline_dir: Path, cases: Iterable[Case]) -> list[Path]:
 def hold_against_baseline(
     recording: Path, baseline_dir: Path, case: Case, system: str, measure_drift: MeasureDrift
 ) -> BaselineResult:
-    """What one recording's baselines say of it. Never raises for what is damaged."""
+    """One recording compared with its baselines. Never raises for damaged files."""
     try:
         manifests = _manifests(_folder(baseline_dir, case, system))
         if not manifests:

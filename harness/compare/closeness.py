@@ -106,7 +106,7 @@ def _opened(folder: Path, recording: Recording, rank: int) -> Iterator[Values]:
             raise RecordingError(
                 f"{path} does not hold the tensors that were recorded",
                 expected=f"{len(names)} tensors",
-                found=f"{len(values.names)}, of which {odd[0]} is {'missing' if odd[0] in names else 'extra'}",
+                found=f"{len(values.names)}; {odd[0]} is {'missing' if odd[0] in names else 'extra'}",
                 fix="record the system again",
             )
         yield values

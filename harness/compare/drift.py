@@ -1,7 +1,7 @@
 """Which tensors of two recordings differ, and, where both keep their values, in how many elements and by how many ULPs.
 
-Digests say which; values, each held against its digest, say by how much. Recordings keep the values of some
-tensors only, so an entry says of how many of its records it knows more.
+Digests show which records drifted; values, each checked by its digest, show by how much. Recordings keep the values
+of some tensors only, so an entry states for how many of its records the size of the drift is known.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ _is_digest = re.compile("[0-9a-f]{32}").fullmatch
 
 
 class DifferingPair(NamedTuple):
-    """A record that differs, and where in the run it was computed. The records tell its types, not its digests."""
+    """A record that differs, and where in the run it was computed. The records state its types; its digests do not."""
 
     place: ComputedAt
     key: Key
@@ -241,7 +241,7 @@ class Evidence:
 
 
 def evidence_of(reference: Recording, candidate: Recording, case: Case) -> Evidence:
-    """Compare two recordings: rank by rank where both are stored so and nobody holds their records, else as wholes."""
+    """Compare two recordings: rank by rank if both are stored so and their records are not loaded, else as wholes."""
     evidence = Evidence(case=case)
     stored = [side for side in (reference, candidate) if isinstance(side, StoredRecording) and not side.holds_records]
     if len(stored) < 2:

@@ -33,7 +33,7 @@ def first_beyond(layouts: LayoutBounds, comparison: Comparison) -> Divergence | 
 
 
 def told_without_call(first: Divergence) -> str:
-    """What is said of a difference in place of the call to blame."""
+    """The sentence about a difference that has no call to blame."""
     module, direction = place_of(Key(first.step, first.kind, first.name, first.rank))
     where = f"{module or 'the step itself'} ({direction})"
     return f"no call is blamed, as calls of two layouts have no partners; {first.kind} {first.name} is of {where}"

@@ -61,7 +61,7 @@ def regrouped_between(reference: Recording, candidate: Recording) -> int | None:
 
 
 def apart_from(candidate: Manifest) -> int:
-    """The first step in which the candidate may lie otherwise on the ranks: before, what it goes on from was taken."""
+    """The first step in which the candidate may have its own layout: earlier steps are those of what it resumes."""
     return int(candidate.case["resume_at"]) if candidate.case.get("resumes_reference") else 0
 
 

@@ -1,9 +1,9 @@
 """Two systems that lay tensors out otherwise, compared by logical tensor.
 
-Both first runs say which part of which tensor each rank holds. The cuts of all these parts divide a tensor into cells,
+Both first runs say what part of what tensor each rank holds. The cuts of all these parts divide a tensor into cells,
 and a second run of each system records the digest of each cell. From them follows what the reference would have
 recorded, had it been laid out as the candidate is: that is paired with the candidate's records, as ever. Nothing is
-gathered, and nobody holds more than a rank's own part.
+gathered, and no process holds more than a rank's own part.
 
 - A rank of the candidate that holds a cell of other bits than the reference's differs in that tensor.
 - What is whole on several ranks of the reference must be the same on all of them. Where it is not, some rank of the
@@ -58,7 +58,7 @@ class Relaid:
 
 
 def are_laid_out_otherwise(case: Case, reference: Recording, candidate: Recording) -> bool:
-    """Whether some tensor lies otherwise on the two systems' ranks, or the case says that they have other meshes."""
+    """Whether some tensor has another layout on the two systems' ranks, or the case says that their meshes differ."""
     return case.reference_parallelism is not None or any(True for _ in _across(reference, candidate))
 
 
@@ -78,7 +78,7 @@ def lack_state_alone(case: Case, reference: Recording, candidate: Recording) -> 
 
 
 def common_cuts(reference: Recording, candidate: Recording) -> dict[str, Cuts]:
-    """The cuts of each tensor that lies otherwise, by kind and name. One of two logical shapes has none."""
+    """The cuts of each tensor whose layouts differ, by kind and name. A tensor of two logical shapes has none."""
     boxes: dict[str, set[Box]] = {}
     for tensor, sides in _across(reference, candidate):
         parts = [box_of(record) for side in sides for record in side.values()]
@@ -202,7 +202,7 @@ def _across(reference: Recording, candidate: Recording) -> Iterator[tuple[Logica
 
 
 def lies_otherwise(here: Parts, there: Parts, have_as_many: bool) -> bool:
-    """Whether a tensor's records do not pair rank by rank. One that a side lacks does not lie otherwise."""
+    """Whether a tensor's records do not pair rank by rank. A tensor that one side lacks has no other layout."""
     left, right = (
         {rank: (record.box, record.placements is None) for rank, record in side.items()} for side in (here, there)
     )

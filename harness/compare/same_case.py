@@ -40,7 +40,7 @@ def contradictions(side: str, recording: Recording, case: Case) -> Iterator[str]
 def in_todays_form(case: Mapping[str, Any]) -> Mapping[str, Any]:
     """A recorded case with the settings that cases have got since, at their defaults, which changed nothing.
 
-    What is no case today stays as it is: whoever compares it sees each difference.
+    A case that this version refuses stays unchanged: a comparison shows each difference.
     """
     try:
         return Case.from_dict(dict(case)).to_dict()

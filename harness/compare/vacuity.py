@@ -7,8 +7,8 @@ tensor, on any rank, whose agreement shows something. Single tensors that never 
 what no token reached, are remarked upon.
 
 A system whose ranks ran no collective in their steps trained one model a rank: what only several ranks can show was
-not shown. One may say that its ranks are independent. Code that torch.compile was to compile, and of which nothing was
-captured, ran as it is: then eager was compared with eager.
+not shown. One may say that its ranks are independent. Code that torch.compile was to compile ran as eager code
+where nothing was captured: then eager was compared with eager.
 
 What differs is never vacuous: zeros against NaN are a difference, and reported as one.
 """

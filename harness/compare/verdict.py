@@ -64,7 +64,7 @@ class Judgement:
     remarks: tuple[str, ...] = ()
 
     def with_error(self, text: str) -> Judgement:
-        """The same, with one more error told."""
+        """The same, with one more error."""
         return replace(self, error=f"{self.error}\n{text}" if self.error else text)
 
 
@@ -77,7 +77,7 @@ class Repeat(NamedTuple):
 
     @property
     def between(self) -> str:
-        """What `Divergence.between` says of it."""
+        """The value of `Divergence.between`."""
         return f"{self.side} against itself{' under stress' if self.stressed else ''}"
 
     def divergence(self) -> Divergence | None:
@@ -218,7 +218,7 @@ Comparisons = Mapping[Any, Comparison | None]
 
 
 def repeats(controls: Comparisons, stresses: Comparisons) -> list[Repeat]:
-    """Every system that was compared with itself, in the order in which they are told: plain before stressed."""
+    """Every system that was compared with itself, in the order of reports: plain before stressed."""
     return [
         Repeat(side, stressed, comparison)
         for stressed, comparisons in ((False, controls), (True, stresses))

@@ -127,8 +127,8 @@ class Done:
 
     `step_seconds` are those of each step without what recording took, `flops` the first's operations where they were
     counted; `peak_mib` is of its device's memory, None on a CPU, and `process_mib` of its process; `determinism` is
-    what was set and `switches` what was read, by when; `system` is what the system says of itself; `gpu` is what CUDA
-    and its libraries are here,
+    what was set and `switches` what was read, by when; `system` is the system's description of itself; `gpu` has the
+    versions of CUDA and its libraries,
     `gpu_environment` the variables that they alone read, and both are empty on a CPU; `chunked` has the calls a step
     of each module that ran in chunks; `unused_names` never appeared; `kept` is the digest of the record that a replay
     was to keep; `is_alone`: it ran no collective with another rank in any step, and its system does not say that ranks
@@ -181,7 +181,7 @@ STATUS_MESSAGES: tuple[type[Account], ...] = (Prepared, Ready, StepBegan, StepsE
 class End:
     """The end of a run on this host's ranks.
 
-    After a good end `done` has each rank's own account, in rank order, and `graph` is what all say of their program.
+    After a good end `done` has each rank's own message, in rank order, and `graph` describes the program of all.
     Otherwise `failure` is the one to blame, with that rank's `place` and `log`, or `unfinished` says where ranks were
     that outlasted the time, and `stacks` what they did.
     """

@@ -71,7 +71,7 @@ def refuse_torchrun(command: str, reason: str) -> None:
 
 
 def refuse_copies() -> None:
-    """Raise UsageError if a launcher started several copies of this command, each of which would run everything."""
+    """Raise UsageError if a launcher started several copies of this command: each would run everything."""
     found = launched.copies()
     if found is None:
         return

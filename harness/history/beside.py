@@ -64,7 +64,7 @@ def _other_counts(result: CaseResult) -> Iterator[tuple[str, object, str, object
 
     try:
         counts = recorded_a_step(result.case)
-    except CaseError as error:  # whoever changes the name of a model shall not get around its counts
+    except CaseError as error:  # a model under a new name must not evade its counts
         by = "systems of ours and no recordings beside the report"
         yield "case.model", "a model that this version of bitproof can build", by, error.what
         return

@@ -24,7 +24,8 @@ def argument_differences(call: Call, partner: Call) -> str:
 def input_differences(log: CandidateLog, index: int, partner: int) -> str:
     """What computed the last input that the partner does not read, and what computed the one that it has instead.
 
-    Nothing is told where the partner is guessed: it has none of the inputs, and the logs make not as many such calls.
+    Nothing is reported where the partner is guessed: it has none of the inputs, and the logs have other numbers of
+    such calls.
     """
     if (
         set(log.log[index].inputs).isdisjoint(log.reference.log[partner].inputs)
@@ -59,7 +60,7 @@ def _what_gave(side: CandidateLog | ReferenceLog, index: int, position: int) -> 
 
 
 def list_differences(log: CandidateLog, missing: Call) -> str:
-    """How many tensors the lists have of which a call over lists that the candidate does not make is one entry."""
+    """How many tensors are in the lists of a call over lists if the candidate lacks one of its entries."""
     if not name_of(missing).startswith(OVER_LISTS):
         return ""
     made, due = (

@@ -124,7 +124,7 @@ class Bisector:
 
     def _run_whole(self) -> bool:
         """Run the case itself; whether there is something to search for."""
-        # Graphs are written in passing: whoever asks for the pass wants to see what it did.
+        # Graphs are written on the way: a user who looks for the pass wants to see what it did.
         run = self._run_of(self.case, replace(self.options, dump_graphs=True))
         result = self.found.result = run.result()
         self.case = run.case

@@ -182,8 +182,8 @@ class _Blame:
     def others(self, culprit: Culprit) -> tuple[tuple[How, Call], ...]:
         """Calls at other places that are wrong, too, and know nothing of the blamed one, with what is wrong with each.
 
-        They give something else than the same call of the reference; or, as the blamed one, are calls of an operator
-        that it does not make there. Nothing is said of a call that only may be wrong.
+        Their outputs differ from those of the same call of the reference; or, like the blamed one, they are calls of
+        an operator that it does not make there. A call that only may be wrong is left out.
         """
         found: dict[tuple[Place, str], tuple[How, Call]] = {}
         blamed = self.logs[culprit.rank].log[culprit.candidate] if culprit.candidate is not None else culprit.call

@@ -2,7 +2,7 @@
 
 1. The way is the shortest one, of those that pass by values which differ where there is such a way.
 2. It crosses from rank to rank at collectives alone.
-3. Views are left out, and of the rest at most `MAX_LINKS` are told: first those that change the rank or the module.
+3. Views are left out, and of the rest at most `MAX_LINKS` are shown: first those that change the rank or the module.
 4. What a call changed is how its output differs from that of the other side's call of the same turn.
 """
 

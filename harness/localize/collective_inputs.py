@@ -14,7 +14,7 @@ def fed_wrong(
 ) -> set[Site] | None:
     """The ranks' calls that give a collective other inputs than they do in the reference.
 
-    Which of the reference's it stands for is told by the ranks that give the same, then by its group, its place,
+    Its counterpart in the reference is found by the ranks that give the same, then by its group, its place,
     and its turn in the group; None where none gives the same.
     """
     calls = joined.together(site)

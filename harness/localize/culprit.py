@@ -81,12 +81,12 @@ class Culprit:
     """The call to blame, and the `ranks` on which it differs.
 
     `candidate` and `reference` are its indices in the logs of that rank: None for the one that does not
-    make the call, or in which its partner is not known. `arguments` tells of numbers and words that the partner was
-    given otherwise, `reading` of where an input comes from that the partner does not read; `instead_of` is the operator
+    make the call, or in which its partner is not known. `arguments` states numbers and words that the partner was
+    given otherwise, `reading` the source of an input that the partner does not read; `instead_of` is the operator
     of the reference's call that it stands for, whose place it then has. `explains` is what it leads to: a rank, and the
     digests of both systems; `chain` are the calls that lead there; `also` are
-    other calls that are wrong, of which it knows nothing; `or_else` are calls of which
-    no value tells whether they are wrong in its place.
+    other calls that are wrong independently of it; `or_else` are calls that
+    may be wrong in its place: no value decides.
     """
 
     how: How
@@ -119,7 +119,7 @@ class Culprit:
 def call_of(
     culprit: Culprit, told: Mapping[How, str] = HOW, changed: Sequence[TensorDifference | None] = ()
 ) -> BlamedCall:
-    """What a report says of the call to blame; `told` words what is wrong with it.
+    """A report's sentence about the call to blame; `told` words what is wrong with it.
 
     `changed` says how the outputs differ of the chain's calls, the blamed one's first.
     """

@@ -1,4 +1,4 @@
-"""Calls of which no value tells whether they are wrong in place of the one to blame: see `Culprit.or_else`.
+"""Calls that may be wrong in place of the one to blame, as no value decides: see `Culprit.or_else`.
 
 1. The collective of a bucket that the reference does not have, and what fills it, on each rank.
 2. Other roots, those that pack as well; views of what such a one sums; and calls before them that put right values in
@@ -84,7 +84,7 @@ def _itself(culprit: Culprit, logs: Sequence[CandidateLog]) -> list[Site]:
 def _fillers(culprit: Culprit, rank: int, pair: Pair, logs: Sequence[CandidateLog], joined: JoinedLogs) -> list[Site]:
     """Of a bucket that the reference does not have: its collective and what fills it, on all ranks.
 
-    It is one that the blamed call fills or reads, or out of which a record comes where a call is missing.
+    It is one that the blamed call fills or reads or, where a call is missing, one that a record comes from.
     """
     if culprit.candidate is None:
         on, index = rank, logs[rank].giver(*pair)
@@ -184,7 +184,7 @@ def _gives(call: Call, digest: str) -> bool:
 
 
 def _too_often(log: CandidateLog, told: Callable[[Call], object]) -> set[int]:
-    """The calls of which more are made than in the reference, as they are `told`; those computed again do not count."""
+    """The calls that are made more often than in the reference, as `told`; those computed again do not count."""
     made = Counter(told(call) for call in log.log if not is_again(call))
     made.subtract(map(told, log.reference.log))
     return {index for index, call in enumerate(log.log) if made[told(call)] > 0 and not is_again(call)}
@@ -217,9 +217,9 @@ def _giving(call: Call) -> tuple[bool, tuple[str, ...]]:
 def _instead_of(culprit: Culprit, log: CandidateLog) -> list[int]:
     """What may stand where a call of the reference is missing.
 
-    A call of its operator, or a new one at its place, that gives what another one gives; one of which the reference has
-    no like, that reads what it reads and gives what the reference has nowhere, and what by new calls comes of that; a
-    view of what it writes to.
+    A call of its operator, or a new one at its place, that gives what another one gives; one without counterpart in
+    the reference, that reads what it reads and gives what the reference has nowhere, and what new calls make of that;
+    a view of what it writes to.
     """
     if culprit.candidate is not None:
         return []

@@ -1,9 +1,9 @@
 """Every operator call compared: a candidate whose records all agree, and which computed what the reference never did.
 
-1. Both systems run once more, with every call of every step logged. They must come to what was recorded.
+1. Both systems run once more, with every call of every step logged. Their records must equal those of the first runs.
 2. Each call of the candidate must give values that the reference had in that step on that rank. What only packs right
    values is left aside: a pass may cut and join as it likes (`unmatched_calls`).
-3. Where one does not, both run again: a call that varies from run to run, such as one whose last rows nobody wrote,
+3. Where one does not, both run again: a call that varies from run to run, such as one whose last rows no call wrote,
    shows nothing, and the case is UNVERIFIED. Else it is DIFFERENT, and the first of these calls is to blame.
 
 A call counts as a record of kind `activation`.
@@ -62,7 +62,7 @@ def told_uncompared(case: Case, uncompared: int, calls: int) -> str:
 
 @dataclass
 class Found:
-    """What comparing all calls came to.
+    """The result of comparing all calls.
 
     `fewest` is the number of calls in the step that has the fewest, over all ranks; `strange` has rank and index of
     each call that gave what the reference never had, by step. `packing` are the graph's nodes that only pack.
@@ -223,7 +223,7 @@ class EveryCall:
 
 
 def _key(step: int, rank: int, index: int, call: Call) -> Key:
-    """A call as a record: where it is, and the how-manieth call of its rank in the step."""
+    """A call as a record: where it is, and its index in the rank's step."""
     return Key(step, ACTIVATION, f"{call}, call {index}", rank)
 
 

@@ -28,7 +28,7 @@ from bitproof.harness.operators import named
 
 
 def or_lost_sum(culprit: Culprit, log: CandidateLog, joined: JoinedLogs) -> Culprit:
-    """The culprit, or the sum before it that is missing or that nobody reads. `joined` are the reference's logs."""
+    """The culprit, or the sum before it that is missing or that no call reads. `joined` are the reference's logs."""
     known = log.reference
     for start in _read_there(culprit, log):
         index = _sum_behind(known, start)

@@ -18,13 +18,13 @@ def first_missing(log: CandidateLog, wanted: Iterable[str], before: int | None =
     What it has from call `before` on alone, and in another direction, it has nowhere: backward may divide again.
     """
     made_late = {value for call in log.log[before:] for value in call.outputs} if before is not None else set()
-    there = log.values - made_late  # what is given to the step is there, whoever reads it when
+    there = log.values - made_late  # what is given to the step is there at any time
     there |= {value for call in log.log[:before] for value in (*call.inputs, *call.outputs, *call.aliases)}
     late = {(value, call.place.direction) for call in log.log[before:] for value in call.outputs}
 
     def is_missing(value: str) -> bool:
         index = log.reference.producer(value)
-        if index is None:  # given to the step, be it that nobody reads it here
+        if index is None:  # given to the step, though no call may read it here
             return False
         return value not in there and (value, log.reference.log[index].place.direction) not in late
 
@@ -44,7 +44,7 @@ def first_missing(log: CandidateLog, wanted: Iterable[str], before: int | None =
 def first_lost(log: CandidateLog, index: int) -> int:
     """The first call of the reference that computes, of those that are not made here and that one is made for.
 
-    What joins, views all of a value, or is a constant chooses nothing: without its reader nobody misses it.
+    What joins, views all of a value, or is a constant chooses nothing: without its reader it is not missed.
     """
 
     def is_for_its_reader(call: Call) -> bool:
@@ -83,7 +83,7 @@ def packed_otherwise(log: CandidateLog, index: int) -> tuple[int, int] | None:
 
 
 def launched(log: CandidateLog, index: int) -> int | None:
-    """The launch of a collective of the reference for which nobody waits here."""
+    """The launch of a collective of the reference that has no wait here."""
     call = log.reference.log[index]._replace(outputs=())  # operator, inputs and outputs are fields 1 to 3
     return next((i for i, mine in enumerate(log.log) if call.collective and mine[1:4] == call[1:4]), None)
 

@@ -17,7 +17,7 @@ def neighbours_of(
 ) -> list[Neighbour]:
     """The blamed call, and the calls before and after it on its rank, in execution order.
 
-    `agrees` says of each whether the other side has its outputs where they belong; of a view that the
+    `agrees` states for each whether the other side has its outputs where they belong; for a view that the
     other side does not take, whether it is one of a value that agrees. The log is the candidate's; where
     that lacks the call, it is the reference's.
     """

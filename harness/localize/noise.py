@@ -2,8 +2,8 @@
 
 Noise is new at each run: two replays may part at another step than two recordings did. So both log the calls of
 every step up to the one at which recordings parted, and are compared with each other: from the first step at which
-they observed something else, blame walks back through all earlier steps too, as a value that nobody observed may
-have carried the noise along. Two more replays, where both make the blamed call on equal inputs again, tell how
+they observed something else, blame walks back through all earlier steps too, as a value that was not observed may
+have carried the noise along. Two more replays, where both make the blamed call on equal inputs again, measure how
 far its outputs lie apart.
 """
 
@@ -40,7 +40,7 @@ class NoiseSearch(Search):
     stressed: bool
 
     def explain_noise(self, first: Divergence) -> tuple[Divergence, str | None]:
-        """`first`, a system's divergence from itself, with the call to blame, and what else there is to tell.
+        """`first`, a system's divergence from itself, with the call to blame, and what else is to be reported.
 
         Raises what a replay raises.
         """

@@ -29,7 +29,7 @@ def regrouped(log: CandidateLog, call: Call) -> Call | None:
 
 
 def _summands(calls: Sequence[Call], wanted: Call) -> dict[str, Counter[str]]:
-    """By sum, what it is the sum of, through sums of sums; so for other operators by which order does not count."""
+    """By sum, its terms, through sums of sums; so for other operators whose order does not count."""
     found: dict[str, Counter[str]] = {}
     for call in calls:
         if (call.operator, call.scalars) == (wanted.operator, wanted.scalars):

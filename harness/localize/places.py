@@ -1,4 +1,4 @@
-"""Where in a step the running call belongs. That is told
+"""Where in a step the running call belongs. It is found
 
 by a graph's node, while a graph runs (`GraphRunner`)
 by what a pipeline of graphs says that it does, around its graphs
@@ -69,7 +69,7 @@ class Places:
         self._owners: dict[Tensor, str] = {}
         self._running_chunk = running_chunk
         self._running_half = running_half
-        self._running: list[str | None] = []  # None: a graph of which nothing is known
+        self._running: list[str | None] = []  # None: an unknown graph
         self._entered: list[tuple[nn.Module, bool]] = []  # and whether backward runs it again
         self._backward_within = 0  # how many modules ran around the last backward, as where `forward` trains
         self._hooked = set[nn.Module]()
@@ -151,7 +151,7 @@ class Places:
     def _is_untold(self) -> bool:
         """Whether nothing says in which direction a call belongs that autograd does not make.
 
-        A graph may compute gradients without autograd. After such a call nothing tells either where the update begins,
+        A graph may compute gradients without autograd. After such a call nothing shows where the update begins, either,
         unless autograd follows a module of the model after it: then that call only prepared what the module is given.
         """
         if self.shows_gradients and not self.computes_gradients:
@@ -301,7 +301,7 @@ class Places:
 
     @contextmanager
     def _again_within(self, module: nn.Module) -> Iterator[None]:
-        """A module of which the outputs get their backward hooks, once its forward hooks have run."""
+        """A module whose outputs get their backward hooks once its forward hooks have run."""
         self._entered.append((module, is_backward_running()))
         self._running.append(self._names.get(module, self._running[-1] if self._running else ""))
         try:

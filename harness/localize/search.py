@@ -186,7 +186,7 @@ class Search:
         """How the outputs of a chain's calls differ, the blamed one's first.
 
         None for one that has no partner, agrees, or did not come again. What no record shows may vary, such as rows
-        that nobody reads: that is no reason to doubt the verdict.
+        that no call reads: that is no reason to doubt the verdict.
         """
         links = culprit.chain or (Link(culprit.call, culprit.rank, 0, culprit.reference, culprit.candidate),)
         outputs = [_first_difference(link, logs) for link in links]

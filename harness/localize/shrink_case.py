@@ -7,9 +7,9 @@
 What cannot be, such as an odd batch that is to be split, is left out without a run, and nothing is tried twice.
 The order is fixed, so the same case shrinks to the same case.
 
-A system that is not built in may ignore what a case says of model and batch, so one run asks it: with every size at
-its least at once. What leaves every loss as it was, bit for bit, and everything that differs, was ignored: it stays as
-it is, and is told as such. Where that run changes something, sizes are tried one by one.
+A system that is not built in may ignore a case's model and batch, so one run asks it: with every size at
+its least at once. What leaves every loss unchanged, bit for bit, and everything that differs, was ignored: it stays
+unchanged, and is reported as ignored. Where that run changes something, sizes are tried one by one.
 
 Two runs fail the same way when they show the same `Symptom`. It leaves out what shrinking changes:
 numbers of layers, names of nodes, ranks, steps.
@@ -150,7 +150,7 @@ def change(trial: Trial, changes: Changes) -> Trial:
 def shrink(
     start: Trial, result: CaseResult, run: Run, budget: Budget, show: Show, begin: Begin = lambda trials: None
 ) -> Trial:
-    """The smallest trial found that fails as `start` did, whose result is given. Each run is told as one line.
+    """The smallest trial found that fails as `start` did, whose result is given. Each run prints one line.
 
     `begin` may have trials run before `run` asks for them. Results count in the order in which they would be tried one
     by one, and those that would not be tried do not count: so what is found is the same.
@@ -296,7 +296,7 @@ def _steps(trial: Trial, result: CaseResult) -> Iterator[Changes]:
 def _ranks(trial: Trial, result: CaseResult) -> Iterator[Changes]:
     """Fewer ranks, in groups as large as before where they still fit, or as fit; then smaller groups.
 
-    Expert and tensor parallelism become smaller each for itself, then both.
+    Expert and tensor parallelism become smaller, first alone, then together.
     """
     now = trial.case.parallelism
     for n in _smaller(now.world_size, FEWEST_RANKS):
@@ -328,7 +328,7 @@ def _batch(name: str) -> Dimension:
 
 
 def _layers(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    """Fewer layers, of which as many as before are dense, or none; then more of them dense."""
+    """Fewer layers, with as many dense ones as before, or none; then more of them dense."""
     model = trial.case.model
     if model.layers is None:
         return

@@ -49,7 +49,7 @@ def look_at(reference: Sequence[Call], candidate: Sequence[Call]) -> Look:
     """One rank's logs of one step: each call of the candidate with an output that the reference had nowhere.
 
     A view, and what only puts right values together, packs: a pass may cut and join as it likes. But not where the
-    reference makes that very call, of that operator with those inputs and numbers, and comes to something else.
+    reference makes that very call, of that operator with those inputs and numbers, with another output.
     """
     right = {value for call in reference for value in (*call.inputs, *call.outputs, *call.aliases)}
     made: defaultdict[tuple[object, ...], set[tuple[str, ...]]] = defaultdict(set)
@@ -75,7 +75,7 @@ def _question(call: Call) -> tuple[object, ...]:
 
 
 def summed_up(strange: Sequence[tuple[int, Call]]) -> list[UnmatchedCall]:
-    """Strangers with the ranks that have them, told apart by what they are and where, in their own order."""
+    """Unmatched calls with the ranks that have them, one per kind and place, in their own order."""
     times: Counter[str] = Counter()
     ranks: dict[str, set[int]] = {}
     for rank, call in strange:

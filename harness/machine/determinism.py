@@ -52,7 +52,7 @@ def set_determinism(seed: int, *, fill_uninitialized: bool = True, num_threads: 
 
 
 def read_determinism() -> dict[str, Switch]:
-    """The switches as they stand."""
+    """The switches now."""
     import torch
 
     with warnings.catch_warnings():
@@ -177,7 +177,7 @@ class Switches:
 
     @classmethod
     def now(cls) -> Switches:
-        """As they stand."""
+        """The switches now."""
         import numpy
         import torch
 

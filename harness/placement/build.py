@@ -265,7 +265,7 @@ def _value(node: Node) -> Any:
 
 
 def _tensor_arguments(node: Node) -> list[Node]:
-    """The nodes of a call's tensor arguments, in order, each as often as it is handed over."""
+    """The nodes of a call's tensor arguments, in order, each as often as it is an argument."""
     found: list[Node] = []
 
     def note(argument: Node) -> Node:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Ran(NamedTuple):
-    """How a program ended: its exit status, what it printed, and what it said of errors."""
+    """How a program ended: its exit status, its standard output, and its standard error."""
 
     status: int
     out: str

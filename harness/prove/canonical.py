@@ -178,7 +178,7 @@ class Canonicalizer:
             return place
         if not all(x.is_closed for x in (source, *call.results)):
             if not call.op.startswith(("aten.", "bitproof.")):
-                raise refuse(call, f"{call.op} shows what is not told where a size depends on data")
+                raise refuse(call, f"{call.op} gives a view, whose place is unknown where a size depends on data")
             if call.op not in known_operators.RESHAPES:
                 return self._results(call, "move", call.op, self._arguments(call, call.args, layouts=False))
             shape = ("list", *self.symbols.sizes(call.value.shape))

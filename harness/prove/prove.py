@@ -114,7 +114,7 @@ def of_the_reference(case: Case) -> Case:
 
 @dataclass(frozen=True)
 class _Reference:
-    """A reference's step, traced and as data. Nobody changes it."""
+    """A reference's step, traced and as data. It is never changed."""
 
     step: StepGraph
     groups: GroupTable

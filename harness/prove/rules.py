@@ -164,8 +164,8 @@ def exact_of_number(table: Table, term: Term) -> int | None:
 
 
 def exact_of_neutral(table: Table, term: Term) -> int | None:
-    """x * 1 is x, and so are x + -0.0 and, of whole numbers, x + 0: nothing is rounded. Nothing is said of x + 0.0,
-    which makes +0.0 of -0.0."""
+    """x * 1 is x, and so are x + -0.0 and, of whole numbers, x + 0: nothing is rounded. x + 0.0 has no rule, as
+    it makes +0.0 of -0.0."""
     _, name, dtype, _, operands = term
     for x, other in zip(operands, operands[::-1], strict=True):
         number = table.number(other)
@@ -253,7 +253,7 @@ def exact_of_one_choice(table: Table, term: Term) -> int | None:
 
 def exact_in_order(table: Table, term: Term) -> int | None:
     """a + b and b + a round the same sum, a * b and b * a the same product, the sign of a zero included: all but
-    NaNs agree. (a + b) + c is not a + (b + c), and a - b not b - a: nothing is said of those."""
+    NaNs agree. (a + b) + c is not a + (b + c), and a - b not b - a: those have no rule."""
     *operator, operands = term
     if term[1] not in COMMUTING or operands == tuple(sorted(operands)):
         return None

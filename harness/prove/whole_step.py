@@ -47,7 +47,7 @@ class UpdateProof:
 
 
 def prove_update(case: Case, step: PairProof, groups: Sequence[GroupTable], device: torch.device) -> UpdateProof:
-    """Prove what follows a case's step, of which both graphs are known. What cannot be understood is in the answer."""
+    """Prove what follows a case's step from its two graphs. The answer states what could not be read."""
     assert step.graphs is not None
     if case.schedule is not None:
         return UpdateProof(REFUSED, reason="one micro-batch is proved, and no graph says how a step adds up several")
@@ -107,8 +107,8 @@ def _on_meta(x: data.Tensor) -> Tensor:
 
 
 def join(step: Graph, update: Graph) -> Graph:
-    """One graph of both: what the update is handed by a name of the step's is what the step has by that name, in its
-    memory; all else that it is handed is an input of both."""
+    """One graph of both: an input of the update with the name of one of the step's outputs is that output, in its
+    memory; each other input of the update is an input of the whole."""
     known = {call.name: index for index, call in enumerate(step.calls) if call.op == "input"} | dict(step.outputs)
     calls = [*step.calls]
     num_storages = 1 + max((x.storage for call in calls for x in call.results), default=-1)

@@ -29,7 +29,7 @@ class Artifact:
     compiled: str | None = None
 
     def tell(self, role: str) -> str:
-        """The text that reports show for a case, one side of which read the step."""
+        """The text that reports show for a case in which one side read its step from a file."""
         code = f", and ran its compiled code, sha256 {self.compiled}, compiling nothing" if self.compiled else ""
         return (
             f"{role}: its ranks read a precompiled step, and traced none: {self.system} of {self.case} for "

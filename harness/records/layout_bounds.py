@@ -72,10 +72,10 @@ class LayoutBounds:
         return self.samples > 0 and not self.beyond and not any(row.is_beyond for row in self.rows)
 
     def tell(self) -> str:
-        """Such as "12 tensors lie otherwise; 13 had to be equal, 26 may be regrouped, from backward on"."""
+        """Such as "12 tensors have another layout; 13 had to be equal, 26 may be regrouped, from backward on"."""
         start = f", from {self.regrouped_from} on" if self.regrouped_from else ""
         counts = f"{self.exact} had to be equal, {self.regrouped} may be regrouped"
-        told = f"{self.across} tensors lie otherwise; {counts}{start}"
+        told = f"{self.across} tensors have another layout; {counts}{start}"
         if not self.samples or self.confidence is None:
             return told
         used = max((row.used for row in self.rows if row.used is not None), default=0.0)

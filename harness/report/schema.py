@@ -230,7 +230,7 @@ class CaseEntry(CaseFindings):
 
     name: str
     expected: str
-    as_expected: bool = None  # type: ignore[assignment]  # the first reports did not tell
+    as_expected: bool = None  # type: ignore[assignment]  # not in the first reports
     reference: str
     candidate: str
     world_size: Count

@@ -15,7 +15,7 @@ from bitproof.harness.runtime import interrupts
 FORKED = "BITPROOF_RANK"
 """Set in every rank that bitproof forks: a command that such a rank starts is not a rank of a launcher."""
 
-# How long a rank that ends with an error lets rank 0 tell it: torchrun ends all ranks once the first has failed.
+# How long a rank that ends with an error leaves rank 0 to report it: torchrun ends all ranks once one has failed.
 _PATIENCE = 20.0
 _rank_0_is_gone = False
 _RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -1,6 +1,6 @@
 """Standard output and standard error that cannot end a command, and that carry nothing which a reader would obey.
 
-Who reads them may go, and a disk may be full: what a run found does not depend on whether somebody still listens. After
+A pipe's reader may end, and a disk may be full: what a run found must not depend on that. After
 the first failure the rest is dropped, and at its end the command says what that means for its exit status.
 
 All that a command prints goes through `SafeStream.write`, so that no text of others moves a terminal's cursor, and none

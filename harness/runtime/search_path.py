@@ -7,6 +7,6 @@ import sys
 
 
 def search_path() -> list[str]:
-    """Where the host and its ranks look for modules: the working directory first, unless Python was told not to."""
+    """Where the host and its ranks look for modules: the working directory first, unless Python's safe path is on."""
     here = [] if sys.flags.safe_path else [""]
     return list(dict.fromkeys(folder or os.getcwd() for folder in (*here, *sys.path)))

@@ -1,7 +1,7 @@
 """What this process is made of: the files that decide what a traced graph looks like, as they were when it started.
 
 `note` is called before anything of ours, or of torch, is imported. Files that are still untouched when a graph is
-finished are then those that were imported, however long that took and whoever edits them meanwhile.
+finished are then those that were imported, however long that took, even if files are edited meanwhile.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Installation:
     """The files that `others` speaks of."""
 
     def later(self) -> Later | None:
-        """What is loaded by now beside that; None where files changed meanwhile, so that nobody can tell."""
+        """What is loaded by now beside that; None where files changed meanwhile, so that it is unknown."""
         if at_start is None or not self.sources.are_untouched():
             return None
         files = _loaded_files() - self.loaded - {stat[0] for stat in self.sources.stats}
@@ -134,7 +134,7 @@ def note(loaded: Iterable[str] | None = None) -> None:
 def installation() -> Installation | None:
     """What this process is made of, with all that is loaded by now; None where that cannot be vouched for.
 
-    That is where nobody looked before the first import, and where a file that is loaded changed since then.
+    That is where `note` was not called before the first import, or a loaded file has changed since.
     """
     if at_start is None:
         return None
@@ -165,7 +165,7 @@ def read_sources() -> Sources:
 
 
 def own_digest() -> str:
-    """The sha256 of our packages' content, as this process imported it; as it is now where nobody looked before."""
+    """The sha256 of our packages' content as this process imported it; without `note` before, as it is now."""
     return at_start[1].own if at_start is not None else read_sources().own
 
 
@@ -252,7 +252,7 @@ def _loaded_files() -> set[str]:
 
 
 def mapped_files() -> set[str]:
-    """Whose code is in this process's memory: Python itself, and libraries, whoever loaded them. None but on Linux."""
+    """The files whose code is in this process's memory: Python itself, and all loaded libraries. None but on Linux."""
     files = set()
     with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         mapped = (line.split(maxsplit=5) for line in maps)
@@ -269,7 +269,7 @@ def _origin(module: ModuleType) -> str | None:
 
 
 def _stats_since(files: Iterable[str], began: float) -> tuple[Stat | Absent, ...] | None:
-    """What tells that files are what they were; None where one is newer than the time at which the process began."""
+    """What shows that files are unchanged; None where one is newer than the start of the process."""
     stats = tuple(map(_stat, sorted(files)))
     return None if any(max(stat[3:], default=0) >= began * 1e9 for stat in stats) else stats
 

@@ -55,7 +55,7 @@ class TextLoader(SourceFileLoader):
         return hashlib.sha256(self._compiled(self.path, self.get_data(self.path))[1]).hexdigest()
 
     def ran_text(self) -> bool:
-        """Whether the code that ran is what the text compiles to: bytecode that somebody forged names its hash too."""
+        """Whether the code that ran is what the text compiles to: forged bytecode names its hash too."""
         code = _canonical(self.source_to_code(self.get_data(self.path), self.path))
         digests = {hashlib.sha256(code).hexdigest()}
         if (read := self._read(self.get_data(self.path))[0]) is not None and _canonical(read[0]) == code:
@@ -140,7 +140,7 @@ def _without_flags(header: bytes) -> tuple[bytes, bytes]:
 def _canonical(code: CodeType) -> bytes:
     """Code as bytes that do not depend on what else the process has loaded.
 
-    Later forms say of each object whether anybody else holds it. This one has no slices, which are constants from
+    Later forms mark each object that has other references. This one has no slices, which are constants from
     Python 3.14 on: each becomes a tuple that begins with StopIteration, which has a form and is no text's constant.
     """
     return marshal.dumps(_without_slices(code) if _MAY_LACK_A_FORM else code, _EARLY_FORM)

@@ -27,9 +27,9 @@ def make_work_folder() -> Path:
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     unnamed = folder / f"{_LOCK}-made"
     lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    with contextlib.suppress(OSError):  # a file system without locks: nobody else can take it either
+    with contextlib.suppress(OSError):  # a file system without locks: no other process can take it either
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        unnamed.rename(folder / _LOCK)  # whoever sees it finds it taken
+        unnamed.rename(folder / _LOCK)  # from its first moment under this name it is locked
     _locks[folder] = lock
     return folder
 

@@ -2,6 +2,6 @@
 
 `program` writes a step of every rank, optimizer included, as one list of calls; `lockstep` runs it for all ranks in
 one process, with the very bits that ranks record; `bits` makes values wrong, `neighbours` formulas; `spread` follows
-what is wrong from call to call, until a compared tensor shows it or nothing of it is left; `examine` says of each call
-what came of that. Who forks, waits and reports is `harness.sensitivity.sensing`.
+what is wrong from call to call, until a compared tensor shows it or nothing of it is left; `examine` gives each call's
+result. Who forks, waits and reports is `harness.sensitivity.sensing`.
 """

@@ -18,7 +18,7 @@ TRIES = 3
 """How many elements of a call's output are changed in a step, one after the other, until one is seen."""
 
 Isolate = Callable[[Callable[[], Fate]], Fate]
-"""Runs what may crash, as a wrong index can, where that harms nobody; a crash is a failure that a run would see."""
+"""Runs what may crash, as a wrong index can, in a process of its own; a crash is a failure that a run would see."""
 
 Answer = Literal["seen", "same", "lost"]
 """A neighbouring formula is seen, gives the same bits on these values, or its difference is lost on the way."""
@@ -26,9 +26,9 @@ Answer = Literal["seen", "same", "lost"]
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What came of a call in a step. `shown` is how one ULP was seen, at the `tries`-th element; None where it was not.
+    """A call's result in a step. `shown` is how one ULP was seen, at the `tries`-th element; None where it was not.
 
-    `lost` are then the calls where the last of them was lost, by index, -1 where nobody read it. `is_blind` says that
+    `lost` are then the calls where the last of them was lost, by index, -1 where no call read it. `is_blind` says that
     not even gross errors in all elements on all ranks showed, and `lost` where these were lost.
     """
 

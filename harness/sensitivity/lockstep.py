@@ -1,7 +1,7 @@
 """A program run for all ranks in this one process, in lockstep: a collective takes what the group's ranks hold.
 
 Each call is the one that a rank makes, on values that lie as a rank's do, so its bits are a rank's; sums over ranks are
-added in the group's order. That this is so is not assumed: whoever measures compares every step with a recording.
+added in the group's order. That this is so is not assumed: every measured step is compared with a recording.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A step of every rank as one list of calls: a graph's nodes, then what the update calls, over numbered slots.
 
 A slot holds one value a rank. A call that writes an argument gives a slot of its own to what it leaves there, and
-whoever reads that memory later reads the new slot: so nothing is ever overwritten, and a call can be made again at any
+later readers of that memory read the new slot: so nothing is ever overwritten, and a call can be made again at any
 time. Memory that is written while a view of it is still to be read has no such form, and is refused.
 """
 
@@ -265,7 +265,7 @@ def _add_observed(program: Program, variables: Variables, node: Node) -> None:
 
 
 def _frozen(value: Any, variables: Variables, module: GraphModule) -> Any:
-    """Nested arguments of a node, with slots for nodes. A nested graph or a constant stands for itself."""
+    """Nested arguments of a node, with slots for nodes. A nested graph or a constant is left in place."""
     match value:
         case Node(op="get_attr"):
             return functools.reduce(getattr, str(value.target).split("."), module)

@@ -3,8 +3,8 @@
 1. Replay a step for all ranks in this process, and check that it has the recorded bits.
 2. Fork a process a core. Each examines its share of the calls, in an order drawn from the case's seed, so that what the
    time suffices for is a random sample.
-3. What nobody saw is tried again in the next step, whose state is another: what is wrong in a step and shows in none of
-   its compared tensors, parameters and optimizer state among them, is gone after it.
+3. What was not seen is tried again in the next step, whose state is another: what is wrong in a step and shows in none
+   of its compared tensors, parameters and optimizer state among them, is gone after it.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Fate:
     """What became of a difference: the kind of the first compared tensor that shows it, None where none does.
 
     `lost` are the calls, by index, that read something wrong and gave what they always give; -1 for a value that
-    nobody reads.
+    no call reads.
     """
 
     shown: str | None = None

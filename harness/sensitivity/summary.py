@@ -1,4 +1,4 @@
-"""Findings of single calls summed up by module and direction, with what swallowed the errors that nobody saw."""
+"""Findings of single calls summed up by module and direction, with what swallowed the errors that were not seen."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a trainer's update calls, written down once on one rank: every rank calls the same.
 
 The update is run for that, under a dispatch mode, on what the rank holds; what it changed is put back. Its collectives
-are not: what they would return has the right shape and nobody's values.
+are not: what they would return has the right shape and no rank's values.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class _Tape(TorchDispatchMode):
         self._kept.append(x)
 
     def read(self, x: Tensor) -> int:
-        """The slot that holds a tensor now. Raises PassError for one that nobody told of."""
+        """The slot that holds a tensor now. Raises PassError for an unknown one."""
         if id(x) not in self._variables.of:
             raise PassError(
                 "the update reads a tensor that is no part of what a rank holds between steps",

@@ -2,7 +2,7 @@
 
 Needs:    a graph cache, so a key of everything that decides the graph.
 Promises: a program of the very code that was traced: its hash is compared with the one that was kept beside it.
-Refuses:  to keep what has no form as plain data, and what was made while somebody edited the files that make it.
+Refuses:  to keep what has no form as plain data, and what was made while the files that make it were edited.
 
 Not kept at all are graphs in which a user's pass took part, which may do what it likes; what a backend compiled; and
 what follows a cost model of the user's own.

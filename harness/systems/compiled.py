@@ -66,8 +66,9 @@ def decompose(module: GraphModule, context: PassContext) -> GraphModule:
 class KernelGraph(NamedTuple):
     """A graph that Inductor has made kernels of, which no log can look into.
 
-    `label` is that of its dump; `module` the innermost that has all of its calls; `outputs` says of each value that it
-    gives what makes it, `num_visible` how many of them the model's code asked for: the others are kept for backward.
+    `label` is that of its dump; `module` the innermost that has all of its calls; `outputs` has for each value that it
+    gives the call that makes it, `num_visible` how many of them the model's code asked for: the others are kept for
+    backward.
     """
 
     label: str
@@ -228,7 +229,7 @@ def _module_named(path: str, names: set[str]) -> str | None:
 
 
 def _described(module: GraphModule, label: str, direction: str) -> KernelGraph:
-    """What is known of a graph of which kernels are made."""
+    """What is known of a graph that kernels are made of."""
     calls = [node for node in module.graph.nodes if node.op == "call_function"]
     paths = [(origin_of(node).module or "").split(".") for node in calls]
     shared = [parts[0] for parts in zip(*paths, strict=False) if len(set(parts)) == 1]

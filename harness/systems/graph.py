@@ -190,7 +190,7 @@ def trace(
 
 def column_of(case: Case, system: str) -> list[PassRow]:
     """The passes that a case's step goes through, in order, without tracing it."""
-    nothing: Any = None  # what is told of a step decides what passes do, not which there are
+    nothing: Any = None  # a step's facts decide what passes do, not which there are
     context = PassContext(
         chunk_symbol=nothing,
         chunking=case.chunking,

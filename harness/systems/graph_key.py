@@ -49,7 +49,7 @@ class GraphCache:
             return None
 
     def keep(self, kind: str, value: Any) -> bool:
-        """Keep a value for later runs, unless somebody edited meanwhile what it was made by; whether it was."""
+        """Keep a value for later runs, unless what made it was edited meanwhile; returns whether it was kept."""
         later = self.installation.later()
         if later is None:
             logger.info("%s is not kept: files that it was made by changed meanwhile", kind)

@@ -12,7 +12,7 @@ Every rank calls `factory(case, mesh)`, or one without parameters as `factory()`
     `mesh.device` its device, already the current one; the groups of `reference.parallel.mesh` have their names
     the seeds of random, numpy and torch are `case.seed` on every rank, deterministic algorithms are on, fresh memory
     is filled with NaN, and a rank has one thread
-    what the case says of model, batch or optimizer is the factory's to follow or to ignore
+    the factory may follow or ignore the case's model, batch and optimizer
 
 It returns an object with a method `step`, or the step itself, a function. The step is a generator, `step(index)`, that
 yields `(kind, name, tensor)`, or takes a function to call so, `step(index, observe)`. It takes one training step:
@@ -37,7 +37,7 @@ Of the object, these are optional:
     model             the module: when systems differ, reports name the blamed call's module
     gradients         the function, called by step, that computes loss and gradients: what else runs is the update
     graph             a torch.fx.GraphModule that computes loss and gradients, which step runs as `self.graph(...)`:
-                      the call to blame is told by its node, and what it reads before a wait is a race, which
+                      the call to blame is named by its node, and what it reads before a wait is a race, which
                       makes the case UNVERIFIED. Each node may say in its metadata where it belongs, by
                       any of five plain values: node.meta["bitproof"] = {"module": "layers.0.mlp", "direction":
                       "backward", "chunk": 1, "source": "model.py:12", "part": "dispatch"}; a direction is forward,

@@ -1,8 +1,8 @@
-"""State that a user's system keeps from step to step and shows nobody: it is found, and remarked on.
+"""State that a user's system keeps from step to step and does not show: it is found, and remarked on.
 
 1. Models and optimizers are looked for in what the factory made: in its attributes, a function's closure, lists.
 2. Their state is each buffer, each tensor of an optimizer's, and each generator that they hold.
-3. Of that, what steps have changed and no record has, by its name or its value, is told.
+3. Of that, what steps have changed and no record has, by its name or its value, is reported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bitproof.harness.records import Key, Record
 
 
 class KeptState:
-    """The state in what a factory made, as it stands before the first step."""
+    """The state in what a factory made, before the first step."""
 
     def __init__(self, made: Any) -> None:
         self._made = made

@@ -62,7 +62,7 @@ def update_graph(case: Case, gradients: Mapping[str, Tensor], device: torch.devi
 def _state(
     case: Case, mode: FakeTensorMode, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """What the optimizer keeps after a step, in new tensors of which nothing is known but how they lie: a step count
+    """What the optimizer keeps after a step, in new tensors that have a layout and no known values: a step count
     that is known would be taken for every step's."""
     with mode:
         optimizer = ShardedAdamW(parameters, case.optimizer)  # type: ignore[arg-type]

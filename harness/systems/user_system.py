@@ -106,7 +106,7 @@ class UserSystem:
             raise self._refuse(index, "nothing", "a loss, gradients, parameters and optimizer state")
 
     def manifest(self) -> dict[str, Any]:
-        """What the system says of itself, where its code came from, and what it declares."""
+        """The system's description of itself, where its code came from, and what it declares."""
         said = dict(self.made.manifest()) if hasattr(self.made, "manifest") else {}
         declared = {"independent_ranks": True} if self.independent_ranks else {}
         return said | self._origin | ({"names": self.names.rules} if self.names.rules else {}) | declared
@@ -124,7 +124,7 @@ class UserSystem:
 
     def turns(self, ranks_in: Callable[[str], tuple[int, ...] | None]) -> list[RankTurn]:
         """The collectives that the graph that the system shows launches and waits for on this rank, in order.
-        `ranks_in` has the ranks of the rank's instance of a group, None of one that nobody knows.
+        `ranks_in` has the ranks of the rank's instance of a group, None of an unknown one.
         """
         from bitproof.harness.graph.hazards import turns_of
 

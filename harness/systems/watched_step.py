@@ -108,7 +108,7 @@ class WatchedStep:
         self.is_before_step = True
 
     def placing(self, observe: Observe) -> Observe:
-        """`observe`, told of what FSDP1 has flattened which part of the whole it is shown."""
+        """`observe`, with the part of the whole that it is shown of what FSDP1 has flattened."""
         from bitproof.harness.capture.digest import FLAT
         from bitproof.harness.torch_distributed import flattened_parts
 
@@ -330,7 +330,7 @@ def _joined(values: Sequence[Any]) -> Tensor | None:
 
 
 def _parts(gradient: Tensor) -> dict[str, Tensor]:
-    """A gradient; of a sparse one the indices and the values, as they stand in it."""
+    """A gradient; of a sparse one the indices and the values, unchanged."""
     if not gradient.is_sparse:
         return {"": gradient}
     from bitproof.harness.torch_operators import sparse_parts

@@ -31,7 +31,7 @@ def is_loading() -> bool:
 
 
 def run_file(path: Path) -> tuple[types.ModuleType, str]:
-    """Run a file as a module of its own, and tell the sha256 of the very bytes that ran: an import may run cached ones.
+    """Run a file as a module of its own; also returns the sha256 of the bytes that ran: an import may run cached ones.
 
     It finds the modules beside it, as with `python FILE.py`; in a package, those of its package, by either name.
     The module stays in sys.modules, where dataclasses and torch.compile look for it. What it raises is raised.
@@ -58,7 +58,7 @@ def package_of(path: Path) -> tuple[Path, str]:
 
 
 def names_in(path: Path, what: str) -> set[str] | None:
-    """Every name that a module in this file has, read without running it; None when only running it can tell.
+    """Every name that a module in this file has, read without running it; None if only running it can show them.
 
     Raises UsageError, naming `what` the file is of, when it cannot be read or is not Python.
     """

@@ -16,7 +16,7 @@ WAY_OUT = "write it as a function or a class of a file, at the file's top level,
 def source_of(given: Any) -> str:
     """`FILE.py:NAME` of a function or class, from which a rank loads it. Raises UsageError for what no rank could find.
 
-    The file is run as it is by then. One below the working directory is told relative to it, as replays are.
+    The file is run as it is by then. Its path is relative to the working directory if it is below that, as in replays.
     """
     if not isinstance(given, (FunctionType, type)):
         raise _refused(f"an object of type {type(given).__name__}", "it is made while the caller runs")

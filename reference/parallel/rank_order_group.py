@@ -181,7 +181,7 @@ def to_host(x: Tensor) -> Tensor:
 
 
 def kept_apart(sent: Tensor, given: Tensor) -> Tensor:
-    """The tensor to send, in memory that nobody writes during the transfer: a copy if it shares its input's memory."""
+    """The tensor to send, in memory that is not written during the transfer: a copy if it shares its input's memory."""
     return sent.clone() if sent.data_ptr() == given.data_ptr() else sent
 
 

@@ -5,7 +5,7 @@ Weights that map into heads or hidden features are split by output (dim 0), weig
 the ranks (https://arxiv.org/abs/1909.08053, section 3):
 
     forward     the layer's output, over its ranks' partial sums
-    backward    the gradient of the layer's input, of which each rank has the part of its own features
+    backward    the gradient of the layer's input: each rank has the part of its own features
 
 Both sums use the tensor's dtype and, on gloo, rank order, so all ranks of a tensor group hold equal bits outside split
 layers. Norms, embeddings and the output layer are replicated: they read the same input and get the same gradient on

@@ -138,7 +138,7 @@ def computed_twice(g: GraphEditor) -> list[Site]:
 
 @row("ours")
 def dead_call(g: GraphEditor) -> list[Site]:
-    """something is computed that nobody reads."""
+    """something is computed that no call reads."""
     g.make_before(_activation(g).next, "aten.exp.default", _activation(g))
     return []
 

@@ -204,7 +204,7 @@ _DATA = tuple(Site(module, "forward", None, "randint") for module in ("embedding
     sites=_DATA,
 )
 def generator_not_restored(loop: Loop) -> None:
-    """the data's generator begins anew."""
+    """the data's generator starts again."""
     begun = loop.data.get_state()
     _after_load(loop, lambda: loop.data.set_state(begun))
 

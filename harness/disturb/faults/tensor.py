@@ -61,8 +61,8 @@ def share_in_the_neighbours_place(g: GraphEditor) -> list[Site]:
 def baked_coordinate(g: GraphEditor) -> list[Site]:
     """rank 0's tensor coordinate stands in the code that all ranks run.
 
-    In forward and backward: whoever bakes a coordinate in bakes it in everywhere. A step that was read has no values to
-    look at, so none is.
+    In forward and backward: a trace that bakes a coordinate in does so everywhere. A step that was read from a file has
+    no values to look at, so it has no such site.
     """
     coordinate, own = g.find("index_select", r".*moe").args[2], g.rank % g.case.parallelism.tp
     readers = [node for node in coordinate.users if node.op == "call_function"]

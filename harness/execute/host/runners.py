@@ -143,7 +143,7 @@ class Tracer:
         if request.is_prefetch:
             try:
                 self._begin_prefetch(request, send)
-            except BaseException as error:  # whoever asks for the run is told
+            except BaseException as error:  # the caller of the run gets it
                 self._refusal = error
             return None
         if self._refusal is not None:
@@ -227,7 +227,7 @@ class Finisher:
         if request.is_prefetch:
             try:
                 self._program = self._made(run, rank_slots, send)
-            except BaseException as error:  # whoever asks for the run is told
+            except BaseException as error:  # the caller of the run gets it
                 self._refusal = error
             return None
         if self._refusal is not None:

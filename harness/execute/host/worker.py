@@ -46,7 +46,7 @@ def run_rank(
     memory: SharedMemory | None = None,
     board: Board | None = None,
 ) -> None:
-    """Run one rank to its end, and report its progress by `tell`. Its named groups use shared `memory`, if given.
+    """Run one rank to its end, and report its progress to `tell`. Its named groups use shared `memory`, if given.
 
     The `board` shows the collectives that it launches and waits for.
 

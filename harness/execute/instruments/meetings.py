@@ -3,7 +3,7 @@
 Two layouts that add over the same two ranks take the same sums, and must give the same bits; one that adds over other
 ranks, or over more, takes them in other orders. A gradient is a sum, too: how many parts were added to it in place is
 counted. Where memory that is summed was multiplied or divided before, or is after, by a number that is no power of two,
-each term is rounded, or the sum is: that is told, of copies of what was multiplied too. Seen by a mode below autograd,
+each term is rounded, or the sum is: that is noted, for copies of such memory too. Seen by a mode below autograd,
 of runs that are asked for it.
 """
 

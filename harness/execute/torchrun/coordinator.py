@@ -74,7 +74,7 @@ def check_world_size(cases: Sequence[Case]) -> None:
 
 @contextmanager
 def open_coordinator(run_dir: Path, options: RunOptions) -> Iterator[Coordinator]:
-    """Rank 0's client for all ranks. It tells them when the block ends, and about an error that ends it."""
+    """Rank 0's client for all ranks. It sends them the end of the block, and the error that ends it."""
     with _joined(run_dir, options) as coordinator:
         problem = None
         try:

@@ -15,7 +15,7 @@ from bitproof.harness.torch_operators import schema_of
 
 @dataclass(frozen=True)
 class SharedRows:
-    """Rows divided between ranks: `count` adjacent ranges, of which each rank takes number `index`.
+    """Rows divided between ranks: `count` adjacent ranges; each rank takes number `index`.
 
     "cut": all rows, with the ranges in a dim before that of the rows; "one": the rows of one range; "cut summand" and
     "summand": all rows again, with zeros for other ranks' rows until the ranks add theirs. `outer` and `inner` are

@@ -1,5 +1,5 @@
-"""Hazards of a finished graph that do not show in its bits: two calls that use the same memory, one of which writes or
-frees it, without an order between them; and deadlocks between ranks.
+"""Hazards of a finished graph that do not show in its bits: two calls that use the same memory without an order
+between them, where one writes or frees it; and deadlocks between ranks.
 
 With ranks in shared memory, or on an idle machine, such a graph may compute the right bits every time, while on a GPU
 it reads memory that a stream is still writing. So its equal bits are no evidence.

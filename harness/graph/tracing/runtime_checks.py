@@ -30,7 +30,7 @@ from bitproof.harness.graph.origin import user_line
 from bitproof.harness.torch_compat import Check, checks_replaced
 
 _WRAPPERS = {torch.__file__, typing_extensions.__file__}
-"""The files of `torch._check` and its variants, some of which are wrapped as deprecated."""
+"""The files of `torch._check` and its variants; some are wrapped as deprecated."""
 
 _NO_MESSAGE = "expected the condition to be true, but it is false"
 

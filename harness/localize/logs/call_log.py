@@ -1,7 +1,7 @@
 """Log every operator call of a step, eager or graph, with the digests of what goes in and comes out.
 
 A dispatch mode sees each call below autograd, which is where tracing saw it too, so eager calls and graph
-nodes have the same operators. Where a call belongs `places` tells.
+nodes have the same operators. `places` finds where a call belongs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from bitproof.harness.torch_operators import has_no_values, overload_of, storage
 if TYPE_CHECKING:
     from bitproof.harness.systems.compiled import Capture, KernelGraph
 
-NOT_LOGGED = UNINITIALIZED | names(lambda row: row.is_identity)  # what they give is another's value, or nobody's
+NOT_LOGGED = UNINITIALIZED | names(lambda row: row.is_identity)  # what they give is another call's value, or no call's
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = (os.path.dirname(capture.__file__) + os.sep, watched_step.__file__, watched_loop.__file__)
@@ -182,7 +182,7 @@ class CallRecorder(TorchDispatchMode):
         return (*digests, state), (*own, self._producers.get((GENERATORS, state)), *more)
 
     def _give(self, function: Any, written: Any, result: Any) -> None:
-        """Note what the last call gives, or what is to fill it that nobody has waited for."""
+        """Note what the last call gives, or what is to fill it and has not been waited for."""
         index, namespace = len(self.calls) - 1, getattr(function, "namespace", None)
         in_place = namespace == IN_PLACE_COLLECTIVES
         if (self.calls[index].collective and not in_place) or function in offload_operators.COPIES:
@@ -204,7 +204,7 @@ class CallRecorder(TorchDispatchMode):
     def _inputs(self, values: Any) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
         """Of each tensor that a call reads its digest, and the logged call that left this value in its storage.
 
-        Where nobody waited for what is to fill it, that is the launch: whatever is read there, it has to do with it.
+        Where what is to fill it has no wait yet, that is the launch: whatever is read there, it has to do with it.
         Of what no call left as it is, those follow that left parts of it.
         """
         found: list[tuple[str, int | None]] = []
@@ -257,7 +257,7 @@ class CallRecorder(TorchDispatchMode):
         return result
 
     def forget_abandoned(self) -> None:
-        """Let collectives of c10d that nobody has waited for have no output, as such functional ones have none."""
+        """Let collectives of c10d without a wait have no output, as such functional ones have none."""
         for index in self._works.abandoned():
             self.calls[index] = self.calls[index]._replace(outputs=())
 

@@ -74,7 +74,7 @@ class Call(NamedTuple):
 
 
 def is_abandoned(call: Call) -> bool:
-    """Whether a call is a collective for whose result nobody has waited; what is sent has none here."""
+    """Whether a call is a collective whose result was not waited for; what is sent has none here."""
     return call.collective and bool(call.inputs) and not call.outputs and not call.operator.startswith("send")
 
 

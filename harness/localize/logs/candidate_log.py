@@ -68,7 +68,7 @@ class CandidateLog(IndexedLog):
     def _givers(self, call: Call) -> tuple[int | None, ...]:
         """The call that gave each input: the one that left it in its memory, or the last that gave such a value.
 
-        Of a right value that no call left where it is read nobody is asked: it was there before the step.
+        A right value that no call left where it is read has no source here: it was there before the step.
         """
         producers = call.producers or (None,) * len(call.inputs)
         right = self.reference.values if call.producers else ()

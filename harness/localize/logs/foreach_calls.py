@@ -1,4 +1,4 @@
-"""Calls over lists of tensors, such as `_foreach_mul_` and fused optimizers, told apart by index.
+"""Calls over lists of tensors, such as `_foreach_mul_` and fused optimizers, distinguished by index.
 
 Such a call computes each index by itself: what it does to one parameter's gradient says nothing of another's. Logged
 as one call it would join the histories of all of them, and lead from a tensor that differs to those that agree.

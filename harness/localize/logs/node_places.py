@@ -4,12 +4,13 @@ Graphs of this package carry an `Origin` and a chunk. A foreign graph says it by
 
     node.meta["bitproof"] = {"module": "layers.0.mlp", "direction": "backward", "chunk": 1, "source": "model.py:12"}
 
-These are optional, and so is "part"; `harness.systems.registry` tells users of them. Torch's own annotations, which
-`origin` knows, tell the part as well.
+These are optional, and so is "part"; `harness.systems.registry` documents them for users. Torch's own annotations,
+which `origin` reads, state the part as well.
 
-A node that a user's pass made says nothing: it belongs where the nearest of the nodes that it reads belong, or, where
-none of those tells, the nearest of those that read it; where nothing before and nothing after it tells, as between a
-buffer and its write, the nearest of all. One that writes a buffer in place belongs where another node writes it so.
+A node that a user's pass made has none of them: it belongs where the nearest of the nodes that it reads belong or,
+where those have none either, the nearest of those that read it; where nothing before and after it has a place, as
+between a buffer and its write, the nearest of all. One that writes a buffer in place belongs where another node writes
+it so.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class ReferenceLog(IndexedLog):
         return [i for i in self._reads_the_same(call) if self.log[i].inputs == call.inputs]
 
     def could_be(self, call: Call) -> Sequence[int]:
-        """The calls of the same operator at the same place, by index; where nothing tells the place, at all."""
+        """The calls of the same operator at the same place, by index; anywhere, if the place is unknown."""
         return self._indices.get(call.operator, ()) if call.place == Place(None, None) else self.there(call)
 
     def makes(self, call: Call) -> bool:

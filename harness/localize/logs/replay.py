@@ -213,7 +213,7 @@ def _write_spare(archive: zipfile.ZipFile, values: Mapping[str, bytes]) -> None:
 
 
 def _read_spare(path: Path) -> dict[str, memoryview]:
-    """By name, the values that nobody asked for. Raises RecordingError when they are missing or damaged."""
+    """By name, the values that were not asked for. Raises RecordingError when they are missing or damaged."""
     packed = _read(path, SPARE)
     found, begin = dict[str, memoryview](), packed.find(b"\n") + 1
     try:

@@ -44,7 +44,7 @@ CASE: dict[str, Any] = {}
 
 
 def namespace_of(fields: Any, name: str = "") -> Any:
-    """The case's fields as attributes; what it says of options is a dictionary."""
+    """The case's fields as attributes; its options are a dictionary."""
     if not isinstance(fields, dict) or name == "options":
         return fields
     return SimpleNamespace(**{name: namespace_of(field, name) for name, field in fields.items()})

@@ -3,7 +3,7 @@
 torch's own reader falls back on pickle for tensors that its safe reader does not take, rebuilds objects of any class,
 loads compiled code, and hands expressions over sizes to a parser that evaluates them. So the archive is looked at
 first, by torch's reader of archives, in memory, and refused where any of that would happen. What is left are tensors,
-numbers, and the names of operators, none of which is called before it is known to be one.
+numbers, and names of operators: each is looked up among the known ones before it is called.
 """
 
 from __future__ import annotations

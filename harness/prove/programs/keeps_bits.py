@@ -118,7 +118,7 @@ def _has_state(a_pass: Any) -> bool:
 
 
 class _Snapshot:
-    """A graph as it stands now, as data, or why it is refused."""
+    """The graph's present state as data, or why it is refused."""
 
     def __init__(self, graph: Graph | GraphModule, inputs: Sequence[Any] | None) -> None:
         self._inputs = list(inputs) if inputs is not None else None
@@ -146,7 +146,7 @@ class _Snapshot:
                 if self._inputs is None:
                     self._inputs = _inputs_of(module)
                 found = held(module, self._inputs)
-                found.program.exported  # noqa: B018  as it stands now
+                found.program.exported  # noqa: B018  the graph's present state
         except RefusedError as error:
             return error
         return found

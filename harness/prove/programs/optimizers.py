@@ -3,7 +3,7 @@
     optimizer NAME.KEY      what it keeps of a module's parameter NAME, a tensor; `written ...` is what a step leaves
 
 What it keeps that is no tensor, and its settings, are part of the program; where a step changes those, it is another
-program in the next step, and nothing is said of that one.
+program in the next step, and that one is not proved.
 """
 
 from __future__ import annotations

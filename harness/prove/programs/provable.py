@@ -4,8 +4,8 @@
                         among its inputs are inputs, by position; of modules among them, and of the function if it is
                         one, parameters and buffers are, by name; so are tensors that optimizers among them keep. All
                         else is part of the program.
-    graph module        as it stands, where it lists operators; otherwise traced, node by node
-    exported program    as it stands: nothing of it is run but fake values, operator by operator
+    graph module        its own nodes, where these are operators; otherwise traced, node by node
+    exported program    its own nodes: nothing of it is run but fake values, operator by operator
 
 Open sizes come with an exported program; a function or a module is exported to have some.
 """
@@ -82,7 +82,7 @@ def held(subject: Any, inputs: Sequence[Any], dynamic_shapes: Any = None) -> Hel
 
 
 def is_plain(module: GraphModule) -> bool:
-    """Whether a graph lists operators alone, so that it can be read as it stands."""
+    """Whether all calls of a graph are of operators, so that it needs no trace."""
     return all(
         node.op in ("placeholder", "get_attr", "output")
         or (node.op == "call_function" and (isinstance(node.target, _READABLE) or node.target in known.ARITHMETIC))
@@ -95,7 +95,7 @@ _READABLE = (OpOverload, HigherOrderOperator)
 
 
 def of_graph(module: GraphModule, inputs: Sequence[Any]) -> Held:
-    """A graph as it stands now: what is done to it later changes nothing. Tensors that it holds are part of it."""
+    """A copy of a graph's present state: later changes do not reach it. Tensors that it holds are part of it."""
     placeholders = module.graph.find_nodes(op="placeholder")
     leaves = flattened(tuple(inputs))[0]
     if len(leaves) != len(placeholders):

@@ -33,11 +33,11 @@ NUM_SETS = 2
 
 
 def prove_equal(f: Any, g: Any, *inputs: Any, dynamic_shapes: Any = None) -> PairProof:
-    """Prove that `f` and `g` give equal bits, or say of each output why not, or how the two were seen to differ.
+    """Prove that `f` and `g` give equal bits, or state for each output why not, or how the two were seen to differ.
 
     Each is a function or a module that `inputs` are given to, a graph module, or an exported program, which has its
     own. Inputs are nested tuples, lists and dictionaries of tensors, modules, and anything else, which is part of the
-    program. `dynamic_shapes` is as in `torch.export.export`, by which both are exported then, with these sizes open.
+    program. `dynamic_shapes` is as in `torch.export.export`: both are exported with it, with these sizes open.
     Nothing is raised for what cannot be proved: it is REFUSED, with the node and the reason.
     """
     try:

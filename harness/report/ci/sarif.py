@@ -1,7 +1,7 @@
 """report.sarif: unexpected results as SARIF 2.1.0, which code hosts show next to the code.
 
 One run with a rule per kind of problem and a result per finding, with the file and line of the blamed call and a
-fingerprint by which the host recognizes a finding. Untrusted texts are escaped, and never used as addresses.
+fingerprint that identifies a finding to the host. Untrusted texts are escaped, and never used as addresses.
 """
 
 from __future__ import annotations

@@ -47,9 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("answers", type=int, help="file descriptor to answer through")
     parser.add_argument("--parent", type=int, help="pid of a parent to end with")
-    parser.add_argument(
-        "--signalled", action="store_true", help="get a signal when the parent's thread ends"
-    )
+    parser.add_argument("--signalled", action="store_true", help="get a signal when the parent's thread ends")
     parser.add_argument("--temporary", type=Path, help="folder to remove where the parent cannot")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()

@@ -35,8 +35,8 @@ def test_the_report_for_people_has_each_tensors_bound_and_what_it_used_of_it(mak
     assert ["0", "loss", "loss", "infinite", "must be equal", ""] in lines
     assert text.count("### LayoutBounds") == 1
     assert (
-        "6 tensors have another layout; 1 had to be equal, 11 may be regrouped, from backward on; 0 are beyond what 3 runs "
-        "with sums in other orders explain at 99%, and the largest used share of a bound is 25%" in text
+        "6 tensors have another layout; 1 had to be equal, 11 may be regrouped, from backward on; 0 are beyond what 3 "
+        "runs with sums in other orders explain at 99%, and the largest used share of a bound is 25%" in text
     )
 
 

@@ -22,13 +22,18 @@ tp_chunked_moe = replace(tp_chunked_batch, name="tp_chunked_moe", steps=5, chunk
 
 tp_chunked_seq = replace(tp_chunked_moe, name="tp_chunked_seq", chunking=Chunking(dim="seq", modules=EXPERTS))
 
-# With every optional pass except overlap, whose CPU cost model has no all-reduce.
+# With every optional pass except overlap.
 tp_chunked_nightly = replace(
     tp_chunked_batch,
     name="tp_chunked_nightly",
     steps=2,
     memory=Memory(policy="offload"),
     pipeline=Pipeline(isolate_groups=True, isolate_gathers=True, bucket=True),
+)
+
+# With overlap too: one chunk's exchange of experts in flight during the other chunk's compute.
+tp_chunked_overlap = replace(
+    tp_chunked_nightly, name="tp_chunked_overlap", pipeline=replace(tp_chunked_nightly.pipeline, overlap=True)
 )
 
 # Experts over the ranks of one text.
@@ -41,6 +46,18 @@ tp_chunked_llama3 = replace(
     tp_chunked_batch, name="tp_chunked_llama3", steps=2, model=Model(family="llama3"), parallelism=Parallelism(tp=4)
 )
 
+# Residuals and norms divided along the sequence: a layer gathers its input and scatters its output, once a chunk. That
+# is cut along batch alone: along the sequence, ranks divide what chunks would.
+tp_chunked_sp = replace(
+    tp_chunked_batch, name="tp_chunked_sp", steps=5, parallelism=replace(tp_chunked_batch.parallelism, sequence=True)
+)
+tp_chunked_sp_moe = replace(tp_chunked_sp, name="tp_chunked_sp_moe", steps=2, chunking=tp_chunked_moe.chunking)
+tp_chunked_sp_llama3 = replace(
+    tp_chunked_llama3, name="tp_chunked_sp_llama3", parallelism=replace(tp_chunked_llama3.parallelism, sequence=True)
+)
+
+tp_chunked_sp_nightly = replace(tp_chunked_overlap, name="tp_chunked_sp_nightly", parallelism=tp_chunked_sp.parallelism)
+
 CASES = (
     tp_chunked_batch,
     tp_chunked_moe,
@@ -48,4 +65,9 @@ CASES = (
     tp_chunked_nightly,
     tp_chunked_shared,
     tp_chunked_llama3,
+    tp_chunked_sp,
+    tp_chunked_sp_moe,
+    tp_chunked_sp_llama3,
+    tp_chunked_overlap,
+    tp_chunked_sp_nightly,
 )

@@ -156,6 +156,7 @@ class Case:
                 found="chunking=None",
             )
         self._check_chunks()
+        self._check_sequence()
         check_traced(self)
         check_observed(self)
         check_schedule(self)
@@ -233,6 +234,17 @@ class Case:
                 expected=f"an even batch.{field_name}",
                 found=f"batch.{field_name}={extent}",
                 fix=f"choose {extent + 1}",
+            )
+
+    def _check_sequence(self) -> None:
+        """Refuse a sequence that tensor ranks cannot divide, or not in the layers that a plan leaves whole."""
+        parallelism = self.parallelism
+        if parallelism.sequence and (self.batch.seq_len % parallelism.tp or self.autoplace is not None):
+            raise CaseError(
+                f"case {self.name} cannot divide its sequence over the ranks of a tensor group",
+                expected=f"batch.seq_len a multiple of tp={parallelism.tp}, and no autoplace, with "
+                "parallelism.sequence=True",
+                found=f"batch.seq_len={self.batch.seq_len}, autoplace={self.autoplace}",
             )
 
     def to_dict(self) -> dict[str, Any]:

@@ -115,6 +115,9 @@ class Parallelism:
     `Schedule`), and all of the above is so of each part: rank r has pipeline coordinate r // (world_size / pp).
 
     `shared_groups`: groups over the same ranks are one process-group object, as where meshes cache them.
+
+    `sequence`: outside layers that the tensor group splits, each of its ranks holds an equal part of the sequence, so
+    that a layer begins with an all-gather and ends with a reduce-scatter.
     """
 
     __pydantic_config__ = STRICT
@@ -124,6 +127,7 @@ class Parallelism:
     tp: int = 1
     pp: int = 1
     shared_groups: bool = False
+    sequence: bool = False
 
     def __post_init__(self) -> None:
         for name in ("world_size", "ep", "tp", "pp"):
@@ -143,6 +147,12 @@ class Parallelism:
                     found=f"world_size={self.world_size}, {f'pp={self.pp}, ' if self.pp > 1 else ''}"
                     f"{name}={getattr(self, name)}",
                 )
+        if self.sequence and (self.tp == 1 or self.pp > 1):
+            raise CaseError(
+                "sequence parallelism is for the ranks of a tensor group, and not for the stages of a pipeline",
+                expected="tp of at least 2 and pp=1 with sequence=True",
+                found=f"tp={self.tp}, pp={self.pp}",
+            )
 
     @property
     def stage_ranks(self) -> int:

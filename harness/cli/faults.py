@@ -25,6 +25,7 @@ DEFAULT_CASES = (
     "blocks_batch_offload",
     "blocks_batch_bucketed_float32",
     "tp_ep_shared",
+    "tp_chunked_shared",
     "pipeline_1f1b",
     "experts_seq_world4",
     "fsdp_observed",

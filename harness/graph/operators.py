@@ -14,6 +14,7 @@ from torch.fx.node import map_arg
 from bitproof.harness.operators import (
     COMMUNICATES,
     Operator,
+    RowFlow,
     Uninitialized,
     known,
     named,
@@ -96,6 +97,11 @@ def is_collective(node: Node) -> bool:
 def is_wait(node: Node) -> bool:
     """Whether the node waits for a functional collective."""
     return getattr(node.target, "namespace", None) == _FUNCTIONAL and operator_name(node) == "wait_tensor"
+
+
+def joins_ranks(node: Node) -> bool:
+    """Whether a call puts what ranks hold one after the other, or divides it among them."""
+    return named(operator_name(node)).rows in (RowFlow.ALL_GATHER, RowFlow.REDUCE_SCATTER)
 
 
 def launch_of(wait: Node) -> Node:

@@ -314,7 +314,8 @@ def _groups(ep: int, tp: int, ranks: int) -> list[tuple[int, int]]:
 
 
 def _changed(now: Parallelism, **sizes: int) -> Changes:
-    return {f"parallelism.{name}": size for name, size in sizes.items() if size != getattr(now, name)}
+    changes: dict[str, Any] = {**sizes, "sequence": now.sequence and sizes.get("tp", now.tp) > 1}
+    return {f"parallelism.{name}": value for name, value in changes.items() if value != getattr(now, name)}
 
 
 def _batch(name: str) -> Dimension:
@@ -359,6 +360,7 @@ PLAIN: dict[str, Any] = {
     **{f"pipeline.{name}": False for name in reversed(OPTIONAL_PASSES)},
     "pipeline.backend": "fx",
     "parallelism.shared_groups": False,
+    "parallelism.sequence": False,
     "model.attention": "sdpa",
 }
 """Trials that each leave out one optional setting."""

@@ -84,6 +84,8 @@ class RowFlow(Enum):
     INDEX = auto()
     INDEX_PUT = auto()
     ALL_TO_ALL = auto()
+    ALL_GATHER = auto()
+    REDUCE_SCATTER = auto()
     SELECT = auto()
     COPY_INTO = auto()
     EACH_OF_BATCH = auto()

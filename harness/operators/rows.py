@@ -13,7 +13,11 @@ _ROWS = (
     Operator(name="_c10d_functional.*", launch=_COLLECTIVE),
     Operator(name="_c10d_functional._wrap_tensor_autograd", launch=_COLLECTIVE, is_identity=True),
     Operator(
-        name="_c10d_functional.all_gather_into_tensor", launch=_COLLECTIVE, is_understood=True, allowed=("default",)
+        name="_c10d_functional.all_gather_into_tensor",
+        launch=_COLLECTIVE,
+        rows=RowFlow.ALL_GATHER,
+        is_understood=True,
+        allowed=("default",),
     ),
     Operator(
         name="_c10d_functional.all_reduce",
@@ -40,6 +44,7 @@ _ROWS = (
         name="_c10d_functional.reduce_scatter_tensor",
         launch=_COLLECTIVE,
         sums_ranks=True,
+        rows=RowFlow.REDUCE_SCATTER,
         is_understood=True,
         allowed=("default",),
     ),

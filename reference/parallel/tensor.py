@@ -20,6 +20,9 @@ tokens, but sends only its own share to the experts: T / W adjacent tokens. So t
 have several texts and several tensor coordinates, never send a token twice. The result is a partial sum of the layer's
 output, zero for the other tokens; it is added to that of the shared experts before the one sum over the ranks. A rank
 reads the index of its share from a buffer, as all ranks must run the same code.
+
+With `Parallelism.sequence` a rank holds its own tokens alone outside split layers (see `sequence`). Then the norms
+between layers have gradients from those tokens only, which are summed as above.
 """
 
 # W ranks of the tensor group, T tokens of a rank's text, t of one share (T / W)
@@ -43,6 +46,7 @@ from bitproof.reference.layers.rms_norm import RMSNorm
 from bitproof.reference.layers.router import Routing, count_rows
 from bitproof.reference.parallel.collectives import all_reduce
 from bitproof.reference.parallel.mesh import TENSOR, Mesh
+from bitproof.reference.parallel.sequence import GatherInput, GatherWhole, KeepOwn, ScatterOutput
 
 _FEED_FORWARD: dict[str, int | None] = {"w1.weight": 0, "w3.weight": 0, "w2.weight": 1}
 
@@ -108,16 +112,26 @@ def split_layers(
     if size == 1:
         return {}
     _check_only(model, only)
+    by_sequence = mesh.parallelism.sequence
+    device = model.get_parameter("norm.weight").device
+    coordinate = torch.tensor([mesh.coordinate(TENSOR)], device=device)
     dims: dict[str, int | None] = {}
     for layer, block in model.get_submodule("layers").named_children():
         for name, module in block.named_children():
             path = f"layers.{layer}.{name}"
-            if not isinstance(module, RMSNorm) and (only is None or path in only):
+            if isinstance(module, RMSNorm):
+                dims |= {f"{path}.weight": None} if by_sequence else {}
+            elif only is None or path in only:
                 dims |= split_dims(path, module, size, num_tokens)
                 if isinstance(module, MoE):
-                    coordinate = torch.tensor([mesh.coordinate(TENSOR)], device=module.expert_bias.device)
                     module.register_buffer("tensor_coordinate", coordinate, persistent=False)
-                module.__class__ = _splitting_class(type(module), size)
+                module.__class__ = _splitting_class(type(module), size, by_sequence)
+    if by_sequence:
+        dims["norm.weight"] = None
+        for name, class_of in (("tok_embeddings", _keeping_class), ("output", _gathering_class)):
+            module = model.get_submodule(name)
+            module.register_buffer("tensor_coordinate", coordinate, persistent=False)
+            module.__class__ = class_of(type(module), size)
     return dims
 
 
@@ -192,8 +206,32 @@ def _refuse_unless_split_evenly(path: str, module: nn.Module, size: int, num_tok
             )
 
 
-def _splitting_class(cls: type[nn.Module], size: int) -> type[nn.Module]:
-    """A subclass whose forward computes this rank's part of the layer, between the two sums."""
+def _keeping_class(cls: type[nn.Module], size: int) -> type[nn.Module]:
+    """A subclass that returns this rank's part of the sequence."""
+
+    @functools.wraps(cls.forward)
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        return KeepOwn.apply(cls.forward(self, x), self.get_buffer("tensor_coordinate"), size, TENSOR)  # type: ignore[no-untyped-call]
+
+    return type(f"Keeping{cls.__name__}", (cls,), {"forward": forward})
+
+
+def _gathering_class(cls: type[nn.Module], size: int) -> type[nn.Module]:
+    """A subclass that takes this rank's part of the sequence, and computes with all parts."""
+
+    @functools.wraps(cls.forward)
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        whole = GatherWhole.apply(x, self.get_buffer("tensor_coordinate"), size, TENSOR)  # type: ignore[no-untyped-call]
+        return cls.forward(self, whole)
+
+    return type(f"Gathering{cls.__name__}", (cls,), {"forward": forward})
+
+
+def _splitting_class(cls: type[nn.Module], size: int, by_sequence: bool) -> type[nn.Module]:
+    """A subclass whose forward computes this rank's part of the layer, between the two sums.
+
+    `by_sequence`: it takes and returns this rank's part of the sequence.
+    """
 
     signature = inspect.signature(cls.forward)
     own = list(signature.parameters)[1]
@@ -201,6 +239,9 @@ def _splitting_class(cls: type[nn.Module], size: int) -> type[nn.Module]:
     @functools.wraps(cls.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
         given = signature.bind(self, *args, **kwargs).arguments
+        if by_sequence:
+            x = GatherInput.apply(given.pop(own), size, TENSOR)  # type: ignore[no-untyped-call]
+            return ScatterOutput.apply(cls.forward(**given, **{own: x}), size, TENSOR)  # type: ignore[no-untyped-call]
         x = SumGradient.apply(given.pop(own), TENSOR)  # type: ignore[no-untyped-call]
         return SumOutput.apply(cls.forward(**given, **{own: x}), TENSOR)  # type: ignore[no-untyped-call]
 

@@ -4,7 +4,8 @@ Eight gloo ranks run the chunked training step of several cases node by node, al
 real step. Before each collective they meet at a barrier; its launch is timed, and how long after that
 it has arrived. Every node's time is the median over runs and ranks; every kind of node gets a line.
 
-The file that comes with bitproof: `python tests/benchmarks/fit_costs.py harness/graph/overlap/cpu_gloo_8_ranks.json`.
+The file that comes with bitproof is harness/graph/passes/overlap/cpu_gloo_8_ranks.json. With `--add` the lines that a
+file has stay as they are, and those that it lacks are added, from steps whose layers are split over tensor groups.
 Another is used by naming it in a case: `Pipeline(overlap=True, overlap_costs="OUT.json")`.
 """
 
@@ -35,7 +36,7 @@ from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.processes.process import keep_to_one_core
 from bitproof.harness.systems.graph import GraphProgram, make_graph_system, prepare
 from bitproof.reference.data import Step as StepInputs
-from bitproof.reference.parallel.mesh import Mesh
+from bitproof.reference.parallel.mesh import GROUP_NAMES, Mesh
 from bitproof.reference.step import Trainer
 from tests.ranks import on_ranks
 
@@ -43,6 +44,7 @@ CPU = torch.device("cpu")
 RUNS = 3
 WARM_UP = 1
 EXPERT_RANKS = (2, 4, 8)
+TENSOR_RANKS = (2, 4)
 SIZES = (("tiny", 32), ("debugmodel", 64))
 
 Timed = tuple[NodeWork, float]
@@ -52,10 +54,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument(
+        "--add", action="store_true", help="only add the lines that OUT lacks, from steps with tensor groups"
+    )
     options = parser.parse_args()
-    points = [point for case in cases(options.ranks) for point in measure(case)]
+    measured = tensor_cases(options.ranks) if options.add else cases(options.ranks)
+    points = [point for case in measured for point in measure(case)]
     machine = {name: value for name, value in describe_machine().items() if name not in ("bitproof", "gpu_models")}
     model = fit(points, {"device": "cpu", "backend": "gloo", "ranks": options.ranks, **machine})
+    if options.add:
+        known = CostModel.load(options.out)
+        model = CostModel(known.description, dict(sorted({**model.lines, **known.lines}.items())))
     model.save(options.out)
     print(tabulate(rows(model), headers="keys", floatfmt=("", ".1f", ".4f", "", ".3f", ".0%")))
 
@@ -69,6 +78,14 @@ def cases(ranks: int) -> Iterator[Case]:
             yield replace(transformer_batch, parallelism=parallelism, model=model, batch=batch)
 
 
+def tensor_cases(ranks: int) -> Iterator[Case]:
+    """Steps whose layers are split over tensor groups of several sizes: their sums are all-reduces."""
+    for tp in (tp for tp in TENSOR_RANKS if ranks % tp == 0):
+        for flavor, seq_len in SIZES:
+            parallelism, batch = Parallelism(world_size=ranks, ep=2, tp=tp), Batch(seq_len=seq_len)
+            yield replace(transformer_batch, parallelism=parallelism, model=Model(flavor=flavor), batch=batch)
+
+
 def measure(case: Case) -> list[Timed]:
     """A point for every call of the case's step, and one more, its launch, for each collective."""
     program = prepare(case, CPU)
@@ -80,7 +97,7 @@ def measure(case: Case) -> list[Timed]:
         arguments = arguments_of(case, mesh, program)
         runs = []
         for _ in range(WARM_UP + RUNS):
-            timing = Timing(program.module, owners)
+            timing = Timing(program.module, owners, {name: mesh.size(name) for name in GROUP_NAMES})
             with torch.no_grad():
                 timing.run(*arguments)
             runs.append(timing.points)
@@ -106,9 +123,10 @@ def arguments_of(case: Case, mesh: Mesh, program: GraphProgram) -> list[torch.Te
 class Timing(Interpreter):
     """Runs a graph node by node and keeps each call's work, told from real sizes, and its seconds."""
 
-    def __init__(self, module: torch.fx.GraphModule, owners: dict[Node, Node]) -> None:
+    def __init__(self, module: torch.fx.GraphModule, owners: dict[Node, Node], group_sizes: dict[str, int]) -> None:
         super().__init__(module)
         self.owners = owners
+        self.group_sizes = group_sizes
         self.points: list[Timed] = []
 
     def run_node(self, n: Node) -> Any:
@@ -121,7 +139,8 @@ class Timing(Interpreter):
         start = time.perf_counter()
         result = n.target(*args, **kwargs)
         returned = time.perf_counter()
-        work = work_of(n, self.owners[n] is not n, lambda x: result if x is n else self.env[x])
+        values = {**self.env, n: result}
+        work = work_of(n, self.owners[n] is not n, values.__getitem__, group_sizes=self.group_sizes)
         if operators.is_collective(n):
             self.points.append((launching(work), returned - start))
             torch.ops._c10d_functional.wait_tensor(result)

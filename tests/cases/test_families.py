@@ -199,15 +199,20 @@ def test_both_parallelisms_are_tried_with_groups_of_their_own_and_with_shared_on
 
 
 def test_chunks_under_tensor_parallelism_differ_from_the_cases_that_are_whole_in_their_chunks_alone():
-    batch, moe, seq, nightly, shared, llama3 = tp_chunked.CASES
+    batch, moe, seq, nightly, shared, llama3, *others = tp_chunked.CASES
     in_chunks = replace(tp_ep.tp_ep_whole, reference="eager_chunked", chunking=tp_chunked.BATCH)
     assert batch == replace(in_chunks, name="tp_chunked_batch", family="tp_chunked", steps=20)
-    assert [case.chunking.dim for case in tp_chunked.CASES] == ["batch", "batch", "seq", "batch", "batch", "batch"]
+    assert [case.chunking.dim for case in tp_chunked.CASES if case.chunking.dim != "batch"] == [seq.chunking.dim]
     assert moe.chunking.modules == seq.chunking.modules == "layers.*.moe"
     assert (nightly.pipeline, nightly.memory) == (tp_ep.tp_ep_nightly.pipeline, tp_ep.tp_ep_nightly.memory)
     in_chunks = replace(tp_ep.tp_ep_shared, reference="eager_chunked", chunking=tp_chunked.BATCH)
     assert shared == replace(in_chunks, name="tp_chunked_shared", family="tp_chunked")
     assert llama3.parallelism == Parallelism(tp=4) and llama3.model.family == "llama3"
+    divided, divided_moe, divided_llama3, overlap, divided_nightly = others
+    for case, other in ((divided, batch), (divided_moe, moe), (divided_llama3, llama3), (divided_nightly, overlap)):
+        parallelism = replace(other.parallelism, sequence=True)
+        assert case == replace(other, name=case.name, steps=case.steps, parallelism=parallelism)
+    assert overlap == replace(nightly, name=overlap.name, pipeline=replace(nightly.pipeline, overlap=True))
 
 
 def test_captured_cases_have_no_size_that_data_decide_and_differ_from_others_in_that_and_in_what_runs_them():

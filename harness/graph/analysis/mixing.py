@@ -107,7 +107,10 @@ class _Follower:
             return
         state = self.states[node]
         if isinstance(state, Mixed):
-            raise _refusal(node, self.roots[node], state.cause, dim, "computes an element from several of them")
+            what = "computes an element from several of them"
+            if operators.joins_ranks(state.cause):
+                what = "runs over ranks, which may divide them"
+            raise _refusal(node, self.roots[node], state.cause, dim, what)
         if isinstance(state, Rows) and state.order:
             sort = next((x[1] for x in state.order if x[0] == "sort"), node)
             raise _refusal(node, self.roots[node], sort, dim, "leaves them in another order")

@@ -18,7 +18,7 @@ from torch.fx import Node
 
 from bitproof.harness.graph import operators
 from bitproof.harness.graph.analysis.mixing_rows import Rows, RuleCall, rank_of, sizes_of
-from bitproof.harness.graph.analysis.mixing_shares import copied_into, cut, is_summand, joined, selected, summed
+from bitproof.harness.graph.analysis.mixing_shares import copied_into, cut, is_summand, joined, selected, summed, whole
 from bitproof.harness.operators import RowFlow, named
 
 Answer = Rows | tuple[Rows | None, ...] | None
@@ -272,6 +272,21 @@ def _all_to_all(call: RuleCall) -> Answer:
     return replace(rows, outer=None, inner=None, order=(*rows.order, token))
 
 
+def _all_gather(call: RuleCall) -> Answer:
+    """All ranks' rows, one rank after the other. Only of rows in the dim that is joined is it known that each rank has
+    all of them: of others a rank may have a part."""
+    rows = call.rows[call.first]
+    is_known = rows.dim == 0 and rows.outer is not None and not rows.share and not rows.order
+    return replace(rows, outer=rows.outer * call.given["group_size"]) if is_known else None
+
+
+def _reduce_scatter(call: RuleCall) -> Answer:
+    """The sum of what the ranks have of each row: of rows that lie as an all-gather puts them, each rank keeps all."""
+    rows, size = call.rows[call.first], call.given["group_size"]
+    is_known = rows.dim == 0 and rows.outer is not None and rows.outer % size == 0 and call.given["reduce_op"] == "sum"
+    return replace(whole(rows), outer=rows.outer // size) if is_known and not rows.order else None
+
+
 RULES: dict[RowFlow, Rule] = {
     RowFlow.ELEMENTWISE: elementwise,
     RowFlow.EACH_ELEMENTWISE: _all_results(elementwise),
@@ -302,6 +317,8 @@ RULES: dict[RowFlow, Rule] = {
     RowFlow.INDEX: _index,
     RowFlow.INDEX_PUT: _index_put,
     RowFlow.ALL_TO_ALL: _all_to_all,
+    RowFlow.ALL_GATHER: _all_gather,
+    RowFlow.REDUCE_SCATTER: _reduce_scatter,
     RowFlow.SELECT: selected,
     RowFlow.COPY_INTO: copied_into,
     RowFlow.EACH_OF_BATCH: _all_results(_of_batch),
@@ -322,6 +339,6 @@ def follow(rule: Rule, call: RuleCall) -> Answer:
     forms = {rows.share.form for rows in call.rows.values() if rows.share}
     if forms & {"cut", "cut summand"} and rule not in (_view, selected):
         return None
-    if "summand" in forms and rule not in (elementwise, _view, _permute, _squeeze, _unsqueeze):
+    if "summand" in forms and rule not in (elementwise, _view, _permute, _squeeze, _unsqueeze, _reduce_scatter):
         return None
     return rule(call)

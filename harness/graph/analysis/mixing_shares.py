@@ -5,6 +5,7 @@
     copied     index_copy of what was computed, into zeros     all rows, zeros in place of the other ranks'
     joined     view as (T, D)                                  a summand
     summed     all_reduce of it                                all rows
+               reduce_scatter of it, where that keeps all rows
 
 In between, a range's rows are like other rows. Cut rows allow no other operator, and a summand only moves and
 additions: in chunks a rank has other rows as its own, so any other operator could give another result. The analysis
@@ -82,10 +83,15 @@ def is_summand(rows: Rows) -> bool:
     return rows.share is not None and rows.share.form == "summand"
 
 
+def whole(rows: Rows) -> Rows:
+    """The rows once the ranks have added what they have."""
+    return replace(rows, share=None) if is_summand(rows) else rows
+
+
 def summed(call: RuleCall, rows: list[Rows]) -> Rows | None:
     """A sum with a summand in it, or the sum over all ranks, which is whole; a summand allows nothing else."""
     name = operators.operator_name(call.node)
-    distinct = {replace(each, share=None) if is_summand(each) else each for each in rows}
+    distinct = set(map(whole, rows))
     if len(distinct) != 1:
         return None
     (found,) = distinct

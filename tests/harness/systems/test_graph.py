@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,7 @@ from torch.fx import Node
 
 from bitproof.builtin_cases import CASES, chunking, models, overlap, process_groups, tp_chunked, tp_ep
 from bitproof.harness.case import Batch, Case, Chunking, Parallelism, Pipeline
-from bitproof.harness.errors import CaseError, UsageError
+from bitproof.harness.errors import CaseError, ChunkError, UsageError
 from bitproof.harness.execute.launch import run_cases
 from bitproof.harness.graph.backend.backends import Compiled
 from bitproof.harness.graph.graph_options import GraphOptions
@@ -245,6 +246,19 @@ def test_the_sums_of_a_tensor_group_run_once_a_chunk_in_chunk_order_as_the_exper
         for at in {origin_of(x)[:2] for x in of_chunks}:
             chunks = [x.meta["chunk"] for x in of_chunks if origin_of(x)[:2] == at]
             assert chunks == sorted(chunks) and set(chunks) == {0, 1}
+
+
+def test_a_sequence_that_tensor_ranks_divide_cannot_be_cut_and_the_module_and_the_collective_are_named() -> None:
+    case = small(CASES["tp_chunked_seq"])
+    case = replace(case, parallelism=replace(case.parallelism, sequence=True))
+    with pytest.raises(ChunkError) as error:
+        prepared(case)
+    what, expected, found, where, _fix = str(error.value).splitlines()
+    called = r"all_gather_into_tensor `\w+` runs over them"
+    assert re.fullmatch(rf"ChunkError: cannot chunk layers\.\d\.moe: ranks divide the chunked dim, and {called}", what)
+    assert expected == "  expected: ranks that hold the chunked dim whole"
+    assert found == f"  found: ['{case.batch.sequences}', '(u0//2)', '64'], where the dim has u0"
+    assert ".moe (forward), reference/parallel/collectives.py" in where
 
 
 def test_tensor_ranks_send_their_share_of_the_tokens_over_the_expert_group_and_sum_over_their_own() -> None:

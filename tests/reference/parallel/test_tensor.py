@@ -14,6 +14,7 @@ from bitproof.reference.data import TextStream, text_source
 from bitproof.reference.init import initial_values, initialize
 from bitproof.reference.models import build_model
 from bitproof.reference.parallel.mesh import TENSOR, Mesh
+from bitproof.reference.parallel.sequence import GatherInput, ScatterOutput
 from bitproof.reference.parallel.tensor import SumGradient, SumOutput, split_layers
 from bitproof.reference.step import make_eager, mean_loss
 from tests.ranks import on_ranks
@@ -81,6 +82,19 @@ def test_gradients_of_what_is_not_split_agree_bitwise_on_all_tensor_ranks(two_by
 
 
 @pytest.mark.ranks
+def test_ranks_that_divide_the_sequence_compute_the_same_bits_but_for_the_norms_whose_gradients_they_add(
+    two_by_two: list[dict],
+) -> None:
+    divided = steps(Parallelism(world_size=4, ep=1, tp=2, sequence=True))
+    for whole, part in zip(two_by_two, divided, strict=True):
+        assert part["losses"][0] == whole["losses"][0], "sums in rank order, and norms of single tokens"
+        first = [name for name in whole["gradients"] if name.endswith("step 1")]
+        other = {name for name in first if part["gradients"][name] != whole["gradients"][name]}
+        assert other == {name for name in first if "norm" in name}, "two sums of half the tokens, then their sum"
+    assert divided[0]["gradients"]["norm.weight, step 1"] == divided[1]["gradients"]["norm.weight, step 1"]
+
+
+@pytest.mark.ranks
 def test_a_split_starts_from_the_whole_parameters_values() -> None:
     case = Case(
         name="llama", family="test", reference="eager", model=Model(family="llama3"), parallelism=Parallelism(ep=1)
@@ -96,6 +110,22 @@ def test_a_split_starts_from_the_whole_parameters_values() -> None:
     wo = initial_values("layers.1.attention.wo.weight", (64, 128), 0).bfloat16().tolist()
     left, right = [row[:64] for row in wo], [row[64:] for row in wo]
     assert answers == [[wk[:32], left, [1.0] * 64], [wk[32:], right, [1.0] * 64]] * 2
+
+
+@pytest.mark.ranks
+def test_where_the_sequence_is_divided_a_split_layer_gathers_its_input_and_scatters_its_output() -> None:
+    def body(mesh: Mesh) -> list:
+        x = torch.tensor([[[1.0], [2.0]]]) + 2 * mesh.rank  # a row of four tokens, two on each rank
+        x.requires_grad_()
+        entered = GatherInput.apply(x, 2, TENSOR)
+        left = ScatterOutput.apply(entered * (mesh.rank + 1.0), 2, TENSOR)
+        (gradient,) = torch.autograd.grad(left, x, torch.full((1, 2, 1), 0.5))
+        return [y.flatten().tolist() for y in (entered, left, gradient)]
+
+    # Ranks add 1 and 2 times each token, and each keeps its own; backward as without.
+    tokens, gradient = [1.0, 2.0, 3.0, 4.0], [1.5, 1.5]
+    expected = [[tokens, [3.0, 6.0], gradient], [tokens, [9.0, 12.0], gradient]]
+    assert on_ranks(Parallelism(world_size=2, ep=1, tp=2), body) == expected
 
 
 @pytest.mark.ranks
@@ -264,17 +294,20 @@ def shard_of(name: str, whole: torch.Tensor, mesh: Mesh, dims: dict[str, int | N
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    ("family", "tp", "ep"),
+    ("family", "parallelism"),
     [
-        ("deepseek_v3", 2, 4),  # one expert group over two texts
-        pytest.param("deepseek_v3", 4, 2, marks=pytest.mark.slow),  # two expert groups within one text
-        ("qwen3_moe", 2, 2),  # the expert group is the tensor group; norms over single heads
+        ("deepseek_v3", Parallelism(world_size=4, tp=2, ep=4)),  # one expert group over two texts
+        ("deepseek_v3", Parallelism(world_size=4, tp=2, ep=4, sequence=True)),
+        # two expert groups within one text
+        pytest.param("deepseek_v3", Parallelism(world_size=4, tp=4, ep=2), marks=pytest.mark.slow),
+        # the expert group is the tensor group; norms over single heads
+        ("qwen3_moe", Parallelism(world_size=4, tp=2, ep=2)),
     ],
 )
 def test_gradients_are_close_to_the_unsharded_models_and_each_token_is_counted_once(
-    family: str, tp: int, ep: int
+    family: str, parallelism: Parallelism
 ) -> None:
-    case = expert_case(family, Parallelism(world_size=4, tp=tp, ep=ep))
+    case = expert_case(family, parallelism)
     dims = split_layers(build_model(case.model), Mesh(0, case.parallelism), TOKENS)
     gradients, counts = whole_step(case)
 

@@ -2,12 +2,12 @@
 
 Needs:    every node has an origin and a `val`; `context.chunk_symbol` is the chunked dim's symbol.
 Promises: the bits of the eager chunked reference; no value carries the symbol any more.
-Refuses:  collectives other than the experts', a tensor group's, or a gradient's own reduction; views with
-          a baked constant; a live-out that is needed whole but cannot be joined; sequence chunks through
-          attention; a module that mixes rows of different chunks (see mixing.py); in-place writes to a
-          value that is also split or joined; a parameter with two uses; a pattern that matches
-          nothing, a module that did not run, or a call of one that would not be chunked; a chosen
-          module that runs within another.
+Refuses:  collectives other than the experts', a tensor group's, or a gradient's own reduction, and
+          any over ranks that divide the chunked dim; views with a baked constant; a live-out that is
+          needed whole but cannot be joined; sequence chunks through attention; a module that mixes
+          rows of different chunks (see mixing.py); in-place writes to a value that is also split or
+          joined; a parameter with two uses; a pattern that matches nothing, a module that did not run,
+          or a call of one that would not be chunked; a chosen module that runs within another.
 
 The pass reads the graph like an interpreter, and writes a new one. A value is either one node of the new graph or a
 pair of nodes, one per chunk:
@@ -24,8 +24,8 @@ pair of nodes, one per chunk:
    next, and buffer writes and random draws happen in chunk order, as in eager.
 6. A tensor that a chosen module writes in place is no static state: its readers in the module run
    once per chunk, and readers elsewhere run after both chunks.
-7. The collectives of a module, the experts' all-to-alls and a tensor group's sums, run once per
-   chunk, in chunk order on every rank, like any other node that reads a pair.
+7. The collectives of a module, the experts' all-to-alls and a tensor group's sums, gathers and
+   scatters, run once per chunk, in chunk order on every rank, like any other node that reads a pair.
 
 With early gradient accumulation, the chain from a gradient to its output (cast, reduce-scatter, wait) belongs to no
 module, so rule 2 adds the chunks before this chain.
@@ -206,6 +206,7 @@ class _Chunker:
             self.env[node] = self.writer.call(node, args, kwargs)
 
     def _write_once_a_chunk(self, node: Node, root: str) -> None:
+        refusals.refuse_divided_dim(node, root, self.symbol, self.whole)
         refusals.refuse_foreign_collective(node, self.reductions, self.chunk_groups)
         refusals.refuse_attention_over_sequence(node, self.chunking.dim)
         refusals.refuse_baked_view(node, self.symbol)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from sympy import Symbol
 from torch import Tensor
 from torch.fx import Node
 
@@ -11,7 +12,7 @@ from bitproof.harness.case import Chunking, pattern_of
 from bitproof.harness.errors import ChunkError
 from bitproof.harness.graph import operators
 from bitproof.harness.graph.origin import ModuleCall, origin_of
-from bitproof.harness.graph.symbols import carries, source_of
+from bitproof.harness.graph.symbols import carries, number, source_of
 
 
 def refuse_idle_modules(chunking: Chunking, module_calls: Mapping[str, int]) -> None:
@@ -63,6 +64,23 @@ def refuse_foreign_collective(node: Node, reductions: set[Node], chunk_groups: f
         where=source_of(node),
         fix="chunk only modules whose other collectives do not depend on the chunked dim (sequence parallelism's do)",
     )
+
+
+def refuse_divided_dim(node: Node, root: str, symbol: Symbol, extent: int) -> None:
+    """Refuse a collective of a module over ranks that divide the chunked dim among themselves: a chunk would have a
+    part of each rank's part."""
+    if not operators.joins_ranks(node):
+        return
+    for value in (x.meta["val"] for x in (*node.all_input_nodes, node)):
+        if any(carries(size, symbol) and number(size, symbol, extent) < extent for size in value.shape):
+            raise ChunkError(
+                f"cannot chunk {root}: ranks divide the chunked dim, and {operators.operator_name(node)} `{node.name}` "
+                "runs over them",
+                expected="ranks that hold the chunked dim whole",
+                found=f"{list(map(str, value.shape))}, where the dim has {symbol}",
+                where=source_of(node),
+                fix="chunk along the other dim, or leave out parallelism.sequence",
+            )
 
 
 def refuse_attention_over_sequence(node: Node, dim: str) -> None:

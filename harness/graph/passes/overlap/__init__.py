@@ -69,7 +69,8 @@ def overlap(module: GraphModule, context: PassContext) -> GraphModule:
     waits = [_only_wait(launch) for launch in launches]
     path = _path_of_model(nodes, context)
     model = CostModel.load(path) if path else None
-    costs = node_costs(module.graph, model)
+    sizes = {name: len(group.partition[0]) for name, group in context.groups.groups.items()}
+    costs = node_costs(module.graph, model, sizes)
     before = dependencies(module.graph)
     after = _reversed(before)
     order = schedule(nodes, before, after, find_places(nodes, context.chunking), costs)

@@ -11,6 +11,7 @@ A node is of one kind, and every kind has a line `seconds = fixed + per_unit * a
 | `all_to_all_single/2`          | a collective of 2 ranks in flight, after its launch | bytes given by one rank   |
 | `launch all_to_all_single/2`   | calling it, until the call returns                  | the same                  |
 
+A call names the size of its group, or only the group, as an all-reduce does: then the table of groups has the size.
 An unmeasured group size uses the line of the nearest measured one; a collective of unknown size, that of the largest.
 
 Sizes that depend on data have no number in a graph. Routing is assumed to be balanced: each rank of a group sends
@@ -26,6 +27,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import sympy
@@ -156,8 +158,10 @@ def _weighted_line(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor
     return (fixed, per_unit) if fixed >= 0 else (nothing, (weight * x * y).sum() / (weight * x * x).sum())
 
 
-def node_costs(graph: Graph, model: CostModel | None) -> dict[Node, Cost]:
-    """Every node's cost; without a model, compute costs 0 and every collective 1."""
+def node_costs(
+    graph: Graph, model: CostModel | None, group_sizes: Mapping[str, int] = MappingProxyType({})
+) -> dict[Node, Cost]:
+    """Every node's cost; without a model, compute costs 0 and every collective 1. `group_sizes`: see `work_of`."""
     sizes = Sizes()
     views = operators.storage_owners(graph.nodes)
     costs = {}
@@ -170,7 +174,8 @@ def node_costs(graph: Graph, model: CostModel | None) -> dict[Node, Cost]:
         elif model is None:
             costs[node] = Cost(0.0, float(is_collective))
         else:
-            work = work_of(node, views[node] is not node, lambda x: x.meta.get("val"), sizes.number)
+            is_view = views[node] is not node
+            work = work_of(node, is_view, lambda x: x.meta.get("val"), sizes.number, group_sizes)
             seconds = model.seconds(work)
             costs[node] = Cost(model.seconds(launching(work)), seconds) if is_collective else Cost(seconds, 0.0)
     return costs
@@ -182,9 +187,16 @@ def launching(collective: NodeWork) -> NodeWork:
 
 
 def work_of(
-    node: Node, is_view: bool, value_of: Callable[[Node], Any], number: Callable[[Any], float] = float
+    node: Node,
+    is_view: bool,
+    value_of: Callable[[Node], Any],
+    number: Callable[[Any], float] = float,
+    group_sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> NodeWork:
-    """A call's kind and amount. `value_of` returns a node's fake or real value, `number` a size's number."""
+    """A call's kind and amount. `value_of` returns a node's fake or real value, `number` a size's number.
+
+    `group_sizes` has the number of ranks of groups, by name, for collectives that do not say it.
+    """
 
     def extent(x: Tensor) -> float:
         return math.prod(map(number, x.shape))
@@ -194,7 +206,8 @@ def work_of(
 
     name = operators.operator_name(node)
     if operators.is_collective(node):
-        return NodeWork(f"{name.removesuffix('_coalesced')}/{_group_size(node)}", bytes_of(node.all_input_nodes))
+        size = _group_size(node) or group_sizes.get(operators.group_name(node), 0)
+        return NodeWork(f"{name.removesuffix('_coalesced')}/{size}", bytes_of(node.all_input_nodes))
     if name == "_local_scalar_dense":
         return NodeWork("host_sync", 0)
     if node.target is operator.getitem or not list(_tensors(value_of(node))):

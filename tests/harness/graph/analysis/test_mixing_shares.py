@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bitproof.harness.errors import ChunkError
 from tests.harness.graph.analysis.test_mixing import Function, judge, mixes
+from tests.harness.graph.graphs import Applied
 
 
 class Sharing(nn.Module):
@@ -85,6 +86,51 @@ class FillingTheRest(Sharing):
 def test_a_share_is_one_summand_only_beside_zeros_and_whole(cls: type[Sharing]) -> None:
     with pytest.raises(ChunkError):
         judge(cls(torch.sin, lambda y, x: y), "batch")
+
+
+c10d = torch.ops._c10d_functional
+
+
+def gathered(x: Tensor) -> Tensor:
+    """What two ranks have of x, in a dim of its own before the others."""
+    both: Tensor = c10d.wait_tensor(c10d.all_gather_into_tensor(x, 2, "tp"))
+    return both.unflatten(0, (2, -1))
+
+
+def scattered(x: Tensor, how: str = "sum") -> Tensor:
+    own: Tensor = c10d.wait_tensor(c10d.reduce_scatter_tensor(x.flatten(0, 1), how, 2, "tp"))
+    return own
+
+
+WHOLE_ROWS: dict[str, Function] = {
+    "parts of other dims gathered and scattered": lambda x: scattered(gathered(x).sin()),
+    "a rank's share, added and scattered": lambda x: scattered(torch.stack([x, x.new_zeros(x.shape)])),
+}
+DIVIDED_ROWS: dict[str, Function] = {
+    "rows divided among ranks": lambda x: scattered(x.unflatten(0, (2, -1))).repeat(2, 1, 1),
+    "a mean over ranks": lambda x: scattered(gathered(x), "avg"),
+    "rows of all ranks in one dim, mixed": lambda x: scattered(gathered(x).flip(0, 1)),
+    "rows in another order, gathered": lambda x: gathered(x.flatten()[x.flatten().argsort()])[0].view(x.shape),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE_ROWS)
+def test_ranks_that_each_have_all_rows_may_be_gathered_and_scattered(name: str) -> None:
+    assert not mixes(WHOLE_ROWS[name], "batch")
+
+
+@pytest.mark.parametrize("name", DIVIDED_ROWS)
+def test_rows_that_a_collective_would_divide_or_rearrange_are_refused(name: str) -> None:
+    assert mixes(DIVIDED_ROWS[name], "batch")
+
+
+def test_a_sequence_that_ranks_divide_is_refused_with_the_module_and_the_collective() -> None:
+    with pytest.raises(ChunkError) as error:
+        judge(Applied(lambda _, x: gathered(x).transpose(0, 1).flatten(1, 2)), "seq")
+    assert str(error.value).splitlines()[0] == (
+        "ChunkError: cannot chunk layers.0 along seq: all_gather_into_tensor `all_gather_into_tensor` runs over ranks, "
+        "which may divide them"
+    )
 
 
 @pytest.mark.parametrize("dim", [0, 1])

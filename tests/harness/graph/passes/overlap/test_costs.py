@@ -177,6 +177,15 @@ def test_a_group_size_that_was_not_measured_takes_the_nearest_one() -> None:
     assert model.seconds(NodeWork("all_to_all_single/0", 0)) == 8  # a collective that does not tell its size
 
 
+def test_a_collective_that_names_only_its_group_has_the_size_that_the_table_of_groups_says() -> None:
+    sketch = Sketch()
+    node = sketch.call(c10d.all_reduce.default, sketch.placeholder("x", 4), "sum", "tp")
+    lines = {f"{kind}all_reduce/{size}": line(size) for size in (2, 8) for kind in ("", "launch ")}
+    model = CostModel({}, lines)
+    assert node_costs(sketch.graph, model, {"tp": 2, "ep": 8})[node] == Cost(2, 2)
+    assert node_costs(sketch.graph, model)[node] == Cost(8, 8), "unknown: the largest"
+
+
 def test_a_collective_that_was_not_measured_is_refused() -> None:
     model = CostModel({}, {"memory": line(1), "all_to_all_single/2": line(1)})
     with pytest.raises(PassError) as error:
@@ -268,7 +277,7 @@ def test_the_model_that_comes_along_knows_its_machine_and_every_kind() -> None:
     assert {"cpu", "cpu_count", "torch"} <= model.description.keys()
     kinds = {"view", "matmul", "attention", "host_sync", "memory"}
     names = ("all_to_all_single", "all_gather_into_tensor", "reduce_scatter_tensor")
-    collectives = {f"{name}/{size}" for name in names for size in (2, 4, 8)}
+    collectives = {f"{name}/{size}" for name in names for size in (2, 4, 8)} | {"all_reduce/2", "all_reduce/4"}
     assert kinds | collectives | {f"launch {kind}" for kind in collectives} <= model.lines.keys()
     assert all(line.points > 10 for line in model.lines.values())
 

@@ -1,0 +1,106 @@
+"""Sequence parallelism: outside split layers, each rank of a tensor group holds adjacent tokens of every row.
+
+Residuals and norms are computed on a rank's own part of the sequence (https://arxiv.org/abs/2205.05198, section 4.2).
+Where a split layer begins, its ranks' parts are gathered; where it ends, its partial sums are added and scattered. So
+the two sums of a split layer (see `tensor`) become
+
+    input      forward: all-gather       backward: reduce-scatter, the sum of the ranks' gradients
+    output     forward: reduce-scatter   backward: all-gather
+
+After the embeddings a rank keeps its part, and before the projection to logits the parts are gathered: every rank
+computes these two for all tokens, so a sum would count each token once a rank.
+
+Collectives join tensors along dim 0, so ranks get a dim of their own before the batch. Which part is a rank's own, it
+reads from a buffer, as all ranks must run the same code.
+"""
+
+# W ranks of the tensor group, B batch, S sequence, s a rank's part of it (S / W), D model dim
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitproof.reference.parallel.collectives import all_gather, reduce_scatter
+
+
+def gathered(x_BsD: Tensor, size: int, group: str) -> Tensor:
+    """All ranks' parts, in rank order: (B, S, D)."""
+    x_WBsD = all_gather(x_BsD.contiguous(), size, group).unflatten(0, (size, -1))
+    return x_WBsD.transpose(0, 1).flatten(1, 2)
+
+
+def scattered(x_BSD: Tensor, size: int, group: str) -> Tensor:
+    """This rank's part of the sum of all ranks' `x_BSD`, in rank order on gloo: (B, s, D)."""
+    x_WBsD = x_BSD.unflatten(1, (size, -1)).transpose(0, 1)
+    return reduce_scatter(x_WBsD.flatten(0, 1).contiguous(), size, group)
+
+
+def own_part(x_BSD: Tensor, size: int, coordinate: Tensor) -> Tensor:
+    """The part that lies on the rank whose `coordinate` (1,) is given: (B, s, D)."""
+    return x_BSD.unflatten(1, (size, -1)).index_select(1, coordinate).flatten(1, 2)
+
+
+class GatherInput(torch.autograd.Function):
+    """Parts to whole rows at a split layer's input; backward adds the ranks' gradients and keeps a rank's part."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, size: int, group: str) -> Tensor:
+        """(B, s, D) to (B, S, D)."""
+        ctx.size, ctx.group = size, group
+        return gathered(x, size, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        """(B, S, D) to (B, s, D)."""
+        return scattered(grad, ctx.size, ctx.group), None, None
+
+
+class ScatterOutput(torch.autograd.Function):
+    """A rank's part of the sum of partial sums at a split layer's output; backward gathers the parts' gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, size: int, group: str) -> Tensor:
+        """(B, S, D) to (B, s, D)."""
+        ctx.size, ctx.group = size, group
+        return scattered(x, size, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        """(B, s, D) to (B, S, D)."""
+        return gathered(grad, ctx.size, ctx.group), None, None
+
+
+class KeepOwn(torch.autograd.Function):
+    """A rank's part of what every rank computes for all tokens; backward gathers the parts' gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, coordinate: Tensor, size: int, group: str) -> Tensor:
+        """(B, S, D) to (B, s, D)."""
+        ctx.size, ctx.group = size, group
+        return own_part(x, size, coordinate)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        """(B, s, D) to (B, S, D)."""
+        return gathered(grad, ctx.size, ctx.group), None, None, None
+
+
+class GatherWhole(torch.autograd.Function):
+    """Parts to whole rows for what every rank computes for all tokens; backward keeps a rank's part: each rank has the
+    whole gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, coordinate: Tensor, size: int, group: str) -> Tensor:
+        """(B, s, D) to (B, S, D)."""
+        ctx.size = size
+        ctx.save_for_backward(coordinate)
+        return gathered(x, size, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        """(B, S, D) to (B, s, D)."""
+        (coordinate,) = ctx.saved_tensors
+        return own_part(grad, ctx.size, coordinate), None, None, None

@@ -38,6 +38,11 @@ ELSEWHERE = {
     "cases/regional.py": (CASES, "its cases are rows of that table"),
     "cases/joint.py": (CASES, "its cases are rows of that table"),
     "cases/test_cases.py": ("tests/cases/test_trainers.py", "it is itself a test, for users: cases as pytest items"),
+    "reference/parallel/sequence.py": (
+        "tests/reference/parallel/test_tensor.py",
+        "it is a form of what is split there",
+    ),
+    "harness/disturb/faults/equivalent_sums.py": (FAULT_RUNS, "every row is struck and run"),
     "harness/capture/dtypes.py": ("tests/harness/capture/test_digest.py", "names of dtypes are part of digests"),
     "harness/cli/app.py": (CLI, "commands are tested as they are called"),
     "harness/certificate/files.py": ("tests/harness/certificate/test_check.py", "certificates go to disk and back"),

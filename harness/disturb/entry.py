@@ -171,11 +171,12 @@ def row(
     kinds: tuple[Kind, ...] = ("loss", "grad"),
     sites: tuple[Site, ...] = (),
     rank: int | None = None,
+    family: Family | None = None,
 ) -> Callable[[Callable[..., Any]], Entry]:
     """Make a function a row: it edits a graph; as `runner` it changes the runner of a staged graph or of a built-in
     loop; with `operators` it replaces their calls in the update.
 
-    With an `order` only its name and docstring count.
+    With an `order` only its name and docstring count. Its module's name is its family, unless that is given.
     """
 
     def entry_of(function: Callable[..., Any]) -> Entry:
@@ -184,7 +185,7 @@ def row(
             name=function.__name__.replace("_", "-"),
             says=says.removesuffix("."),
             source=source,
-            family=cast(Family, function.__module__.rpartition(".")[2]),
+            family=family or cast(Family, function.__module__.rpartition(".")[2]),
             edit=function if not operators and order is None and not runner else None,
             call=function if operators else None,
             operators=operators,

@@ -7,6 +7,7 @@ from bitproof.harness.disturb.faults import (
     chunking,
     collectives,
     equivalent,
+    equivalent_sums,
     fsdp,
     gradients,
     hygiene,
@@ -41,7 +42,8 @@ FAMILIES = (
 def collect() -> dict[str, Entry]:
     """Every row, in the order of its family's module."""
     rows: dict[str, Entry] = {}
-    for row in (value for family in FAMILIES for value in vars(family).values() if isinstance(value, Entry)):
+    modules = (*FAMILIES, equivalent_sums)
+    for row in (value for module in modules for value in vars(module).values() if isinstance(value, Entry)):
         assert row.name not in rows, f"two rows are named {row.name}"
         rows[row.name] = row
     return rows

@@ -66,6 +66,28 @@ def schema_of(operator: Any) -> Any:
     return getattr(operator, "_schema", None)
 
 
+def is_composed(operator: Any) -> bool:
+    """Whether an overload has no kernel of its own: it calls other operators, or returns what it is given."""
+    try:
+        return bool(operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
+    except RuntimeError:  # one of TorchScript's own, which torch does not dispatch
+        return False
+
+
+def written_by_kernel(call: Mapping[str, Any], given: Mapping[str, Any]) -> set[str]:
+    """The names of the tensors that a kernel of Triton's writes, by torch's analysis; all names where that fails.
+
+    `call` is what torch's operator for such kernels was called with, `given` the values of the kernel's arguments.
+    """
+    try:
+        from torch._higher_order_ops.triton_kernel_wrap import get_mutated_tensors
+
+        places = (call["kernel_idx"], call["constant_args_idx"], dict(given), call.get("tma_descriptor_metadata", {}))
+        return {*get_mutated_tensors(*places)}
+    except Exception:  # without Triton, or of a kernel that this process does not know
+        return {*given}
+
+
 def overload_of(operator: Any) -> str:
     """The name of an operator's overload, "default" for what has none."""
     name: str = getattr(operator, "_overloadname", "default")

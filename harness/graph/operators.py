@@ -22,7 +22,7 @@ from bitproof.harness.operators import (
     overloads,
 )
 from bitproof.harness.torch_compat import FakeTensor, OpOverload, OpOverloadPacket
-from bitproof.harness.torch_operators import schema_of
+from bitproof.harness.torch_operators import is_composed, schema_of
 
 
 def _targets(names: Iterable[str]) -> frozenset[OpOverload]:
@@ -85,7 +85,10 @@ def graph_of(node: Node) -> GraphModule | None:
     owner = node.graph.owning_module
     if node.op != "get_attr" or owner is None:
         return None
-    found = dict(owner.named_modules()).get(str(node.target))
+    try:
+        found = owner.get_submodule(str(node.target))
+    except AttributeError:  # a tensor
+        return None
     return found if isinstance(found, GraphModule) else None
 
 
@@ -168,6 +171,15 @@ def written_names(target: Any) -> tuple[str, ...]:
 def aliased_names(target: Any) -> tuple[str, ...]:
     """The names of the arguments whose storage an operator's result may share, or that it writes."""
     return _aliased_names(target)
+
+
+@functools.cache
+def may_return_argument(target: OpOverload) -> bool:
+    """Whether an operator's result may be an argument itself, though its schema says no: `dropout` in evaluation.
+
+    Such are composed of other operators, or random.
+    """
+    return is_composed(target) or torch.Tag.nondeterministic_seeded in target.tags
 
 
 def is_view(target: Any) -> bool:

@@ -276,6 +276,7 @@ ATEN = (
     Operator(name="aten.scatter_reduce_", rows=RowFlow.SCATTER),
     Operator(name="aten.searchsorted", hides=Hides.ORDER, rows=RowFlow.SEARCH, allowed=("Tensor",)),
     Operator(name="aten.select", hides=Hides.CHOICE, rows=RowFlow.TAKE, allowed=("int",)),
+    Operator(name="aten.set_", adopts="source"),
     Operator(name="aten.sign", hides=Hides.ORDER),
     Operator(name="aten.size", reads_layout=True),
     Operator(name="aten.slice", hides=Hides.CHOICE, rows=RowFlow.CUT, allowed=("Tensor",)),

@@ -25,13 +25,15 @@ class Deadlock:
 @dataclass(frozen=True)
 class RankTurn:
     """A turn of a rank as data: the operator, its group's name and ranks, and the call's name. `waits_for` is the
-    index of the turn that launched what this one waits for."""
+    index of the turn that launched what this one waits for, `takes` the dtype and sizes that a launch must share with
+    those that it meets; "" if unknown."""
 
     operator: str
     group: str
     ranks: tuple[int, ...]
     name: str
     waits_for: int | None = None
+    takes: str = ""
 
 
 def crossed(turns_of: Mapping[int, Sequence[RankTurn]]) -> list[Deadlock]:
@@ -68,7 +70,10 @@ def _stuck(rank: int, turn: RankTurn, launched: Mapping[int, Mapping[str, Sequen
 
 
 def _unlike(launched: Mapping[int, Mapping[str, Sequence[RankTurn]]]) -> list[Deadlock]:
-    """Launches that meet although they are not the same call, and such as not all members make."""
+    """Launches that meet although they are not the same call, and such as not all members make.
+
+    If two ranks launch calls of the same names in different orders, one call meets another one of the other rank.
+    """
     found = []
     for rank, by_group in launched.items():
         for group, turns in by_group.items():
@@ -76,9 +81,10 @@ def _unlike(launched: Mapping[int, Mapping[str, Sequence[RankTurn]]]) -> list[De
                 if other <= rank or other not in launched:
                     continue
                 theirs = launched[other].get(group, ())
+                is_swapped = sorted(x.name for x in turns) == sorted(x.name for x in theirs)
                 for mine, their in zip(turns, theirs, strict=False):
-                    if mine.operator != their.operator:
-                        why = f"rank {rank} launches {mine.name} where rank {other} launches {their.name}"
+                    if not _meet(mine, their) or (is_swapped and mine.name != their.name):
+                        why = f"rank {rank} launches {_told(mine)} where rank {other} launches {_told(their)}"
                         found.append(Deadlock(mine.name, f"{why}, in group {group}"))
                         break
                 else:
@@ -86,3 +92,11 @@ def _unlike(launched: Mapping[int, Mapping[str, Sequence[RankTurn]]]) -> list[De
                         why = f"rank {rank} launches {len(turns)} collectives of group {group}, rank {other}"
                         found.append(Deadlock(turns[0].name, f"{why} {len(theirs)}"))
     return found
+
+
+def _meet(mine: RankTurn, their: RankTurn) -> bool:
+    return mine.operator == their.operator and (not mine.takes or not their.takes or mine.takes == their.takes)
+
+
+def _told(turn: RankTurn) -> str:
+    return f"{turn.name}, of {turn.takes}" if turn.takes else turn.name

@@ -66,6 +66,10 @@ class _Work:
     taken: list[tuple[Stream, int]] = field(default_factory=list)  # shared by the results of one launch
 
 
+State = dict[Key, list[tuple[_Work, int, int]]]
+"""The work that uses each piece of memory, and how many waits for it are known."""
+
+
 @dataclass
 class _Uses:
     """Who used a piece of memory on which stream: its last write, and the last read of each stream since."""
@@ -180,6 +184,30 @@ class Order:
                     found += _let_go(work, time, self._last_use)
         return found
 
+    def unfinished(self, keys: Iterable[Key]) -> list[Race]:
+        """What may still use memory that outlives the graph, when the computing stream has come to its end."""
+        found: dict[tuple[Hashable, str], Race] = {}
+
+        def add(first: Hashable, does: str, key: Key, work: Launch | None = None) -> None:
+            found.setdefault((first, does), Race(first, f"the step ends while `{first}` {does}", key, work))
+
+        for key in keys:
+            for work in self.open.get(key, ()):
+                fills = key in work.fills
+                if not self._is_behind(work.filled if fills else work.taken, COMPUTE):
+                    does, may = ("fills", "read") if fills else (work.rule.takes, "write")
+                    add(work.name, f"{does} memory that its caller may {may}", key, work.rule)
+            uses = self._uses.get(key)
+            if uses is None or self._is_single:
+                continue
+            clock = self._clock(COMPUTE)
+            last = [(stream, *read, "reads", "write") for stream, read in uses.reads.items()]
+            last += [(*uses.write, "writes", "read")] if uses.write else []
+            for stream, at, first, did, may in last:
+                if stream not in (COMPUTE, HOST) and clock.get(stream, -1) < at:
+                    add(first, f"{did}, {_on(stream)}, memory that its caller may {may}", key)
+        return list(found.values())
+
     def overdue(self, last_use: Mapping[Key, float]) -> list[tuple[float, Hashable, Race]]:
         """Memory that was freed before the wait for a launch that still read it: the time and call of the wait, and the
         race."""
@@ -189,6 +217,33 @@ class Order:
         """The launches that fill these pieces of memory and have no wait so far."""
         found = (work for key in keys for work in self.open.get(key, ()) if key in work.fills and not work.filled)
         return [work.name for work in found]
+
+    # -- choices ----------------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """What is on its way, to go back to before another branch of a choice."""
+        return {key: [(work, len(work.filled), len(work.taken)) for work in works] for key, works in self.open.items()}
+
+    def go_back(self, before: State) -> dict[int, _Work]:
+        """Let a branch's waits end nothing that was launched before the choice; returns what they were for."""
+        ended: dict[int, _Work] = {}
+        for key, works in before.items():
+            old = {id(work) for work, _, _ in works}
+            for work, num_filled, num_taken in works:
+                if len(work.filled) > num_filled:
+                    ended[id(work)] = work
+                del work.filled[num_filled:], work.taken[num_taken:]
+            self.open[key] = [work for work, _, _ in works] + [x for x in self.open.get(key, ()) if id(x) not in old]
+        return ended
+
+    def end(self, works: Iterable[_Work], stream: Stream) -> None:
+        """Let a stream wait for work that each branch of a choice waits for."""
+        now = (stream, self._clock(stream).get(stream, 0))
+        for work in works:
+            work.filled.append(now)
+            work.taken.append(now)
+            if self._is_single:
+                self._forget(work)
 
     def _forget(self, ended: _Work) -> None:
         """With a single stream, forget calls that end before its next call."""

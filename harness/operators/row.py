@@ -131,6 +131,10 @@ class Operator:
     """The argument whose memory is let go once what the call waits for is done."""
     returns: str | None = None
     """The argument whose memory the result shares, though the schema does not say so."""
+    adopts: str | None = None
+    """The argument whose memory `self` has from then on."""
+    runs_operator: bool = False
+    """It runs an operator that stands among its arguments, with the arguments that follow."""
     writes: str | None = None
     """The argument that is written or let go, though the schema does not say so."""
     counts_in: tuple[str, ...] = ()

@@ -106,6 +106,11 @@ _ROWS = (
         name="higher_order.flex_attention", attends=True, rows=RowFlow.EACH_OF_BATCH, is_understood=True, allowed=("",)
     ),
     Operator(name="higher_order.flex_attention_backward", is_understood=True, allowed=("",)),
+    Operator(name="higher_order.graphsafe_run_with_rng_state", runs_operator=True),
+    Operator(name="higher_order.run_and_save_rng_state", runs_operator=True),
+    Operator(name="higher_order.run_with_rng_state", runs_operator=True),
+    Operator(name="higher_order.triton_kernel_wrapper_mutation", writes="kwargs"),
+    Operator(name="higher_order.with_effects", runs_operator=True),
     Operator(name="inductor.resize_storage_bytes_", writes="variable"),
     Operator(name="prims.empty", uninitialized=_WHOLE),
     Operator(name="prims.empty_permuted", uninitialized=_WHOLE),

@@ -87,6 +87,8 @@ def _hazard(walk: GraphWalk, second: At, race: Race) -> Hazard:
 
 def _missing(race: Race, second: At) -> str:
     """The call that would order the two calls."""
+    if race.work is None and second.node.op == "output":
+        return f"a wait, before the end of the step, for an event recorded after `{race.first}`"
     if race.work is None:
         return f"a wait, on the stream of `{second}`, for an event recorded after `{race.first}`"
     [wait, *_] = _waits_for(race.first, race.work)

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,9 +16,9 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from bitproof.harness.graph import operators
-from bitproof.harness.operators import Operator
+from bitproof.harness.operators import Operator, known
 from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload, OpOverloadPacket
-from bitproof.harness.torch_operators import schema_of, storage_key
+from bitproof.harness.torch_operators import schema_of, storage_key, written_by_kernel
 
 Places = tuple[tuple[int | None, str], ...]
 """Arguments of an overload: each one's index, None for a keyword-only one, and its name."""
@@ -29,12 +29,13 @@ class Effects:
     """A call's effects on the memory of its arguments.
 
     `only_shows`: it reads no element. `gives_several`: each of its results has its own memory. `syncs_host`: the host
-    waits for its result.
+    waits for its result. `adopts`: the first has the memory of the second from then on.
     """
 
     row: Operator
     writes: Sequence[Node] = ()
     shares: Sequence[Node] = ()
+    adopts: tuple[Node, Node] | None = None
     awaits: Sequence[Node] = ()
     frees: Sequence[Node] = ()
     only_shows: bool = False
@@ -100,6 +101,7 @@ class _Plan:
     awaits: Places
     frees: Places
     is_plain: bool
+    may_return_argument: bool
     only_shows: bool
     gives_several: bool
     reads_data: bool
@@ -122,36 +124,51 @@ def _plan_of(overload: OpOverload) -> _Plan:
     shows = row.wait is not None or row.reads_layout or bool(shares and not writes and row.launch is None)
     frees, reads_data = named(row.frees), operators.reads_data(overload)
     only_shows, gives_several = shows, several and not shares
-    is_plain = not (writes or shares or row.wait or frees)
+    is_plain = not (writes or shares or row.wait or frees or row.counts_in)
+    hands_on = operators.may_return_argument(overload)
     plain = Effects(row, only_shows=only_shows, gives_several=gives_several, syncs_host=reads_data)
     awaits = named(row.wait.argument) if row.wait else ()
-    return _Plan(row, writes, shares, awaits, frees, is_plain, only_shows, gives_several, reads_data, plain)
+    return _Plan(row, writes, shares, awaits, frees, is_plain, hands_on, only_shows, gives_several, reads_data, plain)
 
 
 def _effects_of_overload(node: Node, plan: _Plan) -> Effects:
     if plan.is_plain:
-        return plan.plain
+        returned = [x for x in node.all_input_nodes if not _copied(node, x)] if plan.may_return_argument else []
+        return replace(plan.plain, shares=returned) if returned else plan.plain
+    given = _given(node) if plan.row.counts_in or plan.row.adopts else {}
+    counted = [given.get(name) for name in plan.row.counts_in if given.get("training", True)]
+    own, other = given.get("self"), given.get(plan.row.adopts or "")
     shares = _nodes(node, plan.shares)
     only_shows = plan.only_shows
     if plan.row.may_copy and not plan.row.reads_layout and plan.row.wait is None:
         only_shows = only_shows and bool(shares) and not _copied(node, shares[0])
     return Effects(
         plan.row,
-        writes=_nodes(node, plan.writes),
+        writes=[*_nodes(node, plan.writes), *(x for x in counted if isinstance(x, Node))],
         shares=shares,
         awaits=_nodes(node, plan.awaits),
         frees=_nodes(node, plan.frees),
         only_shows=only_shows and (bool(shares) or plan.row.wait is not None or plan.row.reads_layout),
         gives_several=plan.gives_several,
         syncs_host=plan.reads_data,
+        adopts=(own, other) if isinstance(own, Node) and isinstance(other, Node) else None,
     )
+
+
+def _given(node: Node) -> dict[str, Any]:
+    """What a call was given, by the names of its operator's arguments."""
+    return dict(zip((x.name for x in schema_of(node.target).arguments), node.args, strict=False)) | node.kwargs
 
 
 def _nodes(node: Node, places: Places) -> Sequence[Node]:
     """The nodes at these arguments of a call."""
+    return _nodes_of(node.args, node.kwargs, places)
+
+
+def _nodes_of(args: Sequence[Any], kwargs: Mapping[str, Any], places: Places) -> Sequence[Node]:
     found: list[Node] = []
     for index, name in places:
-        given = node.args[index] if index is not None and index < len(node.args) else node.kwargs.get(name)
+        given = args[index] if index is not None and index < len(args) else kwargs.get(name)
         if isinstance(given, Node):
             found.append(given)
         elif isinstance(given, (list, tuple)):
@@ -161,9 +178,11 @@ def _nodes(node: Node, places: Places) -> Sequence[Node]:
 
 def _effects_by_name(node: Node, name: str) -> Effects:
     """The effects of a method or function of torch: those of the operator of the same name, for any overload."""
+    if isinstance(node.target, HigherOrderOperator):
+        return _effects_of_higher(node, known(f"higher_order.{name}"))
     row = operators.row_of(node.target)
     packet: Any = node.target
-    if not isinstance(packet, OpOverloadPacket | HigherOrderOperator) and row.launch is None and row.wait is None:
+    if not isinstance(packet, OpOverloadPacket) and row.launch is None and row.wait is None:
         packet = getattr(torch.ops.aten, name, None)
         row = operators.row_of(packet) if packet is not None else row
     plans = [_plan_of(getattr(packet, x)) for x in packet.overloads()] if isinstance(packet, OpOverloadPacket) else []
@@ -183,6 +202,28 @@ def _effects_by_name(node: Node, name: str) -> Effects:
         only_shows=row.wait is not None or row.reads_layout or (shows and not writes and row.launch is None),
         gives_several=len(plans) == 1 and plans[0].gives_several and not shares,
     )
+
+
+def _effects_of_higher(node: Node, row: Operator) -> Effects:
+    """The effects of a higher-order call: those of the operator that it runs, or what its row says it writes.
+
+    A kernel of Triton's writes what torch's analysis of it finds, or, without that, each tensor that it is given.
+    """
+    if row.writes is not None:
+        given = node.kwargs.get(row.writes)
+        named = given if isinstance(given, Mapping) else {}
+        written = written_by_kernel(node.kwargs, {name: _value(x) for name, x in named.items()})
+        return Effects(row, writes=[x for name, x in named.items() if isinstance(x, Node) and name in written])
+    place = next((place for place, x in enumerate(node.args) if isinstance(x, OpOverload)), None)
+    if not row.runs_operator or place is None:
+        return Effects(row)
+    plan = _plan_of(node.args[place])  # type: ignore[arg-type]
+    writes, shares = (_nodes_of(node.args[place + 1 :], node.kwargs, x) for x in (plan.writes, plan.shares))
+    return Effects(row, writes=writes, shares=shares)
+
+
+def _value(x: Any) -> Any:
+    return x.meta.get("val") if isinstance(x, Node) else x
 
 
 def _copied(node: Node, source: Node) -> bool:

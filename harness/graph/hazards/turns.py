@@ -18,10 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from torch import Tensor
+
 from bitproof.harness.graph import operators
 from bitproof.harness.graph.groups import Partition
 from bitproof.harness.graph.hazards.walk import At, Turn
 from bitproof.harness.graph.origin import origin_of
+from bitproof.harness.operators import named
 from bitproof.harness.operators.crossings import Deadlock, RankTurn
 from bitproof.harness.torch_compat import OpOverloadPacket
 from bitproof.harness.torch_operators import overload_of, schema_of
@@ -103,5 +106,16 @@ def rank_turns(turns: Sequence[Turn], ranks_in: RanksIn) -> list[RankTurn]:
         told = name_of_call(turn.call)
         name = f"`{turn.waits or turn.call}`"
         waits_for = launched.get(turn.call) if turn.waits is not None else None
-        found.append(RankTurn(told.partition(" in ")[0], group, ranks, f"{name} ({told})", waits_for))
+        takes = "" if turn.waits else _takes(turn.call)
+        found.append(RankTurn(told.partition(" in ")[0], group, ranks, f"{name} ({told})", waits_for, takes))
     return found
+
+
+def _takes(call: At) -> str:
+    """The dtype of what a collective is given, and its sizes unless ranks may give other numbers of rows."""
+    value = call.node.all_input_nodes[0].meta.get("val") if call.node.all_input_nodes else None
+    if not isinstance(value, Tensor):
+        return ""
+    dtype = str(value.dtype).removeprefix("torch.")
+    is_fixed = not named(operators.operator_name(call.node)).exchanges and all(isinstance(n, int) for n in value.shape)
+    return f"{dtype}{[*value.shape]}" if is_fixed else dtype

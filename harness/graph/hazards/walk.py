@@ -98,7 +98,7 @@ class GraphWalk:
                 return self._leave(node, held, where, is_last=operands is None)
             elif (body := _body(node)) is not None:
                 inner, arguments = body
-                name = str(node.target) if node.op == "call_module" else str(node.all_input_nodes[0].target)
+                name = next((str(x.target) for x in node.all_input_nodes if operators.graph_of(x)), str(node.target))
                 operands_of = [_structure(argument, held) for argument in arguments]
                 held[node] = self._take(inner, operands_of, f" (nested graph {name})")
                 self._time += 1
@@ -112,13 +112,20 @@ class GraphWalk:
             read = _flat([held[x] for x in node.all_input_nodes])
             self._kept |= {*read}
             self._time += 1
-            self._found(At(node, where), self._order.call(At(node, where), read, (), COMPUTE))
+            races = self._order.call(At(node, where), read, (), COMPUTE)
+            if self._has_cuda:
+                on_host = [held[x] for x in node.all_input_nodes if device_of(x.meta.get("val")) == "cpu"]
+                races += self._order.call(At(node, where), _flat(on_host), (), HOST)
+            self._found(At(node, where), races)
+            known = {race.first for _, _, race in self.races}
+            left = [] if where else self._order.unfinished(self._kept)
+            self._found(At(node, where), [race for race in left if race.first not in known])
         return _structure(node.args[0] if node.args else None, held)
 
-    def _call(self, node: Node, held: Mapping[Node, Held], where: str) -> Held:
+    def _call(self, node: Node, held: dict[Node, Held], where: str) -> Held:
         """Follow one call; returns the memory of its result."""
         if not isinstance(node.target, OpOverload):
-            self._follow_graphs_of(node, where)
+            self._follow_graphs_of(node, held, where)
         self._time += 1
         effects = effects_of(node)
         row = effects.row
@@ -131,6 +138,9 @@ class GraphWalk:
         writes = _flat([held[x] for x in effects.writes]) if effects.writes else ()
         reads = () if effects.only_shows else _flat([held[x] for x in node.all_input_nodes])
         result = self._result(node, effects, held, where)
+        if effects.adopts is not None:
+            own, other = effects.adopts
+            held[own] = result = held[other]
         if row.launch is not None:
             self._launch(At(node, where), effects, reads, writes, result, stream)
         elif self._is_single:
@@ -148,14 +158,27 @@ class GraphWalk:
             self._free(At(node, where), node, held)
         return result
 
-    def _follow_graphs_of(self, node: Node, where: str) -> None:
-        """Follow the nested graphs of a call whose inputs cannot be matched with operands."""
-        before = self._choice
-        if operators.name_of(node.target) in CHOOSES:
+    def _follow_graphs_of(self, node: Node, held: Mapping[Node, Held], where: str) -> None:
+        """Follow the graphs among which a call chooses by data, and those whose inputs are not its operands.
+
+        A wait in one branch alone is none for what comes after the choice.
+        """
+        bodies = [(x, body) for x in node.all_input_nodes if (body := operators.graph_of(x)) is not None]
+        if not bodies:
+            return
+        chooses, before = operators.name_of(node.target) in CHOOSES, self._choice
+        if chooses:
             self._choice = self._choice or At(node, where)
-        for x in node.all_input_nodes:
-            if (body := operators.graph_of(x)) is not None:
-                self._take(body, None, f" (nested graph {x.target})")
+        ended: list[dict[int, Any]] = []
+        for x, body in bodies:
+            operands = _operands(node, body)
+            given = None if operands is None else [_structure(operand, held) for operand in operands]
+            state = self._order.state() if chooses else None
+            self._take(body, given, f" (nested graph {x.target})")
+            if state is not None:
+                ended.append(self._order.go_back(state))
+        everywhere = [work for key, work in ended[0].items() if all(key in other for other in ended)] if ended else []
+        self._order.end(everywhere, self._stream)
         self._choice = before
 
     def _launch(self, call: At, effects: Effects, reads: Memory, writes: Memory, result: Held, stream: Stream) -> None:
@@ -285,7 +308,25 @@ def _body(node: Node) -> tuple[GraphModule, Sequence[Any]] | None:
             return None
         names = [str(x.target) for x in module.graph.nodes if x.op == "placeholder"]
         return module, [*node.args, *(node.kwargs[name] for name in names[len(node.args) :] if name in node.kwargs)]
-    return operators.nested_call(node) if node.op == "call_function" else None
+    if node.op != "call_function" or isinstance(node.target, OpOverload) or operators.name_of(node.target) in CHOOSES:
+        return None
+    if (call := operators.nested_call(node)) is not None:
+        return call
+    bodies = [body for x in node.all_input_nodes if (body := operators.graph_of(x)) is not None]
+    operands = _operands(node, bodies[0]) if len(bodies) == 1 else None
+    return None if operands is None else (bodies[0], operands)
+
+
+def _operands(node: Node, body: GraphModule) -> list[Any] | None:
+    """What a call hands to the inputs of a graph: the arguments behind its graphs, if there are as many."""
+    places = [place for place, x in enumerate(node.args) if isinstance(x, Node) and operators.graph_of(x) is not None]
+    if not places:
+        return None
+    operands: list[Any] = []
+    for argument in node.args[places[-1] + 1 :]:
+        operands += argument if isinstance(argument, (list, tuple)) else [] if isinstance(argument, str) else [argument]
+    count = sum(inner.op == "placeholder" for inner in body.graph.nodes)
+    return operands if len(operands) == count else None
 
 
 def _row_of(target: Any) -> Any:

@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.fx import GraphModule, Tracer, symbolic_trace
+from torch._higher_order_ops import triton_kernel_wrap
+from torch._higher_order_ops.effects import with_effects
+from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
+from torch._inductor.fx_passes.control_dependencies import control_deps
+from torch.fx import Graph, GraphModule, Node, Tracer, symbolic_trace
 
 from bitproof.harness.graph.hazards import MOST_TOLD, find_hazards, hazard_lines
 from bitproof.harness.graph.offload_operators import OFFLOAD, RELOAD, WAIT_OFFLOAD, WAIT_RELOAD
@@ -49,10 +53,17 @@ def test_a_read_before_the_wait_is_a_race(through_view: bool) -> None:
     assert races(module) == ["`neg` reads what `all_gather_into_tensor` brings, before anything waits for it"]
 
 
-def test_a_result_that_is_never_waited_for_is_a_race_and_one_that_nobody_reads_is_none() -> None:
+def test_a_launch_without_a_wait_is_a_race_if_its_result_is_read_or_its_operand_outlives_the_step() -> None:
+    sketch = Sketch()
+    x = sketch.placeholder("x", 2)
+    own = sketch.call(aten.neg.default, x)
+    sketch.call(c10d.all_gather_into_tensor.default, own, 2, "fsdp")
+    assert races(sketch.finish(x)) == []
     sketch = Sketch()
     x, launch = gathered(sketch)
-    assert races(sketch.finish(x)) == []
+    assert races(sketch.finish(sketch.call(aten.neg.default, x))) == [
+        "the step ends while `all_gather_into_tensor` sends memory that its caller may write"
+    ]
     sketch = Sketch()
     x, launch = gathered(sketch)
     assert races(sketch.finish(launch)) == [
@@ -363,3 +374,113 @@ def test_an_exported_program_is_read_with_the_graphs_that_it_wraps(waits: bool) 
     assert isinstance(module, GraphModule)
     found = races(module)
     assert found == [] if waits else len(found) == 1 and "brings" in found[0]
+
+
+# -- calls that run graphs or operators that they are given ------------------------------------------------
+
+higher = torch.ops.higher_order
+
+
+def body(*calls: Any) -> GraphModule:
+    """A graph that hands its input to one call after the other."""
+    graph = Graph()
+    found = graph.placeholder("x")
+    for target, *args in calls:
+        found = graph.call_function(target, (found, *args))
+    graph.output((found,))
+    return GraphModule({}, graph)
+
+
+WRITES, READS = body((aten.add_.Tensor, 1)), body((aten.neg.default,))
+ADDS = {"kernel_idx": 0, "constant_args_idx": 0, "grid": [(1, 1, 1)], "tma_descriptor_metadata": {}}
+
+
+def meeting(call: Any, first: GraphModule, second: GraphModule = READS) -> list[tuple[str, str]]:
+    """The hazards of a call beside a reduction of `y`, into `sum`, that is waited for later. The call's graphs are
+    `first` and `second`."""
+    graph = Graph()
+    y = graph.call_function(aten.neg.default, (graph.placeholder("x"),))
+    launch = graph.call_function(c10d.all_reduce.default, (y, "sum", "fsdp"))
+    made = call(graph.call_function, graph.get_attr("first"), graph.get_attr("second"), y, launch)
+    graph.output((graph.call_function(c10d.wait_tensor.default, (launch,)), made))
+    root = nn.Module()
+    root.add_module("first", first)
+    root.add_module("second", second)
+    hazards, deadlocks = find_hazards(GraphModule(root, graph))
+    assert not deadlocks
+    return [(str(hazard.first), str(hazard.second)) for hazard in hazards]
+
+
+IN_GRAPHS = {
+    "cond": lambda call, first, second, y, launch: call(higher.cond, (True, first, second, (y,))),
+    "its other branch": lambda call, first, second, y, launch: call(higher.cond, (True, second, first, (y,))),
+    "while_loop": lambda call, first, second, y, launch: call(higher.while_loop, (second, first, (y,), ())),
+    "scan": lambda call, first, second, y, launch: call(higher.scan, (first, [y], [], [])),
+    "checkpoint": lambda call, first, second, y, launch: call(
+        higher.tag_activation_checkpoint, (first, y), {"use_reentrant": False}
+    ),
+    "a call behind another": lambda call, first, second, y, launch: call(control_deps, ((launch,), first, y)),
+}
+
+
+@pytest.mark.parametrize("name", IN_GRAPHS)
+def test_a_graph_that_a_call_runs_may_read_what_is_sent_and_not_write_it(name: str) -> None:
+    assert meeting(IN_GRAPHS[name], READS) == []
+    assert meeting(IN_GRAPHS[name], WRITES) == [("all_reduce_default", "add__tensor")]
+
+
+def kernel(call: Any, *unused: Any, **given: Any) -> Any:
+    return call(triton_kernel_wrapper_mutation, (), ADDS | {"kwargs": given})
+
+
+@pytest.mark.parametrize(
+    ("call", "writes"),
+    [
+        (lambda call, a, b, y, launch: call(with_effects, (None, aten.add_.Tensor, y, 1)), True),
+        (lambda call, a, b, y, launch: call(with_effects, (None, aten.add.Tensor, y, 1)), False),
+        (lambda call, a, b, y, launch: call(higher.run_with_rng_state, (None, aten.normal_.default, y)), True),
+        (lambda call, a, b, y, launch: call(higher.auto_functionalized, (aten.add_.Tensor,), {"self": y}), False),
+        (lambda call, a, b, y, launch: kernel(call, x=y, n=4), True),
+        (lambda call, a, b, y, launch: kernel(call, n=4), False),
+    ],
+    ids=["with effects", "with none", "random", "functional", "a kernel", "a kernel of numbers"],
+)
+def test_an_operator_that_a_call_runs_has_its_effects(call: Any, writes: bool) -> None:
+    assert [first for first, _ in meeting(call, READS)] == (["all_reduce_default"] if writes else [])
+
+
+def test_a_kernel_writes_what_torchs_analysis_of_it_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_kernel_wrap, "get_mutated_tensors", lambda *given: ["out"])
+
+    def run(**names: str) -> list[tuple[str, str]]:
+        def call(call: Any, a: Any, b: Any, y: Node, launch: Node) -> Any:
+            other = call(aten.exp.default, (y,))
+            return kernel(call, **{name: {"y": y, "other": other}[which] for name, which in names.items()})
+
+        return meeting(call, READS)
+
+    assert run(x="y", out="other") == []
+    assert run(x="other", out="y") == [("all_reduce_default", "triton_kernel_wrapper_mutation")]
+
+
+def test_a_wait_in_one_branch_alone_is_none_behind_the_choice() -> None:
+    waits, leaves = body((c10d.wait_tensor.default,), (aten.neg.default,)), body((aten.view.default, [-1]))
+
+    def both(call: Any, first: Node, second: Node, y: Node, launch: Node) -> Any:
+        return call(aten.neg.default, (call(higher.cond, (True, first, second, (launch,))), launch)[1:])
+
+    def found(first: GraphModule, second: GraphModule) -> list[str]:
+        return [second for _, second in meeting(both, first, second) if second.startswith("neg")]
+
+    assert found(waits, waits) == []
+    assert found(waits, leaves) == found(leaves, waits) == found(leaves, leaves) == ["neg_default_1"]
+
+
+def test_dropout_that_is_off_shows_what_it_was_given() -> None:
+    for trains, told in ((False, ["`add_` writes what `all_reduce` sends, before anything waits for it"]), (True, [])):
+        sketch = Sketch()
+        x = sketch.call(aten.neg.default, sketch.placeholder("x", 2))
+        shown = sketch.call(aten.dropout.default, x, 0.5, trains)
+        launch = sketch.call(c10d.all_reduce.default, x, "sum", "fsdp")
+        sketch.call(aten.add_.Tensor, shown, 1)
+        assert races(sketch.finish(sketch.call(c10d.wait_tensor.default, launch))) == told

@@ -185,7 +185,7 @@ class Order:
         return found
 
     def unfinished(self, keys: Iterable[Key]) -> list[Race]:
-        """What may still use memory that outlives the graph, when the computing stream has come to its end."""
+        """What may still use memory that outlives the graph when the computing stream ends."""
         found: dict[tuple[Hashable, str], Race] = {}
 
         def add(first: Hashable, does: str, key: Key, work: Launch | None = None) -> None:

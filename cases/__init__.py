@@ -6,34 +6,26 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from bitproof.builtin_cases import (
-    accumulation,
     attention,
     autoplace,
     backends,
-    bucketing,
     captured,
     chunking,
-    context_parallel,
     debug,
     joint,
-    memory,
     models,
     nightly,
-    optimizers,
-    overlap,
     pipelines,
     precompiled,
-    process_groups,
     published,
     regional,
-    resume,
     shapes,
     tp_chunked,
     tp_ep,
-    trainers,
-    two_layouts,
     unequal,
 )
+from bitproof.builtin_cases.layouts import accumulation, context_parallel, optimizers, resume, trainers, two_layouts
+from bitproof.builtin_cases.passes import bucketing, memory, overlap, process_groups
 from bitproof.harness.case import Case
 from bitproof.harness.errors import CaseError, UsageError
 from bitproof.harness.user_code import plugins

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple, TypeVar
 from tabulate import tabulate
 
 from bitproof.builtin_cases import all_cases
-from bitproof.builtin_cases.two_layouts import ddp_fsdp
+from bitproof.builtin_cases.layouts.two_layouts import ddp_fsdp
 from bitproof.harness.capture.recorder import Recorder
 from bitproof.harness.capture.recording_files import warm_up
 from bitproof.harness.case import Case, Parallelism

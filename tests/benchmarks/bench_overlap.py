@@ -28,7 +28,7 @@ from torch.fx import GraphModule
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bitproof.builtin_cases.overlap import CASES
+from bitproof.builtin_cases.passes.overlap import CASES
 from bitproof.harness.case import Case
 from bitproof.harness.graph import operators
 from bitproof.harness.graph.origin import origin_of

@@ -15,24 +15,21 @@ from bitproof.builtin_cases import (
     attention,
     autoplace,
     backends,
-    bucketing,
     captured,
     chunking,
-    context_parallel,
     debug,
     joint,
     models,
-    optimizers,
     pipelines,
-    process_groups,
     published,
     regional,
     shapes,
     tp_chunked,
     tp_ep,
-    two_layouts,
     unequal,
 )
+from bitproof.builtin_cases.layouts import context_parallel, optimizers, two_layouts
+from bitproof.builtin_cases.passes import bucketing, process_groups
 from bitproof.harness.case import Case, Parallelism, Pipeline, pattern_of
 from bitproof.harness.case.select import select
 from bitproof.harness.errors import CaseError, UsageError

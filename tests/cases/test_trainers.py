@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bitproof.builtin_cases import trainers
 from bitproof.builtin_cases.examples import compiled
+from bitproof.builtin_cases.layouts import trainers
 from bitproof.harness.case import Parallelism
 from bitproof.harness.errors import MachineError
 from bitproof.harness.execute.launch import run_cases

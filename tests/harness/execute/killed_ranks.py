@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bitproof.builtin_cases import resume
 from bitproof.builtin_cases.examples import resumed_loop
+from bitproof.builtin_cases.layouts import resume
 from bitproof.harness.case import Parallelism
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bitproof.builtin_cases import two_layouts
+from bitproof.builtin_cases.layouts import two_layouts
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.consistency import contradiction
 from bitproof.harness.execute.launch import run_cases

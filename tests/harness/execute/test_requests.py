@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bitproof.builtin_cases.chunking import moe_batch, transformer_batch
-from bitproof.builtin_cases.resume import fsdp_four_then_two
+from bitproof.builtin_cases.layouts.resume import fsdp_four_then_two
 from bitproof.harness.execute.requests import (
     REQUESTS,
     LocalRunRequest,

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bitproof.builtin_cases.resume import resume_fsdp
+from bitproof.builtin_cases.layouts.resume import resume_fsdp
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.case.case_file import case_text
 from bitproof.harness.errors import BitproofError, CaseError, RankError
@@ -124,7 +124,7 @@ HALVES = """
 import json, os, sys
 from dataclasses import replace
 from pathlib import Path
-from bitproof.builtin_cases import resume
+from bitproof.builtin_cases.layouts import resume
 from bitproof.harness.execute.launch import run_cases
 from bitproof.harness.options import RunOptions
 names, out = ("generator_not_restored", "killed_as_it_saves"), Path(sys.argv[1])

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from bitproof.builtin_cases import resume
+from bitproof.builtin_cases.layouts import resume
 from bitproof.harness.case import Parallelism
 from bitproof.harness.errors import CaseError
 from bitproof.harness.execute.launch import run_cases

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bitproof.builtin_cases.resume import fsdp_four_then_two
+from bitproof.builtin_cases.layouts.resume import fsdp_four_then_two
 from bitproof.harness.report.html.losses import MAX_LOSSES, MAX_POINTS, LossBlock, losses
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bitproof.builtin_cases.two_layouts import ddp_fsdp, fsdp_tp
+from bitproof.builtin_cases.layouts.two_layouts import ddp_fsdp, fsdp_tp
 from bitproof.harness.case import Parallelism
 
 FAMILY = "resume"

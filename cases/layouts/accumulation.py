@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bitproof.builtin_cases.two_layouts import ddp_fsdp, one_eight
+from bitproof.builtin_cases.layouts.two_layouts import ddp_fsdp, one_eight
 
 FAMILY = "accumulation"
 _LOOP = "bitproof.builtin_cases.examples.mesh_loop"

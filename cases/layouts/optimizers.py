@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bitproof.builtin_cases.two_layouts import ddp_fsdp
+from bitproof.builtin_cases.layouts.two_layouts import ddp_fsdp
 from bitproof.harness.case import Parallelism
 
 FAMILY = "optimizers"

@@ -46,7 +46,7 @@ def merge(folders: Sequence[Path], report_dir: Path) -> int:
     score, reports = _score_of(reports)
     if not reports:
         raise RecordingError("no shard's report can be read", found=", ".join(map(str, folders)))
-    _refuse_strangers(reports)
+    _refuse_other_selections(reports)
     _refuse_double_claims(reports)
     with interrupts.held():
         return _merge(reports, score, prepare_run_dir(report_dir))
@@ -89,7 +89,7 @@ def _merge(reports: Reports, score: Score | None, run_dir: Path) -> int:
     return merged.exit_status
 
 
-def _refuse_strangers(reports: Reports) -> None:
+def _refuse_other_selections(reports: Reports) -> None:
     """Refuse reports that are not different shards of one selection, split the same way."""
     seen: dict[int, Path] = {}
     first_folder, first = reports[0]

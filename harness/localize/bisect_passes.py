@@ -128,7 +128,7 @@ class Bisector:
         run = self._run_of(self.case, replace(self.options, dump_graphs=True))
         result = self.found.result = run.result()
         self.case = run.case
-        self._note(self.found.probes, "the whole column", self.case, result.verdict, result.seconds.total or 0.0)
+        self._note(self.found.probes, "all passes", self.case, result.verdict, result.seconds.total or 0.0)
         if result.verdict == Verdict.EQUAL:
             return False
         if result.verdict != Verdict.DIFFERENT or result.first_divergence is None:

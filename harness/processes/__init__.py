@@ -1,1 +1,1 @@
-"""The only room that forks or starts a process: their channels, who watches them, their logs, their end."""
+"""The only package that forks or starts a process: their channels, who watches them, their logs, their end."""

@@ -1,7 +1,7 @@
 """One case, proved: its two systems' steps, as programs that take the same inputs.
 
-1. Take the reference's step and the candidate's finished graph, or a prefix of its column, traced once, with no ranks:
-   groups come from the table that passes use.
+1. Take the reference's step and the candidate's finished graph, or a prefix of its pass list, traced once, with no
+   ranks: groups come from the table that passes use.
 2. Prove the two (`pairs.py`), and compute them on the case's own tokens.
 """
 

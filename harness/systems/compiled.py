@@ -9,8 +9,8 @@ Dynamo captures, between two graph breaks, goes through these stages, on every r
     ...             the user's own passes (--extra-pass), over each of these graphs
     backend         Inductor compiles each graph (backend "inductor" alone); else it runs operator by operator
 
-A case's `pipeline.until` ends the column early, which is how `bitproof bisect` finds the stage that changes bits, and
-`--dump-graphs` has rank 0 write down each graph. Nodes say where they belong, so that blame names their module.
+A case's `pipeline.until` ends the pass list early, which is how `bitproof bisect` finds the stage that changes bits,
+and `--dump-graphs` has rank 0 write down each graph. Nodes say where they belong, so that blame names their module.
 Sizes are numbers: code that meets others is compiled again.
 """
 

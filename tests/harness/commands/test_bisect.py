@@ -132,7 +132,7 @@ def test_a_defect_inside_a_pass_that_comes_with_bitproof_is_named_with_its_call(
     assert first["node"].startswith("add_") and "_recomputed" in first["node"]
     probes = [(probe["applied"], probe["reference"], probe["verdict"]) for probe in found["probes"]]
     assert probes == [
-        ("the whole column", "eager_chunked", "DIFFERENT"),
+        ("all passes", "eager_chunked", "DIFFERENT"),
         ("until tag_memory", "eager", "EQUAL"),
         ("until chunk", "eager_chunked", "DIFFERENT"),
         ("until rematerialize", "eager", "DIFFERENT"),

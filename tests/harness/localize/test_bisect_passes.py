@@ -158,7 +158,7 @@ def test_every_pass_of_a_column_is_found_within_log2_of_them_and_two_runs(num_pa
         asked: list[int] = []
         *_, suspects = halve(range(num_passes + 1), lambda half: asked.append(half[-1]) or half[-1] >= bad)
         assert list(suspects) == [bad]
-        assert 1 + len(asked) <= math.log2(num_passes) + 2, "the whole column's own run counts"
+        assert 1 + len(asked) <= math.log2(num_passes) + 2, "the run of all passes counts"
 
 
 @pytest.mark.parametrize("num_passes", range(1, 40))
@@ -222,7 +222,7 @@ def test_each_reference_is_recorded_once_and_no_prefix_runs_longer_than_needed(t
     bench = Bench(tmp_path, defect_of("rematerialize"))
     found = searched(bench).found
     assert [probe.applied for probe in found.probes] == [
-        "the whole column",
+        "all passes",
         "until rematerialize",
         "until clean_up",
         "until tag_memory",
@@ -235,7 +235,7 @@ def test_each_reference_is_recorded_once_and_no_prefix_runs_longer_than_needed(t
 
 def test_a_prefix_without_chunk_is_held_to_eager_and_one_with_it_to_the_cases_reference(tmp_path: Path) -> None:
     found = searched(Bench(tmp_path, defect_of("rematerialize"))).found
-    chunked = {"the whole column", *(f"until {name}" for name in COLUMN[COLUMN.index("chunk") :])}
+    chunked = {"all passes", *(f"until {name}" for name in COLUMN[COLUMN.index("chunk") :])}
     for probe in found.probes:
         assert probe.reference == ("eager_chunked" if probe.applied in chunked else "eager")
     assert {probe.reference for probe in found.probes} == {"eager", "eager_chunked"}

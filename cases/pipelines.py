@@ -45,6 +45,17 @@ pipeline_chunked = replace(
     pipeline=Pipeline(isolate_groups=True, isolate_gathers=True, bucket=True, overlap=True),
 )
 
+# Layers split over tensor ranks within a stage; Llama 3 in four stages, each on two tensor ranks.
+pipeline_tp = replace(
+    pipeline_1f1b, name="pipeline_tp", steps=2, parallelism=Parallelism(world_size=8, ep=2, tp=2, pp=2)
+)
+pipeline_llama3 = replace(
+    pipeline_tp,
+    name="pipeline_llama3",
+    model=Model(family="llama3", layers=4),
+    parallelism=Parallelism(world_size=8, ep=1, tp=2, pp=4),
+)
+
 # torch's schedules add a layer's gradients over micro-batches in one order, on whichever rank the layer is.
 _TORCH = "bitproof.builtin_cases.examples.pipelined"
 schedules_gpipe = Case(
@@ -86,6 +97,14 @@ schedules_whole = replace(
     expected="CLOSE",
 )
 
-_OURS = (pipeline_gpipe, pipeline_1f1b, pipeline_unstaged, pipeline_interleaved, pipeline_chunked)
+_OURS = (
+    pipeline_gpipe,
+    pipeline_1f1b,
+    pipeline_unstaged,
+    pipeline_interleaved,
+    pipeline_chunked,
+    pipeline_tp,
+    pipeline_llama3,
+)
 _TORCHS = (schedules_gpipe, schedules_interleaved, schedules_zero_bubble, schedules_unstaged, schedules_whole)
 CASES = (*_OURS, *_TORCHS)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bitproof.harness.graph.staged.actions import actions_of
 from bitproof.harness.graph.staged.cut_graph import CutGraph
+from bitproof.harness.graph.staged.stage_messages import refuse_waiting
 from bitproof.harness.graph.staged.staged_step import StagedStep
 from bitproof.harness.torch_operators import below_autograd
 from bitproof.reference.data import Step as StepInputs
@@ -27,8 +28,10 @@ def staged_gradients(
     case, mesh = trainer.case, trainer.mesh
     assert case.schedule is not None, "only a step in micro-batches is cut"
     pp = case.parallelism.pp
-    actions = actions_of(case.schedule, pp, mesh.coordinate(PIPELINE))
-    trainer.graph = step = StagedStep(graph, actions, pipeline_group(mesh) if pp > 1 else None, mesh.device)
+    actions = [actions_of(case.schedule, pp, rank) for rank in range(pp)]
+    refuse_waiting(actions, case.stages)
+    groups = [pipeline_group(mesh) for _ in range(2)] if pp > 1 else []
+    trainer.graph = step = StagedStep(graph, actions[mesh.coordinate(PIPELINE)], groups, mesh.device)
     names = [*parameter_names, *buffer_names]
     own = {**trainer.parameters, **dict(trainer.model.named_buffers())}
     kept, read = graph.placeholders[: len(names)], graph.placeholders[len(names) :]

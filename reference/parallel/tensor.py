@@ -113,8 +113,12 @@ def split_layers(
         return {}
     _check_only(model, only)
     by_sequence = mesh.parallelism.sequence
-    device = model.get_parameter("norm.weight").device
-    coordinate = torch.tensor([mesh.coordinate(TENSOR)], device=device)
+    device = next(model.parameters()).device
+
+    def register_coordinate(module: nn.Module) -> None:
+        coordinate = torch.tensor([mesh.coordinate(TENSOR)], device=device)
+        module.register_buffer("tensor_coordinate", coordinate, persistent=False)
+
     dims: dict[str, int | None] = {}
     for layer, block in model.get_submodule("layers").named_children():
         for name, module in block.named_children():
@@ -124,13 +128,13 @@ def split_layers(
             elif only is None or path in only:
                 dims |= split_dims(path, module, size, num_tokens)
                 if isinstance(module, MoE):
-                    module.register_buffer("tensor_coordinate", coordinate, persistent=False)
+                    register_coordinate(module)
                 module.__class__ = _splitting_class(type(module), size, by_sequence)
     if by_sequence:
         dims["norm.weight"] = None
         for name, class_of in (("tok_embeddings", _keeping_class), ("output", _gathering_class)):
             module = model.get_submodule(name)
-            module.register_buffer("tensor_coordinate", coordinate, persistent=False)
+            register_coordinate(module)
             module.__class__ = class_of(type(module), size)
     return dims
 

@@ -235,13 +235,15 @@ def test_captured_cases_have_no_size_that_data_decide_and_differ_from_others_in_
 
 
 def test_pipelines_are_held_against_eager_stages_and_against_none_on_four_and_eight_ranks():
-    gpipe, one, unstaged, interleaved, chunked = (case for case in pipelines.CASES if case.schedule)
+    gpipe, one, unstaged, interleaved, chunked, tensor, llama3 = (case for case in pipelines.CASES if case.schedule)
     assert gpipe == replace(one, name="pipeline_gpipe", schedule=replace(one.schedule, order="gpipe"))
     assert (one.reference, one.stages, one.parallelism.stage_ranks, one.parallelism.ep) == ("eager", 2, 2, 2)
     assert unstaged == replace(one, name="pipeline_unstaged", reference="bitproof.reference.unstaged:eager")
     assert (interleaved.stages, interleaved.parallelism.world_size, interleaved.model.layers) == (4, 8, 4)
     assert chunked.pipeline == Pipeline(isolate_groups=True, isolate_gathers=True, bucket=True, overlap=True)
     assert (chunked.memory.policy, chunked.parallelism.world_size) == ("offload", 8)
+    assert tensor == replace(one, name="pipeline_tp", steps=2, parallelism=Parallelism(world_size=8, ep=2, tp=2, pp=2))
+    assert (llama3.model.family, llama3.stages, llama3.parallelism.tp) == ("llama3", 4, 2)
 
 
 def test_the_debug_model_runs_in_the_three_chunkings_on_fewer_ranks_and_steps():

@@ -1,12 +1,12 @@
 """Runs a rank's part of a pipeline's step: its actions in order, and messages between stages.
 
-Needs:    the parts of its stages, its actions (actions.py), and a group of the ranks with the same coordinates in
-          each stage.
+Needs:    the parts of its stages, its actions (actions.py), and two groups of the ranks with the same coordinates in
+          each stage, for messages to higher and to lower ranks (stage_messages.py says why).
 Promises: gradients and losses are added in the order of micro-batches; a rank waits for each receive, but for a send
-          only after the answer has arrived, or at the end of the step. So ranks with compatible orders cannot
-          deadlock.
+          only after the answer has arrived, or at the end of the step. So ranks with orders that `refuse_waiting`
+          accepts cannot deadlock.
 
-Every message has a unique tag, so messages cannot be confused. A stage's forward values are kept until its backward has
+Every message has a unique tag, where a backend knows tags. A stage's forward values are kept until its backward has
 run.
 """
 
@@ -23,6 +23,7 @@ from torch.fx import GraphModule
 
 from bitproof.harness.graph.staged.actions import Action
 from bitproof.harness.graph.staged.cut_graph import MOST_CROSSINGS, Crossing, CutGraph, Part
+from bitproof.harness.graph.staged.stage_messages import goes_up
 
 Run = Callable[..., Any]
 Values = Mapping[str, Any]
@@ -30,15 +31,16 @@ Values = Mapping[str, Any]
 
 
 class StagedStep:
-    """A rank's step. `running` is the action that runs."""
+    """A rank's step. `running` is the action that runs. `groups` carry messages to higher and to lower ranks; none are
+    needed without a pipeline."""
 
     def __init__(
-        self, parts: CutGraph, actions: Sequence[Action], group: dist.ProcessGroup | None, device: torch.device
+        self, parts: CutGraph, actions: Sequence[Action], groups: Sequence[dist.ProcessGroup], device: torch.device
     ) -> None:
         self.parts = parts
         self.actions = tuple(actions)
         self.running: Action | None = None
-        self._group = group
+        self._groups = tuple(groups)
         self._device = device
         self._run: Callable[[GraphModule], Run] = lambda module: module
         self._sending: dict[Action, list[tuple[dist.Work, Tensor]]] = {}
@@ -98,7 +100,8 @@ class StagedStep:
     def receive(self, sender: Action, index: int, crossing: Crossing) -> Tensor:
         """Wait for one of an action's messages."""
         value = torch.empty(crossing.shape, dtype=crossing.dtype, device=self._device)
-        work = dist.irecv(value, group=self._group, group_src=self._rank_of(sender.stage), tag=tag_of(sender, index))
+        source = self._rank_of(sender.stage)
+        work = dist.irecv(value, group=self._group(source, True), group_src=source, tag=tag_of(sender, index))
         assert work is not None, "this rank is in the group"
         work.wait()
         return value
@@ -107,7 +110,7 @@ class StagedStep:
         """Send one of the values of an action to the stage that needs it."""
         to = self._rank_of(action.stage + (1 if action.half == "forward" else -1))
         value = value.contiguous()
-        work = dist.isend(value, group=self._group, group_dst=to, tag=tag_of(action, index))
+        work = dist.isend(value, group=self._group(to, False), group_dst=to, tag=tag_of(action, index))
         assert work is not None, "this rank is in the group"
         self._sending.setdefault(action, []).append((work, value))
 
@@ -124,7 +127,11 @@ class StagedStep:
         return losses, gradients
 
     def _rank_of(self, stage: int) -> int:
-        return stage % dist.get_world_size(self._group)
+        return stage % dist.get_world_size(self._groups[0])
+
+    def _group(self, peer: int, receives: bool) -> dist.ProcessGroup:
+        own = dist.get_rank(self._groups[0])
+        return self._groups[0 if goes_up(*((peer, own) if receives else (own, peer))) else 1]
 
 
 def tag_of(sender: Action, index: int) -> int:

@@ -30,7 +30,7 @@ class InOneProcess(StagedStep):
     """All ranks of a pipeline: messages go through a box."""
 
     def __init__(self, parts, actions):
-        super().__init__(parts, actions, None, CPU)
+        super().__init__(parts, actions, (), CPU)
         self.box = {}
 
     def send(self, action, index, value):

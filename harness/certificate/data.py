@@ -36,7 +36,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-FORMAT = 8
+FORMAT = 9
 
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 """The real dtypes that exact operators compute in."""
@@ -46,6 +46,9 @@ WHOLE = ("int64", "int32")
 
 ROOTS = ("parameter ", "input ")
 """Prefixes of graphs' input names; a proved output must read an input of each."""
+
+STATE, WRITTEN = "optimizer ", "written "
+"""Prefixes of the names of an optimizer's state, which only a whole step takes, and of what inputs are in the end."""
 
 Term = tuple[Any, ...]
 Size = Any

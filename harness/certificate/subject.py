@@ -2,7 +2,8 @@
 
 1. It contains the case that it names, and a supported version of torch and kind of machine.
 2. Both graphs take the same inputs with the same layouts, and return a step's outputs: the loss, and the gradient of
-   each parameter. A forger who leaves a gradient out must also leave out its parameter and all its readers.
+   each parameter. A forger who leaves a gradient out must also leave out its parameter and all its readers. A whole
+   step's take the optimizer's state, too, and leave each parameter in its memory.
 3. Every collective's groups contain exactly the ranks of the case.
 """
 
@@ -12,7 +13,7 @@ import json
 import re
 from dataclasses import replace
 
-from bitproof.harness.certificate.data import ROOTS, Certificate, Graph, Tensor
+from bitproof.harness.certificate.data import ROOTS, STATE, WRITTEN, Certificate, Graph, Tensor
 from bitproof.harness.certificate.errors import rejecting, require
 
 PARAMETER, BUFFER, INPUT = ROOTS[0], "buffer ", ROOTS[1]
@@ -42,15 +43,30 @@ def check_subject(certificate: Certificate) -> None:
             require(returned == outputs, f"the {told} does not return the step's outputs: {', '.join(unlike)}")
             _check_ranks(graph, case["parallelism"]["world_size"])
         require(subject.outputs == outputs, "its list of outputs is not that of its graphs")
+        if any(name.startswith(STATE) for name, _ in inputs):
+            left = {name for name, _ in certificate.answers}
+            kept = [name for name in parameters if f"{WRITTEN}{PARAMETER}{name}" not in left]
+            require(not kept, f"it takes an optimizer's state, and does not update {', '.join(kept)}")
+
+
+def covers_any_number(certificate: Certificate) -> bool:
+    """Whether a checked certificate shows that any number of steps from equal state has equal bits: it is of a whole
+    step, all of which is PROVED, and nothing is drawn, so that the next step begins from equal state again."""
+    graphs = certificate.reference, certificate.candidate
+    is_whole = any(call.op == "input" and call.name.startswith(STATE) for call in graphs[0].calls)
+    draws = any(call.random for graph in graphs for call in graph.calls)
+    return is_whole and not draws and {verdict for _, verdict in certificate.answers} == {"PROVED"}
 
 
 def _inputs(graph: Graph) -> list[tuple[str, Tensor]]:
-    """A graph's inputs and their layouts: parameters, buffers, then inputs of the step."""
+    """A graph's inputs and their layouts: first parameters, buffers, inputs of the step; then an optimizer's state,
+    which may come later."""
     found = [(call.name, replace(call.value, storage=0)) for call in graph.calls if call.op == "input"]
-    first = [(call.name, call.op) for call in graph.calls[: len(found)]]
-    kinds = [next((i for i, kind in enumerate((PARAMETER, BUFFER, INPUT)) if x.startswith(kind)), -1) for x, _ in found]
-    require(all(op == "input" for _, op in first), "inputs do not come first")
+    order = (PARAMETER, BUFFER, INPUT, STATE)
+    kinds = [next((i for i, kind in enumerate(order) if x.startswith(kind)), -1) for x, _ in found]
     require(-1 not in kinds and kinds == sorted(kinds), "inputs are not parameters, buffers and inputs in this order")
+    first = graph.calls[: sum(order[kind] != STATE for kind in kinds)]
+    require(all(call.op == "input" for call in first), "inputs do not come first")
     numbers = [x.removeprefix(INPUT) for x, _ in found if x.startswith(INPUT)]
     require(numbers == [str(i) for i in range(len(numbers))], "inputs are not numbered from 0 on")
     return found

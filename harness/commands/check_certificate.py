@@ -14,7 +14,7 @@ from bitproof.harness.certificate.check import check
 from bitproof.harness.certificate.data import Certificate, Subject
 from bitproof.harness.certificate.errors import RejectedError, rejecting, require
 from bitproof.harness.certificate.files import FILES, MAIN, read_certificate
-from bitproof.harness.certificate.subject import check_subject
+from bitproof.harness.certificate.subject import check_subject, covers_any_number
 from bitproof.harness.errors import CaseError, MachineError, UsageError
 from bitproof.harness.graph.collector import collector_paused
 from bitproof.harness.printable import printable
@@ -151,6 +151,8 @@ def _about(certificate: Certificate, subject: Subject, case: Case, retraced: boo
 
     model, ranks = case.model, case.parallelism.world_size
     lines = [f"is about {case.candidate} against {case.reference}, {model.family} {model.flavor}, {ranks} ranks"]
+    covers = "any number of steps from equal state" if covers_any_number(certificate) else "one step, not what follows"
+    lines.append(f"covers {covers}")
     own = CASES.get(case.name)
     if own is None:
         lines.append(f"no case {case.name} comes with bitproof: what it is, certificate.json says")

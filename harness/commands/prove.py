@@ -60,8 +60,9 @@ def prove(
         result = _proved(case, GraphOptions(extra_passes=extra_passes), precompiled)
         found.append(result)
         if folder is not None and result.proof is not None:
-            subject = subject_of(case, result.proof, extra_passes, precompiled=precompiled is not None)
-            write_certificate(certificate_of(case.name, result.proof, subject), folder / case.name)
+            proof = _whole_proof(result)
+            subject = subject_of(case, proof, extra_passes, precompiled=precompiled is not None)
+            write_certificate(certificate_of(case.name, proof, subject), folder / case.name)
         if not as_json:
             print(_row(result) if as_table else "\n".join(_lines(result)), flush=True)
     status = worst([_status(result, asked) for result in found] or [UNJUDGED])
@@ -75,6 +76,13 @@ def prove(
         head = "Assumptions, besides those on tracing in docs/explanation/proving.md:"
         print("\n".join(["", head, *(f"- {x}" for x in listed)]))
     return status
+
+
+def _whole_proof(result: CaseProof) -> Proof:
+    """The proof of any number of steps, where there is one; else that of the step."""
+    assert result.proof is not None
+    update = result.update
+    return update.proof if update is not None and update.proof is not None and update.induction.holds else result.proof
 
 
 def _proved(case: Case, options: GraphOptions, precompiled: Path | None) -> CaseProof:

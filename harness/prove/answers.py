@@ -78,12 +78,14 @@ def prove_graphs(
     candidate: Graph,
     rules: dict[str, list[Rule]] | None = None,
     must_read: Sequence[str] = MUST_READ,
+    table: Table | None = None,
 ) -> Proof:
-    """Compare two graphs of one step. `rules` are the project's own unless a test wants others.
+    """Compare two graphs of one step. `rules` are the project's own unless a test wants others; a `table` with its own
+    rules has terms of other graphs in it already, which need not be rewritten again.
 
     A proved output must depend on an input of each kind in `must_read`, which are prefixes of inputs' names.
     """
-    table = Table(RULES if rules is None else rules)
+    table = Table(RULES if rules is None else rules) if table is None else table
     sides = Canonicalizer(table, reference, 0), Canonicalizer(table, candidate, 1)
     for side in sides:
         side.run()

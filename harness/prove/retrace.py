@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from bitproof.harness.case import Case
-from bitproof.harness.certificate.data import Call, Certificate, Graph, Subject
+from bitproof.harness.certificate.data import STATE, Call, Certificate, Graph, Subject
 from bitproof.harness.certificate.errors import require
 from bitproof.harness.certificate.types import SIDES
 from bitproof.harness.errors import BitproofError, UsageError
@@ -52,8 +52,9 @@ def check_retraced(
         require(told == here, f"its graphs cannot be made again here: made with {name} {told}, here is {here}")
     options = GraphOptions(extra_passes=tuple(extra_passes))
     check_extra_passes(options.extra_passes, case)
+    is_whole = any(call.op == "input" and call.name.startswith(STATE) for call in certificate.reference.calls)
     try:
-        found = prove_case(case, options, precompiled=precompiled, evaluate=False)
+        found = prove_case(case, options, precompiled=precompiled, evaluate=False, follow=is_whole)
     except UsageError:
         raise
     except BitproofError as error:
@@ -62,7 +63,13 @@ def check_retraced(
     if found.graphs is None:
         require(False, f"its case gives no graphs: {found.reason}")
         return
-    for side, graph, anew in zip(SIDES, (certificate.reference, certificate.candidate), found.graphs, strict=True):
+    graphs = found.graphs
+    if is_whole:
+        update = found.update.proof if found.update else None
+        require(update is not None, f"its case gives no whole step: {found.update and found.update.reason}")
+        assert update is not None
+        graphs = update.sides[0].graph, update.sides[1].graph
+    for side, graph, anew in zip(SIDES, (certificate.reference, certificate.candidate), graphs, strict=True):
         _check_alike(side, graph, anew)
 
 

@@ -5,6 +5,8 @@
 2. Join it to that side's step: it reads what the step returns, in the memory in which that lies.
 3. Prove the two sides' joined graphs: outputs are the parameters, buffers and optimizer state that they leave.
 4. Where these are PROVED, and the step is, so is any number of steps from equal state (`induction`).
+
+Terms are those of the step's proof, to which the update adds its own.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from bitproof.harness.case import Case
 from bitproof.harness.certificate import data
 from bitproof.harness.certificate.data import Graph
 from bitproof.harness.graph.groups import GroupTable
-from bitproof.harness.prove.answers import BUFFER, PARAMETER, PROVED, REFUSED, OutputAnswer, prove_graphs
+from bitproof.harness.prove.answers import BUFFER, PARAMETER, PROVED, REFUSED, OutputAnswer, Proof, prove_graphs
 from bitproof.harness.prove.graphs.export import RefusedError, export_graph
 from bitproof.harness.prove.induction import WRITTEN, Induction, induction
 from bitproof.harness.prove.pairs import PairProof, told
@@ -34,12 +36,14 @@ NOT_FOLLOWED = Induction(False, reason="what follows the step is not proved")
 
 @dataclass(frozen=True)
 class UpdateProof:
-    """What is known of a case's update: every answer about what a whole step leaves, and what follows for many."""
+    """What is known of a case's update: every answer about what a whole step leaves, and what follows for many.
+    `proof` is of the joined graphs, None where they were refused as a whole."""
 
     verdict: str
     answers: tuple[OutputAnswer, ...] = ()
     reason: str | None = None
     induction: Induction = NOT_FOLLOWED
+    proof: Proof | None = None
 
     def count(self, verdict: str) -> int:
         """How many outputs got a verdict."""
@@ -48,7 +52,7 @@ class UpdateProof:
 
 def prove_update(case: Case, step: PairProof, groups: Sequence[GroupTable], device: torch.device) -> UpdateProof:
     """Prove what follows a case's step from its two graphs. The answer states what could not be read."""
-    assert step.graphs is not None
+    assert step.graphs is not None and step.proof is not None
     if case.schedule is not None:
         return UpdateProof(REFUSED, reason="one micro-batch is proved, and no graph says how a step adds up several")
     try:
@@ -56,11 +60,11 @@ def prove_update(case: Case, step: PairProof, groups: Sequence[GroupTable], devi
         joined = [join(graph, updates.of(graph, own)) for graph, own in zip(step.graphs, groups, strict=True)]
     except RefusedError as error:
         return UpdateProof(REFUSED, reason=told(error))
-    proof = prove_graphs(joined[0], joined[1], must_read=())
+    proof = prove_graphs(joined[0], joined[1], must_read=(), table=step.proof.table)
     answers = tuple(answer for answer in proof.answers if answer.output.startswith(WRITTEN))
     verdict = replace(proof, answers=answers).verdict
     both = verdict if step.verdict == PROVED else step.verdict
-    return UpdateProof(verdict, answers, induction=induction(proof, (joined[0], joined[1]), both, ()))
+    return UpdateProof(verdict, answers, induction=induction(proof, (joined[0], joined[1]), both, ()), proof=proof)
 
 
 class _Updates:

@@ -7,8 +7,8 @@ three chunkings, 8 ranks with ep 8 and 64 with ep 64, which takes half an hour; 
 are fake, so nothing is computed. A configuration has a process of its own, so that its peak memory is its own. Told are
 seconds to trace the reference, to trace the candidate and run its passes, to write both down as data, to compare them
 (terms made and hashed, outputs answered), to prove what follows the step, which must hold for any number of steps, to
-make and write the certificate, to read and check it by either checker; and its bytes. Seconds are the process's own on
-its one thread, so that a busy machine does not blur them.
+make and write the certificate of the whole step, to read and check it by either checker; and its bytes. Seconds are the
+process's own on its one thread, so that a busy machine blurs them less.
 
 Goals, on 2 cores: every output PROVED; 10 minutes and 8 GiB for tracing, passes and proof; 60 seconds to compare; 15 to
 read and check the certificate by either checker; and microseconds at the most layers at most 1.3 times those at the
@@ -70,6 +70,7 @@ def measure(
     found = prove_case(case, evaluate=False, follow=True, clock=time.process_time)
     assert found.proof is not None and found.graphs is not None, found.reason
     assert found.update is not None and found.update.induction.holds, found.update
+    assert found.update.proof is not None
     row = Row(
         name=f"{name}, {flavor}, {layers} layers, {ranks} ranks, ep {ranks}",
         proved=found.proof.count("PROVED"),
@@ -90,7 +91,7 @@ def measure(
         from bitproof.harness.prove.certify import certificate_of, write_certificate
 
         clock = [time.process_time()]
-        certificate = certificate_of(name, found.proof)
+        certificate = certificate_of(name, found.update.proof)
         with tempfile.TemporaryDirectory() as temporary:
             folder = (keep or Path(temporary)) / f"{name}-{flavor}-{layers}-layers-{ranks}-ranks"
             write_certificate(certificate, folder)

@@ -3,8 +3,8 @@
 Mutants of three small steps on four ranks (`tests/harness/prove/mutants.py`), or of a case's reference with one MoE
 layer on two ranks, each with one change that is exact, inexact or plainly wrong, are proved against their step and run:
 small ones on two sets of inputs, layers on one; on the first once more with each collective as late as it may be.
-Budget: no output that is PROVED and differs. Told besides: outputs whose bits agreed on these inputs and that are not
-proved, by mutation.
+Budget: no output that is PROVED and differs. Told besides, by mutation: outputs that are not proved and whose bits
+agreed on these inputs and, of small steps, on eight more sets of other magnitudes.
 """
 
 from __future__ import annotations

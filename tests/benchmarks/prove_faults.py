@@ -5,8 +5,9 @@ layers and all its ranks, and the graph with it is proved against the reference.
 bits on some input. Told besides: where what is shown names a place at which the fault struck, and which rewrites that
 keep every bit are proved. No rank runs, so faults that only some inputs show are faults here, too. Rows that tamper
 with calls or with the order of sums strike behind a proof's back: they are left out. With `--witness` both graphs are
-run on random parameters and the case's tokens, on all ranks in this process: of the outputs that are NOT PROVED it
-counts those whose bits differ there, and names those where they do not.
+run on random parameters of several magnitudes and the case's tokens, on all ranks in this process: of the outputs that
+are NOT PROVED it counts those whose bits differ on one of these, and names those where they do not. Where experts are
+chosen, and where softmax saturates, depends on magnitudes.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ from bitproof.harness.prove.prove import of_the_reference, random_inputs, traced
 from bitproof.harness.systems.step_graphs import step_graph
 from tests.small import small
 
+FACTORS = (1.0, 10.0, 40.0, 0.1)
+"""Of the random parameters: the first as a case is computed."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -75,23 +79,27 @@ class Subject:
         assert plain.verdict == PROVED, f"{case.name} without a fault is {plain.verdict}"
         self.names, self.outputs, self.partitions = reference.names, reference.outputs, groups.partitions()
         self.inputs = functools.cache(lambda: random_inputs(case, reference.names, reference.inputs))
-        self.bits = functools.cache(lambda: self.run(self.module))
+        self.bits = functools.cache(lambda factor: self.run(self.module, factor))
 
-    def run(self, module: GraphModule) -> dict[str, list[Any]]:
-        """What a graph gives on every rank, by output. Raises RefusedError and NotEvaluatedError."""
-        returned, held = run_graph(module, self.inputs(), self.partitions)
+    def run(self, module: GraphModule, factor: float) -> dict[str, list[Any]]:
+        """What a graph gives on every rank, by output, its real inputs multiplied. Raises RefusedError and
+        NotEvaluatedError."""
+        inputs = [[x * factor if x.is_floating_point() else x for x in own] for own in self.inputs()]
+        returned, held = run_graph(module, inputs, self.partitions)
         found = {name: [own[place] for own in returned] for place, name in enumerate(self.outputs)}
         return found | {f"written {name}": [own[place] for own in held] for place, name in enumerate(self.names)}
 
     def seen(self, module: GraphModule, outputs: Sequence[str]) -> tuple[int, tuple[str, ...]]:
         """How many of these outputs differ on the inputs, and which do not, or why that is not known."""
-        try:
-            found = self.run(module)
-        except (RefusedError, NotEvaluatedError) as error:
-            return 0, (f"it does not run: {str(error).splitlines()[0]}",)
-        pairs = {name: zip(found[name], self.bits()[name], strict=True) for name in outputs}
-        alike = tuple(name for name, both in pairs.items() if all(same_value(x, y) for x, y in both))
-        return len(outputs) - len(alike), alike
+        alike = [*outputs]
+        for factor in FACTORS if outputs else ():
+            try:
+                found = self.run(module, factor)
+            except (RefusedError, NotEvaluatedError) as error:
+                return 0, (f"it does not run: {str(error).splitlines()[0]}",)
+            pairs = {name: [*zip(found[name], self.bits(factor)[name], strict=True)] for name in alike}
+            alike = [name for name, both in pairs.items() if all(same_value(x, y) or _is_nan(x, y) for x, y in both)]
+        return len(outputs) - len(alike), tuple(alike)
 
     def prove(self, entry: Entry, witness: bool = False) -> Outcome:
         """Prove the case with a row in its graph. Raises UsageError where it finds nothing to strike."""
@@ -106,6 +114,11 @@ class Subject:
         left = [answer.output for answer in proof.answers if answer.verdict == NOT_PROVED]
         seen = self.seen(module, left) if witness and left else (0, ())
         return Outcome(proof.verdict, any(_is_at(call, sites) for call in shown), num_others, *seen)
+
+
+def _is_nan(*values: Any) -> bool:
+    """Whether a value is one of which proofs say nothing."""
+    return any(isinstance(x, torch.Tensor) and bool(x.isnan().any()) for x in values)
 
 
 def _is_at(call: Shown, sites: Sequence[Site]) -> bool:

@@ -142,8 +142,8 @@ def test_it_imports_the_standard_library_alone_and_runs_as_one_copied_file(tmp_p
     run = lambda name: subprocess.run(  # noqa: E731
         [sys.executable, "-I", str(file), str(tmp_path / name)], capture_output=True, text=True, check=False
     )
-    assert (run("same").returncode, run("same").stdout) == (0, "accepted: 2 PROVED\n")
-    assert (run("other").returncode, run("other").stdout) == (1, "accepted: 1 NOT PROVED, 1 PROVED\n")
+    assert (run("same").returncode, run("same").stdout) == (0, "accepted: 2 PROVED\ncovers one step\n")
+    assert (run("other").returncode, run("other").stdout) == (1, "accepted: 1 NOT PROVED, 1 PROVED\ncovers one step\n")
     steps = tmp_path / "same" / "steps.json"
     steps.write_text(steps.read_text().replace("add", "sub", 1))
     assert (run("same").returncode, run("same").stdout) == (3, "REJECTED: 'SHA256SUMS has other digests'\n")

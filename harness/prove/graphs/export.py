@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -32,11 +32,12 @@ from bitproof.harness.prove.graphs import admitted
 from bitproof.harness.prove.graphs.executed import runs_otherwise
 from bitproof.harness.prove.graphs.expressions import size_of
 from bitproof.harness.prove.graphs.open_sizes import OpenSizes, SizeBounds
+from bitproof.harness.prove.graphs.repeats import Lying, Repeats
 from bitproof.harness.prove.graphs.written_apart import add_copies, add_updates, results_of
 from bitproof.harness.prove.layouts import told_once
 from bitproof.harness.torch_compat import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload
 from bitproof.harness.torch_compat import disable_current_modes as without_modes
-from bitproof.harness.torch_operators import schema_of, storage_key
+from bitproof.harness.torch_operators import schema_of
 
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 
@@ -98,7 +99,8 @@ class _Exporter:
         self.values: dict[Node, Any] = {}
         self.calls: list[Call] = []
         self.index: dict[Node, int] = {}
-        self.storages: dict[int, int] = {}
+        self.repeats = Repeats()
+        self.storages: dict[Hashable, int] = {}
 
     def run(self) -> None:
         """Every node, in order."""
@@ -134,7 +136,7 @@ class _Exporter:
             size = self._size(returned, self.values[returned])
             self.calls.append(Call(name, known.NUMBER, (("0", size),), size))
             return len(self.calls) - 1
-        if not isinstance(returned, Node) or not isinstance(self.values[returned], Tensor):
+        if not isinstance(returned, Node) or not isinstance(self.values[returned], Tensor | Lying):
             raise RefusedError(f"{name} is no tensor (`{returned}`)", where="the graph's outputs")
         return self.index[returned]
 
@@ -152,7 +154,10 @@ class _Exporter:
 
     def _call(self, node: Node) -> None:
         op = "" if node.target in known.ARITHMETIC else _operator(node)  # other nodes are not run
-        args, kwargs = map_arg((node.args, node.kwargs), self.values.__getitem__)
+        if (again := self.repeats.again(node, self.values)) is not None:
+            self._add(node, node.name, op, self._arguments(node), again)
+            return
+        args, kwargs = map_arg((node.args, node.kwargs), lambda x: self._fake(x, op))
         given = _by_name(node, args, kwargs)
         if op not in known.SIZES | known.CHECKS and (objection := admitted.why_not(node.target, given)):
             raise _refused(node, objection)
@@ -185,6 +190,12 @@ class _Exporter:
         self._add(node, node.name, counts_as or op or _operator(node), arguments, results)
         if counts_as:
             add_copies(self.calls)
+        elif op == _operator(node):
+            self.repeats.remember(node, self.values[node])
+
+    def _fake(self, node: Node, op: str) -> Any:
+        """What a call reads; a part is taken from several results whatever they are."""
+        return self.values[node] if op == "getitem" else self.repeats.fake(self.values[node])
 
     def _update(self, node: Node, op: str, given: Mapping[str, Any]) -> None:
         """Write an optimizer's kernel as one call per parameter."""
@@ -196,7 +207,7 @@ class _Exporter:
         return all(symbols.is_number(self.values[x]) for x in node.all_input_nodes)
 
     def _add(self, node: Node, name: str, op: str, args: Iterable[tuple[str, Any]], value: Any) -> None:
-        self.values[node] = value
+        self.values[node] = value = self.repeats.told(value)
         self.index[node] = len(self.calls)
         writes: tuple[str, ...] = ()
         if node.op == "call_function" and isinstance(node.target, OpOverload):
@@ -217,10 +228,15 @@ class _Exporter:
         if node.op != "call_function" or not (operators.is_wait(node) or node.target is _UNSAFE_VIEW):
             return layout
         source = self.calls[self.index[node.all_input_nodes[0]]].value
-        self.storages[storage_key(value)] = source.storage  # values that share this one's memory share that one's, too
+        memory = self.repeats.memory_of(value)
+        self.storages[memory] = source.storage  # values that share this one's memory share that one's, too
         return source if operators.is_wait(node) else replace(layout, storage=source.storage, offset=source.offset)
 
     def _layout(self, node: Node, value: Any) -> Any:
+        if isinstance(value, Lying):
+            dtype, device, shape, strides, offset = value.layout
+            told = str(dtype).removeprefix("torch."), device.type, shape, strides, offset
+            return data.Tensor(*told, self._storage(value.memory))
         if isinstance(value, Tensor):
             if value.layout != torch.strided or value.is_conj() or value.is_neg() or value.is_quantized:
                 raise _refused(node, "a tensor that is not plain memory")
@@ -230,15 +246,18 @@ class _Exporter:
                 shape=tuple(self._size(node, x) for x in value.shape),
                 strides=tuple(self._size(node, x) for x in value.stride()),
                 offset=self._size(node, value.storage_offset()),
-                storage=self.storages.setdefault(storage_key(value), len(self.storages)),
+                storage=self._storage(self.repeats.memory_of(value)),
             )
         if isinstance(value, (tuple, list)) and not value:
             return None  # FlexAttention returns gradients of its masks' captured tensors, and there are none
         if isinstance(value, (tuple, list)):
             return tuple(self._layout(node, item) for item in value)
         if isinstance(value, torch.SymFloat):
-            return data.Tensor("float64", "cpu", (), (), 0, self.storages.setdefault(id(value), len(self.storages)))
+            return data.Tensor("float64", "cpu", (), (), 0, self._storage(("a number", id(value))))
         return None if value is None else self._size(node, value)
+
+    def _storage(self, memory: Hashable) -> int:
+        return self.storages.setdefault(memory, len(self.storages))
 
     def _size(self, node: Node, size: Any) -> data.Size:
         if type(size) is int:

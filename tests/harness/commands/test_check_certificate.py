@@ -70,10 +70,11 @@ def told_of(folder, capsys, status):
 
 
 def test_an_accepted_certificate_is_told_with_what_it_is_about_and_what_it_assumes(folder, capsys):
-    first, second, third, *others = told_of(folder / "same", capsys, 0).splitlines()
+    first, second, third, fourth, *others = told_of(folder / "same", capsys, 0).splitlines()
     assert first.endswith("same: accepted: case same, 5 steps; outputs: 2 PROVED")
     assert second.startswith("  sha256 of certificate.json: ")
     assert third == "  is about graph against eager, deepseek_v3 tiny, 8 ranks"
+    assert fourth == "  covers one step, not what follows"
     assert others[0] == "  no case same comes with bitproof: what it is, certificate.json says"
     assert others[1].startswith("  NOT CHECKED: that these are the graphs of this case, and were made by code ")
     assert others[2].startswith("  assumes that torch traces what eager runs")

@@ -7,11 +7,17 @@ import pytest
 import torch
 
 from bitproof.builtin_cases import CASES
+from bitproof.harness import second_checker
 from bitproof.harness.case import Parallelism
 from bitproof.harness.certificate import data
+from bitproof.harness.certificate.check import check
+from bitproof.harness.certificate.errors import RejectedError
+from bitproof.harness.certificate.files import FILES
+from bitproof.harness.certificate.subject import check_subject, covers_any_number
 from bitproof.harness.commands.prove import _lines, _update_data
 from bitproof.harness.prove import whole_step
 from bitproof.harness.prove.answers import prove_graphs
+from bitproof.harness.prove.certify import certificate_of, contents_of, subject_of
 from bitproof.harness.prove.graphs.export import RefusedError
 from bitproof.harness.prove.prove import prove_case
 from bitproof.reference.step import Trainer
@@ -55,6 +61,73 @@ def test_any_number_of_steps_is_proved_with_balanced_experts_and_optimizer_state
     ]
     told = _update_data(proved)
     assert (told["any_number_of_steps"], len(told["state"])) == (True, len(outputs))
+
+
+def certified(proof):
+    case = followed().case
+    return certificate_of(case.name, proof, subject_of(case, proof))
+
+
+def said_of(certificate):
+    """What both checkers say, the certificate's subject among it; None where one rejects it."""
+    contents = contents_of(certificate)
+    head, *graphs, steps = (second_checker.parse(contents[name]) for name in FILES)
+    try:
+        counts = check(certificate)
+        check_subject(certificate)
+        first = counts, covers_any_number(certificate)
+    except RejectedError:
+        first = None
+    try:
+        second = second_checker.check(head, graphs, steps), second_checker.covers_any_number(head, graphs)
+    except second_checker.FlawError:
+        second = None
+    assert first == second
+    return first
+
+
+def test_a_certificate_covers_any_number_of_steps_where_the_whole_step_is_in_it():
+    found = followed()
+    counts, covers = said_of(certified(found.update.proof))
+    assert (counts, covers) == ({"PROVED": len(found.update.proof.answers)}, True)
+    assert said_of(certified(found.proof)) == ({"PROVED": len(found.proof.answers)}, False)
+
+
+def test_a_forged_whole_step_is_rejected():
+    """The one answers for another update; in the other neither side updates one parameter; in the third one side's
+    state comes in another order."""
+    found = followed()
+    other = replace(found.case, optimizer=replace(found.case.optimizer, lr=0.5))
+    sides = [joined(case, step) for case, step in zip((found.case, other), found.graphs, strict=True)]
+    certificate = certified(prove_graphs(*sides, must_read=()))
+    counts, covers = said_of(certificate)
+    assert counts["NOT PROVED"] and not covers
+    assert said_of(replace(certificate, answers=tuple((name, "PROVED") for name, _ in certificate.answers))) is None
+
+    name = "parameter layers.0.attention.wq.weight"
+    graphs = [without_writes(joined(found.case, step), name) for step in found.graphs]
+    forged = certified(prove_graphs(*graphs, must_read=()))
+    assert check(forged) == {"PROVED": len(found.update.proof.answers) - 1}
+    assert said_of(forged) is None
+
+    whole = certified(found.update.proof)
+    first, second = [i for i, x in enumerate(whole.candidate.calls) if x.name.startswith("optimizer ")][:2]
+    calls = [*whole.candidate.calls]
+    calls[first], calls[second] = calls[second], calls[first]
+    assert said_of(replace(whole, candidate=data.Graph(tuple(calls), whole.candidate.outputs))) is None
+
+
+def without_writes(graph, name):
+    """A graph in which what is written to an input is computed and left beside it."""
+    place = next(i for i, x in enumerate(graph.calls) if x.name == name)
+
+    def left(index, call):
+        if not call.writes or dict(call.args)["self"] != ("node", place):
+            return call
+        aside = replace(call.value, storage=10**6 + index)
+        return replace(call, op="aten.clone.default", args=call.args[1:], writes=(), value=aside)
+
+    return data.Graph(tuple(left(i, call) for i, call in enumerate(graph.calls)), graph.outputs)
 
 
 @pytest.mark.parametrize("changed", [{"lr": 0.5}, {"betas": (0.8, 0.9)}, {"eps": 1e-3}, {"expert_bias_lr": 0.1}])

@@ -1,0 +1,178 @@
+"""Calls that repeat an earlier one, which need not run on fake values: layers repeat each other's calls.
+
+1. A closed plain tensor is kept as a `Lying`: how it lies, and in which memory. Its fake value is made where a call
+   that runs reads it.
+2. A call's key is its operator, its arguments, and of each tensor among them how it lies and which others are in its
+   memory. How the results of a fake call lie is a function of that alone, as long as no size is open.
+3. Remembered are calls that write nothing, all of whose results are closed plain tensors, each in an argument's memory
+   or alone in memory of its own. What repeats one gets results that lie so, in its own arguments' memory or in new.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from bitproof.harness.graph import operators
+from bitproof.harness.torch_compat import OpOverload
+from bitproof.harness.torch_operators import storage_key
+
+
+class Layout(NamedTuple):
+    """How a tensor lies in its memory."""
+
+    dtype: torch.dtype
+    device: torch.device
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+
+class Result(NamedTuple):
+    """What a call gave: how it lies, and the place of its memory among those that the call read; None for its own."""
+
+    layout: Layout
+    place: int | None
+
+
+@dataclass(eq=False)
+class Lying:
+    """A tensor of which no more is known than how it lies, and in which memory; `fake` is None until it is needed."""
+
+    layout: Layout
+    memory: int
+    fake: Tensor | None = None
+
+
+class _OpenError(Exception):
+    """A call with an argument that is no closed plain tensor and no constant."""
+
+
+class Repeats:
+    """The values of one graph, and what its calls gave. Use it within the graph's fake mode."""
+
+    def __init__(self) -> None:
+        self._given: dict[Hashable, Any] = {}  # by a call's key, a Result for each of its results
+        self._keys: dict[Node, tuple[Hashable, list[int]]] = {}  # of calls that run, and the memories that they read
+        self._numbers = itertools.count()
+        self._memories: dict[int, int] = {}  # by a fake storage
+        self._firsts: dict[int, Lying] = {}  # by memory, the first value in it
+        self._of_fake: dict[int, Lying] = {}  # by a fake value's identity; kept, so that none is that of another
+
+    def told(self, value: Any) -> Any:
+        """A value as it is kept."""
+        if type(value) in (tuple, list):
+            return type(value)(map(self.told, value))
+        layout = _layout(value) if isinstance(value, Tensor) else None
+        if layout is None:
+            return value
+        known = self._of_fake.setdefault(id(value), Lying(layout, self.memory_of(value), value))
+        known.layout = layout  # a call may change how its argument lies, and return it
+        self._firsts.setdefault(known.memory, known)
+        return known
+
+    def memory_of(self, value: Any) -> int:
+        """The number of a tensor's memory."""
+        if isinstance(value, Lying):
+            return value.memory
+        key = storage_key(value)
+        if key not in self._memories:
+            self._memories[key] = next(self._numbers)
+        return self._memories[key]
+
+    def fake(self, value: Any) -> Any:
+        """The fake value of what is kept."""
+        if type(value) in (tuple, list):
+            return type(value)(map(self.fake, value))
+        if not isinstance(value, Lying):
+            return value
+        if value.fake is None:
+            dtype, device, shape, strides, offset = value.layout
+            first = self._firsts[value.memory]
+            if first is value:
+                value.fake = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+                self._memories[storage_key(value.fake)] = value.memory
+            else:
+                value.fake = torch.as_strided(self.fake(first), shape, strides, offset)
+            self._of_fake[id(value.fake)] = value
+        return value.fake
+
+    def again(self, node: Node, values: Mapping[Node, Any]) -> Any:
+        """The results of a call that repeats an earlier one; None for any other."""
+        if not isinstance(node.target, OpOverload) or operators.written_arguments(node):
+            return None
+        memories: list[int] = []
+        try:
+            key = node.target, _key((node.args, *sorted(node.kwargs.items())), values, memories)
+        except _OpenError:
+            return None
+        if key not in self._given:
+            self._keys[node] = key, memories
+            return None
+        return _mapped(self._given[key], lambda given: self._lying(given, memories))
+
+    def _lying(self, given: Result, memories: list[int]) -> Lying:
+        found = Lying(given.layout, next(self._numbers) if given.place is None else memories[given.place])
+        self._firsts.setdefault(found.memory, found)
+        return found
+
+    def remember(self, node: Node, value: Any) -> None:
+        """Remember what a call gave, that ran and has no other effect."""
+        if node not in self._keys:
+            return
+        key, memories = self._keys.pop(node)
+        results = [x for x in (value if type(value) in (tuple, list) else (value,)) if x is not None]
+        own = [x.memory for x in results if isinstance(x, Lying) and x.memory not in memories]
+        if results and all(_is_known(x, memories) for x in results) and len({*own}) == len(own):
+            places = {memory: place for place, memory in enumerate(memories)}
+            self._given[key] = _mapped(value, lambda x: Result(x.layout, places.get(x.memory)))
+
+
+def _layout(x: Tensor) -> Layout | None:
+    """How a tensor lies; None for what has open sizes, or is no plain memory."""
+    if x.layout != torch.strided or x.is_conj() or x.is_neg() or x.is_quantized:
+        return None
+    shape, strides, offset = tuple(x.shape), tuple(x.stride()), x.storage_offset()
+    is_closed = all(type(n) is int for n in (*shape, *strides, offset))
+    return Layout(x.dtype, x.device, shape, strides, int(offset)) if is_closed else None
+
+
+def _is_known(x: Any, memories: list[int]) -> bool:
+    """Whether a result lies in an argument's memory, or fills memory of its own."""
+    if not isinstance(x, Lying) or x.fake is None:
+        return False
+    _, _, shape, strides, offset = x.layout
+    last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    size = 0 if 0 in shape else (last + 1) * x.layout.dtype.itemsize
+    return x.memory in memories or (offset == 0 and x.fake.untyped_storage().nbytes() == size)
+
+
+def _key(x: Any, values: Mapping[Node, Any], memories: list[int]) -> Hashable:
+    """An argument without the identity of what it reads. Raises _OpenError."""
+    match x:
+        case Node():
+            return _key(values[x], values, memories)
+        case Lying():
+            if x.memory not in memories:
+                memories.append(x.memory)
+            return x.layout, memories.index(x.memory)
+        case list() | tuple():
+            return type(x), *(_key(item, values, memories) for item in x)
+        case bool() | int() | float() | str() | None:
+            return type(x), repr(x)
+        case torch.dtype() | torch.device() | torch.layout() | torch.memory_format():
+            return x
+    raise _OpenError
+
+
+def _mapped(value: Any, of: Callable[[Any], Any]) -> Any:
+    """A call's results, each by a function; a missing one is missing."""
+    if type(value) in (tuple, list):
+        return type(value)(None if x is None else of(x) for x in value)
+    return of(value)

@@ -741,6 +741,7 @@ SPLIT = "aten.split_with_sizes_copy.default"
 RESHAPES = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
 CARRIERS = {f"aten.{x}.default" for x in ("embedding", "flip", "gather", "index_select")}
 CARRIERS |= {f"aten.{x}.default" for x in ("repeat", "roll", "tril", "triu")} | {"aten.index.Tensor"}
+UPDATES = ("aten._fused_adam.default", "aten._fused_adamw.default")
 NEXT = object()
 """A line that does not apply."""
 
@@ -1065,7 +1066,11 @@ def _show(g: State, place: int, call: State) -> Json:
 
 
 def _carry(g: State, place: int, call: State) -> Json:
-    return _results(g, call, "move", call["op"], call["args"]) if call["op"] in CARRIERS else NEXT
+    read = [x for value in call["given"] for x in tensors(value)]
+    is_update = call["op"] in UPDATES and len(read) == len(call["given"])
+    in_rows = all(lies_closed(x) and x[1] == "cpu" and normal(x[2], x[3], 0) == full(x[2]) for x in read)
+    is_carrier = call["op"] in CARRIERS or (is_update and in_rows)
+    return _results(g, call, "move", call["op"], call["args"]) if is_carrier else NEXT
 
 
 def _other(g: State, place: int, call: State) -> Json:
@@ -1234,6 +1239,8 @@ ASSUMPTIONS = (
     ("", "both runs reach their end: checks that raise compute nothing"),
     (C10D, "ranks run one program; a collective's bits depend on ranks in order, sizes, dtypes, values"),
     ("reduce_of_cat", "each element is reduced over ascending ranks, whatever is beside it: NCCL does not promise it"),
+    ("_fused_adam", "an optimizer's kernel takes elements that lie in rows one by one, wherever they lie"),
+    ("_fused_adamw", "an optimizer's kernel takes elements that lie in rows one by one, wherever they lie"),
     ("_grouped_mm", "offsets of grouped matrix products end at the last row: beyond it is memory that nobody wrote"),
 )
 

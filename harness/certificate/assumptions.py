@@ -19,6 +19,8 @@ ASSUMPTIONS = (
     ("", "both runs reach their end: checks that raise compute nothing"),
     ("_c10d_functional", "ranks run one program; a collective's bits depend on ranks in order, sizes, dtypes, values"),
     ("reduce_of_cat", "each element is reduced over ascending ranks, whatever is beside it: NCCL does not promise it"),
+    ("_fused_adam", "an optimizer's kernel takes elements that lie in rows one by one, wherever they lie"),
+    ("_fused_adamw", "an optimizer's kernel takes elements that lie in rows one by one, wherever they lie"),
     ("_grouped_mm", "offsets of grouped matrix products end at the last row: beyond it is memory that nobody wrote"),
 )
 """Assumptions by their cause: a part of an operator's name, or a rule; without a name, every proof."""

@@ -119,7 +119,7 @@ class Walk:
             is_open = not all(x.is_closed for x in (read[0], *call.results))
             if op in known.SHOWING or (is_open and all(x.storage == read[0].storage for x in call.results)):
                 return self._view(call, args, None if is_open else places[0], read[0])
-        if op in known.CARRIES:
+        if op in known.CARRIES or (op in known.UPDATES and all(map(_is_in_rows, read))):
             return self._results(call, "move", op, args)
         return self._opaque(call, args)
 
@@ -352,6 +352,12 @@ def _number(argument: Any, dtype: str) -> float | None:
         case _:
             return None
     return value if has(dtype, value) else None
+
+
+def _is_in_rows(x: Any) -> bool:
+    """Whether a tensor of the CPU lies in rows, without open sizes."""
+    is_closed = isinstance(x, Tensor) and x.device == "cpu" and x.is_closed
+    return is_closed and windows.normal(x.shape, x.strides, 0) == windows.full(x.shape)
 
 
 def _listed(value: Any) -> Sequence[Any]:

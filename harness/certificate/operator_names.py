@@ -21,6 +21,7 @@ CARRIES = [
     f"aten.{name}.default" for name in ["embedding", "flip", "gather", "index_select", "repeat", "roll", "tril", "triu"]
 ]
 CARRIES += ["aten.index.Tensor"]
+UPDATES = ("aten._fused_adam.default", "aten._fused_adamw.default")
 LAUNCHED = ("bitproof.offload.default", "bitproof.reload.default")
 COPIES = (CAST, "aten.clone.default", "aten.contiguous.default", "aten.copy_.default", *LAUNCHED)
 RESHAPES = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")

@@ -36,7 +36,7 @@ from bitproof.harness.disturb.faults import Entry, Site
 from bitproof.harness.disturb.mutate import mutate
 from bitproof.harness.errors import UsageError
 from bitproof.harness.graph.graph_options import GraphOptions
-from bitproof.harness.prove.answers import NOT_PROVED, PROVED, REFUSED, prove_graphs
+from bitproof.harness.prove.answers import BUFFER, NOT_PROVED, PROVED, REFUSED, prove_graphs
 from bitproof.harness.prove.evaluate import NotEvaluatedError, run_graph
 from bitproof.harness.prove.explain import Shown
 from bitproof.harness.prove.graphs.export import RefusedError, export_graph
@@ -45,7 +45,7 @@ from bitproof.harness.prove.prove import of_the_reference, random_inputs, traced
 from bitproof.harness.systems.step_graphs import step_graph
 from tests.small import small
 
-FACTORS = (1.0, 10.0, 40.0, 0.1)
+FACTORS = (1.0, 10.0, 40.0, 0.1, 2.0, 3.0, 5.0, 7.0, 15.0, 20.0, 30.0, 0.3)
 """Of the random parameters: the first as a case is computed."""
 
 
@@ -84,7 +84,14 @@ class Subject:
     def run(self, module: GraphModule, factor: float) -> dict[str, list[Any]]:
         """What a graph gives on every rank, by output, its real inputs multiplied. Raises RefusedError and
         NotEvaluatedError."""
-        inputs = [[x * factor if x.is_floating_point() else x for x in own] for own in self.inputs()]
+        coordinates = [rank % self.case.parallelism.tp for rank in range(len(self.inputs()))]
+        inputs = [
+            [
+                x * factor if x.is_floating_point() else x + at * name.startswith(BUFFER)
+                for name, x in zip(self.names, own, strict=True)
+            ]
+            for own, at in zip(self.inputs(), coordinates, strict=True)
+        ]
         returned, held = run_graph(module, inputs, self.partitions)
         found = {name: [own[place] for own in returned] for place, name in enumerate(self.outputs)}
         return found | {f"written {name}": [own[place] for own in held] for place, name in enumerate(self.names)}

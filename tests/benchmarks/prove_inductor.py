@@ -1,15 +1,20 @@
 """Which of Inductor's own passes keep every bit? `python tests/benchmarks/prove_inductor.py [MODEL ...]` prints it.
 
 Small models are compiled and trained a step, and each pass that torch's observer names is proved, alone, against the
-graph that came in (`bitproof.keeps_bits`): joint graph, pre- and post-grad, pattern replacements. A row is a pass: over
-how many graphs it ran, and how many it left node for node; of the others, how many keep every bit by proof, in how many
-an output was seen to differ, with one such witness, and of how many neither is known, with one reason. Inductor need
-not keep bits: the table is no list of bugs. Each model has a process of its own.
+graph that came in (`bitproof.keeps_bits`): joint graph, pre- and post-grad, pattern replacements. Then the step is
+traced without Inductor, and proved against itself with one operator decomposed, for each that Inductor decomposes, and
+after each pass over graphs of torchao and autoparallel, where these can be imported. A row is a pass: over how many
+graphs it ran, and how many it left node for node; of the others, how many keep every bit by proof, in how many an
+output was seen to differ, with one such witness, and of how many neither is known, with one reason. Inductor need not
+keep bits: the table is no list of bugs. Each model has a process of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
+import importlib
 import json
 import subprocess
 import sys
@@ -17,11 +22,17 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from bitproof.harness.prove.pairs import PairProof
 
 
 class Attention(nn.Module):
@@ -136,14 +147,81 @@ def proofs(name: str) -> list[dict[str, str | bool | None]]:
         torch._inductor.config.patch(force_disable_caches=True),  # type: ignore[attr-defined]
     ):
         torch.compile(model)(x).square().sum().backward()
+    inductors = [_row(each.name, each.proof, each.changed) for each in kept.proofs]
+    return inductors + one_by_one(build(), x)
+
+
+def _row(name: str, proof: PairProof, changed: bool) -> dict[str, str | bool | None]:
+    left = [answer for answer in proof.answers if answer.verdict != "PROVED"]
+    witness = next((str(answer.witness) for answer in left if answer.witness), None)
+    lines = [line for answer in left if answer.finding for line in answer.finding.lines()]
+    reason = proof.reason or next((x.reason for x in left if x.reason), None) or next(iter(lines), None)
+    proved = proof.verdict == "PROVED"
+    return {"name": name, "proved": proved, "changed": changed, "witness": witness, "why": reason}
+
+
+def one_by_one(model: nn.Module, x: Tensor) -> list[dict[str, str | bool | None]]:
+    """The same of each decomposition of a training step, and of each pass of `others`."""
+    import bitproof
+
+    state = {name: p.detach() for name, p in model.named_parameters()} | dict(model.named_buffers())
+    num_parameters = len([*model.parameters()])
+    inputs = (x, *state.values())
+
+    def step(x: Tensor, *given: Tensor) -> list[Tensor]:
+        own = [p.requires_grad_() for p in given[:num_parameters]]
+        held = dict(zip(state, (*own, *given[num_parameters:]), strict=True))
+        loss = torch.func.functional_call(model, held, (x,)).square().sum()
+        return [loss, *torch.autograd.grad(loss, own, allow_unused=True, materialize_grads=True)]
+
+    def traced(**decomposed: Any) -> GraphModule:
+        return make_fx(step, **decomposed)(*(y.clone() for y in inputs))
+
     found: list[dict[str, str | bool | None]] = []
-    for each in kept.proofs:
-        left = [answer for answer in each.proof.answers if answer.verdict != "PROVED"]
-        witness = next((str(answer.witness) for answer in left if answer.witness), None)
-        lines = [line for answer in left if answer.finding for line in answer.finding.lines()]
-        reason = each.proof.reason or next((x.reason for x in left if x.reason), None) or next(iter(lines), None)
-        proved = each.proof.verdict == "PROVED"
-        found.append({"name": each.name, "proved": proved, "changed": each.changed, "witness": witness, "why": reason})
+    plain, table = traced(), select_decomp_table()
+    used = sorted({node.target for node in plain.graph.nodes if node.target in table}, key=str)
+    made = {f"decomposition of {op}": lambda op=op: traced(decomposition_table={op: table[op]}) for op in used}
+    made |= {name: functools.partial(_after, change, plain) for name, change in others().items()}
+    for name, make in made.items():
+        try:
+            other = make()
+        except Exception as error:
+            found.append({"name": name, "proved": False, "changed": True, "witness": None, "why": f"fails: {error}"})
+            continue
+        changed = [node.format_node() for node in plain.graph.nodes] != [x.format_node() for x in other.graph.nodes]
+        found.append(_row(name, bitproof.prove(plain, other, *inputs), changed))
+    return found
+
+
+def _after(change: Callable[[GraphModule], object], module: GraphModule) -> GraphModule:
+    changed = copy.deepcopy(module)
+    change(changed)
+    changed.recompile()
+    return changed
+
+
+def others() -> dict[str, Callable[[GraphModule], object]]:
+    """Passes over graphs of torchao and autoparallel, of those that can be imported."""
+    found: dict[str, Callable[[GraphModule], object]] = {}
+    with contextlib.suppress(ImportError):
+        pt2e = "torchao.quantization.pt2e"
+        constant_fold, export_utils, utils = (
+            importlib.import_module(f"{pt2e}.{name}") for name in ("constant_fold", "export_utils", "utils")
+        )
+
+        found["torchao: constant_fold"] = constant_fold.constant_fold
+        found["torchao: _fuse_conv_bn_"] = utils._fuse_conv_bn_
+        found["torchao: _fuse_linear_bn_"] = utils._fuse_linear_bn_
+        found["torchao: _replace_dropout"] = lambda module: export_utils._replace_dropout(module, True)
+    with contextlib.suppress(ImportError):
+        graph_utils = importlib.import_module("autoparallel.graph_passes.graph_utils")
+
+        found["autoparallel: cleanup_graph"] = graph_utils.cleanup_graph
+        found["autoparallel: cleanup_graph, aggressive"] = lambda module: graph_utils.cleanup_graph(module, True)
+        found["autoparallel: _replace_view_mm_view_with_einsum"] = graph_utils._replace_view_mm_view_with_einsum
+        found["autoparallel: functionalize_fresh_index_put_mutations"] = (
+            graph_utils.functionalize_fresh_index_put_mutations
+        )
     return found
 
 

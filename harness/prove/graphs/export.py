@@ -194,8 +194,9 @@ class _Exporter:
             self.repeats.remember(node, self.values[node])
 
     def _fake(self, node: Node, op: str) -> Any:
-        """What a call reads; a part is taken from several results whatever they are."""
-        return self.values[node] if op == "getitem" else self.repeats.fake(self.values[node])
+        """What a call reads; a part is taken of several results whatever they are."""
+        value = self.values[node]
+        return value if op == "getitem" and isinstance(value, list | tuple) else self.repeats.fake(value)
 
     def _update(self, node: Node, op: str, given: Mapping[str, Any]) -> None:
         """Write an optimizer's kernel as one call per parameter."""

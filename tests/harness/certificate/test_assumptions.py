@@ -8,7 +8,7 @@ from bitproof.harness.prove.rules import reduce_of_cat
 
 PLAIN = ("view", "aten.mul.Tensor")
 ALWAYS = [text for name, text in ASSUMPTIONS if not name]
-COLLECTIVES, BUCKETS, GROUPED = (text for name, text in ASSUMPTIONS if name)
+COLLECTIVES, BUCKETS, UPDATES, _, GROUPED = (text for name, text in ASSUMPTIONS if name)
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,8 @@ COLLECTIVES, BUCKETS, GROUPED = (text for name, text in ASSUMPTIONS if name)
         ((), set(), []),
         (("_c10d_functional.wait_tensor.default",), set(), [COLLECTIVES]),
         (("aten._grouped_mm.default",), {"another_rule"}, [GROUPED]),
+        (("aten._fused_adam.default",), set(), [UPDATES]),
+        (("aten._fused_adamw.default",), set(), [UPDATES]),
         ((), {reduce_of_cat.__name__}, [BUCKETS]),
         (
             ("aten._grouped_mm.default", "_c10d_functional.all_reduce.default"),

@@ -125,7 +125,8 @@ def without_writes(graph, name):
         if not call.writes or dict(call.args)["self"] != ("node", place):
             return call
         aside = replace(call.value, storage=10**6 + index)
-        return replace(call, op="aten.clone.default", args=call.args[1:], writes=(), value=aside)
+        args = (("self", dict(call.args)["src"]),)
+        return replace(call, op="aten.clone.default", args=args, writes=(), value=aside)
 
     return data.Graph(tuple(left(i, call) for i, call in enumerate(graph.calls)), graph.outputs)
 

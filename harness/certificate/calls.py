@@ -356,8 +356,8 @@ def _number(argument: Any, dtype: str) -> float | None:
 
 def _is_in_rows(x: Any) -> bool:
     """Whether a tensor of the CPU lies in rows, without open sizes."""
-    is_closed = isinstance(x, Tensor) and x.device == "cpu" and x.is_closed
-    return is_closed and windows.normal(x.shape, x.strides, 0) == windows.full(x.shape)
+    is_cpu = isinstance(x, Tensor) and x.is_closed and x.device == "cpu"
+    return is_cpu and windows.normal(x.shape, x.strides, 0) == windows.full(x.shape)
 
 
 def _listed(value: Any) -> Sequence[Any]:

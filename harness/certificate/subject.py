@@ -52,10 +52,9 @@ def check_subject(certificate: Certificate) -> None:
 def covers_any_number(certificate: Certificate) -> bool:
     """Whether a checked certificate shows that any number of steps from equal state has equal bits: it is of a whole
     step, all of which is PROVED, and nothing is drawn, so that the next step begins from equal state again."""
-    graphs = certificate.reference, certificate.candidate
-    is_whole = any(call.op == "input" and call.name.startswith(STATE) for call in graphs[0].calls)
-    draws = any(call.random for graph in graphs for call in graph.calls)
-    return is_whole and not draws and {verdict for _, verdict in certificate.answers} == {"PROVED"}
+    calls = (*certificate.reference.calls, *certificate.candidate.calls)
+    is_whole = any(call.op == "input" and call.name.startswith(STATE) for call in calls)
+    return is_whole and not any(call.random for call in calls) and {x for _, x in certificate.answers} == {"PROVED"}
 
 
 def _inputs(graph: Graph) -> list[tuple[str, Tensor]]:

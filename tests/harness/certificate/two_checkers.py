@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch.fx import GraphModule
@@ -22,7 +23,7 @@ from tests.harness.prove.random_programs import NAMES, random_program
 from tests.harness.prove.rewrites import BREAKS, KEEPS
 from tests.harness.prove.test_canonical import copied
 from tests.harness.prove.test_rules import SOUND, UNSOUND
-from tests.harness.prove.toy_graphs import GROUPS, aten, c10d, compare, randn
+from tests.harness.prove.toy_graphs import GROUPS, aten, c10d, compare, randn, trace
 
 REJECTED = "rejected"
 Said = dict[str, int] | str
@@ -102,6 +103,34 @@ def normed(w, x):
     return y + w, mean * 1.5 + w[0], var * w[1]
 
 
+def updated(w, x, mean, square, count):
+    """A whole step: its loss, its gradient, and what an optimizer's kernel writes."""
+    grad = (w * x).sum() * x
+    rates = {"lr": 0.5, "beta1": 0.5, "beta2": 0.75, "weight_decay": 0.0, "eps": 1.0, "amsgrad": False}
+    aten._fused_adamw_.default([w], [grad], [mean], [square], [], [count], **rates, maximize=False)
+    return (w * x).sum(), grad
+
+
+def updated_alike(w, x, *state):
+    """The same with operands exchanged."""
+    return updated(w, x * 1.0, *state)
+
+
+def set_anew(w, x, mean, *state):
+    """The same, after which some state is a number, whatever it was before."""
+    found = updated(w, x, mean, *state)
+    mean.fill_(2)
+    return found
+
+
+def of_a_whole_step(one: Callable[..., Any], two: Callable[..., Any]) -> Certificate:
+    """The certificate of two functions of a parameter, an input and an optimizer's state."""
+    inputs = (W, X, W * 0, X * 0, torch.tensor(1.0))
+    names = ("parameter w", "input 0", *(f"optimizer w.{name}" for name in ("mean", "square", "count")))
+    graphs = [export_graph(trace(x, inputs), names, inputs, ("loss", "gradient of w"), GROUPS) for x in (one, two)]
+    return certificate_of("whole step", prove_graphs(*graphs, must_read=()))
+
+
 STEPS = (written, normed, joined, carried, several, lambda w, x: exchanged(w * x) + gathered(w[:2]), copied())
 LATE = [{"wait_offload": False}, {"wait_reload": False}, {"write": "source"}, {"write": "arrival"}, {"keep": False}]
 
@@ -115,6 +144,8 @@ def by_hand(dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16)) -> 
         yield certificate_of("step", compare(step, step, W, X))
     for step in (open_rows, open_sum):
         yield certificate_of("open", compare(step, step, W, ones))
+    for one, two in ((updated, updated_alike), (set_anew, set_anew), (updated, set_anew)):
+        yield of_a_whole_step(one, two)
     for wrong in LATE:
         yield certificate_of("late", compare(copied(), copied(**wrong), W, X))
     for dtype in dtypes:

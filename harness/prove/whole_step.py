@@ -74,6 +74,7 @@ class _Updates:
         self._case = case
         self._device = device
         self._traced: dict[Any, tuple[GraphModule, dict[str, Tensor]]] = {}
+        self._written: dict[Any, Graph] = {}
 
     def of(self, step: Graph, groups: GroupTable) -> Graph:
         """The update of gradients that lie as a step's do. Raises RefusedError."""
@@ -92,7 +93,10 @@ class _Updates:
             like = {name.removeprefix(GRADIENT): _on_meta(x) for name, x in lie.items()}
             self._traced[key] = self._trace(like)
         module, fakes = self._traced[key]
-        return export_graph(module, list(fakes), list(fakes.values()), [], groups)
+        place = key, str(groups.partitions())
+        if place not in self._written:
+            self._written[place] = export_graph(module, list(fakes), list(fakes.values()), [], groups)
+        return self._written[place]
 
     def _trace(self, like: dict[str, Tensor]) -> tuple[GraphModule, dict[str, Tensor]]:
         """The graph of the update, and its inputs on fake values, by name."""

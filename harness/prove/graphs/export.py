@@ -229,15 +229,12 @@ class _Exporter:
         if node.op != "call_function" or not (operators.is_wait(node) or node.target is _UNSAFE_VIEW):
             return layout
         source = self.calls[self.index[node.all_input_nodes[0]]].value
-        memory = self.repeats.memory_of(value)
-        self.storages[memory] = source.storage  # values that share this one's memory share that one's, too
+        self.storages[self.repeats.memory_of(value)] = source.storage  # and of all values that share this one's memory
         return source if operators.is_wait(node) else replace(layout, storage=source.storage, offset=source.offset)
 
     def _layout(self, node: Node, value: Any) -> Any:
         if isinstance(value, Lying):
-            dtype, device, shape, strides, offset = value.layout
-            told = str(dtype).removeprefix("torch."), device.type, shape, strides, offset
-            return data.Tensor(*told, self._storage(value.memory))
+            return data.Tensor(*value.lies.told, self._storage(value.memory))
         if isinstance(value, Tensor):
             if value.layout != torch.strided or value.is_conj() or value.is_neg() or value.is_quantized:
                 raise _refused(node, "a tensor that is not plain memory")
@@ -249,10 +246,8 @@ class _Exporter:
                 offset=self._size(node, value.storage_offset()),
                 storage=self._storage(self.repeats.memory_of(value)),
             )
-        if isinstance(value, (tuple, list)) and not value:
-            return None  # FlexAttention returns gradients of its masks' captured tensors, and there are none
-        if isinstance(value, (tuple, list)):
-            return tuple(self._layout(node, item) for item in value)
+        if isinstance(value, (tuple, list)):  # FlexAttention may return no gradients of its masks' captured tensors
+            return tuple(self._layout(node, item) for item in value) or None
         if isinstance(value, torch.SymFloat):
             return data.Tensor("float64", "cpu", (), (), 0, self._storage(("a number", id(value))))
         return None if value is None else self._size(node, value)
@@ -297,7 +292,7 @@ class _Exporter:
                 if isinstance(held, GraphModule):
                     return ("graph", _nested(node, held))
                 is_call = x in self.index and (not symbols.is_number(held) or isinstance(held, torch.SymFloat))
-                return ("node", self.index[x]) if is_call else self._number(node, held)
+                return ("node", self.index[x]) if is_call else self._argument(node, held)
             case list() | tuple():
                 return ("list", *(self._argument(node, item) for item in x))
             case dict():
@@ -318,20 +313,9 @@ class _Exporter:
             case torch.memory_format() | torch.layout():
                 return ("enum", str(x))
             case int() | torch.SymInt():
-                return self._number(node, x)
+                return self._size(node, x)
             case _:
                 raise _refused(node, f"an argument that is a {type(x).__name__}")
-
-    def _number(self, node: Node, x: Any) -> Any:
-        match x:
-            case bool():
-                return ("bool", str(x))
-            case float():
-                return ("float", x.hex())
-            case None:
-                return ("none",)
-            case _:
-                return self._size(node, x)
 
 
 def refuse(call: Call, what: str) -> RefusedError:

@@ -24,7 +24,7 @@ from bitproof.harness.torch_compat import OpOverload
 from bitproof.harness.torch_operators import storage_key
 
 
-class Layout(NamedTuple):
+class Lies(NamedTuple):
     """How a tensor lies in its memory."""
 
     dtype: torch.dtype
@@ -33,11 +33,16 @@ class Layout(NamedTuple):
     strides: tuple[int, ...]
     offset: int
 
+    @property
+    def told(self) -> tuple[str, str, tuple[int, ...], tuple[int, ...], int]:
+        """The same as data."""
+        return str(self.dtype).removeprefix("torch."), self.device.type, self.shape, self.strides, self.offset
+
 
 class Result(NamedTuple):
     """What a call gave: how it lies, and the place of its memory among those that the call read; None for its own."""
 
-    layout: Layout
+    lies: Lies
     place: int | None
 
 
@@ -45,7 +50,7 @@ class Result(NamedTuple):
 class Lying:
     """A tensor of which no more is known than how it lies, and in which memory; `fake` is None until it is needed."""
 
-    layout: Layout
+    lies: Lies
     memory: int
     fake: Tensor | None = None
 
@@ -73,7 +78,7 @@ class Repeats:
         if layout is None:
             return value
         known = self._of_fake.setdefault(id(value), Lying(layout, self.memory_of(value), value))
-        known.layout = layout  # a call may change how its argument lies, and return it
+        known.lies = layout  # a call may change how its argument lies, and return it
         self._firsts.setdefault(known.memory, known)
         return known
 
@@ -93,7 +98,7 @@ class Repeats:
         if not isinstance(value, Lying):
             return value
         if value.fake is None:
-            dtype, device, shape, strides, offset = value.layout
+            dtype, device, shape, strides, offset = value.lies
             first = self._firsts[value.memory]
             if first is value:
                 value.fake = torch.empty_strided(shape, strides, dtype=dtype, device=device)
@@ -118,7 +123,7 @@ class Repeats:
         return _mapped(self._given[key], lambda given: self._lying(given, memories))
 
     def _lying(self, given: Result, memories: list[int]) -> Lying:
-        found = Lying(given.layout, next(self._numbers) if given.place is None else memories[given.place])
+        found = Lying(given.lies, next(self._numbers) if given.place is None else memories[given.place])
         self._firsts.setdefault(found.memory, found)
         return found
 
@@ -131,25 +136,25 @@ class Repeats:
         own = [x.memory for x in results if isinstance(x, Lying) and x.memory not in memories]
         if results and all(_is_known(x, memories) for x in results) and len({*own}) == len(own):
             places = {memory: place for place, memory in enumerate(memories)}
-            self._given[key] = _mapped(value, lambda x: Result(x.layout, places.get(x.memory)))
+            self._given[key] = _mapped(value, lambda x: Result(x.lies, places.get(x.memory)))
 
 
-def _layout(x: Tensor) -> Layout | None:
+def _layout(x: Tensor) -> Lies | None:
     """How a tensor lies; None for what has open sizes, or is no plain memory."""
     if x.layout != torch.strided or x.is_conj() or x.is_neg() or x.is_quantized:
         return None
     shape, strides, offset = tuple(x.shape), tuple(x.stride()), x.storage_offset()
     is_closed = all(type(n) is int for n in (*shape, *strides, offset))
-    return Layout(x.dtype, x.device, shape, strides, int(offset)) if is_closed else None
+    return Lies(x.dtype, x.device, shape, strides, int(offset)) if is_closed else None
 
 
 def _is_known(x: Any, memories: list[int]) -> bool:
     """Whether a result lies in an argument's memory, or fills memory of its own."""
     if not isinstance(x, Lying) or x.fake is None:
         return False
-    _, _, shape, strides, offset = x.layout
+    _, _, shape, strides, offset = x.lies
     last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    size = 0 if 0 in shape else (last + 1) * x.layout.dtype.itemsize
+    size = 0 if 0 in shape else (last + 1) * x.lies.dtype.itemsize
     return x.memory in memories or (offset == 0 and x.fake.untyped_storage().nbytes() == size)
 
 
@@ -161,7 +166,7 @@ def _key(x: Any, values: Mapping[Node, Any], memories: list[int]) -> Hashable:
         case Lying():
             if x.memory not in memories:
                 memories.append(x.memory)
-            return x.layout, memories.index(x.memory)
+            return x.lies, memories.index(x.memory)
         case list() | tuple():
             return type(x), *(_key(item, values, memories) for item in x)
         case bool() | int() | float() | str() | None:

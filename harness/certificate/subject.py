@@ -51,7 +51,7 @@ def check_subject(certificate: Certificate) -> None:
 
 def covers_any_number(certificate: Certificate) -> bool:
     """Whether a checked certificate shows that any number of steps from equal state has equal bits: it is of a whole
-    step, all of which is PROVED, and nothing is drawn, so that the next step begins from equal state again."""
+    step, every output is PROVED, and nothing is drawn, so that the next step begins from equal state again."""
     calls = (*certificate.reference.calls, *certificate.candidate.calls)
     is_whole = any(call.op == "input" and call.name.startswith(STATE) for call in calls)
     return is_whole and not any(call.random for call in calls) and {x for _, x in certificate.answers} == {"PROVED"}

@@ -124,7 +124,7 @@ class Subject:
 
 
 def _is_nan(*values: Any) -> bool:
-    """Whether a value is one of which proofs say nothing."""
+    """Whether a value holds a NaN, which proofs do not cover."""
     return any(isinstance(x, torch.Tensor) and bool(x.isnan().any()) for x in values)
 
 

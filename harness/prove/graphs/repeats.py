@@ -48,7 +48,7 @@ class Result(NamedTuple):
 
 @dataclass(eq=False)
 class Lying:
-    """A tensor of which no more is known than how it lies, and in which memory; `fake` is None until it is needed."""
+    """A tensor known by how it lies and in which memory; `fake` is None until it is needed."""
 
     lies: Lies
     memory: int

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bitproof.harness.capture.digest import digest
-from bitproof.harness.graph.offload_operators import OFFLOAD, RELOAD, WAIT_OFFLOAD, WAIT_RELOAD, copy_stream
+from bitproof.harness.graph.offload_operators import OFFLOAD, RELOAD, WAIT_OFFLOAD, WAIT_RELOAD, copy_stream, land
 from bitproof.harness.graph.operators import name_of
 from bitproof.harness.torch_compat import TorchDispatchMode, sleep_on_stream
 
@@ -233,6 +233,17 @@ def _freed_while_reloaded(num: int, device: torch.device) -> Tensor:
     return x
 
 
+def _read_by_the_host(num: int, device: torch.device) -> Tensor:
+    """The host may read a copy once it has waited for it."""
+    other = filled(num, _OTHER, device)
+    land(OFFLOAD(other))  # pinned memory of that size holds other values then
+    x = filled(num, TEST_VALUE, device)
+    lag_copies(device)
+    host = OFFLOAD(x)
+    land(host)
+    return host
+
+
 def _back(host: Tensor, device: torch.device) -> Tensor:
     return WAIT_RELOAD(RELOAD(host, device.type))
 
@@ -244,6 +255,7 @@ OFFLOADS: dict[str, Callable[[int, torch.device], Tensor]] = {
     "reloaded where something else is being written": _reloaded_where_others_wrote,
     "read after its reload was waited for": _read_after_the_wait,
     "freed while it is reloaded": _freed_while_reloaded,
+    "read by the host": _read_by_the_host,
 }
 """Ways in which a copy is caught where one of its guards is missing, each of another guard."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from bitproof.harness.gpu_checks import checks
 from bitproof.harness.graph import offload_operators
@@ -36,16 +36,25 @@ class Stream:
             self.done += 1
             self.calls[self.done - 1]()
 
-    def record_event(self) -> tuple[Stream, int]:
-        return self, len(self.calls)
+    def record_event(self) -> Event:
+        return Event(self, len(self.calls))
 
-    def wait_event(self, event: tuple[Stream, int]) -> None:
+    def wait_event(self, event: Event) -> None:
         if self._may_wait():
-            stream, until = event
-            self.launch(lambda: stream.run(until))
+            self.launch(event.synchronize)
 
     def wait_stream(self, other: Stream) -> None:
         self.wait_event(other.record_event())
+
+
+class Event(NamedTuple):
+    """A place among a stream's calls. The host that waits for it makes the stream run up to there."""
+
+    stream: Stream
+    until: int
+
+    def synchronize(self) -> None:
+        self.stream.run(self.until)
 
 
 class Memory:
@@ -53,7 +62,7 @@ class Memory:
 
     def __init__(self, num: int) -> None:
         self.values: list[float] = [0.0] * num
-        self.users: list[tuple[Stream, int]] = []
+        self.users: list[Event] = []
 
 
 class LaggingTensor:
@@ -83,7 +92,8 @@ class LaggingTensor:
         return "target" if self.owner.is_reloading else "source"
 
     def read(self) -> list[float]:
-        self.owner.current.run()
+        if self.is_cuda:
+            self.owner.current.run()
         return list(self.memory.values)
 
     def __del__(self) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+import textwrap
 import time
 
 import pytest
@@ -10,6 +13,7 @@ import torch
 from bitproof.harness.gpu_checks import checks, run
 from bitproof.harness.gpu_checks.checks import ALONE, TOGETHER, Setting, check_attention, check_digests, sizes
 from bitproof.harness.gpu_checks.found import CheckResult
+from bitproof.harness.graph import offload_operators
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.reference.parallel import collectives, device_order_group, mesh
 from bitproof.reference.parallel.other_order_group import OtherOrderGroup
@@ -66,7 +70,7 @@ def test_a_copy_that_comes_back_with_other_bits_fails(monkeypatch):
     monkeypatch.setattr(checks, "WAIT_RELOAD", lambda x: x if x.numel() < 50_000 else torch.zeros_like(x))
     is_ok, found = checks.check_offload(CPU)
     assert not is_ok and found.startswith(
-        "6 ways in which one stream lags behind another, 4 sizes of each, 10 with other"
+        "7 ways in which one stream lags behind another, 4 sizes of each, 10 with other"
     )
     assert found.endswith("; first offloaded while it is computed, 70000 elements")
 
@@ -91,6 +95,43 @@ def test_offload_fails_where_a_guard_is_taken_away(lagging, name):
     lost = lagging(without=GUARDS[name])
     assert name in lost
     assert lost == [name] or GUARDS[name] == "wait_reload", "nothing that comes back may be read without that"
+
+
+def weakened():
+    """The functions that copy, each without one of the lines that wait, or with its event recorded too early."""
+    for function in (offload_operators.begin_copy, offload_operators.end_copy, offload_operators.land):
+        lines = textwrap.dedent(inspect.getsource(function)).splitlines()
+        for number, line in enumerate(lines):
+            indent = line[: len(line) - len(line.lstrip())]
+            if re.search(r"\.(wait_stream|wait_event|record_stream|synchronize)\(", line):
+                yield (
+                    f"without {line.strip()}",
+                    function.__name__,
+                    [*lines[:number], f"{indent}pass", *lines[number + 1 :]],
+                )
+            elif ".record_event()" in line:
+                early = [*lines[: number - 1], line, lines[number - 1], *lines[number + 1 :]]
+                yield f"too early {line.strip()}", function.__name__, early
+
+
+WEAKENED = {told: (name, "\n".join(lines)) for told, name, lines in weakened()}
+
+
+def test_every_line_that_waits_is_taken_away():
+    """Whatever asks for a stream or an event is one of those lines, or what they are asked for."""
+    text = inspect.getsource(offload_operators)
+    asked = re.findall(r"\.(wait_\w+|record_\w+|synchronize)\(", text)
+    assert len(asked) == len(WEAKENED) == 5
+
+
+@pytest.mark.parametrize("told", WEAKENED)
+def test_offload_fails_without_any_one_of_the_lines_that_wait(lagging, monkeypatch, told):
+    name, text = WEAKENED[told]
+    made = {}
+    exec(compile("from __future__ import annotations\n" + text, name, "exec"), offload_operators.__dict__, made)
+    monkeypatch.setattr(offload_operators, name, made[name])
+    monkeypatch.setattr(checks, "land", offload_operators.land)
+    assert lagging()
 
 
 @pytest.fixture

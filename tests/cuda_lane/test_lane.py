@@ -171,3 +171,38 @@ def test_a_defect_that_only_the_cuda_form_has_is_different_in_the_lane_alone(cas
     plain = ["-m", "bitproof", "run", "--device", "cpu"]
     case, _ = run(plain, *arguments, report_dir=tmp_path / "plain")
     assert case["verdict"] == "EQUAL"
+
+
+SPOILED = """
+import json, sys
+from dataclasses import replace
+from bitproof.harness.case import Case
+from tests.cuda_lane import graphs, stand_in
+stand_in.load()
+from tests.cuda_lane import defects
+case = Case.from_dict(json.loads(open(sys.argv[1]).read()))
+case = replace(case, model=replace(case.model, layers=2))
+changes = defects.forget_the_wait_for_a_reload, defects.fetch_numbers_one_by_one
+print([graphs.hold([case], *change) for change in ((), changes[:1], changes[1:])])
+"""
+
+
+@pytest.mark.slow
+def test_a_graph_for_cuda_is_held_to_its_waits_and_to_few_of_the_hosts(case_file):
+    command = [sys.executable, "-c", SPOILED, str(case_file)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
+    *lines, statuses = done.stdout.splitlines() or [done.stderr]
+    assert statuses == "[0, 1, 1]", done.stdout + done.stderr
+    right, hazard, waits = (line for line in lines if line.startswith(("pass", "FAIL")))
+    assert right.startswith("pass") and right.endswith("the host waits 4 times of 6")
+    assert "before anything waits for it" in hazard and "missing: bitproof.wait_reload of `" in hazard
+    assert waits.endswith("the host waits 8 times for the device, at most 6 are allowed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["1/3", "2/3", "3/3"])
+def test_no_graph_that_is_right_has_a_hazard_for_cuda(part):
+    command = [sys.executable, str(Path(__file__).with_name("graphs.py")), "--slice", part]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=1200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "FAIL" not in done.stdout and done.stdout.count("pass  ") > 10

@@ -3,12 +3,16 @@
 NCCL chooses the order of a sum by algorithm, message size and the ranks' positions in its rings, and documents none of
 it: a bucketed reduce-scatter may add in another order than the ones that it replaces. Here NCCL only moves bits. One
 all-to-all exchanges the parts, and each rank adds them in ascending rank order when it waits. A reduce-scatter moves as
-much as a ring, (W - 1) / W of the input from each rank. An all-reduce moves W / 2 times as much as a ring, as every
-rank gathers all inputs; all-reduced tensors are small here.
+much as a ring, (W - 1) / W of the input from each rank, and needs memory for its input once more, and for its result.
+
+In an all-reduce of a small tensor every rank gathers all inputs, W / 2 times what a ring moves. A larger one, whose
+inputs take more than `MOST_GATHERED` bytes, is a reduce-scatter and, in the wait, an all-gather of its parts: it moves
+as much as a ring, and needs memory for its input twice more, however many ranks there are.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +25,10 @@ from bitproof.harness.torch_distributed import flat_collectives
 from bitproof.reference.parallel.rank_order_group import RankOrderGroup, sum_in_rank_order
 
 # W ranks of the group; N elements of one rank's part
+
+
+MOST_GATHERED = 64 * 2**20
+"""The most bytes that an all-reduce gathers on a rank."""
 
 
 class DeviceOrderGroup(RankOrderGroup):
@@ -53,11 +61,30 @@ class DeviceOrderGroup(RankOrderGroup):
         return _Held(work, sent_WN, lambda: output_N.view(-1).copy_(self._sum(received_WN)))
 
     def _all_reduce(self, x: Tensor) -> Work:
+        if self.size() * x.nbytes > MOST_GATHERED:
+            return self._all_reduce_by_parts(x)
         gathered_WN = x.new_empty(self.size(), x.numel())
         work = self._all_gather(gathered_WN, x)
         return _Held(work, gathered_WN, lambda: x.copy_(self._sum(gathered_WN).view_as(x)))
 
+    def _all_reduce_by_parts(self, x: Tensor) -> Work:
+        """Let each rank sum one of W equal parts, and gather the sums."""
+        sent_WN = x.new_zeros(self.size(), -(-x.numel() // self.size()))
+        sent_WN.view(-1)[: x.numel()].copy_(x.reshape(-1))
+        received_WN = torch.empty_like(sent_WN)
+        work = self._moved(received_WN, sent_WN, [], [])
+
+        def finish() -> None:
+            sum_N = self._sum(received_WN)
+            gathering = self._all_gather(received_WN, sum_N)
+            gathering.wait()
+            x.copy_(received_WN.view(-1)[: x.numel()].view_as(x))
+
+        return _Held(work, sent_WN, finish)
+
     def _sum(self, parts_WN: Tensor) -> Tensor:
+        if parts_WN.is_cuda and parts_WN.is_floating_point() and sums_in_one_kernel(parts_WN.device, parts_WN.dtype):
+            return sum_in_one_kernel(parts_WN)
         return sum_in_rank_order(parts_WN)
 
     def _moved(self, output: Tensor, x: Tensor, output_splits: list[int], input_splits: list[int]) -> Work:
@@ -82,3 +109,26 @@ class _Held(Work):
         if finish is not None:
             finish()
         return True
+
+
+def sum_in_one_kernel(parts_WN: Tensor) -> Tensor:
+    """As `sum_in_rank_order`, with equal bits, by Triton's kernel, which reads each part once."""
+    from bitproof.reference.parallel.rank_order_kernel import add_parts
+
+    parts_WN = parts_WN if parts_WN[0].is_contiguous() else parts_WN.contiguous()
+    total_N = torch.empty_like(parts_WN[0])
+    add_parts(parts_WN, total_N)
+    return total_N
+
+
+@functools.cache
+def sums_in_one_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernel runs on a device, and gives sums that depend on their order the bits of additions."""
+    large = 2 / torch.finfo(dtype).eps  # in ascending order 1 is lost in it before it goes, in others not
+    ordered_W = torch.tensor([large, 1.0, -large, 1.0], dtype=dtype, device=device)
+    many_WN = torch.randn(4, 4097, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    known_WN = torch.cat([ordered_W.unsqueeze(1).expand(4, 3), many_WN, many_WN.flip(0) * large], dim=1)
+    try:
+        return torch.equal(sum_in_one_kernel(known_WN), sum_in_rank_order(known_WN))
+    except Exception:  # no Triton, or no compiler for it
+        return False

@@ -163,10 +163,10 @@ class _AllOf(Work):
 
 
 def sum_in_rank_order(parts_WN: Tensor) -> Tensor:
-    """Sum each rank's part, (N,), element by element in the order ((r0 + r1) + r2) + ..."""
-    total_N = parts_WN[0]
+    """Sum each rank's part, (N,), in the order ((r0 + r1) + r2) + ..., with memory for the sum alone."""
+    total_N = parts_WN[0].clone()
     for part_N in parts_WN[1:]:
-        total_N = total_N + part_N
+        total_N += part_N
     return total_N
 
 

@@ -37,6 +37,7 @@ DEVICES = (0, 7)
 CAPABILITIES = "80,90,100"
 COMPILED = tuple(name for name, case in CASES.items() if case.pipeline.compiles)
 OWN = "digests (harness/capture/xxh3_kernel.py)"
+SUMS = "sums in rank order (rank_order_kernel.py)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +74,11 @@ def main(arguments: list[str]) -> int:
         return 3
     stand_in.build()
     failed = 0
-    for name in (OWN, *options.cases.split(",")):
+    for name in (OWN, SUMS, *filter(None, options.cases.split(","))):
         for capability in options.capabilities.split(","):
             found = [
-                _in_a_process(name, capability, str(device)) for device in (DEVICES if name != OWN else DEVICES[:1])
+                _in_a_process(name, capability, str(device))
+                for device in (DEVICES if name not in (OWN, SUMS) else DEVICES[:1])
             ]
             problems = [problem for problem in found if isinstance(problem, str)] or _problems(found)
             failed += bool(problems)
@@ -116,6 +118,8 @@ def compile_one(name: str, capability: int, device: int) -> Compiled:
     """In a process of its own: compile our kernel, or a case's graph, for a GPU of this capability and index."""
     if name == OWN:
         return _compile_own(capability)
+    if name == SUMS:
+        return _compile_sums(capability)
     stand_in.load()
     from tests.cuda_lane import operators
 
@@ -159,6 +163,39 @@ def _compile_own(capability: int) -> Compiled:
         kernels={"hash_leaf": len(compiled.asm["cubin"])},
         variants={"hash_leaf": 1},
     )
+
+
+def _compile_sums(capability: int) -> Compiled:
+    import hashlib
+
+    kernels = _kernels_of_sums(capability)
+    return Compiled(
+        generated_hash=hashlib.sha256("".join(x.asm["ttir"] for x in kernels.values()).encode()).hexdigest(),
+        kernels={name: len(x.asm["cubin"]) for name, x in kernels.items()},
+        variants=dict.fromkeys(kernels, 1),
+    )
+
+
+def compile_sums(capability: int) -> dict[str, tuple[int, str]]:
+    """Of the kernel that adds in rank order, by element type: the bytes of shared memory, and its assembly."""
+    return {name: (x.metadata.shared, x.asm["ptx"]) for name, x in _kernels_of_sums(capability).items()}
+
+
+def _kernels_of_sums(capability: int) -> dict[str, Any]:
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from bitproof.reference.parallel.rank_order_kernel import BLOCK, add_in_rank_order
+
+    found = {}
+    sizes = {"stride": "i64", "num_elements": "i64", "num_ranks": "i32", "block": "constexpr", "kind": "constexpr"}
+    for name, kind in (("fp32", 0), ("fp64", 0), ("fp16", 1), ("i16", 2)):
+        signature = {"parts": f"*{name}", "total": f"*{name}"} | sizes
+        aligned = {(argument,): [["tt.divisibility", 16]] for argument in range(2)}
+        constants = {"block": BLOCK, "kind": kind}
+        source = triton.compiler.ASTSource(add_in_rank_order, signature=signature, constexprs=constants, attrs=aligned)
+        found[name] = triton.compile(source, target=GPUTarget("cuda", capability, 32))
+    return found
 
 
 def pretend(capability: int) -> None:

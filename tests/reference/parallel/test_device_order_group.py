@@ -6,10 +6,12 @@ import torch.distributed as dist
 
 from bitproof.harness.case import Parallelism
 from bitproof.harness.torch_distributed import register_group
+from bitproof.reference.parallel import device_order_group
 from bitproof.reference.parallel import mesh as meshes
 from bitproof.reference.parallel.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from bitproof.reference.parallel.device_order_group import DeviceOrderGroup
 from bitproof.reference.parallel.mesh import FSDP
+from bitproof.reference.parallel.rank_order_group import sum_in_rank_order
 from tests.ranks import on_ranks
 
 pytestmark = pytest.mark.ranks
@@ -47,6 +49,23 @@ def test_sums_are_in_ascending_rank_order_and_have_the_bits_of_the_rank_order_gr
         ]
 
     assert on_own_group(body) == [[[1.0], [1.0] * 3, True]] * 4
+
+
+@pytest.mark.parametrize("num", [1, 3, 33])
+def test_a_large_all_reduce_by_parts_has_the_bits_of_a_small_one_that_gathers(num, monkeypatch):
+    def body(mesh):
+        values = torch.randn(num, 3, generator=torch.Generator().manual_seed(mesh.rank)).t() * PARTS[mesh.rank]
+        small = all_reduce(values, OWN)
+        monkeypatch.setattr(device_order_group, "MOST_GATHERED", 4 * values.nbytes - 1)
+        summed = []
+        monkeypatch.setattr(
+            device_order_group,
+            "sum_in_rank_order",
+            lambda parts: summed.append([*parts.shape]) or sum_in_rank_order(parts),
+        )
+        return torch.equal(small, all_reduce(values, OWN)), summed
+
+    assert on_own_group(body) == [[True, [[4, -(-num * 3 // 4)]]]] * 4
 
 
 def test_a_fused_reduce_scatter_has_the_bits_of_two():

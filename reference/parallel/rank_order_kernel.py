@@ -1,0 +1,61 @@
+"""The sum over ranks in ascending rank order as one Triton kernel: each part is read once, and the sum written once.
+
+Additions of one rank at a time would read and write the sum W - 1 times, and need memory for it twice. Each program
+adds its elements in registers, in the order ((r0 + r1) + r2) + ..., and rounds to the tensors' dtype after every
+addition, as torch does; it adds 16-bit floats in float32. It rounds to bfloat16 by arithmetic on bits, so that no
+compiler and no GPU decides how: to nearest, ties to even, and NaN to 0x7fc0.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+# W ranks of the group; N elements of one rank's part
+
+BLOCK = 1024
+_BFLOAT16, _HALF, _OTHER = tl.constexpr(2), tl.constexpr(1), tl.constexpr(0)
+
+
+def add_parts(parts_WN: torch.Tensor, total_N: torch.Tensor) -> None:
+    """Write the sum of each rank's part, (N,), in rank order. Each part and the sum are contiguous and of one dtype."""
+    kind = {torch.bfloat16: 2, torch.float16: 1}.get(parts_WN.dtype, 0)
+    stride, num = parts_WN.stride(0), total_N.numel()
+    if kind == 2:
+        parts_WN, total_N = parts_WN.view(torch.int16), total_N.view(torch.int16)
+    with torch.cuda.device_of(parts_WN):
+        add_in_rank_order[(triton.cdiv(num, BLOCK),)](parts_WN, total_N, stride, num, len(parts_WN), BLOCK, kind)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def add_in_rank_order(
+    parts: tl.tensor,
+    total: tl.tensor,
+    stride: tl.int64,
+    num_elements: tl.int64,
+    num_ranks: tl.int32,
+    block: tl.constexpr,
+    kind: tl.constexpr,
+) -> None:
+    """Add the parts of this program's elements. Those of bfloat16 come as integers."""
+    places = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    mask = places < num_elements
+    found = tl.load(parts + places, mask)
+    if kind == _BFLOAT16:
+        found = (found.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    for rank in range(1, num_ranks):
+        part = tl.load(parts + rank * stride + places, mask)
+        if kind == _BFLOAT16:
+            found += (part.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+            bits = found.to(tl.int32, bitcast=True)
+            bits = tl.where(found == found, bits + 0x7FFF + ((bits >> 16) & 1), 0x7FC00000)
+            found = (bits & -65536).to(tl.float32, bitcast=True)
+        elif kind == _HALF:
+            found = (found.to(tl.float32) + part.to(tl.float32)).to(tl.float16)
+        else:
+            found += part
+    if kind == _BFLOAT16:
+        tl.store(total + places, (found.to(tl.int32, bitcast=True) >> 16).to(tl.int16), mask)
+    else:
+        tl.store(total + places, found, mask)

@@ -22,7 +22,7 @@ def check_data(data: str | Path | None) -> str | None:
     return None if data is None else data_of_file(Path(data))
 
 
-_DATA = option("--data", CHANGES, "Text to train on instead of the default.", kind=str | Path | None, metavar="FILE")
+_DATA = option("--data", CHANGES, "Train on this text instead of the default.", kind=str | Path | None, metavar="FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +30,13 @@ class Changes:
     """What a call changes about every case that it selects. None leaves a case as it is."""
 
     candidate: str | None = setting(
-        None, "--candidate", CHANGES, "Another candidate system.", metavar="SYSTEM", names_code=True
+        None, "--candidate", CHANGES, "Use this system as the candidate.", metavar="SYSTEM", names_code=True
     )
     reference: str | None = setting(
-        None, "--reference", CHANGES, "Another reference system.", metavar="SYSTEM", names_code=True
+        None, "--reference", CHANGES, "Use this system as the reference.", metavar="SYSTEM", names_code=True
     )
-    steps: int | None = setting(None, "--steps", CHANGES, "Another number of training steps.", metavar="N", least=1)
-    world_size: int | None = setting(None, "--world-size", CHANGES, "Another number of ranks.", metavar="N", least=1)
+    steps: int | None = setting(None, "--steps", CHANGES, "Take N training steps.", metavar="N", least=1)
+    world_size: int | None = setting(None, "--world-size", CHANGES, "Use N ranks.", metavar="N", least=1)
     data: str | None = settings(
         None,
         _DATA,
@@ -47,7 +47,7 @@ class Changes:
         (),
         "--chunk-modules",
         CHANGES,
-        "Run these modules in two chunks, in place of the case's own: layers.*.moe. Repeatable.",
+        "Chunk these modules instead of the case's own, for example layers.*.moe. Repeatable.",
         metavar="PATTERN",
     )
     chunk_dim: Literal["batch", "seq"] | None = setting(None, "--chunk-dim", CHANGES, "Cut the chunks along this dim.")
@@ -61,14 +61,14 @@ class Changes:
         (),
         "--observe",
         CHANGES,
-        "Record what these modules return, and its gradients, too: layers.*, or layers.** for all in them. Repeatable.",
+        "Also record these modules' outputs and gradients: layers.*, or layers.** with submodules. Repeatable.",
         metavar="PATTERN",
     )
     preload: tuple[str, ...] = setting(
         (),
         "--preload",
         CHANGES,
-        "Import this module once, in the process that ranks are forked from: of a framework. Repeatable.",
+        "Import this module (for example a framework) once, in the process that ranks are forked from. Repeatable.",
         metavar="MODULE",
     )
 

@@ -114,13 +114,13 @@ class RunOptions:
     """
 
     inject: str | None = setting(
-        None, "--inject", PIPELINE, "Put a deliberate defect in the candidate.", metavar="FAULT"
+        None, "--inject", PIPELINE, "Plant a deliberate defect in the candidate.", metavar="FAULT"
     )
     extra_passes: tuple[str, ...] = setting(
         (),
         "--extra-pass",
         PIPELINE,
-        "Put a pass of your own into the candidate graph, by default after all that rewrite it. Repeatable.",
+        "Run a pass of your own on the candidate's graph, by default after all passes that rewrite it. Repeatable.",
         keyword="extra_passes",
         metavar=SYNTAX,
         names_code=True,
@@ -136,7 +136,7 @@ class RunOptions:
         option(
             "--no-kept-graph",
             PIPELINE,
-            "Trace every graph again, and keep none: see BITPROOF_CACHE in the documents.",
+            "Trace every graph again; neither read nor write the graph cache ($BITPROOF_CACHE).",
             kind=bool,
             default=False,
         ),
@@ -148,7 +148,7 @@ class RunOptions:
         option(
             "--precompiled",
             PIPELINE,
-            "Let the candidate's ranks read this precompiled step, and trace none.",
+            "Let the candidate's ranks load this precompiled step instead of tracing one.",
             kind=str | Path | None,
             metavar="DIR",
         ),
@@ -156,20 +156,20 @@ class RunOptions:
         tell=lambda folder: {"precompiled": folder},
     )
     trust_compiled: bool = setting(
-        False, "--trust-compiled", PIPELINE, "Let a precompiled step run the code that was compiled for it."
+        False, "--trust-compiled", PIPELINE, "Allow a precompiled step to run its compiled code."
     )
     device: DeviceRequest = setting("auto", "--device", MACHINE, "Where ranks compute.")
     share_gpus: bool = setting(
         False,
         "--share-gpus",
         MACHINE,
-        "With --device cuda, let ranks share GPUs over gloo where there are too few.",
+        "With --device cuda, let ranks share GPUs over gloo if there are too few.",
     )
     collectives: CollectivesRequest = setting(
         "auto",
         "--collectives",
         MACHINE,
-        "Where ranks meet: shared memory, or gloo's sockets, with the same bits; native: NCCL's own sums.",
+        "How ranks communicate: by shared memory or gloo's sockets, with the same bits; native: with NCCL's own sums.",
     )
     control: Control = settings(
         "always",
@@ -195,14 +195,14 @@ class RunOptions:
         option(
             "--stress",
             CHECKS,
-            "Run each system once more, with random sleeps and other values in fresh memory.",
+            "Run each system once more, with random sleeps and with other values in uninitialized memory.",
             kind=bool,
             default=False,
         ),
         option(
             "--stress-threads",
             CHECKS,
-            "Under stress, use N threads an operator. Right kernels may differ too.",
+            "Under stress, use N threads per operator. Correct kernels may differ, too.",
             kind=int | None,
             metavar="N",
             least=2,
@@ -215,7 +215,7 @@ class RunOptions:
         option(
             "--names",
             CHECKS,
-            "JSON object from the candidate's own names to the reference's.",
+            "JSON object that maps the candidate's names to the reference's.",
             kind=Mapping[str, str] | str | Path | None,
             typed=Path | None,
             metavar="FILE",
@@ -236,14 +236,14 @@ class RunOptions:
         option(
             "--baseline",
             CHECKS,
-            "Hold each system against its baseline, as `record --baseline` made it.",
+            "Compare each system with its baseline, made by `record --baseline`.",
             kind=bool,
             default=False,
         ),
         option(
             "--baseline-dir",
             CHECKS,
-            "The baselines' folder. [default: baselines]",
+            "Directory of baselines. [default: baselines]",
             kind=str | Path | None,
             metavar="DIR",
         ),
@@ -267,7 +267,7 @@ class RunOptions:
         option(
             "--sensitivity",
             CHECKS,
-            "Measure how much of a step each case sees, as `sensitivity` does.",
+            "Measure how much of a step each case would notice, as `sensitivity` does.",
             kind=bool,
             default=False,
         ),
@@ -275,13 +275,13 @@ class RunOptions:
         tell=lambda effort: {"sensitivity": effort is not None},
     )
     timeout: float = setting(
-        600.0, "--timeout", TIME, "Longest time for a case.", metavar="SECONDS", least=1, problem=check_seconds
+        600.0, "--timeout", TIME, "Time limit of a case.", metavar="SECONDS", least=1, problem=check_seconds
     )
     explain_timeout: float = setting(
         600.0,
         "--explain-timeout",
         TIME,
-        "Longest time to find a cause, once there is a verdict.",
+        "Time limit of the search for a cause, after the verdict.",
         metavar="SECONDS",
         least=1,
         problem=check_seconds,
@@ -291,7 +291,7 @@ class RunOptions:
         option(
             "--jobs -j",
             TIME,
-            "Run so many cases side by side; auto: as many as find a core for each rank, and memory.",
+            "Run N cases at the same time; auto: as many as have a core per rank, and memory.",
             kind=str,
             default="1",
             metavar="N|auto",
@@ -302,9 +302,7 @@ class RunOptions:
         read=lambda jobs: "auto" if jobs == "auto" else int(jobs),
         tell=lambda jobs: {"jobs": str(jobs)},
     )
-    profile: bool = setting(
-        False, "--profile", MORE, "Write what each rank's time goes into, as a trace that Perfetto reads."
-    )
+    profile: bool = setting(False, "--profile", MORE, "Write a trace of each rank's time, for Perfetto.")
     files_baselines: bool = False
     verbose: bool = setting(False, "--verbose -v", MORE, "Write the passes' debug logs to the logs.")
 

@@ -25,7 +25,7 @@ class Bounds:
         if isinstance(value, kinds) and not isinstance(value, bool) and self._holds(value):
             return
         raise CaseError(
-            f"{field} is not a number that a case may have",
+            f"{field} is out of range",
             expected=f"an integer from {self.low:,} to {self.high:,}"
             if is_whole
             else f"a number from {self.low:g} to {'below ' if self.is_open else ''}{self.high:g}",

@@ -23,11 +23,11 @@ from bitproof.harness.settings import words
     only=(*ONE_CASE, "observe", *WHERE, "control", "timeout", "explain_timeout", "jobs"),
 )
 def accept_command(
-    why: Annotated[str, typer.Option(metavar="TEXT", help="The reason, which the baselines' manifests keep.")],
+    why: Annotated[str, typer.Option(metavar="TEXT", help="The reason, stored in the baselines' manifests.")],
     expression: Expression = None,
     case_files: CaseFiles = None,
-    new: Annotated[bool, typer.Option("--new", help="File a baseline, too, where there is none.")] = False,
-    baseline_dir: Annotated[Path, typer.Option("--baseline-dir", metavar="DIR", help="The baselines' folder.")] = Path(
+    new: Annotated[bool, typer.Option("--new", help="Also store a baseline where there is none.")] = False,
+    baseline_dir: Annotated[Path, typer.Option("--baseline-dir", metavar="DIR", help="Directory of baselines.")] = Path(
         "baselines"
     ),
     report_dir: ReportDir = Path("reports"),

@@ -44,7 +44,7 @@ Expression = Annotated[
     typer.Option(
         "-k",
         metavar="EXPR",
-        help="Cases to take, in pytest's -k syntax: 'moe and not seq'.",
+        help="Cases to run, in pytest's -k syntax: 'moe and not seq'.",
         rich_help_panel=CASES,
     ),
 ]

@@ -31,13 +31,13 @@ CaseFiles = Annotated[
     typer.Option(
         "--case",
         metavar="FILE",
-        help="The case in this JSON file; -k then selects among these. Repeatable.",
+        help="Take the case in this JSON file; -k then selects among such cases. Repeatable.",
         rich_help_panel=CASES,
     ),
 ]
 ReportDir = Annotated[
     Path,
-    typer.Option("--report-dir", metavar="DIR", help="Folder that holds a folder a run.", rich_help_panel=REPORTS),
+    typer.Option("--report-dir", metavar="DIR", help="Directory for run directories.", rich_help_panel=REPORTS),
 ]
 
 

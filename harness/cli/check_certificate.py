@@ -16,17 +16,17 @@ from bitproof.harness.options import RunOptions
     RunOptions,
     only=("extra_passes", "precompiled"),
     says={
-        "extra_passes": "With --retrace: the passes of your own that were proved. Repeatable.",
-        "precompiled": "With --retrace: the precompiled step that was proved.",
+        "extra_passes": "With --retrace: the proved passes of your own. Repeatable.",
+        "precompiled": "With --retrace: the proved precompiled step.",
     },
 )
 def check_certificate_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A certificate's folder, or one that holds several.")],
     second: Annotated[
-        bool, typer.Option("--second", help="Check with the second checker, too, which shares no code with the first.")
+        bool, typer.Option("--second", help="Also check with the second checker, which shares no code with the first.")
     ] = False,
     retrace: Annotated[
-        bool, typer.Option("--retrace", help="Make both graphs again and compare them. Needs torch, and this code.")
+        bool, typer.Option("--retrace", help="Make both graphs again and compare them. Needs torch and the same code.")
     ] = False,
     signers: Annotated[
         Path | None,
@@ -34,13 +34,13 @@ def check_certificate_command(
             metavar="FILE",
             exists=True,
             dir_okay=False,
-            help="Require a signature of one of these allowed signers, as ssh-keygen takes them.",
+            help="Require a signature of one of these allowed signers, in ssh-keygen's format.",
         ),
     ] = None,
     *,
     options: RunOptions,
 ) -> None:
-    """Check certificates, with nothing of torch and nothing of the prover; with --retrace also what they are about."""
+    """Check certificates without torch and without the prover; with --retrace, also the graphs that they are about."""
     from bitproof.harness.commands.check_certificate import check_certificates
 
     passes, step = options.extra_passes, options.precompiled

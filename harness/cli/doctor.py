@@ -14,16 +14,16 @@ from bitproof.harness.report.status import SUCCESS, UNJUDGED
 
 
 @command("doctor", "bitproof doctor", "bitproof doctor --device cuda --gpu")
-@takes(RunOptions, only=("device",), says={"device": "Where runs are to take place."})
+@takes(RunOptions, only=("device",), says={"device": "Where ranks compute."})
 def doctor_command(
     gpu: Annotated[
-        bool, typer.Option("--gpu", help="Try on all GPUs what steps rely on, then the three main cases.")
+        bool, typer.Option("--gpu", help="Check on all GPUs what training steps need, then run the three main cases.")
     ] = False,
     report_dir: ReportDir = Path("reports"),
     *,
     options: RunOptions,
 ) -> None:
-    """Say what this machine can run, and why not the rest."""
+    """Report what this machine can run, and why it cannot run the rest."""
     if gpu:
         raise typer.Exit(_examine_gpus(report_dir))
     from bitproof.harness.commands import doctor

@@ -41,7 +41,7 @@ DEFAULT_CASES = (
 
 _OPTIONS = ("candidate", "reference", "steps", "world_size", "observe", "device", "collectives", "timeout")
 _USUAL = {"steps": 2, "timeout": 120.0}
-_SAYS = {"steps": "Steps that each run takes.", "timeout": "Longest time for a fault."}
+_SAYS = {"steps": "Take N steps in each run.", "timeout": "Time limit of a fault."}
 
 
 @command("faults", "bitproof faults --list", "bitproof faults -k moe_seq --fault flip-bit")
@@ -50,22 +50,22 @@ def faults_command(
     expression: Expression = None,
     case_files: CaseFiles = None,
     fault: Annotated[
-        list[str] | None, typer.Option("--fault", metavar="NAME", help="Only this fault, or this family. Repeatable.")
+        list[str] | None, typer.Option("--fault", metavar="NAME", help="Plant only this fault or family. Repeatable.")
     ] = None,
-    list_only: Annotated[bool, typer.Option("--list", help="Show the catalogue, and run nothing.")] = False,
+    list_only: Annotated[bool, typer.Option("--list", help="List the catalogue, and run nothing.")] = False,
     report_dir: ReportDir = Path("reports"),
     page: Annotated[
         Path | None, typer.Option("--page", metavar="FILE", help="Write the table into this page, between its marks.")
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option("--resume", metavar="RUN_DIR", help="Go on from an earlier call, which left this folder."),
+        typer.Option("--resume", metavar="RUN_DIR", help="Continue an earlier call, from its run directory."),
     ] = None,
     *,
     changes: Changes,
     options: RunOptions,
 ) -> None:
-    """Put every fault of the catalogue into cases: which are caught, and are they found where they struck?"""
+    """Plant every fault of the catalogue in cases; report which are caught, and whether each is found in its place."""
     from bitproof.harness.commands.faults import Page, choose, faults, list_faults
 
     entries = choose(fault or ())

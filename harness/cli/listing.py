@@ -24,9 +24,9 @@ def list_command(
     expression: Expression = None,
     case_files: CaseFiles = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    systems: Annotated[bool, typer.Option("--systems", help="List the systems that cases can name instead.")] = False,
+    systems: Annotated[bool, typer.Option("--systems", help="List the named systems instead.")] = False,
 ) -> None:
-    """List the cases, or the systems that have a name of their own."""
+    """List the cases, or the named systems."""
     rows: list[dict[str, str | int]] = (
         [_describe_system(name) for name in (*NAMED, *registered())]
         if systems

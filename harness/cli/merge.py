@@ -21,7 +21,7 @@ def merge_command(
     ],
     report_dir: ReportDir = Path("reports"),
 ) -> None:
-    """Join the run folders that `run --shard` made into one; a missing shard's cases are UNVERIFIED.
+    """Join the run directories of `run --shard` into one; a missing shard's cases are UNVERIFIED.
 
     The score of a run of `bitproof faults` beside them goes into the report.
     """

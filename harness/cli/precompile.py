@@ -14,8 +14,8 @@ from bitproof.harness.options import RunOptions
 
 _OPTIONS = ("candidate", "world_size", "early_grad_accumulation", "device", "inject", "timeout")
 _SAYS = {
-    "inject": "Put a fault into what both ranks trace, to see that the comparison finds it.",
-    "timeout": "Longest time for it.",
+    "inject": "Plant a fault in both ranks' traces, to see that the comparison finds it.",
+    "timeout": "Time limit.",
 }
 
 
@@ -23,7 +23,7 @@ _SAYS = {
 @takes(Changes, RunOptions, only=_OPTIONS, says=_SAYS)
 def precompile_command(
     case: CaseName,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The step's folder; a step that is in it is replaced.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The step's directory; an older step in it is replaced.")],
     *,
     changes: Changes,
     options: RunOptions,

@@ -44,17 +44,17 @@ def prove_command(
     ] = None,
     flavor: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Another size of the model, such as debugmodel.", rich_help_panel=CHANGES),
+        typer.Option(metavar="NAME", help="Use another model size, such as debugmodel.", rich_help_panel=CHANGES),
     ] = None,
     layers: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Another number of layers.", rich_help_panel=CHANGES)
+        int | None, typer.Option(min=1, metavar="N", help="Use N layers.", rich_help_panel=CHANGES)
     ] = None,
     certificate: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write each case's certificate into a folder of this one.")
+        Path | None, typer.Option(metavar="DIR", help="Write each case's certificate below this directory.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_table: Annotated[
-        bool, typer.Option("--table", help="Print a table in Markdown, a row a case with its outputs' answers counted.")
+        bool, typer.Option("--table", help="Print a Markdown table: a row per case, with its outputs' answers counted.")
     ] = False,
     *,
     changes: Changes,

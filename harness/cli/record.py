@@ -20,8 +20,8 @@ _OPTIONS = (
     *("values", "baseline", "baseline_dir", "timeout"),
 )
 _SAYS = {
-    "baseline": "File the recording under its environment, to hold later runs against.",
-    "timeout": "Longest time for the run.",
+    "baseline": "Store the recording as the baseline of its environment, to compare later runs with.",
+    "timeout": "Time limit of the run.",
 }
 
 
@@ -35,7 +35,7 @@ def record_command(
     case: CaseName,
     system: Annotated[str, typer.Option(metavar="SYSTEM", help="The system to record.")],
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The recording's folder, which must not exist yet.")
+        Path | None, typer.Option(metavar="DIR", help="The recording's directory, which must not exist yet.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the baseline of this environment.")] = False,
     report_dir: ReportDir = Path("reports"),

@@ -25,7 +25,7 @@ def report_command(
         typer.Option(
             "--format",
             metavar="md|html|junit|sarif|json|comment|annotations",
-            help="What to print the report as; a pull request's comment, and GitHub's annotations, say what is wrong.",
+            help="The format: a whole report, or the text of a pull request's comment, or GitHub's annotations.",
         ),
     ] = "md",
     against: Annotated[

@@ -22,7 +22,7 @@ _OPTIONS = (*ONE_CASE, "early_grad_accumulation", "observe", "every_call", "no_k
 
 
 @command("sensitivity", "bitproof sensitivity -k moe_seq --sample 200", "bitproof sensitivity --case case.json")
-@takes(Changes, RunOptions, only=_OPTIONS, says={"timeout": "Longest time for a case's run."})
+@takes(Changes, RunOptions, only=_OPTIONS, says={"timeout": "Time limit of a case's run."})
 def sensitivity_command(
     expression: Expression = None,
     case_files: CaseFiles = None,
@@ -31,7 +31,7 @@ def sensitivity_command(
         typer.Option(
             min=1,
             metavar="N",
-            help="Try this many calls, drawn by the case's seed, not all.",
+            help="Try N calls, drawn by the case's seed, instead of all.",
             rich_help_panel=TIME,
         ),
     ] = None,
@@ -41,7 +41,7 @@ def sensitivity_command(
             min=0,
             callback=refuse_seconds,
             metavar="SECONDS",
-            help="Begin no further call after this time a case: what was tried is a random sample. 0: try all.",
+            help="Stop after this time per case; the calls tried are a random sample. 0: try all.",
             rich_help_panel=TIME,
         ),
     ] = 600.0,
@@ -50,7 +50,7 @@ def sensitivity_command(
     changes: Changes,
     options: RunOptions,
 ) -> None:
-    """Make each call of a step wrong by one ULP, one at a time: which would a case's comparison see?"""
+    """Make each call of a step wrong by one ULP, one at a time, and report which a case would notice."""
     from bitproof.harness.commands.sensitivity import sensitivity
 
     cases = chosen_cases(expression, case_files, changes, MAIN_CASES)

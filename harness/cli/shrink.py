@@ -22,7 +22,7 @@ _OPTIONS = (*ONE_CASE, *WHERE, "early_grad_accumulation", "inject", "extra_passe
 def shrink_command(
     case: CaseName,
     tries: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Most runs of smaller cases.", rich_help_panel=TIME)
+        int, typer.Option(min=0, metavar="N", help="At most N runs of smaller cases.", rich_help_panel=TIME)
     ] = 200,
     timeout: Annotated[
         float,
@@ -30,7 +30,7 @@ def shrink_command(
             min=1,
             callback=refuse_seconds,
             metavar="SECONDS",
-            help="Longest time to spend on them.",
+            help="Time limit of these runs.",
             rich_help_panel=TIME,
         ),
     ] = 1800.0,
@@ -39,7 +39,7 @@ def shrink_command(
     changes: Changes,
     options: RunOptions,
 ) -> None:
-    """Make a failing case as small as it can be and still fail the same way, and write what shows it."""
+    """Find the smallest case that fails in the same way, and write it as files."""
     from bitproof.harness.commands.shrink import shrink_and_report
     from bitproof.harness.localize.shrink_case import Budget
 

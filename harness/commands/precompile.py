@@ -25,7 +25,7 @@ def precompile(case: Case, out: Path, options: RunOptions, tell: Callable[[str],
     refuse_torchrun("precompile", "makes a step for all ranks in one process")
     if case.candidate not in PREPARED:
         raise CaseError(
-            f"the candidate of case {case.name} runs no graph, so there is none to precompile",
+            f"the candidate of case {case.name} runs no graph to precompile",
             expected="the candidate graph, joint or precompiled",
             found=f"candidate {case.candidate}",
             fix="give --candidate graph",

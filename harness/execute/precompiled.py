@@ -87,7 +87,7 @@ def check_precompiled(case: Case, options: RunOptions) -> None:
         reads = PRECOMPILED in (case.reference, case.candidate)
         if options.trust_compiled and not reads:
             raise UsageError(
-                f"--trust-compiled is about precompiled steps, and case {case.name} reads none",
+                f"--trust-compiled needs a precompiled step, and case {case.name} loads none",
                 expected="--precompiled DIR, or the system precompiled",
                 found=f"reference {case.reference}, candidate {case.candidate}",
             )
@@ -98,7 +98,7 @@ def check_precompiled(case: Case, options: RunOptions) -> None:
         return
     if case.candidate not in PREPARED:
         raise CaseError(
-            f"the candidate of case {case.name} runs no graph, so it reads none",
+            f"the candidate of case {case.name} runs no graph, so it cannot load one",
             expected="the candidate graph, joint or precompiled with --precompiled",
             found=f"candidate {case.candidate}",
             fix="leave the case out with -k, or give --candidate precompiled",

@@ -67,7 +67,7 @@ def check_extra_passes(texts: tuple[str, ...], case: Case) -> None:
         parse_pass(text)
     if texts and case.candidate not in (*TRACED, COMPILED):
         raise CaseError(
-            f"the candidate of case {case.name} has no graph, so it has no passes",
+            f"the candidate of case {case.name} has no graph to put a pass into",
             expected="the candidate graph, joint, autoplace or compiled: --extra-pass goes into the candidate alone",
             found=f"candidate {case.candidate}",
             fix="leave the case out with -k, or give --candidate graph",

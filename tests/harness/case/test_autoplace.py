@@ -26,7 +26,7 @@ def test_a_plan_travels_with_its_case() -> None:
 @pytest.mark.parametrize("settings", [{"memory_mib": 0.0}, {"memory_mib": math.inf}, {"source": "autoparallel"}])
 def test_a_bound_is_a_finite_number_and_a_source_is_known(settings: dict[str, Any]) -> None:
     with pytest.raises(
-        CaseError, match=r"placements are asked for in an unknown way|autoplace.memory_mib is not a number"
+        CaseError, match=r"placements are asked for in an unknown way|autoplace.memory_mib is out of range"
     ):
         Autoplace(**{"memory_mib": 1.0} | settings)
 

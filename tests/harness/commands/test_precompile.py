@@ -209,7 +209,7 @@ def test_compiled_code_is_refused_before_anything_starts_unless_the_call_trusts_
     assert "fix: add --trust-compiled, if you trust everyone who can write the folder" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
     assert main(["run", "-k", "moe_seq", "--trust-compiled", "--report-dir", str(tmp_path)]) == 2
-    assert "case moe_seq reads none" in capsys.readouterr().err
+    assert "case moe_seq loads none" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ def test_compiled_code_is_refused_unless_the_call_trusts_it(tmp_path: Path) -> N
             "  fix: add --trust-compiled, if you trust everyone who can write the folder; or run without --precompiled"
         )
         check_precompiled(case, replace(given, trust_compiled=True))
-    with pytest.raises(UsageError, match="about precompiled steps, and case inductor_moe reads none"):
+    with pytest.raises(UsageError, match="needs a precompiled step, and case inductor_moe loads none"):
         check_precompiled(compiled, RunOptions(trust_compiled=True))
     check_precompiled(compiled, RunOptions())
 
@@ -96,7 +96,7 @@ def test_what_does_not_go_with_a_precompiled_step_is_refused_before_anything_sta
     options = RunOptions(precompiled=tmp_path)
     for case in (CASE, CASES["moe_seq"], CASES["joint_deepseek_ep2"]):
         check_precompiled(case, options)
-    with pytest.raises(CaseError, match="runs no graph, so it reads none"):
+    with pytest.raises(CaseError, match="runs no graph, so it cannot load one"):
         check_precompiled(replace(CASE, reference="graph", candidate="eager_chunked"), options)
     with pytest.raises(CaseError, match="compiled regions are not precompiled"):
         check_precompiled(CASES["experts_seq_regional"], options)

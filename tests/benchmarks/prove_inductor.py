@@ -178,7 +178,12 @@ def one_by_one(model: nn.Module, x: Tensor) -> list[dict[str, str | bool | None]
         return make_fx(step, **decomposed)(*(y.clone() for y in inputs))
 
     found: list[dict[str, str | bool | None]] = []
-    plain, table = traced(), select_decomp_table()
+    table = select_decomp_table()
+    try:
+        plain = traced()
+    except RuntimeError as error:  # a model that reads a number from a tensor
+        why = str(error).splitlines()[0]
+        return [{"name": "a step, traced alone", "proved": False, "changed": True, "witness": None, "why": why}]
     used = sorted({node.target for node in plain.graph.nodes if node.target in table}, key=str)
     made = {f"decomposition of {op}": lambda op=op: traced(decomposition_table={op: table[op]}) for op in used}
     made |= {name: functools.partial(_after, change, plain) for name, change in others().items()}

@@ -108,8 +108,8 @@ def _expected(case: Case) -> str:
 
 def assumptions_of(result: CaseProof) -> list[str]:
     """The assumptions of a case's proof, besides tracing."""
-    assert result.proof is not None and result.graphs is not None
-    return [*assumed(result.graphs, result.proof.table.used())]
+    proof = _whole_proof(result)
+    return [*assumed([side.graph for side in proof.sides], proof.table.used())]
 
 
 def _lines(result: CaseProof) -> list[str]:

@@ -17,7 +17,7 @@ OTHER_KINDS := (experts_seq_flex and not regional and not marked) or loop_kept_g
 
 LOCK_UV := uv
 
-.PHONY: lock run abroad wild docs test test-fast test-slow check bench operators cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases published faults sensitivity fuzz soak nightly clean
+.PHONY: lock run abroad wild docs test test-fast test-slow check bench operators cuda-wheel cuda-lane cuda-lane-debug cuda-graphs cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases published faults sensitivity fuzz soak nightly clean
 
 run: $(VENV)/ready          ## the three cases, 20 steps on 8 ranks, and three that see more; the report goes to reports/latest
 	$(BIN)/bitproof run -k '$(CASES) or $(SIGHT)'
@@ -91,6 +91,9 @@ cuda-lane: $(VENV)/ready    ## every graph case but the debug models as CUDA wou
 cuda-lane-debug: $(VENV)/ready ## the debug models in the same lane
 	$(BIN)/python tests/cuda_lane/run.py -k debug --devices 0,7 --steps 1 --report-dir reports/cuda-lane-debug
 
+cuda-graphs: $(VENV)/ready  ## which steps a CUDA graph could hold, and why not the others
+	$(BIN)/python tests/cuda_lane/captures.py
+
 cuda-indices: $(VENV)/ready ## each step of the lane traced for all eight device indices, which must be one trace
 	$(BIN)/python tests/cuda_lane/indices.py --jobs 2
 
@@ -137,7 +140,7 @@ sensitivity: $(VENV)/ready  ## every call of the three cases' steps made wrong b
 	$(BIN)/bitproof sensitivity -k '$(CASES) or $(SIGHT)' --steps 1 --observe '**'
 	$(BIN)/bitproof sensitivity -k '$(CASES)' --limit 0 --steps 1 --every-call
 
-nightly: abroad wild bench fuzz operators soak test-slow cuda-wheel cuda-lane cuda-lane-debug cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases published faults sensitivity lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
+nightly: abroad wild bench fuzz operators soak test-slow cuda-wheel cuda-lane cuda-lane-debug cuda-graphs cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases published faults sensitivity lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
 
 abroad: .venv-abroad/ready  ## trainers of torchtitan, transformers, Accelerate, Lightning and torch's pipelines: verdicts, causes, planted defects
 	.venv-abroad/bin/python tests/abroad/run.py

@@ -1,9 +1,11 @@
 """What tracing and every pass cost on the way to DeepSeek-V3's 671B parameters.
 
     python tests/benchmarks/bench_scaling.py [--depths 4,8,16,32,61] [--case transformer_batch] [--ep 64]
+        [--flavor 671B] [--tp 8 [--sequence]] [--pp 4]
 
 All published dimensions, 4 sequences of 4,096 tokens, 64 ranks, every optional pass on, values fake: nothing is
-allocated or sent. No process group is made, not even a fake one: collectives are traced by their group's name.
+allocated or sent. No process group is made, not even a fake one: collectives are traced by their group's name. With
+--pp the step is a micro-batch's, and the last row has its cut into stages.
 Each depth has a process of its own, so that its peak memory is its own.
 
 Seconds are the process's own on its one thread, so that a busy machine does not blur them; the last line has the
@@ -42,29 +44,33 @@ def main() -> None:
     parser.add_argument("--case", default="transformer_batch", choices=("transformer_batch", "moe_batch", "moe_seq"))
     parser.add_argument("--ep", type=int, default=64, help="ranks among which the experts are spread")
     parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--flavor", default="671B", help="the DeepSeek-V3 flavor that is made deeper")
+    parser.add_argument("--tp", type=int, default=1, help="ranks that share a layer")
+    parser.add_argument("--sequence", action="store_true", help="they divide the sequence between layers")
+    parser.add_argument("--pp", type=int, default=1, help="stages of a pipeline")
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(measure(options.measure, options.case, options.ep)))
+        print(json.dumps(measure(options.measure, options)))
         return
     depths = [int(depth) for depth in options.depths.split(",")]
-    for row in rows([in_own_process(depth, options.case, options.ep) for depth in depths]):
+    for row in rows([in_own_process(depth) for depth in depths]):
         print(row)
 
 
-def in_own_process(depth: int, case: str, ep: int) -> dict[str, Any]:
+def in_own_process(depth: int) -> dict[str, Any]:
     """One depth's measurement; its progress goes to stderr as it happens."""
-    command = [sys.executable, __file__, "--measure", str(depth), "--case", case, "--ep", str(ep)]
+    command = [sys.executable, __file__, *sys.argv[1:], "--measure", str(depth)]
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
 
-def measure(depth: int, case_name: str, ep: int) -> dict[str, Any]:
+def measure(depth: int, options: argparse.Namespace) -> dict[str, Any]:
     """Trace and rewrite one step: seconds, nodes and peak memory so far of each part, and of all of it."""
     import torch
 
     from bitproof.harness.systems.graph import prepare
 
     torch.set_num_threads(1)
-    case = deep_case(depth, case_name, ep)
+    case = deep_case(depth, options)
     log = _Progress(depth)
     for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.DEBUG)
@@ -81,20 +87,25 @@ def measure(depth: int, case_name: str, ep: int) -> dict[str, Any]:
     return {"depth": depth, "parts": dict(parts), "total": total, "clock_seconds": clock_seconds}
 
 
-def deep_case(depth: int, name: str, ep: int) -> Any:
-    """The named case over the 671B model of `depth` layers, 3 of them dense, on 64 ranks, with every pass."""
+def deep_case(depth: int, options: argparse.Namespace) -> Any:
+    """The chosen case over the flavor with `depth` layers, on 64 ranks, with every pass."""
     from bitproof.builtin_cases.chunking import CASES
-    from bitproof.harness.case import Batch, Memory, Model, Parallelism, Pipeline
+    from bitproof.harness.case import Batch, Memory, Model, Parallelism, Pipeline, Schedule
     from bitproof.reference import models
     from bitproof.reference.models.deepseek_v3 import FLAVORS
 
-    flavors = dict(FLAVORS) | {"deep": replace(FLAVORS["671B"], num_layers=depth)}
+    flavors = dict(FLAVORS) | {"deep": replace(FLAVORS[options.flavor], num_layers=depth)}
     models.FAMILIES["deep"] = models.FAMILIES["deepseek_v3"]._replace(flavors=flavors)
+    tp, pp = options.tp, options.pp
+    ep = min(options.ep, 64 // pp, FLAVORS[options.flavor].moe.routing.num_experts)
+    parallelism = Parallelism(world_size=64, ep=ep, tp=tp, pp=pp, sequence=options.sequence, shared_groups=pp == 1)
+    is_small = options.flavor in ("tiny", "debugmodel")
     return replace(
-        next(case for case in CASES if case.name == name),
+        next(case for case in CASES if case.name == options.case),
         model=Model(family="deep", flavor="deep"),
-        parallelism=Parallelism(world_size=64, ep=ep, shared_groups=True),
-        batch=Batch(sequences=4, seq_len=4096),
+        parallelism=parallelism,
+        batch=Batch(sequences=4 * (4 if pp > 1 else 1), seq_len=256 if is_small else 4096),
+        schedule=Schedule() if pp > 1 else None,
         memory=Memory(policy="selective"),
         pipeline=Pipeline(isolate_groups=True, bucket=True, overlap=True),
     )

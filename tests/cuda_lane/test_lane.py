@@ -30,7 +30,7 @@ from bitproof.builtin_cases import (
     trainers,
     two_layouts,
 )
-from tests.cuda_lane import stand_in
+from tests.cuda_lane import captures, stand_in
 from tests.cuda_lane.run import LANE_FILE
 from tests.cuda_lane.selection import costs, every_graph_case, slice_of, step_of
 from tests.cuda_lane.to_cpu import efficient, host_waits, map_to_cpu
@@ -83,6 +83,24 @@ def test_every_graph_case_is_every_case_whose_graph_runs_as_it_is():
             for case in family.CASES
         ),
     }
+
+
+def test_the_table_of_captures_has_every_traced_case_and_a_row_for_each_set_of_reasons():
+    names = {case.name for case in captures.graph_cases()}
+    assert {"captured_llama3", "moe_seq", "pipeline_1f1b", "inductor_moe", "joint_deepseek_ep2"} <= names
+    assert {case.name for case in every_graph_case() if case.model.flavor not in ("debugmodel", "16B")} <= names
+    found = {
+        "whole": {"obstacles": []},
+        "one": {"obstacles": [["the host waits", "layers.*.moe", 2]]},
+        "more": {"obstacles": [["the host waits", "layers.*.moe", 4]]},
+        "other": {"obstacles": [["the host waits", "layers.*.moe", 1], ["it allocates", "the model", 1]]},
+    }
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in captures.table(found).splitlines()[2:]]
+    assert rows == [
+        ["1: `whole`", "yes", "0", "\\-"],
+        ["2: `one`, `more`", "no", "2 to 4", "the host waits (`layers.*.moe`)"],
+        ["1: `other`", "no", "2", "it allocates (`the model`); the host waits (`layers.*.moe`)"],
+    ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -56,6 +56,10 @@ pipeline_llama3 = replace(
     parallelism=Parallelism(world_size=8, ep=1, tp=2, pp=4),
 )
 
+# Embeddings and projection to logits with one value, in the first and the last stage; and the same without stages.
+pipeline_tied = replace(pipeline_1f1b, name="pipeline_tied", schedule=Schedule(tied=True))
+pipeline_tied_unstaged = replace(pipeline_tied, name="pipeline_tied_unstaged", reference=pipeline_unstaged.reference)
+
 # torch's schedules add a layer's gradients over micro-batches in one order, on whichever rank the layer is.
 _TORCH = "bitproof.builtin_cases.examples.pipelined"
 schedules_gpipe = Case(
@@ -105,6 +109,8 @@ _OURS = (
     pipeline_chunked,
     pipeline_tp,
     pipeline_llama3,
+    pipeline_tied,
+    pipeline_tied_unstaged,
 )
 _TORCHS = (schedules_gpipe, schedules_interleaved, schedules_zero_bubble, schedules_unstaged, schedules_whole)
 CASES = (*_OURS, *_TORCHS)

@@ -32,6 +32,7 @@ from bitproof.reference.parallel.fsdp import fully_shard, placement_hash, shardi
 from bitproof.reference.parallel.mesh import EXPERT, FSDP, Mesh
 from bitproof.reference.parallel.tensor import split_layers
 from bitproof.reference.pipeline_stages import StagedGradients, keep_stages, mean_of_losses, micro_batches_of, stages_of
+from bitproof.reference.tied_stages import EMBEDDINGS, PROJECTION, JoinTied
 
 Observe = Callable[[Kind, str, Tensor], None]
 
@@ -96,7 +97,18 @@ def build_sharded_model(case: Case, mesh: Mesh, device: torch.device, stages: Se
         )
     dims = split_layers(model, mesh, num_tokens, plan.split if plan else None)
     replicated = plan.replicated if plan else ()
-    fully_shard(model, mesh, case.precision, case.seed, device, dims, spread=spread, replicated=replicated)
+    values_of = {PROJECTION: EMBEDDINGS} if case.schedule and case.schedule.tied else {}
+    fully_shard(
+        model,
+        mesh,
+        case.precision,
+        case.seed,
+        device,
+        dims,
+        spread=spread,
+        replicated=replicated,
+        values_of=values_of,
+    )
     if spread:
         spread_biases(model, case.seed)
     return model
@@ -158,6 +170,7 @@ class Trainer:
         self.data = TextStream(documents, case.batch, rank=mesh.coordinate(FSDP), world_size=data_ranks)
         self.gradients: GradientFunction = self.eager_gradients
         self.activations_shown_to: ShownTo = Activations(self.model, case.observe).shown_to
+        self.join_tied = JoinTied(mesh, is_cut) if case.schedule and case.schedule.tied else None
         self.graph: Any = None  # the graph that `gradients` runs, if any
         self.chunks: ChunkedModules | None = None  # the modules that eager runs in chunks
         self.chunked: dict[str, int] | None = None
@@ -192,6 +205,8 @@ class Trainer:
             loss, gradients = self.gradients(inputs)
         if self.chunks is not None:
             self.chunked = self.chunks.end_step(index)
+        if self.join_tied is not None:
+            gradients = self.join_tied(gradients)
         if loss is not None:
             observe("loss", "loss", loss.detach())
         _observe_all(observe, "grad", gradients)

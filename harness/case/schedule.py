@@ -25,6 +25,9 @@ class Schedule:
     pipeline coordinate s % pp have stage s. `order` is the order of a rank's work: "gpipe" runs all forwards, then all
     backwards; "1f1b" alternates forwards and backwards as soon as the pipeline is full, interleaved if a rank has
     several stages.
+
+    `tied`: the embeddings and the projection to logits, in the first and the last stage, have one value. Each stage has
+    a copy and its own use's gradient; both copies get the sum, once a step.
     """
 
     __pydantic_config__ = STRICT
@@ -32,6 +35,7 @@ class Schedule:
     micro_batches: int = 4
     order: Literal["gpipe", "1f1b"] = "1f1b"
     stages_per_rank: int = 1
+    tied: bool = False
 
     def __post_init__(self) -> None:
         _MICRO_BATCHES.check("schedule.micro_batches", self.micro_batches)
@@ -64,6 +68,12 @@ def check_schedule(case: Case) -> None:
             expected=f"batch.sequences a multiple of {count * of_chunks}: {count} micro-batches"
             + (" of two chunks each" if of_chunks > 1 else ""),
             found=f"batch.sequences={rows}",
+        )
+    if schedule.tied and pp == 1:
+        raise CaseError(
+            f"case {case.name} ties parameters of two stages, and has no stages",
+            expected="tied=False, or parallelism.pp > 1",
+            found=f"tied=True, parallelism.pp={pp}",
         )
     if schedule.order == "1f1b" and count < pp:
         raise CaseError(

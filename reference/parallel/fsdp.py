@@ -20,6 +20,7 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -106,6 +107,7 @@ def fully_shard(
     *,
     spread: bool = False,
     replicated: Collection[str] = (),
+    values_of: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Replace every parameter of `model`, in place, by this rank's shard with its initial values.
 
@@ -114,8 +116,9 @@ def fully_shard(
     the tensor group along that dim; if the dim is None, they stay whole and their gradients are summed over the tensor
     group. Parameters named in `replicated` are whole on every rank of the group that they would be sharded over. On the
     meta device no values are made. `initial_values` documents `spread`. A parameter of several modules is one shard,
-    with the initial values of its first name. Raises CaseError for a name in `replicated` that no parameter has, and
-    for a parameter for which its modules need different layouts.
+    with the initial values of its first name; one named in `values_of` has those of the name given there. Raises
+    CaseError for a name in `replicated` that no parameter has, and for a parameter for which its modules need different
+    layouts.
     """
     tied = _tied_parameters(model)
     shards: dict[str, tuple[Sharding, nn.Parameter]] = {}
@@ -139,7 +142,8 @@ def fully_shard(
             sharding = replace(sharding, is_summed=path in dims and dim is None, copies=copies)
             first = tied.get(path, path)
             if first not in shards:
-                shard = _initial_shard(path, parameter.shape, sharding, mesh, seed, device, spread)
+                source = values_of.get(path, path)
+                shard = _initial_shard(source, parameter.shape, sharding, mesh, seed, device, spread)
                 shards[first] = sharding, nn.Parameter(shard)
             if shards[first][0] != sharding:
                 raise CaseError(

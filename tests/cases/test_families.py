@@ -235,7 +235,9 @@ def test_captured_cases_have_no_size_that_data_decide_and_differ_from_others_in_
 
 
 def test_pipelines_are_held_against_eager_stages_and_against_none_on_four_and_eight_ranks():
-    gpipe, one, unstaged, interleaved, chunked, tensor, llama3 = (case for case in pipelines.CASES if case.schedule)
+    gpipe, one, unstaged, interleaved, chunked, tensor, llama3, tied, tied_unstaged = (
+        case for case in pipelines.CASES if case.schedule
+    )
     assert gpipe == replace(one, name="pipeline_gpipe", schedule=replace(one.schedule, order="gpipe"))
     assert (one.reference, one.stages, one.parallelism.stage_ranks, one.parallelism.ep) == ("eager", 2, 2, 2)
     assert unstaged == replace(one, name="pipeline_unstaged", reference="bitproof.reference.unstaged:eager")
@@ -243,6 +245,8 @@ def test_pipelines_are_held_against_eager_stages_and_against_none_on_four_and_ei
     assert chunked.pipeline == Pipeline(isolate_groups=True, isolate_gathers=True, bucket=True, overlap=True)
     assert (chunked.memory.policy, chunked.parallelism.world_size) == ("offload", 8)
     assert tensor == replace(one, name="pipeline_tp", steps=2, parallelism=Parallelism(world_size=8, ep=2, tp=2, pp=2))
+    for case, other in ((tied, one), (tied_unstaged, unstaged)):
+        assert case == replace(other, name=case.name, schedule=replace(other.schedule, tied=True))
     assert (llama3.model.family, llama3.stages, llama3.parallelism.tp) == ("llama3", 4, 2)
 
 

@@ -18,15 +18,17 @@ from typing import Literal
 
 from bitproof.harness.case import Case
 from bitproof.harness.commands.doctor import MAIN_CASES, Torch, probe_torch
+from bitproof.harness.gpu_checks.first_hour import FirstHour, Outcome, earlier
 from bitproof.harness.gpu_checks.found import CheckResult
 from bitproof.harness.machine.determinism import ENVIRONMENT
+from bitproof.harness.machine.gpus import gpu_topology
 from bitproof.harness.options import RunOptions
 from bitproof.harness.processes import framing
 from bitproof.harness.processes.started import Started
 from bitproof.harness.records import CaseResult, Verdict
 from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED
+from bitproof.harness.runtime.sources import own_digest
 
-Outcome = Literal["pass", "FAIL", "NOT RUN"]
 _CHECKS_SECONDS = 1800
 _CASE_SECONDS = 600.0
 _HANG_SECONDS = 60.0
@@ -50,19 +52,51 @@ class CheckLine:
 
 
 def examine_gpus(report_dir: Path, torch: Torch | str | None = None) -> Iterator[CheckLine]:
-    """Every check, as soon as it is known, on all GPUs that torch can use."""
+    """Every check, as soon as it is known, on all GPUs that torch can use.
+
+    What is found is kept in two files of `report_dir`, and a call that was cut short is gone on with
+    (`first_hour.py`). Where there is no GPU nothing is kept.
+    """
     torch = probe_torch() if torch is None else torch
     if why := why_not(torch):
         yield from _not_run((*NAMES, KILLED, HUNG, *MAIN_CASES), why)
         return
     assert not isinstance(torch, str), "it has GPUs"
-    if why := why_not_together(torch):
-        yield from run_checks("cuda", 1)
+    hour = FirstHour(about=about(torch))
+    kept = {each.name: each for each in earlier(report_dir, hour.about)}
+    began = time.monotonic()
+    for line in _lines(report_dir, torch, kept=tuple(kept)):
+        seconds, began = time.monotonic() - began, time.monotonic()
+        if line.name in kept:
+            seconds, line = kept[line.name].seconds, replace(line, found=kept[line.name].found)
+        hour = hour.plus(line.name, line.outcome, line.found, seconds)
+        hour.write(report_dir)
+        yield line
+    replace(hour, is_over=True).write(report_dir)
+
+
+def about(torch: Torch) -> dict[str, str]:
+    """The machine and the code that checks are of."""
+    return {
+        "torch": torch.version,
+        "GPUs": ", ".join(torch.gpus),
+        "how they are joined": " / ".join(gpu_topology() or ["nvidia-smi does not say"]),
+        "NCCL": "yes" if torch.nccl else "no",
+        "code": own_digest(),
+    }
+
+
+def _lines(report_dir: Path, torch: Torch, kept: tuple[str, ...]) -> Iterator[CheckLine]:
+    """Each check; what is kept of an earlier call passed, and is not tried."""
+    yield from (CheckLine(name=name, outcome="pass", found="") for name in kept)
+    why, ranks = why_not_together(torch), len(torch.gpus)
+    left = [name for name in ((*ALONE,) if why else NAMES) if name not in kept]
+    if left:
+        yield from run_checks("cuda", 1 if why else ranks, left)
+    if why:
         yield from _not_run((*TOGETHER, KILLED, HUNG, *MAIN_CASES), why)
-        return
-    ranks = len(torch.gpus)
-    yield from run_checks("cuda", ranks)
-    yield from run_cases_on(ranks, report_dir)
+    else:
+        yield from run_cases_on(ranks, report_dir, kept)
 
 
 def _not_run(names: Iterable[str], why: str) -> Iterator[CheckLine]:
@@ -90,13 +124,10 @@ def status_of(lines: list[CheckLine]) -> int:
     return UNEXPECTED if "FAIL" in outcomes else SUCCESS if outcomes == {"pass"} else UNJUDGED
 
 
-def run_checks(device: str, ranks: int) -> Iterator[CheckLine]:
-    """The checks of `gpu_checks/`, in a process that ends with them; those of one device for one rank.
-
-    One without a result has failed.
-    """
-    left = dict.fromkeys(NAMES if ranks > 1 else ALONE)
-    arguments = ["--device", device, "--ranks", str(ranks)]
+def run_checks(device: str, ranks: int, names: Iterable[str]) -> Iterator[CheckLine]:
+    """These checks of `gpu_checks/`, in a process that ends with them. One without a result has failed."""
+    left = dict.fromkeys(names)
+    arguments = ["--device", device, "--ranks", str(ranks), *(f"--name={name}" for name in left)]
     with tempfile.TemporaryDirectory(prefix="bitproof-doctor-") as folder:
         log = Path(folder, "gpu_checks.log")
         process = Started("bitproof.harness.gpu_checks.run", arguments, log=log, environment=ENVIRONMENT)
@@ -112,22 +143,25 @@ def run_checks(device: str, ranks: int) -> Iterator[CheckLine]:
         yield CheckLine(name=name, outcome="FAIL", found=f"the process that checks ended before: {last}")
 
 
-def run_cases_on(ranks: int, report_dir: Path) -> Iterator[CheckLine]:
-    """A rank that is killed, one that hangs, then the main cases, each on that many GPUs."""
+def run_cases_on(ranks: int, report_dir: Path, kept: Iterable[str] = ()) -> Iterator[CheckLine]:
+    """A rank that is killed, one that hangs, then the main cases, each on that many GPUs, but for those kept."""
     from bitproof.builtin_cases import CASES
 
     main = [replace(CASES[name], parallelism=replace(CASES[name].parallelism, world_size=ranks)) for name in MAIN_CASES]
     short = replace(main[0], steps=2)
-    yield _try(short, KILLED, f"kill-rank:rank={ranks - 1},step=1", _CASE_SECONDS, report_dir, tell_killed)
-    yield _try(short, HUNG, f"hang-rank:rank={ranks - 1},step=1", _HANG_SECONDS, report_dir, tell_hung)
+    if KILLED not in kept:
+        yield try_case(short, KILLED, f"kill-rank:rank={ranks - 1},step=1", _CASE_SECONDS, report_dir, tell_killed)
+    if HUNG not in kept:
+        yield try_case(short, HUNG, f"hang-rank:rank={ranks - 1},step=1", _HANG_SECONDS, report_dir, tell_hung)
     for case in main:
-        yield _try(case, case.name, None, _CASE_SECONDS, report_dir, tell_main)
+        if case.name not in kept:
+            yield try_case(case, case.name, None, _CASE_SECONDS, report_dir, tell_main)
 
 
 Tell = Callable[[CaseResult, int], tuple[bool, str]]
 
 
-def _try(
+def try_case(
     case: Case,
     name: str,
     inject: str | None,

@@ -1,4 +1,6 @@
-"""Run the checks, each in separate processes that end with it: `harness.gpu_checks.run FD --device cuda --ranks 8`.
+"""Run checks, each in separate processes that end with it:
+
+    harness.gpu_checks.run FD --device cuda --ranks 8 --name digests --name offload
 
 A check that crashes, raises or exceeds its time has failed, and the others still run. Each result is sent through FD
 immediately.
@@ -12,12 +14,12 @@ import os
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 
 import torch
 
 from bitproof.harness.case import Parallelism
-from bitproof.harness.gpu_checks.checks import ALONE, TOGETHER, Answer, Setting, check_native_sums
+from bitproof.harness.gpu_checks.checks import ALONE, NAMES, TOGETHER, Answer, Setting, check_native_sums
 from bitproof.harness.gpu_checks.found import CheckResult
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.machine.nccl import pin_nccl
@@ -29,15 +31,19 @@ from bitproof.harness.processes.watching import Watch
 SECONDS = 180.0
 
 
-def run_checks(setting: Setting, seconds: float = SECONDS) -> Iterator[CheckResult]:
-    """Every check, each in processes that are forked for it; of one rank, those that need no other.
+def run_checks(setting: Setting, seconds: float = SECONDS, names: Container[str] = NAMES) -> Iterator[CheckResult]:
+    """The checks of these names, each in processes that are forked for it; of one rank, those that need no other.
 
     This process touches no device: it is forked from.
     """
     set_determinism(0)  # imports what takes a second, once
     for name, alone in ALONE.items():
+        if name not in names:
+            continue
         yield _forked(name, [_on_one_device(alone, setting)], seconds)
     for name, together in TOGETHER.items() if setting.ranks > 1 else ():
+        if name not in names:
+            continue
         with tempfile.TemporaryDirectory(prefix="bitproof-gpu-") as folder:
             yield _forked(name, [_on_a_rank(together, setting, f"{folder}/store")] * setting.ranks, seconds)
 
@@ -111,7 +117,8 @@ def main() -> None:
     parser.add_argument("answers", type=int, help="file descriptor to answer through")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--name", action="append", required=True, help="a check to run")
     options = parser.parse_args()
     os.set_inheritable(options.answers, False)
-    for found in run_checks(Setting(device=options.device, ranks=options.ranks)):
+    for found in run_checks(Setting(device=options.device, ranks=options.ranks), names=options.name):
         send(options.answers, found)

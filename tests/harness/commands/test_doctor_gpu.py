@@ -55,10 +55,10 @@ def test_without_a_gpu_nothing_is_run_and_every_line_says_so(tmp_path, torch, wh
 )
 def test_without_gpus_that_nccl_could_join_what_needs_one_device_is_run_and_no_more(monkeypatch, tmp_path, torch, why):
     monkeypatch.setattr(
-        doctor_gpu, "run_checks", lambda device, ranks: [CheckLine(name=device, outcome="pass", found="")]
+        doctor_gpu, "run_checks", lambda device, ranks, names: [CheckLine(name="digests", outcome="pass", found=device)]
     )
     first, *others = examine_gpus(tmp_path, torch)
-    assert (first.name, first.outcome) == ("cuda", "pass")
+    assert (first.found, first.outcome) == ("cuda", "pass")
     assert [line.name for line in others] == [*TOGETHER, KILLED, HUNG, *MAIN_CASES]
     assert {(line.outcome, line.found) for line in others} == {("NOT RUN", why)}
     assert status_of([first, *others]) == 3
@@ -81,7 +81,7 @@ def test_a_failure_is_1_and_what_was_not_run_is_3(outcomes, status):
 @pytest.mark.parametrize(("ranks", "names"), [(2, NAMES), pytest.param(1, ALONE, marks=pytest.mark.slow)])
 def test_a_check_that_was_never_told_has_failed(ranks, names):
     """There are no GPUs of the kind `none`, so each check raises; and where the process ends, none is told."""
-    lines = list(run_checks("none", ranks))
+    lines = list(run_checks("none", ranks, names))
     assert [(line.name, line.outcome) for line in lines] == [(name, "FAIL") for name in names]
 
 
@@ -191,7 +191,7 @@ def test_ranks_and_cases_are_run_and_told_on_a_cpu_as_they_would_be_on_gpus(
     """What is killed and hangs is named there too; a main case passes over NCCL alone."""
     case = small(CASES["moe_batch"])
     case = replace(case, parallelism=replace(case.parallelism, world_size=2), steps=2)
-    line = doctor_gpu._try(case, name, inject, 45.0, tmp_path, tell, device="cpu")
+    line = doctor_gpu.try_case(case, name, inject, 45.0, tmp_path, tell, device="cpu")
     assert line.outcome == outcome and found in line.found
 
 

@@ -164,7 +164,7 @@ def found_by(name, setting=CPU):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "ALONE", {})
         patch.setattr(run, "TOGETHER", {name: TOGETHER[name]})
-        [found] = run.run_checks(setting, 60.0)
+        [found] = run.run_checks(setting, 60.0, [name])
     return found
 
 
@@ -221,7 +221,7 @@ def test_rows_that_arrive_elsewhere_fail(monkeypatch):
 def test_a_check_that_raises_crashes_or_hangs_has_failed_and_the_others_run(monkeypatch, check, told):
     monkeypatch.setattr(run, "ALONE", {"broken": check, "fine": lambda setting: (True, "fine")})
     monkeypatch.setattr(run, "TOGETHER", {})
-    broken, fine = run.run_checks(CPU, 1.0)
+    broken, fine = run.run_checks(CPU, 1.0, ["broken", "fine"])
     assert broken == CheckResult(name="broken", is_ok=False, found=told)
     assert fine.is_ok
 
@@ -237,3 +237,6 @@ def test_one_rank_checks_what_needs_no_other(monkeypatch, ranks, names):
     monkeypatch.setattr(run, "_forked", lambda name, bodies, seconds: told.append((name, len(bodies))))
     list(run.run_checks(Setting(device="cpu", ranks=ranks)))
     assert told == [(name, ranks if name in TOGETHER else 1) for name in names]
+    told.clear()
+    list(run.run_checks(Setting(device="cpu", ranks=ranks), names=["offload", "all-to-all"]))
+    assert [name for name, _ in told] == [name for name in names if name in ("offload", "all-to-all")]

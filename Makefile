@@ -17,7 +17,7 @@ OTHER_KINDS := (experts_seq_flex and not regional and not marked) or loop_kept_g
 
 LOCK_UV := uv
 
-.PHONY: lock run abroad wild docs test test-fast test-slow check bench operators cuda-wheel cuda-lane cuda-lane-debug cuda-graphs cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases published faults sensitivity fuzz soak nightly clean
+.PHONY: lock run abroad wild chaos docs test test-fast test-slow check bench operators cuda-wheel cuda-lane cuda-lane-debug cuda-graphs cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases published faults sensitivity fuzz soak nightly clean
 
 run: $(VENV)/ready          ## the three cases, 20 steps on 8 ranks, and three that see more; the report goes to reports/latest
 	$(BIN)/bitproof run -k '$(CASES) or $(SIGHT)'
@@ -51,6 +51,7 @@ bench: $(VENV)/ready        ## figures against the budgets; takes a few minutes
 	$(BIN)/python -m tests.benchmarks.bench_watch
 	$(BIN)/python tests/benchmarks/bench_comparison.py
 	$(BIN)/python tests/benchmarks/bench_ranks.py
+	$(BIN)/python tests/benchmarks/bench_start.py
 	$(BIN)/python tests/benchmarks/bench_collectives.py
 	$(BIN)/python tests/benchmarks/bench_prove.py --layers 4,8 --ranks 64 --cases moe_seq
 	$(BIN)/python tests/benchmarks/bench_pairs.py
@@ -134,6 +135,9 @@ HIDDEN := rotation-contracted reciprocal-root-in-two-steps experts-summed-from-t
 faults: $(VENV)/ready       ## every defect of the catalogue in a case that should see it: which are caught, and where they are found
 	$(BIN)/bitproof faults --device cpu
 	$(BIN)/bitproof faults --device cpu -k '$(SIGHT)' $(HIDDEN:%=--fault %) --report-dir reports/hidden
+
+chaos: $(VENV)/ready        ## torchrun on two and four machines, which are namespaces, of which one is killed, cut off, paused, late, other, full; root alone may
+	$(BIN)/python -m pytest tests/test_chaos.py -n 2 -m slow
 
 sensitivity: $(VENV)/ready  ## every call of the three cases' steps made wrong by one ULP: which would be seen; takes some minutes
 	$(BIN)/bitproof sensitivity -k '$(CASES)' --limit 0 --steps 2

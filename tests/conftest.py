@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tabulate import tabulate
 
 # Read when torch loads: sums must not hang on the machine's cores, and the workers share them.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
@@ -120,6 +121,19 @@ def pytest_unconfigure() -> None:
         hosts.SharedHost.end()
     if str(os.getpid()) == OWNER:
         shutil.rmtree(KEPT_GRAPHS, ignore_errors=True)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show what tests recorded as rows of a table."""
+    told = [
+        (report.outcome, dict(report.user_properties).get("row"))
+        for key in ("passed", "failed")
+        for report in terminalreporter.stats.get(key, [])
+    ]
+    rows = [{"": outcome} | row for outcome, row in told if row is not None]
+    if rows:
+        terminalreporter.write_line(tabulate(rows, headers="keys", tablefmt="simple"))
+        terminalreporter.write_line(f"{sum(row[''] == 'passed' for row in rows)} of {len(rows)} passed")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -100,6 +100,13 @@ class StoredRecording(Recording):
         """One rank's records, made of its own rows."""
         return super().records_of(rank) if self.holds_records else self.of_rank(rank).records
 
+    def records_at(self, rank: int, step: int) -> dict[Key, Record]:
+        """One rank's records of one step, made of no other rows."""
+        if self.holds_records:
+            return super().records_at(rank, step)
+        columns = self.of_rank(rank).columns
+        return read_records(columns.filter(numpy.array(values_of(columns["step"])) == step))
+
     def of_rank(self, rank: int) -> RankRows:
         """One rank's rows as they were stored; none of a rank that recorded nothing."""
         return RankRows(rank, self._tables[rank]() if rank in self._tables else COLUMNS.empty_table())

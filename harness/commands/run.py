@@ -39,13 +39,14 @@ NO_RESULT = "the launcher gave no result for this case"
 
 @dataclass
 class Progressing:
-    """A run's results so far; `reason` says why the other cases have none."""
+    """A run's results so far; `reason` says why the other cases have none, `reports` whether this rank tells of it."""
 
     environment: dict[str, Any] = field(default_factory=dict)
     results: list[CaseResult] = field(default_factory=list)
     reason: str = NO_RESULT
     status: int = 0
     failure: Exception | None = None
+    reports: bool = True
     proofs: dict[str, ProofOutcome] = field(default_factory=dict)
 
 
@@ -92,7 +93,7 @@ def run_and_report(
             discard_if_bare(run_dir)
             raise progress.failure
         interrupts.too_late()
-        return _finish(cases, progress, options, run_dir, replay, not_run, left_out, shard, reports, tell)
+        return _finish(cases, progress, options, run_dir, replay, not_run, left_out, shard, tell)
 
 
 def _tell_unmet(cases: Sequence[Case], options: RunOptions) -> None:
@@ -141,7 +142,8 @@ def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: boo
         state.reason, state.status, state.failure = str(error), error_status(error), error
     except Exception as error:  # our own bug: keep the results so far, then show the traceback
         state.reason, state.status, state.failure = traceback.format_exc(), 3, error
-    if reports and not state.environment:
+    state.reports = reports or (state.failure is not None and launched.reports_for_rank_0())
+    if state.reports and not state.environment:
         state.environment = launch.environment(options.device)
     return state
 
@@ -188,10 +190,12 @@ def _finish(
     not_run: Mapping[str, str],
     left_out: Sequence[Case],
     shard: Shard | None,
-    reports: bool,
     tell: Callable[[Report], Mapping[str, str]],
 ) -> int:
-    """Print and write the report, on the rank that reports; return the exit status on all."""
+    """Print and write the report, on the rank that reports; return the exit status on all.
+
+    Where rank 0 is gone, one rank on every other machine reports what it has heard by then.
+    """
     where = {
         "device": _join(result.device for result in state.results) or options.device,
         "backend": _join(result.backend for result in state.results) or "unknown",
@@ -199,7 +203,7 @@ def _finish(
     completed = complete(cases, state.results, state.reason)
     results = [with_proof(result, state.proofs.get(result.case.name)) for result in completed]
     status = worst([exit_status(results, is_shard=shard is not None), state.status])
-    if not reports:
+    if not state.reports:
         discard_if_bare(run_dir)
         return status
     report = Report(
@@ -217,7 +221,7 @@ def _finish(
     more = tell(report)
     if state.reason == INTERRUPTED:
         print(f"{interrupts.MESSAGE}; the cases that were not finished are UNVERIFIED", file=sys.stderr)
-    if state.failure is not None:
+    if state.failure is not None and launched.is_first():  # another rank has said so when it lost rank 0
         print(state.reason, file=sys.stderr)
     return finish_run(report, run_dir, status, more)
 

@@ -42,20 +42,22 @@ class Abandoned(Exception):  # noqa: N818 (a message between modules, as above)
 class HostProcess:
     """One host. Its process group holds every rank, so that one signal ends them all.
 
-    It starts at once and imports torch while the caller does something else. Its temporary files, and those
-    of all that it starts, such as compilers, go into the folder `temporary`. `is_alone`: it has all ranks of a run.
+    It starts at once and imports torch while the caller does something else. Its temporary files, and those of all
+    that it starts, such as compilers, go into the folder `temporary`. `starts` says which ranks it has and where, if
+    those are not all of a run.
     """
 
     def __init__(
-        self, log: Path, *, temporary: Path | None = None, verbose: bool = False, is_alone: bool = True
+        self, log: Path, *, temporary: Path | None = None, verbose: bool = False, starts: str | None = None
     ) -> None:
         self.log = log
+        self._starts = starts or "the ranks"
         arguments = ["--verbose"] if verbose else []
         arguments += ["--temporary", str(temporary)] if temporary else []
         arguments += ["--parent", str(os.getpid())]
         if threading.current_thread() is threading.main_thread():  # the kernel watches the thread that forks
             arguments += ["--signalled"]
-        environment = _host_environment(is_alone) | ({"TMPDIR": str(temporary)} if temporary else {})
+        environment = _host_environment(is_alone=starts is None) | ({"TMPDIR": str(temporary)} if temporary else {})
         self._process = Started("bitproof.harness.execute.host.main", arguments, log=log, environment=environment)
         self._is_busy = False
 
@@ -125,7 +127,7 @@ class HostProcess:
         assert code is not None, "it was reaped"
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with status {code}"
         error = RankError(
-            f"the process that starts the ranks {how}",
+            f"the process that starts {self._starts} {how}",
             where=_log_name(self.log),
             fix="see its last output below",
             traceback=tail(self.log) or None,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import selectors
 import socket
 import struct
@@ -38,6 +39,17 @@ _MAX_FIRST, _MAX_TEXT = 1 << 20, 1 << 30
 _PART = 1 << 20
 _MAX_WAITING = 1024  # peers that come at one moment
 _CONNECT_SECONDS = 5.0
+
+
+def allow_open_files(number: int) -> None:
+    """Let this process, and what it starts, have so many open files, as far as the system lets it.
+
+    A shell's limit is often 1,024, and a connection is a file.
+    """
+    least, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if least != resource.RLIM_INFINITY and least < number:
+        wanted = number if most == resource.RLIM_INFINITY else min(number, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 class Line:
@@ -210,16 +222,6 @@ class Links:
             self._selector.register(listener, selectors.EVENT_READ)
         self._wake()
         return int(listener.getsockname()[1])
-
-    def stop_listening(self) -> None:
-        """Stop listening, and close connections whose rank is still unknown."""
-        with self._changed:
-            if self._listener is not None:
-                self._selector.unregister(self._listener)
-                self._listener.close()
-                self._listener = None
-            for line in [line for line in self._lines if not line.is_known]:
-                self._drop(line, "it came too late")
 
     def connect(self, address: str, port: int, name: str) -> Line:
         """Connect to a listening peer. Raises OSError if there is none."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bitproof.harness.compare.bits import ComparedBits
-from bitproof.harness.compare.order import computation_order
+from bitproof.harness.compare.order import ComputationOrder, ComputedAt
 from bitproof.harness.errors import BitproofError
 from bitproof.harness.localize.blame import Differing, find_culprit
 from bitproof.harness.localize.culprit import HOW, Culprit, Link, call_of
@@ -137,13 +137,8 @@ class Search:
     def _explained(self, first: Key, explains: tuple[int, str, str]) -> Divergence:
         """The record that the blamed call leads to, where it is not the first by its key; a remark has both."""
         rank, *pair = explains
-        sides = [self.recordings[role].records for role in ROLES]
-        found = next(
-            key
-            for key in sides[0]
-            if (key.step, key.rank) == (first.step, rank)
-            and [side[key].digest for side in sides if key in side] == pair
-        )
+        sides = [self.recordings[role].records_at(rank, first.step) for role in ROLES]
+        found = next(key for key in sides[0] if [side[key].digest for side in sides if key in side] == pair)
         self.remarks.append(
             f"the first difference is {_tell(first)}, to which no call leads that gave another value; the one that is "
             f"shown, {_tell(found)}, is the first that such a call leads to"
@@ -170,7 +165,7 @@ class Search:
         return replace(first, tensor=replace(bits, **types))
 
     def _digest(self, role: Role, key: Key) -> str:
-        return self.recordings[role].records[key].digest
+        return self.recordings[role].records_at(key.rank, key.step)[key].digest
 
     def _replay(self, role: Role, number: int, replay: Replay) -> str | None:
         return self.run_replay(role, number, self._archives(role, number), replay)
@@ -267,21 +262,27 @@ def held_as(reference: Recording, candidate: Recording, key: Key) -> str | None:
 
     It is of the same step, rank and kind; None where it holds nothing of the kind, or where several hold the same.
     """
-    digest = candidate.records[key].digest
+    digest = candidate.records_at(key.rank, key.step)[key].digest
     found = [
         other.name
-        for other, record in reference.records.items()
-        if other._replace(name=key.name) == key and record.digest == digest
+        for other, record in reference.records_at(key.rank, key.step).items()
+        if other.kind == key.kind and record.digest == digest
     ]
     return f"{key.kind} {found[0]}" if len(found) == 1 else None
 
 
 def differing_digests(reference: Recording, candidate: Recording, step: int) -> dict[int, list[tuple[str, str]]]:
-    """By rank, the digests of both systems for every record of one step in which they differ, as they were computed."""
-    found: dict[int, list[tuple[str, str]]] = {}
-    keys = [key for key in reference.records if key.step == step and key in candidate.records]
-    for key in sorted(keys, key=computation_order(keys)):
-        pair = reference.records[key].digest, candidate.records[key].digest
-        if pair[0] != pair[1]:
-            found.setdefault(key.rank, []).append(pair)
-    return found
+    """By rank, the digests of both systems for every record of one step in which they differ, as they were computed.
+
+    No more than one rank's records of that step are made at a time. The rank that computed the first one comes first.
+    """
+    found: dict[int, tuple[ComputedAt, list[tuple[str, str]]]] = {}
+    order = ComputationOrder()
+    for rank in reference.ranks:
+        there, here = (side.records_at(rank, step) for side in (reference, candidate))
+        keys = [key for key in there if key in here]
+        order.add(keys)
+        differing = sorted((key for key in keys if there[key].digest != here[key].digest), key=order)
+        if differing:
+            found[rank] = order(differing[0]), [(there[key].digest, here[key].digest) for key in differing]
+    return {rank: pairs for rank, (_, pairs) in sorted(found.items(), key=lambda each: each[1][0])}

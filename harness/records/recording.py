@@ -249,6 +249,10 @@ class Recording:
         """One rank's records."""
         return {key: record for key, record in self.records.items() if key.rank == rank}
 
+    def records_at(self, rank: int, step: int) -> dict[Key, Record]:
+        """One rank's records of one step."""
+        return {key: record for key, record in self.records_of(rank).items() if key.step == step}
+
     def losses(self, rank: int | None = None) -> list[str]:
         """One rank's losses as hexadecimal floats, in step order. By default the first rank with losses, which in a
         pipeline is in the last stage.

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, Self, TextIO
 
+from bitproof.harness.printable import one_line
 from bitproof.harness.records import CaseResult, Event
 from bitproof.harness.report import text
 from bitproof.harness.runtime.output import SafeStream
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 SECONDS_BETWEEN_STEP_LINES = 5.0
+_MAX_ERROR = 200  # characters
 
 
 class Progress(Protocol):
@@ -60,6 +62,12 @@ def describe_result(result: CaseResult) -> str:
     return f"{result.case.name}: {verdict} in {text.total_seconds(result):.1f} s"
 
 
+def describe_error(result: CaseResult) -> str:
+    """What a finished case's error begins with, behind its line: who waits for the report would wait for long."""
+    first = (result.error or "").partition("\n")[0]
+    return f": {one_line(first)[:_MAX_ERROR]}" if first else ""
+
+
 class PlainProgress:
     """One flushed line an event, steps throttled."""
 
@@ -89,7 +97,8 @@ class PlainProgress:
     def on_result(self, result: CaseResult) -> None:
         """Print a finished case and how many are left."""
         self.num_finished += 1
-        self._print(f"{describe_result(result)} ({self.num_finished} of {self.num_cases} cases)")
+        count = f"({self.num_finished} of {self.num_cases} cases)"
+        self._print(f"{describe_result(result)} {count}{describe_error(result)}")
 
     def _print(self, line: str) -> None:
         print(f"[{self.clock() - self.started:6.1f} s] {line}", file=self.stream, flush=True)
@@ -139,4 +148,4 @@ class LiveProgress:
         if result.case.name in self.current:
             self.progress.remove_task(self.current.pop(result.case.name))
         self.progress.advance(self.total)
-        self.progress.console.print(describe_result(result))
+        self.progress.console.print(describe_result(result) + describe_error(result))

@@ -71,6 +71,18 @@ def do_not_wait_for_rank_0() -> None:
     _rank_0_is_gone = True
 
 
+def speaks_for_its_machine(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether this following rank says what went wrong where rank 0 cannot: one does on every machine."""
+    environment = os.environ if environment is None else environment
+    is_beside_rank_0 = environment.get("RANK") == environment.get("LOCAL_RANK")
+    return environment.get("LOCAL_RANK", "0") == ("1" if is_beside_rank_0 else "0")
+
+
+def reports_for_rank_0() -> bool:
+    """Whether this rank is to write the report, as rank 0 is gone and can write none."""
+    return _rank_0_is_gone and speaks_for_its_machine()
+
+
 def let_rank_0_tell() -> None:
     """On a following rank that fails: wait until rank 0 ends this one, for rank 0 says why.
 

@@ -27,6 +27,7 @@ from bitproof.harness.capture.recording_files import join_parts, read_recording,
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.compare.outcome import result_of
 from bitproof.harness.compare.verdict import compare, judge
+from bitproof.harness.localize.search import differing_digests, held_as
 from bitproof.harness.records import Key, Manifest, Record, Report
 from bitproof.harness.report.write import prepare_run_dir, write_run
 
@@ -39,16 +40,23 @@ def case_of(options: argparse.Namespace) -> Case:
     return replace(base, parallelism=Parallelism(world_size=options.ranks, ep=1))
 
 
+def key_of(step: int, number: int, rank: int) -> Key:
+    """The key of a tensor by its number."""
+    if number == 0:
+        return Key(step, "loss", "loss", rank)
+    parameter = (number - 1) // 3
+    name = f"layers.{parameter // 4}.attention.projection_{parameter % 4}.weight"
+    return Key(step, KINDS[number % 3], name, rank)
+
+
 def rows_of(rank: int, side: str, options: argparse.Namespace) -> Iterator[tuple[Key, Record]]:
     """What a rank records: a loss, and gradients, parameters and states of tensors with a large model's names."""
     for step in range(options.steps):
         for number in range(options.tensors):
-            kind, parameter = ("loss", 0) if number == 0 else (KINDS[number % 3], (number - 1) // 3)
-            name = kind if number == 0 else f"layers.{parameter // 4}.attention.projection_{parameter % 4}.weight"
             is_other = side == "all" or (side == "one" and (rank, step, number) == (options.ranks // 2, 1, 7))
             digest = hashlib.md5(f"{rank} {step} {number} {is_other}".encode()).hexdigest()
             value = "0x1.8000000000000p+1" if number == 0 else None
-            yield Key(step, kind, name, rank), Record(digest, "bfloat16", (128, 512), value)
+            yield key_of(step, number, rank), Record(digest, "bfloat16", (128, 512), value)
 
 
 def parts_of(folder: Path, side: str, options: argparse.Namespace) -> list[Path]:
@@ -87,6 +95,15 @@ def report(folder: Path, side: str, options: argparse.Namespace) -> None:
     print(f"  {side}: {result.verdict}, {sum(result.compared.values())} compared, {comparison.mismatched}", flush=True)
 
 
+def search(folder: Path, side: str, options: argparse.Namespace) -> None:
+    """What a search for the cause asks of both sides."""
+    key = key_of(1, 7, options.ranks // 2)
+    reference, candidate = read_recording(folder / "reference"), read_recording(folder / side)
+    differing = differing_digests(reference, candidate, key.step)
+    held = held_as(reference, candidate, key)
+    print(f"  {side}: {sum(map(len, differing.values()))} differ on {len(differing)} ranks, {held}", flush=True)
+
+
 def measured(what: Callable[..., None], *arguments: Any) -> tuple[str, str, str]:
     """Seconds by the clock and of the CPU, and the peak of memory in GiB, of a call in a process of its own."""
     context = multiprocessing.get_context("spawn")
@@ -123,6 +140,9 @@ def main() -> None:
             print(*rows[-1], flush=True)
             if side != "reference":
                 rows.append((f"compare, judge, report: {side}", *measured(report, folder, side, options), ""))
+                print(*rows[-1], flush=True)
+            if side in ("one", "all"):
+                rows.append((f"what a search asks: {side}", *measured(search, folder, side, options), ""))
                 print(*rows[-1], flush=True)
     print(tabulate(rows, headers=["stage", "seconds", "CPU seconds", "peak GiB", "on disk"], tablefmt="grid"))
 

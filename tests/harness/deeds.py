@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,6 +44,13 @@ def _garble() -> None:
             continue
 
 
+def _hold() -> None:
+    here = Path(os.environ["TEST_HOLD"])
+    here.touch()
+    while here.exists():
+        time.sleep(0.05)
+
+
 def _end_host(number: int) -> None:
     os.kill(os.getppid(), number)
     time.sleep(3600)
@@ -63,6 +71,8 @@ HOST_DEEDS: dict[str, Callable[[], Any]] = {
     "host_killed": lambda: _end_host(signal.SIGKILL),
     "host_stopped": lambda: _end_host(signal.SIGSTOP),
 }
+HOLDING: dict[str, Callable[[], Any]] = {"held": _hold}
+"""What other machines' tests need: a rank that says that it is there, and goes on when it is let go."""
 MOMENTS = ("when_made", "at_its_step", "at_the_last_step", "when_asked_for_its_manifest")
 
 
@@ -92,7 +102,7 @@ class Wrong(Toy):
 
 
 def __getattr__(name: str) -> Callable[[Case, Mesh], Wrong]:
-    for deed, do in (DEEDS | HOST_DEEDS).items():
+    for deed, do in (DEEDS | HOST_DEEDS | HOLDING).items():
         for moment in MOMENTS:
             head, _, rank = name.rpartition("_on_")
             if head == f"{deed}_{moment}":

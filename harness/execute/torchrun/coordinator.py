@@ -18,6 +18,7 @@ from bitproof.harness.case import Case
 from bitproof.harness.errors import BitproofError, CaseError, RankError
 from bitproof.harness.execute.failures import Failure, Problem, blame, error_of_hang
 from bitproof.harness.execute.host_process import Abandoned, HostLost, HostProcess
+from bitproof.harness.execute.links import allow_open_files
 from bitproof.harness.execute.requests import (
     LocalRunRequest,
     MachineRequest,
@@ -36,7 +37,7 @@ from bitproof.harness.machine.devices import Placement, place
 from bitproof.harness.options import ROLES, OnEvent
 from bitproof.harness.records import CaseResult
 from bitproof.harness.runtime import interrupts
-from bitproof.harness.runtime.launched import do_not_wait_for_rank_0
+from bitproof.harness.runtime.launched import do_not_wait_for_rank_0, speaks_for_its_machine
 from bitproof.harness.runtime.search_path import search_path
 from bitproof.harness.runtime.work_folder import make_work_folder, remove_work_folder
 
@@ -48,6 +49,8 @@ _HOST_MARGIN = 15.0
 _MARGIN = 30.0
 _START_SECONDS = 300.0
 _LAST_WORDS = 10.0
+# Connections of a process to each other one: to rank 0, and over gloo in every process group.
+_FILES_A_RANK = 16
 
 A = TypeVar("A")
 
@@ -121,8 +124,7 @@ def _joined(run_dir: Path, options: RunOptions) -> Iterator[Coordinator]:
             problem = Problem.of(error, f"rank {coordinator.rank}")
             if coordinator.rank and not coordinator.peers.is_told:
                 do_not_wait_for_rank_0()  # it is gone, or this rank was interrupted
-                is_speaker = os.environ.get("LOCAL_RANK", "0") == "0"  # one a machine: rank 0 may not see it
-                if is_speaker and isinstance(error, BitproofError):
+                if speaks_for_its_machine() and isinstance(error, BitproofError):
                     print(error, file=sys.stderr, flush=True)
             if error is not caught:
                 raise error from caught
@@ -151,6 +153,7 @@ class Coordinator:
         self.rank = rank
         self.world_size = int(os.environ["WORLD_SIZE"])
         self._local_rank = int(os.environ.get("LOCAL_RANK", rank))
+        allow_open_files(1024 + _FILES_A_RANK * self.world_size)
         self.peers = Peers(rank, self.world_size, work)
         self._num_gpus: int | None = None
         self._own_dir = self._first_dir = run_dir.resolve()
@@ -335,7 +338,8 @@ class Coordinator:
 
     def _start_host(self) -> HostProcess:
         log = self._own_dir / "logs" / ("host.log" if self.rank == 0 else f"host{self.rank}.log")
-        return HostProcess(log, temporary=self.work, verbose=self.options.verbose, is_alone=False)
+        starts = f"rank {self.rank} on {socket.gethostname()}"
+        return HostProcess(log, temporary=self.work, verbose=self.options.verbose, starts=starts)
 
     def _gather(self, own: tuple[Account, list[Path]], run: RunRequest) -> list[tuple[Account, Path | None]]:
         """Every rank's account, each with a good end, and its files' bytes in one, in rank order.

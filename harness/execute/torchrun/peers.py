@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 from bitproof.harness.capture.made_of import Facts, tell_ranks
 from bitproof.harness.errors import BitproofError, RankError
@@ -39,6 +40,8 @@ class Peers:
         self.left: dict[int, Problem] = {}
         self.heard: list[Message] = []
         self.failed_at = float("inf")
+        self.meet_latecomer: Callable[[Line, dict[str, Any]], None] | None = None
+        """Rank 0, once all have come: what it does with who comes after that."""
         self.links = Links(spool)
         self.launcher = Launcher()
 
@@ -54,10 +57,13 @@ class Peers:
             self.links.tell(line, message)
 
     def listen(self) -> None:
-        """Take all that others have sent by now."""
+        """Take all that others have sent by now, and meet who comes too late."""
+        if self.meet_latecomer is not None:
+            for newcomer, said in self.links.newcomers():
+                self.meet_latecomer(newcomer, said)
         for rank, line in self.lines.items():
-            while (said := self.links.take(line)) is not None:
-                self.take(rank, *said)
+            while (message := self.links.take(line)) is not None:
+                self.take(rank, *message)
 
     def take(self, rank: int, text: bytes, files: Path | None) -> None:
         """Keep a rank's message, and the files that came with it."""
@@ -132,13 +138,17 @@ class Peers:
             if self.rank == 0:
                 self.tell_failed()
 
+    def has_lost(self) -> bool:
+        """Whether a rank is gone, or what started this one."""
+        self.listen()
+        return bool(self.gone()) or self.launcher.ended() is not None
+
     def is_abandoned(self) -> bool:
         """Whether this rank's wait can no longer succeed.
 
         That is if a rank is gone, or if another rank failed so long ago that this one should have reported its own end.
         """
-        self.listen()
-        if self.gone() or self.launcher.ended() is not None:
+        if self.has_lost():
             self.note_failed()
             return True
         return time.monotonic() - self.failed_at > _PEER_SECONDS

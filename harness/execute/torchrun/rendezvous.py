@@ -62,8 +62,12 @@ class Rendezvous:
             addresses = [os.environ["MASTER_ADDR"], socket.gethostname()]
             word = json.dumps({"addresses": addresses, "port": port, "token": self._peers.token})
             self._store = store = Store(True, deadline, self._peers.launcher)
-            while not store.put(word):
-                self._wait_for(store.where, deadline, arrived)
+            there: str | None = None
+            while (there := store.put(word, instead_of=there)) != word:
+                if there is None:
+                    self._wait_for(store.where, deadline, arrived)
+                else:
+                    self._refuse_second(there)
         while len(arrived) < self._peers.world_size:
             for line, said in self._peers.links.newcomers():
                 self._meet(line, said, arrived)
@@ -72,8 +76,8 @@ class Rendezvous:
                 self._peers.refuse_lost("before all had come")
                 self._tell_missing(arrived)
                 self._wait_for("", deadline, arrived)
-        self._peers.links.stop_listening()
-        self._peers.made_of[0] = self._ask_facts(lambda: False) or {}
+        self._peers.meet_latecomer = lambda line, said: self._meet(line, said, arrived)
+        self._peers.made_of[0] = self._ask_facts(self._peers.has_lost) or {}
         while len(self._peers.made_of) < self._peers.world_size:
             self._peers.listen()
             self._peers.refuse_lost("before it had said what it is made of")
@@ -91,31 +95,53 @@ class Rendezvous:
             self._peers.links.part_with(line, "it is of another run")
             return
         try:
+            hello = self._hello_of(said, arrived)
+        except CaseError as problem:
+            self._peers.links.tell(line, Farewell(problem=Problem.of(problem, "rank 0")))
+            self._peers.links.part_with(line, "it is none of us")
+            if len(arrived) < self._peers.world_size:
+                raise
+            print(problem, file=sys.stderr, flush=True)  # all have come, and do not need it
+            return
+        self._peers.links.welcome(line, f"rank {hello.rank}")
+        self._peers.lines[hello.rank] = line
+        arrived[hello.rank] = hello
+
+    def _hello_of(self, said: dict[str, Any], arrived: Mapping[int, Hello]) -> Hello:
+        """What a newcomer says of itself. Raises CaseError where it cannot be one of this run."""
+        try:
             hello: Hello = framing.read(json.dumps(said), Hello)
             is_of_size = 0 < hello.rank < self._peers.world_size == hello.world_size
             is_one_of_us = is_of_size and hello.rank not in self._peers.lines
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            problem = CaseError(
+            raise CaseError(
                 f"rank {said.get('rank')} speaks otherwise than rank 0",
                 expected="one release of bitproof on every rank",
                 found=str(error),
                 fix="bring all machines to one commit",
-            )
-            self._peers.links.tell(line, Farewell(problem=Problem.of(problem, "rank 0")))
-            raise problem from error
+            ) from error
         if not is_one_of_us:
-            problem = CaseError(
+            there = f"; rank {hello.rank} came from {arrived[hello.rank].node}" if hello.rank in arrived else ""
+            raise CaseError(
                 "a rank came that cannot be one of this run",
                 expected=f"each of {tell_ranks(range(1, self._peers.world_size))} once, of {self._peers.world_size}",
-                found=f"rank {hello.rank} of {hello.world_size}, on {hello.node}",
+                found=f"rank {hello.rank} of {hello.world_size}, on {hello.node}{there}",
                 fix="give every process a RANK of its own, and all one WORLD_SIZE",
             )
-            self._peers.links.tell(line, Farewell(problem=Problem.of(problem, "rank 0")))
-            self._peers.links.part_with(line, "it is none of us")
-            raise problem
-        self._peers.links.welcome(line, f"rank {hello.rank}")
-        self._peers.lines[hello.rank] = line
-        arrived[hello.rank] = hello
+        return hello
+
+    def _refuse_second(self, word: str) -> None:
+        """Rank 0: raise CaseError if the rank 0 lives that left this word in the store."""
+        with suppress(ValueError, KeyError, TypeError, OSError):
+            found = json.loads(word)
+            line = self._connect(found["addresses"], found["port"])
+            self._peers.links.part_with(line, "it is rank 0, too")
+            raise CaseError(
+                "this run has a rank 0 already",
+                expected="each rank once",
+                found=f"RANK=0 on {socket.gethostname()}, and on {found['addresses'][-1]}",
+                fix="give every process a RANK of its own: every torchrun another --node-rank",
+            )
 
     def come(self, hello: Hello) -> Welcome:
         """Any other rank: find rank 0, and wait until it says that all are there. Raises what rank 0 does."""
@@ -163,7 +189,7 @@ class Rendezvous:
     def _tell_made_of(self, line: Line) -> None:
         """Send rank 0 this rank's versions and code from its host, or the reason why it cannot take part."""
         try:
-            facts = self._ask_facts(lambda: line.gone is not None)
+            facts = self._ask_facts(lambda: line.gone is not None or self._peers.launcher.ended() is not None)
         except BitproofError as error:
             self._peers.links.tell(line, Farewell(problem=Problem.of(error, f"rank {self._peers.rank}")))
             raise

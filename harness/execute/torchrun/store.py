@@ -102,9 +102,10 @@ class Store:
         self._store: Any = None
         self.where = ""
 
-    def put(self, word: str) -> bool:
-        """Leave rank 0's word; False where there is no store yet."""
-        return self._use(lambda store: (store.set(_key(), word), True)[1]) is True
+    def put(self, word: str, instead_of: str | None = None) -> str | None:
+        """Leave rank 0's word, unless another one is there than `instead_of`; which is there, None without a store."""
+        found = self._use(lambda store: store.compare_set(_key(), instead_of or "", word))
+        return cast(bytes, found).decode() if found is not None else None
 
     def get(self) -> str | None:
         """Rank 0's word; None where there is none yet."""

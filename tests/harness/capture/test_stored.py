@@ -5,10 +5,11 @@ import pytest
 from bitproof.harness.capture import recording_files
 from bitproof.harness.capture import stored as stored_module
 from bitproof.harness.capture.recording_files import join_parts, read_recording, write_part
-from bitproof.harness.capture.stored import StoredRecording, have_same_rows
+from bitproof.harness.capture.stored import StoredRecording, have_same_rows, read_records
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.errors import RecordingError
-from bitproof.harness.records import Key, Manifest, Record
+from bitproof.harness.localize.search import differing_digests, held_as
+from bitproof.harness.records import Key, Manifest, Record, Recording
 
 CASE = Case(name="tiny", family="toys", reference="eager", steps=2, parallelism=Parallelism(world_size=2, ep=1))
 MANIFEST = Manifest(case=CASE.to_dict(), system="toy", steps=2, world_size=2)
@@ -68,3 +69,26 @@ def test_rows_are_seen_to_be_the_same_only_where_every_digest_is(tmp_path):
     third = joined(tmp_path / "other", rows_of(0), other)
     assert have_same_rows(side, same, 1) and have_same_rows(side, third, 0)
     assert not have_same_rows(side, third, 1)
+
+
+def test_a_search_makes_records_of_one_rank_and_step_alone(tmp_path, monkeypatch):
+    """The rank that computed the first difference is told first, and each rank's differences as they were computed."""
+    names = [("loss", "loss"), ("grad", "b"), ("grad", "a"), ("param", "b"), ("param", "a")]
+
+    def rows(rank, wrong=()):
+        keys = [Key(step, kind, name, rank) for step in range(2) for kind, name in names[:: -1 if rank else 1]]
+        digest = {key: f"{key.step}{rank}{names.index(key[1:3])}{(key[1:] in wrong):d}".rjust(32, "c") for key in keys}
+        return [(key, Record(digest[key], "float32", (2,), "0x1.0p+1" if key.kind == "loss" else None)) for key in keys]
+
+    wrong = {("grad", "a", 0), ("param", "b", 0), ("param", "a", 1), ("grad", "b", 1)}
+    sides = joined(tmp_path / "here", rows(0), rows(1)), joined(tmp_path / "there", rows(0, wrong), rows(1, wrong))
+    made = []
+    monkeypatch.setattr(stored_module, "read_records", lambda table: made.append(len(table)) or read_records(table))
+    found = differing_digests(*sides, 1)
+    told = {rank: [(there[-2:], here[-2:]) for there, here in pairs] for rank, pairs in found.items()}
+    assert list(told) == [1, 0]
+    assert told == {1: [("10", "11"), ("40", "41")], 0: [("20", "21"), ("30", "31")]}
+    assert held_as(*sides, Key(1, "grad", "a", 0)) is None
+    assert set(made) == {len(names)} and not any(side.holds_records for side in sides)
+    whole = tuple(Recording(side.manifest, side.records) for side in sides)
+    assert differing_digests(*whole, 1) == found

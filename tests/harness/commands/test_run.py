@@ -13,11 +13,12 @@ from bitproof.harness import execute
 from bitproof.harness.case import Case, Chunking
 from bitproof.harness.commands import run
 from bitproof.harness.commands.run import run_and_report
-from bitproof.harness.errors import CaseError, PassError, UsageError
+from bitproof.harness.errors import CaseError, PassError, RankError, UsageError
 from bitproof.harness.options import RunOptions, Stress
 from bitproof.harness.prove import preflight
 from bitproof.harness.records import CaseResult, Event, ProofOutcome, ProofVerdict, Shard, Verdict
 from bitproof.harness.report import json as report_json
+from bitproof.harness.runtime import launched
 
 pytestmark = pytest.mark.ranks
 
@@ -80,6 +81,31 @@ def test_a_run_writes_its_report_and_returns_its_status(launch_with, tmp_path, c
     assert lines[0] == f"bitproof: 2 cases (first, second), report in {run_dir}"
     assert any("first graph: start ranks" in line for line in lines)
     assert lines[-1] == f"report: {run_dir / 'report.md'}"
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_where_rank_0_is_gone_one_rank_a_machine_reports_what_it_has_heard(
+    beside, launch_with, tmp_path, monkeypatch, capsys
+):
+    told = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "8", "RANK": str(4 + beside), "LOCAL_RANK": str(int(beside))}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(launched, "_rank_0_is_gone", False)
+
+    def run_cases(cases, options, run_dir, on_event) -> Iterator[CaseResult]:
+        yield equal(cases[0])
+        launched.do_not_wait_for_rank_0()
+        raise RankError("rank 0 vanished before all was done", rank=0)
+
+    launch_with(run_cases)
+    assert run_and_report([FIRST, SECOND], RunOptions(), tmp_path) == 3
+    if beside:
+        assert list(tmp_path.iterdir()) == [] and capsys.readouterr().out == ""
+    else:
+        report = only_report(tmp_path)
+        assert [case.verdict for case in report.cases] == [Verdict.EQUAL, Verdict.UNVERIFIED]
+        assert report.cases[1].error == "RankError: rank 0 vanished before all was done"
+        assert report.environment["torch"] == "2.13.0"
 
 
 def test_a_case_that_cannot_be_judged_here_says_so_before_it_runs(launch_with, tmp_path, capsys, monkeypatch):

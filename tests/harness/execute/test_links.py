@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import resource
 import socket
 import struct
 import threading
@@ -163,17 +164,16 @@ def test_strangers_are_sent_away_and_nothing_of_theirs_is_kept(content: bytes, w
     assert not list(leader._spool.iterdir())
 
 
-def test_who_comes_too_late_is_sent_away(leader: Links) -> None:
-    port = leader.listen(LOOPBACK)
-    with socket.create_connection((LOOPBACK, port)) as early:
-        time.sleep(0.2)
-        leader.stop_listening()
-        early.settimeout(10)
-        with contextlib.suppress(ConnectionError):
-            while early.recv(1 << 16):
-                pass
-        with pytest.raises(OSError):
-            socket.create_connection((LOOPBACK, port), timeout=2)
+@pytest.mark.parametrize(
+    ("limits", "number", "now"),
+    [((1024, 4096), 900, None), ((1024, 4096), 2000, 2000), ((1024, 4096), 9000, 4096), ((-1, -1), 9000, None)],
+)
+def test_a_process_may_have_as_many_connections_as_there_are_ranks(limits, number, now, monkeypatch) -> None:
+    done: list[tuple[int, tuple[int, int]]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda *given: done.append(given))
+    links.allow_open_files(number)
+    assert done == ([] if now is None else [(resource.RLIMIT_NOFILE, (now, limits[1]))])
 
 
 def test_damaged_messages_of_a_known_peer_end_its_line_and_nothing_else(pair: Pair) -> None:

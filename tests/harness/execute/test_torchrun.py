@@ -452,6 +452,39 @@ def test_who_does_not_belong_is_refused_and_another_runs_rank_is_only_sent_away(
         assert what in str(error)
 
 
+def test_who_comes_after_all_have_come_is_sent_away_by_name_and_nobody_else_minds(teams, capsys):
+    made = [teams(rank) for rank in range(3)]
+    assert joined(*made) == [None] * 3
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(joined, teams(2))
+        until = time.monotonic() + 20
+        while not late.done():
+            made[0].peers.listen()
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    [error] = late.result()
+    assert isinstance(error, CaseError)
+    assert "found: rank 2 of 3, on " in str(error) and "; rank 2 came from " in str(error)
+    assert str(error) in capsys.readouterr().err, "rank 0 says it, too"
+    assert made[0].peers.gone() == {}
+
+
+def test_a_second_rank_0_is_refused_while_the_first_lives_and_takes_the_place_of_one_that_is_gone(teams):
+    first, second = teams(0, timeout=20.0), teams(0, timeout=5.0)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(joined, first)
+        while first.peers.links._listener is None or first._rendezvous._store is None:
+            time.sleep(0.02)
+        time.sleep(0.5)
+        [error] = joined(second)
+        assert str(error).startswith("CaseError: this run has a rank 0 already\n")
+        first.peers.links.close()
+        third = teams(0, timeout=3.0)
+        [error] = joined(third)
+        assert str(error).startswith("RankError: ranks 1, 2 of 3 did not come within 3 s\n")
+        running.result()
+
+
 def test_a_signal_that_follows_the_loss_of_rank_0_is_told_as_that_loss(teams, monkeypatch):
     """torchrun ends what it started when its store is lost with rank 0's machine, and says nothing of that to it."""
     made = [teams(rank) for rank in range(3)]

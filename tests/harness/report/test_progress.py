@@ -14,6 +14,7 @@ def test_a_pipe_gets_one_line_an_event_with_steps_throttled(make_result):
         now[0] += 1.0
         progress.on_event(Event(event="step", case="moe_seq", system="graph", step=step, steps=20))
     progress.on_result(make_result())
+    progress.on_result(make_result(verdict="ERROR", error="RankError: rank 3\x1b was killed\n  came from: x"))
     assert stream.getvalue().splitlines() == [
         "[   0.0 s] moe_seq graph: trace and rewrite the graph",
         "[   5.0 s] moe_seq graph: step 5 of 20",
@@ -21,6 +22,7 @@ def test_a_pipe_gets_one_line_an_event_with_steps_throttled(make_result):
         "[  15.0 s] moe_seq graph: step 15 of 20",
         "[  20.0 s] moe_seq graph: step 20 of 20",
         "[  20.0 s] moe_seq: EQUAL in 3.8 s (1 of 2 cases)",
+        "[  20.0 s] moe_seq: ERROR, expected EQUAL in 3.8 s (2 of 2 cases): RankError: rank 3\\x1b was killed",
     ]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bitproof.harness.runtime.launched import FORKED, copies, is_first, is_rank
+from bitproof.harness.runtime.launched import FORKED, copies, is_first, is_rank, speaks_for_its_machine
 
 ENV = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "2"}
@@ -53,3 +53,12 @@ def test_copies_that_do_not_know_of_each_other_are_seen(environment, found, firs
         found = None
     assert (seen and (seen[0], seen[3])) == found
     assert is_first(environment) == first
+
+
+@pytest.mark.parametrize(
+    ("rank", "local_rank", "speaks"),
+    [("1", "0", True), ("1", "1", True), ("2", "2", False), ("3", "1", False), ("2", "0", True), ("3", None, True)],
+)
+def test_one_rank_a_machine_speaks_where_rank_0_cannot(rank, local_rank, speaks):
+    told = {"RANK": rank} | ({"LOCAL_RANK": local_rank} if local_rank else {})
+    assert speaks_for_its_machine(told) == speaks

@@ -90,11 +90,10 @@ def test_where_rank_0_is_gone_one_rank_a_machine_reports_what_it_has_heard(
     told = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "8", "RANK": str(4 + beside), "LOCAL_RANK": str(int(beside))}
     for name, value in told.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(launched, "_rank_0_is_gone", False)
+    monkeypatch.setattr(launched, "reports_for_rank_0", launched.speaks_for_its_machine)
 
     def run_cases(cases, options, run_dir, on_event) -> Iterator[CaseResult]:
         yield equal(cases[0])
-        launched.do_not_wait_for_rank_0()
         raise RankError("rank 0 vanished before all was done", rank=0)
 
     launch_with(run_cases)

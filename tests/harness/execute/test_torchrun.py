@@ -469,13 +469,15 @@ def test_who_comes_after_all_have_come_is_sent_away_by_name_and_nobody_else_mind
     assert made[0].peers.gone() == {}
 
 
-def test_a_second_rank_0_is_refused_while_the_first_lives_and_takes_the_place_of_one_that_is_gone(teams):
+def test_a_second_rank_0_is_refused_while_the_first_lives_and_takes_the_place_of_one_that_is_gone(
+    teams, monkeypatch, capsys
+):
+    monkeypatch.setattr(rendezvous_module, "WORD_SECONDS", 0.2)
     first, second = teams(0, timeout=20.0), teams(0, timeout=5.0)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(joined, first)
-        while first.peers.links._listener is None or first._rendezvous._store is None:
-            time.sleep(0.02)
-        time.sleep(0.5)
+        while "waiting for ranks 1, 2 of 3" not in capsys.readouterr().err:
+            time.sleep(0.05)
         [error] = joined(second)
         assert str(error).startswith("CaseError: this run has a rank 0 already\n")
         first.peers.links.close()

@@ -39,7 +39,7 @@ NO_RESULT = "the launcher gave no result for this case"
 
 @dataclass
 class Progressing:
-    """A run's results so far; `reason` says why the other cases have none, `reports` whether this rank writes a report."""
+    """A run's results so far; `reason` says why other cases have none, `reports` whether this rank writes a report."""
 
     environment: dict[str, Any] = field(default_factory=dict)
     results: list[CaseResult] = field(default_factory=list)

@@ -84,6 +84,8 @@ class Attempt:
     folder: Path
     torchruns: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     idle: dict[int, int] = field(default_factory=dict)
+    older: set[Path] = field(default_factory=set)
+    """Temporary folders that killed commands of earlier entries have left."""
 
     @property
     def victim(self) -> Machine:
@@ -140,7 +142,8 @@ class Attempt:
 
     def is_there(self, number: int) -> bool:
         """Whether a rank of this machine has begun to come together with the others."""
-        return any(self.cluster.machines[number].path("/scratch").glob("bitproof-*"))
+        folders = self.cluster.machines[number].path("/scratch").glob("bitproof-*")
+        return any(folder not in self.older for folder in folders)
 
     def has_loaded(self, number: int) -> bool:
         """Whether a host on this machine has said what it is made of, and waits for what else is asked."""
@@ -620,6 +623,7 @@ def attempted(entry: Entry, cluster: Cluster, folder: Path) -> tuple[Attempt, fl
     attempt = Attempt(cluster, entry, folder)
     for machine in cluster.machines:
         machine.boot()
+        attempt.older |= set(machine.path("/scratch").glob("bitproof-*"))
         subprocess.run(f"rm -rf {machine.path('/reports')}/* {machine.path('/held')}", shell=True, check=True)
     if entry.prepare:
         entry.prepare(attempt)

@@ -10,6 +10,7 @@ its way. Root alone can run these. A table of all entries is printed in the end.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -147,12 +148,12 @@ class Attempt:
 
     def has_loaded(self, number: int) -> bool:
         """Whether a host on this machine has said what it is made of, and waits for what else is asked."""
+        is_idle = False
         for process in self.processes("bitproof.harness.execute.host.main", number):
-            is_loaded = "libtorch_python" in Path(f"/proc/{process.pid}/maps").read_text()
-            if is_loaded and process.status() == psutil.STATUS_SLEEPING:
-                self.idle[number] = self.idle.get(number, 0) + 1
-            else:
-                self.idle.pop(number, None)
+            with contextlib.suppress(OSError, psutil.Error):  # it has ended
+                is_loaded = "libtorch_python" in Path(f"/proc/{process.pid}/maps").read_text()
+                is_idle = is_loaded and process.status() == psutil.STATUS_SLEEPING
+        self.idle[number] = self.idle.get(number, 0) + 1 if is_idle else 0
         return self.idle.get(number, 0) > 3  # looks; one alone may be at a page that is read from disk
 
 
@@ -312,8 +313,8 @@ def _all_have_loaded(attempt: Attempt) -> bool:
     return bool(is_named) or all([attempt.has_loaded(number) for number in attempt.torchruns])
 
 
-def _third_is_there(attempt: Attempt) -> bool:
-    return attempt.is_there(2)
+def _third_has_loaded(attempt: Attempt) -> bool:
+    return bool(re.search(attempt.entry.named or "", attempt.printed())) or attempt.has_loaded(2)
 
 
 STEADY, DEEDS = "tests.harness.toy_systems:steady", "tests.harness.deeds"
@@ -452,7 +453,7 @@ def well(what: str, rendezvous: str, **more: object) -> Entry:
 
 HELD = f"{DEEDS}:held_at_its_step_on_1"
 LATE = {"waits": _victims_command_is_there, "act": _command(signal.SIGSTOP), "undo": _command(signal.SIGCONT)}
-FULL_SCRATCH = {"undo": _empty("/scratch"), "named": r"rank \d"}
+FULL_SCRATCH = {"undo": _empty("/scratch"), "named": r"No space left", "verdicts": LOST}
 RAISES = f"{DEEDS}:raising_at_its_step_on_1"
 AHEAD, BEHIND = {"prepare": _days_off(1), "skewed": True}, {"prepare": _days_off(-1), "skewed": True}
 ENTRIES = [
@@ -527,7 +528,7 @@ ENTRIES = [
         rendezvous="static",
         named=r"a rank came that cannot be one of this run",
         verdicts=EQUAL,
-        waits=_third_is_there,
+        waits=_third_has_loaded,
         starts=((0, 0.0, 0), (1, 0.0, 1), (2, 4.0, 1)),
     ),
     Entry(
@@ -535,25 +536,12 @@ ENTRIES = [
         rendezvous="static",
         named=r"this run has a rank 0 already",
         verdicts=EQUAL,
-        waits=_third_is_there,
+        waits=_third_has_loaded,
         starts=((0, 0.0, 0), (2, 4.0, 0), (1, 8.0, 1)),
     ),
     well("node_too_many", "c10d", starts=((0, 0.0, None), (1, 0.0, None), (2, 5.0, None))),
-    Entry(
-        name="scratch_full-node1-static",
-        rendezvous="static",
-        prepare=_fill("/scratch"),
-        verdicts=NOT_RUN,
-        **FULL_SCRATCH,
-    ),
-    Entry(
-        name="scratch_full-node0-c10d",
-        rendezvous="c10d",
-        node=0,
-        prepare=_fill("/scratch"),
-        verdicts=None,
-        **FULL_SCRATCH,
-    ),
+    well("scratch_full-node1", "static", prepare=_fill("/scratch"), undo=_empty("/scratch")),  # Python takes /tmp
+    well("scratch_full-node0", "c10d", node=0, prepare=_fill("/scratch"), undo=_empty("/scratch")),
     *(
         gone_at(
             "scratch_fills",
@@ -573,6 +561,7 @@ ENTRIES = [
         node=0,
         undo=_empty("/reports"),
         named="No space left",
+        verdicts=None,  # no report can be written; the terminal says why
     ),
     Entry(
         name="reports_full-node0-static",
@@ -580,8 +569,8 @@ ENTRIES = [
         node=0,
         prepare=_fill("/reports"),
         undo=_empty("/reports"),
-        verdicts=None,
-        named="the report folder cannot be written",
+        verdicts=NOT_RUN,  # by the other machine's report
+        named=r"the report folder cannot be written|rank 0 |the store at which ranks meet has ended",
     ),
     well("clock_a_day_ahead-node1", "static", **AHEAD),
     well("clock_a_day_behind-node0", "c10d", **(BEHIND | {"node": 0})),
@@ -625,21 +614,21 @@ def attempted(entry: Entry, cluster: Cluster, folder: Path) -> tuple[Attempt, fl
         machine.boot()
         attempt.older |= set(machine.path("/scratch").glob("bitproof-*"))
         subprocess.run(f"rm -rf {machine.path('/reports')}/* {machine.path('/held')}", shell=True, check=True)
-    if entry.prepare:
-        entry.prepare(attempt)
-    began = time.monotonic()
-    for number, after, rank in entry.starts or [(number, 0.0, None) for number in range(entry.nodes)]:
-        time.sleep(max(0.0, began + after - time.monotonic()))
-        attempt.start(number, rank)
-    at_work = attempt.torchruns.values()
-    until(120, lambda: entry.waits(attempt) or all(each.poll() is not None for each in at_work))
-    assert entry.waits(attempt), f"it did not come to its moment: {attempt.printed()[-3000:]}"
-    if entry.act:
-        time.sleep(0.5)  # by now the others wait within the collective
-        entry.act(attempt)
-    due = time.monotonic() + entry.due_after
-    named = float("nan")
+    due = named = float("nan")
     try:
+        if entry.prepare:
+            entry.prepare(attempt)
+        began = time.monotonic()
+        for number, after, rank in entry.starts or [(number, 0.0, None) for number in range(entry.nodes)]:
+            time.sleep(max(0.0, began + after - time.monotonic()))
+            attempt.start(number, rank)
+        at_work = attempt.torchruns.values()
+        until(120, lambda: entry.waits(attempt) or all(each.poll() is not None for each in at_work))
+        if entry.act:
+            assert entry.waits(attempt), f"it did not come to its moment: {attempt.printed()[-3000:]}"
+            time.sleep(0.5)  # by now the others wait within the collective
+            entry.act(attempt)
+        due = time.monotonic() + entry.due_after
         if entry.named is not None:
             until(entry.due_after + ENDS_WITHIN, lambda: re.search(entry.named or "", attempt.printed()))
             named = time.monotonic()

@@ -39,7 +39,6 @@ from tabulate import tabulate
 
 from bitproof.harness.capture.made_of import Facts, facts_of_process
 from bitproof.harness.case import Parallelism
-from bitproof.harness.execute.links import allow_open_files
 from bitproof.harness.execute.torchrun.messages import Hello
 from bitproof.harness.execute.torchrun.peers import Peers
 from bitproof.harness.execute.torchrun.rendezvous import Rendezvous
@@ -97,7 +96,6 @@ def _rank(rank: int, size: int, port: int, facts: Facts, folder: Path) -> dict[s
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RUN_ID="bench", GLOO_SOCKET_IFNAME="lo")
-    allow_open_files(1024 + 16 * size)
     spool = folder / f"work{rank}"
     spool.mkdir()
     began = Used.now()

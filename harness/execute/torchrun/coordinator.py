@@ -18,7 +18,6 @@ from bitproof.harness.case import Case
 from bitproof.harness.errors import BitproofError, CaseError, RankError
 from bitproof.harness.execute.failures import Failure, Problem, blame, error_of_hang
 from bitproof.harness.execute.host_process import Abandoned, HostLost, HostProcess
-from bitproof.harness.execute.links import allow_open_files
 from bitproof.harness.execute.requests import (
     LocalRunRequest,
     MachineRequest,
@@ -49,8 +48,6 @@ _HOST_MARGIN = 15.0
 _MARGIN = 30.0
 _START_SECONDS = 300.0
 _LAST_WORDS = 10.0
-# Connections of a process to each other one: to rank 0, and over gloo in every process group.
-_FILES_A_RANK = 16
 
 A = TypeVar("A")
 
@@ -153,7 +150,6 @@ class Coordinator:
         self.rank = rank
         self.world_size = int(os.environ["WORLD_SIZE"])
         self._local_rank = int(os.environ.get("LOCAL_RANK", rank))
-        allow_open_files(1024 + _FILES_A_RANK * self.world_size)
         self.peers = Peers(rank, self.world_size, work)
         self._num_gpus: int | None = None
         self._own_dir = self._first_dir = run_dir.resolve()

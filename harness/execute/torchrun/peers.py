@@ -10,7 +10,7 @@ from typing import Any
 from bitproof.harness.capture.made_of import Facts, tell_ranks
 from bitproof.harness.errors import BitproofError, RankError
 from bitproof.harness.execute.failures import Problem
-from bitproof.harness.execute.links import Line, Links
+from bitproof.harness.execute.links import Line, Links, allow_open_files
 from bitproof.harness.execute.requests import MadeOf, RunRequest
 from bitproof.harness.execute.torchrun.messages import Account, Failed, Farewell, Message, read_message
 from bitproof.harness.execute.torchrun.store import Launcher
@@ -19,6 +19,8 @@ from bitproof.harness.runtime import interrupts
 
 # After a rank failed, how long another one may take to notice. On NCCL it never may: its host waits for the device.
 _PEER_SECONDS = 5.0
+# Connections of a process to each other one: to rank 0, and over gloo in every process group.
+_FILES_A_RANK = 16
 
 
 class Peers:
@@ -27,6 +29,7 @@ class Peers:
     def __init__(self, rank: int, world_size: int, spool: Path) -> None:
         self.rank = rank
         self.world_size = world_size
+        allow_open_files(1024 + _FILES_A_RANK * world_size)
         self.is_told = False
         """Whether rank 0 has said how all ended, and so shows it to the user, too."""
         self.token = ""

@@ -108,7 +108,7 @@ class Rendezvous:
         arrived[hello.rank] = hello
 
     def _hello_of(self, said: dict[str, Any], arrived: Mapping[int, Hello]) -> Hello:
-        """What a newcomer says of itself. Raises CaseError where it cannot be one of this run."""
+        """A newcomer's introduction. Raises CaseError where it cannot be one of this run."""
         try:
             hello: Hello = framing.read(json.dumps(said), Hello)
             is_of_size = 0 < hello.rank < self._peers.world_size == hello.world_size

@@ -289,7 +289,7 @@ def _holds(attempt: Attempt) -> bool:
 
 
 def _victim_is_there(attempt: Attempt) -> bool:
-    return attempt.is_there(attempt.entry.node)
+    return attempt.is_there(attempt.entry.node) and attempt.is_there(0)
 
 
 def _victims_command_is_there(attempt: Attempt) -> bool:
@@ -664,7 +664,7 @@ def test_it_is_named_in_time_and_reported_and_leaves_nothing(
 
     def nothing_is_left() -> bool:
         left.clear()
-        for machine in cluster.machines:
+        for machine in (cluster.machines[number] for number in attempt.torchruns):
             may = ("/scratch/bitproof-",) if entry.leaves_folder and machine is attempt.victim else ()
             found = [each for each in machine.left() if not each.startswith(may)] if may else machine.left()
             if found:

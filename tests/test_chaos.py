@@ -231,9 +231,14 @@ def _is_slow(attempt: Attempt) -> None:
         time.sleep(0.3)
 
 
+def _real(file: str) -> str:
+    """A path without links: followed from here, a link on a machine would lead to this machine's own file."""
+    return str(Path(file).resolve())
+
+
 def _edit(file: str) -> Act:
     def act(attempt: Attempt) -> None:
-        path = attempt.victim.path(file)
+        path = attempt.victim.path(_real(file))
         path.write_text((path.read_text() if path.exists() else "") + "\n# edited\n")
 
     return act
@@ -244,9 +249,9 @@ def _restore(file: str) -> Act:
 
     def act(attempt: Attempt) -> None:
         if Path(file).exists():
-            attempt.victim.path(file).write_bytes(Path(file).read_bytes())
+            attempt.victim.path(_real(file)).write_bytes(Path(file).read_bytes())
         else:
-            attempt.victim.path(file).unlink()
+            attempt.victim.path(_real(file)).unlink()
 
     return act
 

@@ -147,10 +147,12 @@ class _Cut:
         own = [node for node in self._calls if node not in self._free and self._is_in(node, stage, half)]
         needed = list(dict.fromkeys(self._needed(own)))
         given = [node for node in needed if node.op == "placeholder" or node in self._stages]
-        calls = [node for node in self._calls if node in {*own, *needed} - {*given}]
+        inside = {*own, *needed} - {*given}
+        calls = [node for node in self._calls if node in inside]
         received = self._sent_to(stage, half, given)
         sent = [node for node in own if any(self._is_sent(node, user) for user in node.users)]
-        results = [node for node in own if node in set(self._results)]
+        step_results = set(self._results)
+        results = [node for node in own if node in step_results]
         kept = [node for node in own if half == "forward" and any(user in self._backward for user in node.users)]
         outputs = list(dict.fromkeys([*sent, *results, *kept]))
         return Part(

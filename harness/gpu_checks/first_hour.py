@@ -92,6 +92,8 @@ class FirstHour:
 
 def earlier(report_dir: Path, about: Mapping[str, str]) -> tuple[Tried, ...]:
     """What passed in an earlier call that was cut short, on the same machine with the same code."""
+    if not (report_dir / FILE).is_file():  # a pipe would block
+        return ()
     try:
         found = read(FirstHour, parse((report_dir / FILE).read_text(encoding="utf-8")), FILE, RecordingError)
     except (OSError, ValueError, RecursionError, RecordingError):

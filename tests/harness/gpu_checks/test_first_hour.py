@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -87,3 +88,8 @@ def test_the_page_has_every_check_and_what_a_failure_means(tried, tmp_path: Path
 def test_without_a_gpu_nothing_is_kept(tmp_path: Path) -> None:
     assert len(list(examine_gpus(tmp_path, replace(TWO, gpus=[])))) == len(ALL)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_pipe_in_the_file_s_place_is_no_earlier_call(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / FILE)
+    assert earlier(tmp_path, {}) == ()

@@ -563,6 +563,19 @@ ENTRIES = [
         )
         for kind, node in (("static", 1), ("c10d", 0))
     ),
+    *(  # rank 0's; room is made as soon as it is named
+        gone_at(
+            "reports_fill",
+            lambda attempt: (_fill("/reports")(attempt), attempt.goes_on()),
+            "between",
+            kind,
+            node=0,
+            undo=_empty("/reports"),
+            named=r"the recording cannot be written",
+            verdicts=("EQUAL", "UNVERIFIED", "EQUAL"),
+        )
+        for kind in ("static", "c10d")
+    ),
     Entry(
         name="reports_full-node0-static",
         rendezvous="static",

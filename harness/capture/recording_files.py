@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -106,9 +107,10 @@ def checked_values_path(folder: Path, manifest: Manifest, rank: int) -> Path:
 
 def add_calls(folder: Path, step: int, logs: Sequence[bytes]) -> None:
     """Put the logs of a step's calls beside a recording, a file a rank, and say so in its manifest."""
-    (folder / CALLS).mkdir()
-    for rank, content in enumerate(logs):
-        _calls_path(folder, rank).write_bytes(content)
+    with _written(folder):
+        (folder / CALLS).mkdir()
+        for rank, content in enumerate(logs):
+            _calls_path(folder, rank).write_bytes(content)
     sums = [_sha256(_calls_path(folder, rank)) for rank in range(len(logs))]
     restate(folder, calls=KeptCalls(step=step, sha256=sums))
 
@@ -118,8 +120,9 @@ def restate(folder: Path, **facts: Any) -> None:
     about = {"schema": SCHEMA} | replace(read_manifest(folder), **facts).to_dict()
     about["manifest_sha256"] = sha256_of_manifest(about)
     partial = folder / f".{MANIFEST}.{os.getpid()}.partial"
-    partial.write_text(json.dumps(about, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    partial.replace(folder / MANIFEST)
+    with _written(folder):
+        partial.write_text(json.dumps(about, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        partial.replace(folder / MANIFEST)
 
 
 def checked_calls_path(folder: Path, manifest: Manifest, rank: int) -> Path:
@@ -207,13 +210,13 @@ def _write_folder(
 ) -> None:
     """A row group a table; without the last columns where they are `silent`."""
     folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
     left_out = list(takewhile(silent.__contains__, OF_LAYOUTS))
     schema = pa.schema([field for field in COLUMNS if field.name not in left_out])
-    try:
+    with _written(folder), ExitStack() as after:
+        after.callback(shutil.rmtree, partial, ignore_errors=True)
+        partial.mkdir(parents=True)
         with pq.ParquetWriter(partial / DIGESTS, schema, compression="zstd", use_dictionary=_REPEATED) as writer:
             for table in tables:
                 writer.write_table(table.drop_columns(left_out), row_group_size=max(len(table), 1))
@@ -227,8 +230,20 @@ def _write_folder(
         about["manifest_sha256"] = sha256_of_manifest(about)
         (partial / MANIFEST).write_text(json.dumps(about, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         put_in_place(partial, folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def _written(folder: Path) -> Iterator[None]:
+    """What writes a recording. Raises RecordingError where files cannot be written, as on a full disk."""
+    try:
+        yield
+    except OSError as error:
+        raise RecordingError(
+            "the recording cannot be written",
+            found=str(error),
+            where=str(folder),
+            fix="make room on its disk, or choose a folder on another one with --report-dir",
+        ) from error
 
 
 def _sha256(path: Path) -> str:

@@ -2,6 +2,7 @@ import contextlib
 import json
 import os
 import random
+import resource
 from dataclasses import replace
 from unittest.mock import ANY
 
@@ -11,6 +12,7 @@ import pytest
 
 from bitproof.harness.capture import recording_files, stored
 from bitproof.harness.capture.recording_files import (
+    add_calls,
     checked_values_path,
     join_parts,
     put_in_place,
@@ -92,6 +94,32 @@ def test_a_recording_that_could_not_be_written_leaves_the_old_one(folder):
         write_recording(folder, replace(MANIFEST, steps=object()), ROWS[:1])
     assert len(read_recording(folder).records) == 3
     assert sorted(path.name for path in folder.parent.iterdir()) == ["recording"]
+
+
+@contextlib.contextmanager
+def files_of_at_most(num_bytes):
+    """What a disk that is full does to whoever writes, without a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("num_bytes", [0, 100, 6_000])  # within the digests or, as they are here, after them
+def test_a_recording_on_a_full_disk_is_told_and_leaves_the_old_one(folder, num_bytes):
+    manifest = replace(MANIFEST, case={"name": "toy " * 2_000})
+    with files_of_at_most(num_bytes), pytest.raises(RecordingError, match="make room on its disk") as error:
+        write_recording(folder, manifest, ROWS[:1])
+    assert str(folder) in str(error.value) and "File too large" in str(error.value)
+    assert len(read_recording(folder).records) == 3
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["recording"]
+
+
+def test_calls_on_a_full_disk_are_told(folder):
+    with files_of_at_most(100), pytest.raises(RecordingError, match="the recording cannot be written"):
+        add_calls(folder, 0, [b"x" * 200])
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "digests.parquet"])

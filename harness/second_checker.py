@@ -872,6 +872,8 @@ def _input(g: State, place: int, call: State) -> Json:
     else:
         return NEXT
     hold(call["name"] not in g["inputs"] and is_tensor(own), f"{call['name']} is no input, or two")
+    before = [g["calls"][n]["op"] for n in g["lying"].get(own["tensor"][5], ())]
+    hold(all(x == op == "constant" for x in before), f"{call['name']} lies where another call does")
     found = find(g["s"], op, name, own["tensor"][0], own["tensor"][2])
     g["inputs"][call["name"]] = place, found
     return found
@@ -950,9 +952,9 @@ def _number(argument: Json, dtype: str) -> float | None:
     """The number that an argument is in a dtype, if it has that."""
     if type(argument) is int:
         value = float(argument) if abs(argument) <= 2**53 else inf
-    elif type(argument) is list and argument[0] == "bool" and argument[1] in ("True", "False"):
+    elif argument in (["bool", "True"], ["bool", "False"]):
         value = float(argument[1] == "True")
-    elif type(argument) is list and argument[0] == "float":
+    elif type(argument) is list and argument[0] == "float" and len(argument) == 2:
         value = float.fromhex(argument[1])
         value = rounded(value, "float32") if dtype == "float32" and isfinite(value) else value
     else:
@@ -1258,10 +1260,15 @@ def _outputs(g: State, graph: Json) -> dict[str, tuple[Json, Json]]:
     return values
 
 
+def is_whole_step(graph: Json) -> bool:
+    """Whether a graph takes an optimizer's state."""
+    return any(call[1] == "input" and call[0].startswith("optimizer ") for call in graph["calls"])
+
+
 def answers_of(state: State, sides: list[State], graphs: list[Json]) -> list[list[str]]:
     """Each output with what is true of it."""
     one, other = (_outputs(g, graph) for g, graph in zip(sides, graphs, strict=True))
-    is_whole, found = any(name.startswith("optimizer ") for name in sides[0]["inputs"]), []
+    is_whole, found = is_whole_step(graphs[0]), []
     for name in {**one, **other}:
         (a, a_was), (b, b_was) = one.get(name, (None, None)), other.get(name, (None, None))
         if a == a_was and b == b_was:
@@ -1298,8 +1305,8 @@ def check_subject(main: Json, graphs: list[Json]) -> None:
     hold(case["name"] == main["case"], f"it names case {main['case']}, and holds case {case['name']}")
     inputs = [[(call[0], call[3]["tensor"][:5]) for call in g["calls"] if call[1] == "input"] for g in graphs]
     hold(inputs[0] == inputs[1], "the graphs have other inputs")
-    kinds = [x.partition(" ")[0] for x, _ in inputs[0]]
-    order = [kind for kind in ("parameter", "buffer", "input", "optimizer") for x in kinds if x == kind]
+    kinds = ["".join(x.partition(" ")[:2]) for x, _ in inputs[0]]
+    order = [kind for kind in ("parameter ", "buffer ", "input ", "optimizer ") for x in kinds if x == kind]
     hold(kinds == order, "inputs are not in order")
     numbered = [name for name, _ in inputs[0] if name.startswith("input ")]
     hold(numbered == [f"input {k}" for k in range(len(numbered))], "inputs are not numbered from 0 on")
@@ -1307,10 +1314,10 @@ def check_subject(main: Json, graphs: list[Json]) -> None:
     outputs = ["loss", *(f"gradient of {name}" for name in parameters)]
     hold(subject["outputs"] == outputs, "its list of outputs is not that of its graphs")
     kept = {f"written parameter {name}" for name in parameters} - {name for name, _ in main["answers"]}
-    hold("optimizer" not in kinds or not kept, "a parameter is not updated")
+    hold(not is_whole_step(graphs[0]) or not kept, "a parameter is not updated")
     for graph in graphs:
         hold([name for name, _ in graph["outputs"]] == outputs, "a graph does not return the step's outputs")
-        first = graph["calls"][: len(kinds) - kinds.count("optimizer")]
+        first = graph["calls"][: len(kinds) - kinds.count("optimizer ")]
         hold(all(call[1] == "input" for call in first), "inputs do not come first")
         for call in graph["calls"]:
             group = dict(call[2]).get("group_name", [""])
@@ -1421,8 +1428,11 @@ MISTAKES = (OSError, AttributeError, LookupError, TypeError, ValueError, Arithme
 def covers_any_number(main: Json, graphs: list[Json]) -> bool:
     """Whether a checked certificate is of a whole step that may be repeated: all is proved, and nothing drawn."""
     calls = [call for graph in graphs for call in graph["calls"]]
-    is_whole = any(call[1] == "input" and call[0].startswith("optimizer ") for call in calls)
-    return is_whole and not any(call[5] for call in calls) and all(told == "PROVED" for _, told in main["answers"])
+    return (
+        is_whole_step(graphs[0])
+        and not any(call[5] for call in calls)
+        and all(told == "PROVED" for _, told in main["answers"])
+    )
 
 
 def check_folder(folder: Path) -> Counter[str]:

@@ -87,6 +87,8 @@ class Walk:
         match op, call.args:
             case ("input", ()) | ("constant", (("digest", ("str", _)),)):
                 require(call.name not in self.inputs, f"{call.name} is two inputs")
+                before = {self.graph.calls[owner].op for owner in self.owners.get(own.storage, ())}
+                require(not before or before == {op} == {"constant"}, f"{call.name} lies where another call does")
                 self.inputs[call.name] = index, find(op, args["digest"][1] if args else call.name, own.dtype, own.shape)
                 return self.inputs[call.name][1]
             case "getitem", (("0", _), ("1", place)):

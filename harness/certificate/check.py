@@ -13,7 +13,7 @@ from collections import Counter
 
 from bitproof.harness.certificate.assumptions import assumed
 from bitproof.harness.certificate.calls import Walk
-from bitproof.harness.certificate.data import ROOTS, STATE, WRITTEN, Certificate
+from bitproof.harness.certificate.data import ROOTS, WRITTEN, Certificate
 from bitproof.harness.certificate.errors import rejecting, require
 from bitproof.harness.certificate.rules import Terms
 from bitproof.harness.certificate.types import SIDES
@@ -44,7 +44,7 @@ def check_calls(certificate: Certificate, terms: Terms) -> None:
 def check_answers(certificate: Certificate, reference: Walk, candidate: Walk) -> None:
     """Compare the answers with both graphs, after all calls have their terms."""
     ones, others, found = reference.outputs(), candidate.outputs(), {}
-    is_whole = any(name.startswith(STATE) for name in reference.inputs)
+    is_whole = reference.graph.is_whole_step
     for name in ones | others:
         (one, was_one), (other, was_other) = ones.get(name, (None, None)), others.get(name, (None, None))
         if (one, other) != (was_one, was_other):

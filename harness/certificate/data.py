@@ -107,6 +107,11 @@ class Graph:
     calls: tuple[Call, ...]
     outputs: tuple[tuple[str, int], ...]
 
+    @functools.cached_property
+    def is_whole_step(self) -> bool:
+        """Whether it takes an optimizer's state; a constant of such a name is none."""
+        return any(call.op == "input" and call.name.startswith(STATE) for call in self.calls)
+
 
 @dataclass(frozen=True)
 class ProofStep:

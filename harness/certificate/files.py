@@ -113,6 +113,7 @@ def _subject(value: Any) -> Subject | None:
         return None
     require({*value} == {field.name for field in fields(Subject)}, "what it is about has other parts")
     require(value["precompiled"] in (0, 1), "precompiled is neither 0 nor 1")
+    require(type(value["outputs"]) is type(value["extra_passes"]) is tuple, "outputs or passes are no array")
     return Subject(
         case=_text(value["case"]),
         code=_text(value["code"]),
@@ -152,10 +153,12 @@ def _value(value: Any) -> Any:
         return _size(value)
     [(kind, found)] = value.items()
     if kind == "several":
+        require(type(found) is tuple, "several results are no array")
         return tuple(map(_value, found))
     require(kind == "tensor", f"{kind} is no kind of value")
     dtype, device, shape, strides, offset, storage = found
-    require(len(shape) == len(strides), f"{len(strides)} strides for {len(shape)} dims")
+    is_layout = type(shape) is type(strides) is tuple and len(shape) == len(strides)
+    require(is_layout, f"strides {strides!s:.80} for dims {shape!s:.80}")
     for size in (*shape, *strides, offset):
         _size(size)
     return Tensor(_text(dtype), _text(device), shape, strides, offset, _number(storage))

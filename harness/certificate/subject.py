@@ -43,7 +43,7 @@ def check_subject(certificate: Certificate) -> None:
             require(returned == outputs, f"the {told} does not return the step's outputs: {', '.join(unlike)}")
             _check_ranks(graph, case["parallelism"]["world_size"])
         require(subject.outputs == outputs, "its list of outputs is not that of its graphs")
-        if any(name.startswith(STATE) for name, _ in inputs):
+        if certificate.reference.is_whole_step:
             left = {name for name, _ in certificate.answers}
             kept = [name for name in parameters if f"{WRITTEN}{PARAMETER}{name}" not in left]
             require(not kept, f"it takes an optimizer's state, and does not update {', '.join(kept)}")
@@ -53,7 +53,7 @@ def covers_any_number(certificate: Certificate) -> bool:
     """Whether a checked certificate shows that any number of steps from equal state has equal bits: it is of a whole
     step, every output is PROVED, and nothing is drawn, so that the next step begins from equal state again."""
     calls = (*certificate.reference.calls, *certificate.candidate.calls)
-    is_whole = any(call.op == "input" and call.name.startswith(STATE) for call in calls)
+    is_whole = certificate.reference.is_whole_step
     return is_whole and not any(call.random for call in calls) and {x for _, x in certificate.answers} == {"PROVED"}
 
 

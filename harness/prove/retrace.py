@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from bitproof.harness.case import Case
-from bitproof.harness.certificate.data import STATE, Call, Certificate, Graph, Subject
+from bitproof.harness.certificate.data import Call, Certificate, Graph, Subject
 from bitproof.harness.certificate.errors import require
 from bitproof.harness.certificate.types import SIDES
 from bitproof.harness.errors import BitproofError, UsageError
@@ -52,7 +52,7 @@ def check_retraced(
         require(told == here, f"its graphs cannot be made again here: made with {name} {told}, here is {here}")
     options = GraphOptions(extra_passes=tuple(extra_passes))
     check_extra_passes(options.extra_passes, case)
-    is_whole = any(call.op == "input" and call.name.startswith(STATE) for call in certificate.reference.calls)
+    is_whole = certificate.reference.is_whole_step
     try:
         found = prove_case(case, options, precompiled=precompiled, evaluate=False, follow=is_whole)
     except UsageError:

@@ -1,9 +1,10 @@
 """Do both checkers say the same? `python tests/benchmarks/compare_checkers.py [CERTIFICATES] [SEED]`.
 
 Certificates are of the tests' own steps and of random programs against mutants of them (`two_checkers.py`), each as it
-was made and with one thing changed (`corruption.py`), and forged ones, made by rules that trust shapes
-(`forge_certificates.py`). Both checkers read the same bytes. What the one accepts and the other rejects, or answers
-otherwise, is a disagreement: the budget is none. Steps are compared by `forge_certificates.py`.
+was made and with one thing changed (`corruption.py`) or some that JSON allows (`json_changes.py`), and forged ones,
+made by rules that trust shapes (`forge_certificates.py`). Both checkers read the same bytes. What the one accepts and
+the other rejects, or answers otherwise, is a disagreement: the budget is none. Steps are compared by
+`forge_certificates.py`.
 
 Random programs have processes of their own, 20 each, since some calls of torch end theirs.
 """
@@ -26,17 +27,25 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bitproof.harness.certificate.data import Certificate
+from bitproof.harness.prove.certify import contents_of
 from tests.benchmarks.forge_certificates import forged_certificate
 from tests.harness.certificate.corruption import corrupt
-from tests.harness.certificate.two_checkers import REJECTED, by_hand, of_random_programs, said_by_both
+from tests.harness.certificate.json_changes import changed_as_json
+from tests.harness.certificate.two_checkers import REJECTED, by_hand, of_random_programs, said_by_first, said_by_second
 
 PROGRAMS, SECONDS = 20, 120
 SHARE_BY_HAND, SHARE_FORGED = 0.35, 0.1
 
 
-def count(certificate: Certificate, kind: str, counts: Counter[str]) -> None:
-    """What both say of one certificate."""
-    first, second = said_by_both(certificate)
+SHARE_AS_JSON = 0.3
+
+
+def count(certificate: Certificate, kind: str, counts: Counter[str], chance: random.Random | None = None) -> None:
+    """What both say of one certificate; with `chance`, of its files with something changed that JSON allows."""
+    contents, subject = contents_of(certificate), certificate.subject is not None
+    if chance is not None:
+        contents = changed_as_json(contents, chance, subject=subject)
+    first, second = said_by_first(contents, subject=subject), said_by_second(contents, subject=subject)
     counts["certificates"] += 1
     if first != second:
         counts[f"DISAGREE: {kind}, case {certificate.case}: the first says {first}, the second {second}"] += 1
@@ -49,6 +58,9 @@ def count_with_changes(certificates: Iterable[Certificate], changes: int, chance
     for certificate in certificates:
         count(certificate, "as made", counts)
         for _ in range(changes):
+            if chance.random() < SHARE_AS_JSON:
+                count(certificate, "changed as JSON", counts, chance)
+                continue
             kind, changed = corrupt(certificate, chance)
             count(changed, f"changed in {kind}", counts)
     return counts

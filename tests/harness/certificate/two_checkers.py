@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -11,9 +12,10 @@ from torch.fx import GraphModule
 
 from bitproof.harness import second_checker
 from bitproof.harness.certificate.check import check
-from bitproof.harness.certificate.data import Certificate
+from bitproof.harness.certificate.data import Certificate, Subject
 from bitproof.harness.certificate.errors import RejectedError
 from bitproof.harness.certificate.files import FILES, certificate_in
+from bitproof.harness.certificate.subject import check_subject, covers_any_number
 from bitproof.harness.prove.answers import prove_graphs
 from bitproof.harness.prove.certify import certificate_of, contents_of
 from bitproof.harness.prove.graphs.export import export_graph
@@ -25,28 +27,35 @@ from tests.harness.prove.test_canonical import copied
 from tests.harness.prove.test_rules import SOUND, UNSOUND
 from tests.harness.prove.toy_graphs import GROUPS, aten, c10d, compare, randn, trace
 
-REJECTED = "rejected"
+REJECTED, ANY_NUMBER = "rejected", "any number of steps"
 Said = dict[str, int] | str
 """Answers counted by verdict, or REJECTED."""
 
 
 def said_by_both(certificate: Certificate) -> tuple[Said, Said]:
     """What the first checker says of a certificate, and what the second says."""
-    contents = contents_of(certificate)
-    return said_by_first(contents), said_by_second(contents)
+    contents, subject = contents_of(certificate), certificate.subject is not None
+    return said_by_first(contents, subject=subject), said_by_second(contents, subject=subject)
 
 
-def said_by_first(contents: dict[str, bytes]) -> Said:
+def said_by_first(contents: dict[str, bytes], *, subject: bool = False) -> Said:
+    """What the first says of files; with `subject`, also of what they are about, and whether of any number of steps."""
     try:
-        return dict(check(certificate_in(contents)))
+        certificate = certificate_in(contents)
+        found = dict(check(certificate))
+        if not subject:
+            return found
+        check_subject(certificate)
+        return {**found, ANY_NUMBER: int(covers_any_number(certificate))}
     except RejectedError:
         return REJECTED
 
 
-def said_by_second(contents: dict[str, bytes]) -> Said:
+def said_by_second(contents: dict[str, bytes], *, subject: bool = False) -> Said:
     try:
         main, *graphs, steps = (second_checker.parse(contents[name]) for name in FILES)
-        return dict(second_checker.check(main, graphs, steps, with_subject=False))
+        found = dict(second_checker.check(main, graphs, steps, with_subject=subject))
+        return {**found, ANY_NUMBER: int(second_checker.covers_any_number(main, graphs))} if subject else found
     except (second_checker.FlawError, *second_checker.MISTAKES):
         return REJECTED
 
@@ -103,7 +112,7 @@ def normed(w, x):
     return y + w, mean * 1.5 + w[0], var * w[1]
 
 
-def updated(w, x, mean, square, count):
+def updated(w, x, count, mean, square):
     """A whole step: its loss, its gradient, and what an optimizer's kernel writes."""
     grad = (w * x).sum() * x
     rates = {"lr": 0.5, "beta1": 0.5, "beta2": 0.75, "weight_decay": 0.0, "eps": 1.0, "amsgrad": False}
@@ -116,19 +125,23 @@ def updated_alike(w, x, *state):
     return updated(w, x * 1.0, *state)
 
 
-def set_anew(w, x, mean, *state):
+def set_anew(w, x, count, mean, square):
     """The same, after which some state is a number, whatever it was before."""
-    found = updated(w, x, mean, *state)
+    found = updated(w, x, count, mean, square)
     mean.fill_(2)
     return found
 
 
-def of_a_whole_step(one: Callable[..., Any], two: Callable[..., Any]) -> Certificate:
-    """The certificate of two functions of a parameter, an input and an optimizer's state."""
-    inputs = (W, X, W * 0, X * 0, torch.tensor(1.0))
-    names = ("parameter w", "input 0", *(f"optimizer w.{name}" for name in ("mean", "square", "count")))
+def of_a_whole_step(
+    one: Callable[..., Any], two: Callable[..., Any], state: Sequence[str] = ("count", "mean", "square")
+) -> Certificate:
+    """The certificate of two functions of a parameter, an input and an optimizer's state, first a number."""
+    inputs = (W, X, torch.tensor(1.0), W * 0, X * 0)[: 2 + len(state)]
+    names = ("parameter w", "input 0", *(f"optimizer w.{name}" for name in state))
     graphs = [export_graph(trace(x, inputs), names, inputs, ("loss", "gradient of w"), GROUPS) for x in (one, two)]
-    return certificate_of("whole step", prove_graphs(*graphs, must_read=()))
+    case = json.dumps({"name": "whole step", "parallelism": {"world_size": 2}})
+    subject = Subject(case, "0" * 64, torch.__version__, "x86_64", ("loss", "gradient of w"))
+    return certificate_of("whole step", prove_graphs(*graphs, must_read=()), subject)
 
 
 STEPS = (written, normed, joined, carried, several, lambda w, x: exchanged(w * x) + gathered(w[:2]), copied())

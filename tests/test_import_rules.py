@@ -286,7 +286,7 @@ def test_only_the_worker_models_the_graph_step_its_placements_and_what_tries_or_
         "bitproof.harness.execute.host.rank_steps",
         "bitproof.harness.execute.host.rank_system",
         "bitproof.harness.execute.host.worker",
-        "bitproof.harness.gpu_checks.checks",
+        "bitproof.harness.gpu_checks.together",
         "bitproof.harness.gpu_checks.run",
         "bitproof.harness.history.beside",
         "bitproof.harness.systems.autoplace",

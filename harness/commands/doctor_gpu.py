@@ -1,42 +1,49 @@
 """`bitproof doctor --gpu`: what a machine's GPUs must do, tried one thing after the other, as a table of pass and fail.
 
-First what a step relies on, in `gpu_checks/`; then that a rank that is killed or hangs is named; then the
-three main cases on all GPUs. What needs several GPUs and NCCL is not tried without them, and on a machine without GPUs
+`gpu_checks/plan.py` has all of them, in order: first what a step relies on; then that a rank that is killed or hangs is
+named; then cases on all GPUs. What needs several GPUs and NCCL is not tried without them, and on a machine without GPUs
 nothing is: every such line says so, and NOT RUN is no pass.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import platform
 import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Literal
 
+from bitproof.harness.capture.environment import environment_variables
 from bitproof.harness.case import Case
 from bitproof.harness.commands.doctor import MAIN_CASES, Torch, probe_torch
+from bitproof.harness.errors import CaseError
 from bitproof.harness.gpu_checks.first_hour import FirstHour, Outcome, earlier
 from bitproof.harness.gpu_checks.found import CheckResult
+from bitproof.harness.gpu_checks.plan import FIRST_HOUR, HUNG, KILLED, names_of
 from bitproof.harness.machine.determinism import ENVIRONMENT
-from bitproof.harness.machine.gpus import gpu_topology
+from bitproof.harness.machine.gpus import driver_version, gpu_topology, read_nccl_conf
 from bitproof.harness.options import RunOptions
 from bitproof.harness.processes import framing
 from bitproof.harness.processes.started import Started
 from bitproof.harness.records import CaseResult, Verdict
 from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED
+from bitproof.harness.runtime.disk_cache import default_folder
 from bitproof.harness.runtime.sources import own_digest
 
 _CHECKS_SECONDS = 1800
 _CASE_SECONDS = 600.0
 _HANG_SECONDS = 60.0
-ALONE = ("digests", "attention", "grouped products", "offload", "digest bandwidth")
-TOGETHER = ("sums in rank order", "native sums", "all-to-all")
+ALONE, TOGETHER = names_of("alone"), names_of("together")
 NAMES = (*ALONE, *TOGETHER)
-"""What `harness.gpu_checks.checks` has, on one device and on all ranks; importing it would load torch."""
-KILLED, HUNG = "a killed rank", "a hung rank"
+"""What `gpu_checks.run` has, on one device and on all ranks; importing it would load torch."""
+CASES_TRIED = names_of("case")
+Device = Literal["cuda", "cpu"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,22 +55,22 @@ class CheckLine:
     found: str
 
     def __str__(self) -> str:
-        return f"{self.outcome:<7}  {self.name:<18}  {self.found}"
+        return f"{self.outcome:<7}  {self.name:<29}  {self.found}"
 
 
 def examine_gpus(report_dir: Path, torch: Torch | str | None = None) -> Iterator[CheckLine]:
     """Every check, as soon as it is known, on all GPUs that torch can use.
 
-    What is found is kept in two files of `report_dir`, and a call that was cut short is gone on with
-    (`first_hour.py`). Where there is no GPU nothing is kept.
+    What is found is written to two files of `report_dir`, and a call that was cut short is gone on with
+    (`first_hour.py`). Where there is no GPU nothing is written.
     """
     torch = probe_torch() if torch is None else torch
     if why := why_not(torch):
-        yield from _not_run((*NAMES, KILLED, HUNG, *MAIN_CASES), why)
+        yield from _not_run(FIRST_HOUR, why)
         return
     assert not isinstance(torch, str), "it has GPUs"
-    hour = FirstHour(about=about(torch))
-    kept = {each.name: each for each in earlier(report_dir, hour.about)}
+    hour, cache = FirstHour(about=about(torch)), default_folder()
+    kept = {each.name: each for each in earlier(cache, hour.about)}
     began = time.monotonic()
     for line in _lines(report_dir, torch, kept=tuple(kept)):
         seconds, began = time.monotonic() - began, time.monotonic()
@@ -71,19 +78,33 @@ def examine_gpus(report_dir: Path, torch: Torch | str | None = None) -> Iterator
             seconds, line = kept[line.name].seconds, replace(line, found=kept[line.name].found)
         hour = hour.plus(line.name, line.outcome, line.found, seconds)
         hour.write(report_dir)
+        hour.keep(cache)
         yield line
     replace(hour, is_over=True).write(report_dir)
+    replace(hour, is_over=True).keep(cache)
 
 
 def about(torch: Torch) -> dict[str, str]:
-    """The machine and the code that checks are of."""
+    """The machine and the code that checks are of, and what else can change what they find."""
+    libraries = sorted(
+        f"{name} {found.version}" for found in distributions() if (name := found.name or "").startswith(_LIBRARIES)
+    )
+    settings = [*read_nccl_conf(os.environ, Path("/etc"), Path.home())]
+    settings += [f"{name}={value}" for name, value in environment_variables().items()]
     return {
+        "machine": platform.node(),
         "torch": torch.version,
         "GPUs": ", ".join(torch.gpus),
         "how they are joined": " / ".join(gpu_topology() or ["nvidia-smi does not say"]),
+        "driver": driver_version(Path("/proc/driver/nvidia/version")) or "unknown",
         "NCCL": "yes" if torch.nccl else "no",
+        "libraries": ", ".join(libraries) or "none of their own",
+        "settings": ", ".join(settings) or "none",
         "code": own_digest(),
     }
+
+
+_LIBRARIES = ("nvidia-", "triton", "pytorch-triton")
 
 
 def _lines(report_dir: Path, torch: Torch, kept: tuple[str, ...]) -> Iterator[CheckLine]:
@@ -92,9 +113,9 @@ def _lines(report_dir: Path, torch: Torch, kept: tuple[str, ...]) -> Iterator[Ch
     why, ranks = why_not_together(torch), len(torch.gpus)
     left = [name for name in ((*ALONE,) if why else NAMES) if name not in kept]
     if left:
-        yield from run_checks("cuda", 1 if why else ranks, left)
+        yield from run_checks("cuda", ranks, left)
     if why:
-        yield from _not_run((*TOGETHER, KILLED, HUNG, *MAIN_CASES), why)
+        yield from _not_run((*TOGETHER, *names_of("rank", "case")), why)
     else:
         yield from run_cases_on(ranks, report_dir, kept)
 
@@ -143,19 +164,38 @@ def run_checks(device: str, ranks: int, names: Iterable[str]) -> Iterator[CheckL
         yield CheckLine(name=name, outcome="FAIL", found=f"the process that checks ended before: {last}")
 
 
-def run_cases_on(ranks: int, report_dir: Path, kept: Iterable[str] = ()) -> Iterator[CheckLine]:
-    """A rank that is killed, one that hangs, then the main cases, each on that many GPUs, but for those kept."""
+def run_cases_on(
+    ranks: int, report_dir: Path, kept: Iterable[str] = (), device: Device = "cuda"
+) -> Iterator[CheckLine]:
+    """A rank that is killed, one that hangs, then the cases, on that many devices, but for those kept."""
     from bitproof.builtin_cases import CASES
 
-    main = [replace(CASES[name], parallelism=replace(CASES[name].parallelism, world_size=ranks)) for name in MAIN_CASES]
-    short = replace(main[0], steps=2)
-    if KILLED not in kept:
-        yield try_case(short, KILLED, f"kill-rank:rank={ranks - 1},step=1", _CASE_SECONDS, report_dir, tell_killed)
-    if HUNG not in kept:
-        yield try_case(short, HUNG, f"hang-rank:rank={ranks - 1},step=1", _HANG_SECONDS, report_dir, tell_hung)
-    for case in main:
-        if case.name not in kept:
-            yield try_case(case, case.name, None, _CASE_SECONDS, report_dir, tell_main)
+    last, kept = ranks - 1, {*kept}
+    fail = {
+        KILLED: (f"kill-rank:rank={last},step=1", _CASE_SECONDS, tell_killed),
+        HUNG: (f"hang-rank:rank={last},step=1", _HANG_SECONDS, tell_hung),
+    }
+    for name in names_of("rank", "case"):
+        if name in kept:
+            continue
+        case = CASES[name] if name not in fail else replace(CASES[MAIN_CASES[0]], steps=2)
+        inject, timeout, tell = fail.get(name, (None, _CASE_SECONDS, tell_equal))
+        try:
+            case = on_ranks(case, ranks, is_for_all=name in fail or name in MAIN_CASES)
+        except CaseError as error:
+            why = " ".join(str(error).split())
+            yield CheckLine(name=name, outcome="NOT RUN", found=f"no run on {ranks} GPUs: {why}")
+            continue
+        yield try_case(case, name, inject, timeout, report_dir, tell, device)
+
+
+def on_ranks(case: Case, ranks: int, *, is_for_all: bool) -> Case:
+    """A case on so many ranks at the most; on all of them if it is for all.
+
+    Raises CaseError where its ranks cannot be so many.
+    """
+    count = ranks if is_for_all else min(ranks, case.parallelism.world_size)
+    return replace(case, parallelism=replace(case.parallelism, world_size=count))
 
 
 Tell = Callable[[CaseResult, int], tuple[bool, str]]
@@ -168,9 +208,9 @@ def try_case(
     timeout: float,
     report_dir: Path,
     tell: Tell,
-    device: Literal["cuda", "cpu"] = "cuda",
+    device: Device = "cuda",
 ) -> CheckLine:
-    """Run a case, with controls where nothing is injected; any error is a failure. On "cpu" it says nothing of GPUs."""
+    """Run a case, with controls where nothing has to fail; any error is a failure. On "cpu" it says nothing of GPUs."""
     from bitproof.harness.execute.launch import run_cases
 
     options = RunOptions(device=device, timeout=timeout, inject=inject, control="never" if inject else "always")
@@ -181,6 +221,8 @@ def try_case(
     except Exception as error:
         return CheckLine(name=name, outcome="FAIL", found=f"{type(error).__name__}: {error}".partition("\n")[0])
     is_ok, found = tell(result, case.parallelism.world_size - 1)
+    if result.device != device:
+        is_ok, found = False, f"{found}, which is not {device}"
     with contextlib.suppress(OSError):
         folder.rmdir()  # where nothing was left
     return CheckLine(name=name, outcome="pass" if is_ok else "FAIL", found=f"{found}, logs in {folder}")
@@ -229,10 +271,11 @@ def _names(result: CaseResult, *wanted: str) -> tuple[bool, str]:
     return is_ok, f"{result.verdict.value}: {text[:200]}{expected}"
 
 
-def tell_main(result: CaseResult, rank: int) -> tuple[bool, str]:
-    """EQUAL over NCCL, with controls that agree."""
+def tell_equal(result: CaseResult, rank: int) -> tuple[bool, str]:
+    """The expected verdict, on GPUs over NCCL, with controls that agree."""
     compared, mismatched = sum(result.compared.values()), sum(result.mismatched.values())
-    controls = set(result.control.values())
-    is_ok = result.verdict == Verdict.EQUAL and result.backend == "nccl" and controls == {"EQUAL"}
+    controls, is_joined = set(result.control.values()), result.device == "cpu" or result.backend == "nccl"
+    is_ok = result.verdict == Verdict(result.case.expected) and is_joined and controls == {"EQUAL"}
     where = f"{result.world_size} ranks, {result.device}, {result.collectives or result.backend}"
-    return is_ok, f"{result.verdict.value} on {where}: {mismatched} of {compared} records differ"
+    error = f", {(result.error or '').partition(chr(10))[0]}" if result.error else ""
+    return is_ok, f"{result.verdict.value} on {where}: {mismatched} of {compared} records differ{error}"

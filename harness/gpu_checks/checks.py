@@ -1,7 +1,8 @@
-"""What GPUs must do before a case is run on them: checks of one device, and of all ranks together.
+"""What a GPU must do before a case is run on it: digests, attention, copies to host memory and back.
 
 Every check also runs on a CPU, over gloo, so that it can be seen to fail there (`tests/harness/gpu_checks`); that says
-nothing of GPUs. A check answers whether it passed, and what was found.
+nothing of GPUs. A check answers whether it passed, and what was found. Others are in `topology.py`, `grouped.py`,
+`processes.py` and `together.py`; `run.py` has all of them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bitproof.harness.capture.digest import digest
+from bitproof.harness.gpu_checks.setting import Answer, Setting
 from bitproof.harness.graph.offload_operators import OFFLOAD, RELOAD, WAIT_OFFLOAD, WAIT_RELOAD, copy_stream, land
 from bitproof.harness.graph.operators import name_of
 from bitproof.harness.torch_compat import TorchDispatchMode, sleep_on_stream
@@ -25,34 +26,31 @@ MIN_SHARE_OF_BANDWIDTH = 0.05
 """A digest reads memory at this share of what a copy moves, at the least; else recording would rule a run's time."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """Where checks run: a device's type, the ranks, and the most bytes of a message or a tensor."""
-
-    device: str = "cuda"
-    ranks: int = 8
-    max_bytes: int = 64 * 2**20
-
-    def device_of(self, rank: int) -> torch.device:
-        """A rank's device."""
-        return torch.device("cpu") if self.device == "cpu" else torch.device(self.device, rank)
-
-
-Answer = tuple[bool, str]
-
-
-# On one device.
-
-
 def check_digests(setting: Setting) -> Answer:
-    """A tensor has one digest, on the device as on the CPU, whatever its layout."""
+    """A tensor has one digest, on the device as on the CPU, whatever its layout; another where one element is."""
     device, differing, count = setting.device_of(0), [], 0
     for name, tensor in layouts():
         count += 1
         if digest(to_device(tensor, device)) != digest(tensor):
             differing.append(name)
-    told = f"; first {differing[0]}" if differing else ""
-    return not differing, f"{count} layouts, {len(differing)} with another digest than the CPU's{told}"
+    unseen = [f"element {place} of {num}" for num, place in changes() if not _is_seen(num, place, device)]
+    first = [*differing, *unseen]
+    told = f"; first {first[0]}" if first else ""
+    layers = f"{count} layouts, {len(differing)} with another digest than the CPU's"
+    return not first, f"{layers}; {len([*changes()])} changed elements, {len(unseen)} unseen{told}"
+
+
+def changes() -> Iterator[tuple[int, int]]:
+    """Numbers of elements, and the place of one: the first, the middle one and the last."""
+    for num in (1, 7, 1_000, 4_097, 100_003):
+        yield from ((num, place) for place in dict.fromkeys((0, num // 2, num - 1)))
+
+
+def _is_seen(num: int, place: int, device: torch.device) -> bool:
+    values = torch.arange(num, dtype=torch.float32)
+    other = values.clone()
+    other[place] = -1.0
+    return digest(to_device(other, device)) != digest(to_device(values, device))
 
 
 DTYPES = (
@@ -117,23 +115,6 @@ def attend(device: torch.device, dtype: torch.dtype, qk_dim: int, v_dim: int) ->
         output = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         gradients = torch.autograd.grad(output, (query, key, value), torch.ones_like(output))
     return calls.names, [digest(x.detach()) for x in (output, *gradients)]
-
-
-def check_grouped_mm(setting: Setting) -> Answer:
-    """Products by groups repeat themselves where experts have no rows, and have the values of products one by one."""
-    device, experts, told, is_ok = setting.device_of(0), 8, [], True
-    generator = torch.Generator().manual_seed(0)
-    for counts in ([5, 0, 7, 0, 0, 3, 1, 0], [0] * 7 + [16], [2] * 8, [0, 16] + [0] * 6):
-        ends = torch.tensor(counts).cumsum(0).to(torch.int32)
-        rows = torch.randn(int(ends[-1]), 64, generator=generator).bfloat16()
-        weights = torch.randn(experts, 64, 32, generator=generator).bfloat16()
-        given = [x.to(device) for x in (rows, weights, ends)]
-        first, second = (functional.grouped_mm(given[0], given[1], offs=given[2]) for _ in range(2))
-        parts = [part.float() @ weights[i].float() for i, part in enumerate(rows.split(counts))]
-        error = (first.float().cpu() - torch.cat(parts)).abs().max().item()
-        is_ok &= digest(first) == digest(second) and error < 0.5  # sums of 64 products, rounded to 8 bits
-        told.append(f"{counts.count(0)} empty: {error:.2g}")
-    return is_ok, "largest error against products one by one, experts " + ", ".join(told)
 
 
 def check_offload(setting: Setting) -> Answer:
@@ -282,81 +263,3 @@ def seconds_of(call: Callable[[], Any], device: torch.device, repeats: int = 5) 
             torch.cuda.synchronize(device)
         best = min(best, time.perf_counter() - began)
     return best
-
-
-# On all ranks. Each returns a rank's answer; a check passes where every rank's does.
-
-
-def check_rank_order_sums(setting: Setting, rank: int) -> Answer:
-    """Sums are in ascending rank order, for every size, fused or apart."""
-    return _sums(setting, rank, is_ordered=True)
-
-
-def check_native_sums(setting: Setting, rank: int) -> Answer:
-    """NCCL's own sums have the same bits fused and apart, and repeat themselves."""
-    return _sums(setting, rank, is_ordered=False)
-
-
-def _sums(setting: Setting, rank: int, *, is_ordered: bool) -> Answer:
-    from bitproof.reference.parallel.collectives import all_gather, reduce_scatter
-    from bitproof.reference.parallel.mesh import FSDP
-    from bitproof.reference.parallel.rank_order_group import sum_in_rank_order
-
-    device, ranks, wrong, count = setting.device_of(rank), setting.ranks, [], 0
-    generator = torch.Generator().manual_seed(rank)
-    for dtype, num_bytes in itertools.product((torch.float32, torch.bfloat16), sizes(setting.max_bytes)):
-        rows = max(1, num_bytes // dtype.itemsize // ranks // 3)
-        parts = [torch.randn(ranks, rows, generator=generator).to(device, dtype) for _ in range(3)]
-        apart = torch.cat([reduce_scatter(part.view(-1), ranks, FSDP) for part in parts])
-        fused, again = (reduce_scatter(torch.cat(parts, dim=1).view(-1), ranks, FSDP) for _ in range(2))
-        same = [digest(apart) == digest(fused), digest(fused) == digest(again)]
-        if is_ordered:
-            whole = all_gather(torch.cat(parts, dim=1).view(1, -1), ranks, FSDP).view(ranks, ranks, -1)
-            same.append(digest(sum_in_rank_order(whole[:, rank])) == digest(fused))
-        count += 1
-        if not all(same):
-            reasons = [why for why, is_same in zip(_WHY, same, strict=False) if not is_same]
-            wrong.append(f"{str(dtype).removeprefix('torch.')} of {num_bytes >> 10} KiB: {', '.join(reasons)}")
-    told = f": {wrong[0]}" if wrong else ""
-    return not wrong, f"{count} sizes and dtypes up to {setting.max_bytes >> 10} KiB, {len(wrong)} wrong{told}"
-
-
-_WHY = ("fused is not apart", "not the same twice", "not in rank order")
-
-
-def sizes(max_bytes: int) -> list[int]:
-    """4 KiB, and four times as much as often as that is not too much."""
-    return [4096 * 4**i for i in range(16) if 4096 * 4**i <= max_bytes] or [max_bytes]
-
-
-def check_all_to_all(setting: Setting, rank: int) -> Answer:
-    """Every row arrives where it was sent, in order, of uneven and of empty parts."""
-    from bitproof.reference.parallel.collectives import all_to_all
-    from bitproof.reference.parallel.mesh import FSDP
-
-    device, ranks, rounds, wrong = setting.device_of(rank), setting.ranks, 20, 0
-    generator = torch.Generator().manual_seed(0)  # one for all: each knows what the others send
-    for index in range(rounds):
-        sent = torch.randint(0, 1 if index == 0 else 4, (ranks, ranks), generator=generator) * 37
-        rows = [
-            torch.cat([torch.full((int(n),), 1000.0 * i + j) for j, n in enumerate(row)]) for i, row in enumerate(sent)
-        ]
-        received = all_to_all(rows[rank].to(device), sent[:, rank].tolist(), sent[rank].tolist(), FSDP)
-        expected = torch.cat([torch.full((int(n),), 1000.0 * i + rank) for i, n in enumerate(sent[:, rank])])
-        wrong += digest(received) != digest(expected)
-    return wrong == 0, f"{rounds} rounds of uneven parts, all empty in the first, {wrong} with other rows"
-
-
-ALONE: dict[str, Callable[[Setting], Answer]] = {
-    "digests": check_digests,
-    "attention": check_attention,
-    "grouped products": check_grouped_mm,
-    "offload": check_offload,
-    "digest bandwidth": check_bandwidth,
-}
-TOGETHER: dict[str, Callable[[Setting, int], Answer]] = {
-    "sums in rank order": check_rank_order_sums,
-    "native sums": check_native_sums,
-    "all-to-all": check_all_to_all,
-}
-NAMES = (*ALONE, *TOGETHER)

@@ -3,8 +3,10 @@
     REPORT_DIR/doctor-gpu.json    every check: its result, what a failure means, its seconds; and on what it was tried
     REPORT_DIR/doctor-gpu.md      the same as a page, to send home
 
-Both are written after each check. A call takes over what passed in an earlier one that did not reach its end, if
-machine, libraries and code are the same; it tries again what failed or was not run.
+Both are written after each check, and never read: who may write that folder could have a check pass that never ran.
+What passed is kept in the cache of results (`runtime/disk_cache.py`), which only its owner may write. A call takes it
+over from an earlier one that did not reach its end, if machine, libraries, settings and code are the same; it tries
+again what failed or was not run.
 """
 
 from __future__ import annotations
@@ -17,30 +19,15 @@ from pathlib import Path
 from typing import Literal
 
 from bitproof.harness.errors import RecordingError
+from bitproof.harness.gpu_checks.plan import FIRST_HOUR, minutes
 from bitproof.harness.report.markdown_text import inline, table_of
 from bitproof.harness.report.write import write_atomically
-from bitproof.harness.validate import GROWING, parse, read
+from bitproof.harness.runtime.disk_cache import keep, read_cached
+from bitproof.harness.validate import GROWING, read
 
 FILE, PAGE = "doctor-gpu.json", "doctor-gpu.md"
+KIND = "first-hour"
 Outcome = Literal["pass", "FAIL", "NOT RUN"]
-
-PLAN: dict[str, tuple[int, str]] = {
-    "digests": (60, "recordings of this machine say nothing"),
-    "attention": (30, "cases with attention are NONDETERMINISTIC"),
-    "grouped products": (20, "cases with experts cannot be EQUAL"),
-    "offload": (30, "cases that offload are noise"),
-    "digest bandwidth": (20, "runs are slow; verdicts are right"),
-    "sums in rank order": (90, "no case with buckets can be trusted"),
-    "native sums": (90, "--collectives native may be DIFFERENT where nothing is wrong; the default is not affected"),
-    "all-to-all": (60, "cases with experts cannot be EQUAL"),
-    "a killed rank": (120, "a crash on this machine may name no rank, or a wrong one"),
-    "a hung rank": (120, "a hang on this machine may name no rank, or a wrong one"),
-    "transformer_batch": (600, "read its report as on a CPU, before any other case"),
-    "moe_batch": (600, "read its report as on a CPU, before any other case with experts"),
-    "moe_seq": (600, "read its report as on a CPU, before any other case with experts"),
-}
-"""Of each check, in order, the seconds that it is given in a plan, which no GPU has confirmed yet, and what a failure
-means."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +40,7 @@ class Tried:
     outcome: Outcome
     found: str
     means: str
+    then: str
     seconds: float
 
 
@@ -68,8 +56,9 @@ class FirstHour:
 
     def plus(self, name: str, outcome: Outcome, found: str, seconds: float) -> FirstHour:
         """With one more check."""
-        means = PLAN[name][1] if outcome == "FAIL" else ""
-        new = Tried(name=name, outcome=outcome, found=found, means=means, seconds=round(seconds, 1))
+        planned = FIRST_HOUR[name]
+        means, then = (planned.means, planned.then) if outcome == "FAIL" else ("", "")
+        new = Tried(name=name, outcome=outcome, found=found, means=means, then=then, seconds=round(seconds, 1))
         return dataclasses.replace(self, tried=(*self.tried, new))
 
     def write(self, report_dir: Path) -> None:
@@ -78,26 +67,49 @@ class FirstHour:
         write_atomically(report_dir / FILE, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
         write_atomically(report_dir / PAGE, self.page())
 
+    def keep(self, folder: Path | None) -> None:
+        """Let a later call go on from here; a call that is over has it start again."""
+        if folder is not None:
+            keep(folder, KIND, _key(self.about), dataclasses.asdict(self))
+
     def page(self) -> str:
         """The page to send home: where, each check in order, and what failures mean."""
         told = [f"- {inline(name)}: {inline(value)}" for name, value in self.about.items()]
         rows: list[tuple[str, ...]] = [
-            (x.outcome, x.name, f"{x.seconds:g}", str(PLAN[x.name][0]), x.found, x.means) for x in self.tried
+            (
+                x.outcome,
+                x.name,
+                f"{x.seconds:g}",
+                _planned(x.name),
+                x.found,
+                "; then: ".join(filter(None, (x.means, x.then))),
+            )
+            for x in self.tried
         ]
         reached = {x.name for x in self.tried}
-        rows += [("not reached", name, "", str(PLAN[name][0]), "", "") for name in PLAN if name not in reached]
+        left = tuple(name for name in FIRST_HOUR if name not in reached)
+        rows += [("not reached", name, "", _planned(name), "", "") for name in left]
         table = table_of(["", "check", "seconds", "planned", "found", "a failure means"], rows)
-        return "\n".join(["# doctor --gpu", "", *told, "", table, ""])
+        ahead = f"{minutes(left)} of {minutes()} planned minutes are left" if left else "Every check was reached"
+        return "\n".join(["# doctor --gpu", "", *told, "", f"{ahead}.", "", table, ""])
 
 
-def earlier(report_dir: Path, about: Mapping[str, str]) -> tuple[Tried, ...]:
-    """What passed in an earlier call that was cut short, on the same machine with the same code."""
-    if not (report_dir / FILE).is_file():  # a pipe would block
-        return ()
+def _planned(name: str) -> str:
+    return str(FIRST_HOUR[name].seconds)
+
+
+def _key(about: Mapping[str, str]) -> str:
+    return json.dumps(about, sort_keys=True)
+
+
+def earlier(folder: Path | None, about: Mapping[str, str]) -> tuple[Tried, ...]:
+    """What passed in an earlier call that was cut short, on the same machine with the same code. `folder` is that of
+    the cache."""
+    value = None if folder is None else read_cached(folder, KIND, _key(about))
     try:
-        found = read(FirstHour, parse((report_dir / FILE).read_text(encoding="utf-8")), FILE, RecordingError)
-    except (OSError, ValueError, RecursionError, RecordingError):
+        found = None if value is None else read(FirstHour, value, KIND, RecordingError)
+    except (ValueError, RecursionError, RecordingError):
         return ()
-    if found.is_over or found.about != about:
+    if found is None or found.is_over or found.about != about:
         return ()
-    return tuple(x for x in found.tried if x.outcome == "pass" and x.name in PLAN)
+    return tuple(x for x in found.tried if x.outcome == "pass" and x.name in FIRST_HOUR)

@@ -15,12 +15,15 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Container, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
 from bitproof.harness.case import Parallelism
-from bitproof.harness.gpu_checks.checks import ALONE, NAMES, TOGETHER, Answer, Setting, check_native_sums
+from bitproof.harness.gpu_checks import checks, grouped, processes, together, topology
 from bitproof.harness.gpu_checks.found import CheckResult
+from bitproof.harness.gpu_checks.setting import Answer, Setting
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.machine.nccl import pin_nccl
 from bitproof.harness.processes import framing
@@ -29,6 +32,31 @@ from bitproof.harness.processes.forked import Send, fork
 from bitproof.harness.processes.watching import Watch
 
 SECONDS = 180.0
+
+ALONE: dict[str, Callable[[Setting], Answer]] = {
+    "topology": topology.check_topology,
+    "digests": checks.check_digests,
+    "attention": checks.check_attention,
+    "grouped products": grouped.check_grouped_mm,
+    "rows without tokens": grouped.check_no_rows,
+    "offload": checks.check_offload,
+    "digest bandwidth": checks.check_bandwidth,
+}
+"""Checks of one device."""
+PROCESSES: dict[str, Callable[[Setting, int], Answer]] = {"repeatability": processes.compute}
+"""What every process must find alike: one a GPU, twice."""
+TOGETHER: dict[str, Callable[[Setting, int], Answer]] = {
+    "NCCL": together.check_joined,
+    "sums in rank order": together.check_rank_order_sums,
+    "all-to-all": together.check_all_to_all,
+    "two groups at once": together.check_groups_at_once,
+    "native sums": together.check_native_sums,
+    "native order": together.check_native_order,
+}
+"""Checks of all ranks."""
+NATIVE = ("native sums", "native order")
+"""Those that take NCCL's own sums."""
+NAMES = (*ALONE, *PROCESSES, *TOGETHER)
 
 
 def run_checks(setting: Setting, seconds: float = SECONDS, names: Container[str] = NAMES) -> Iterator[CheckResult]:
@@ -40,65 +68,88 @@ def run_checks(setting: Setting, seconds: float = SECONDS, names: Container[str]
     for name, alone in ALONE.items():
         if name not in names:
             continue
-        yield _forked(name, [_on_one_device(alone, setting)], seconds)
-    for name, together in TOGETHER.items() if setting.ranks > 1 else ():
+        yield _forked(name, [_on_one_device(alone, setting)], seconds)[0]
+    for name, compute in PROCESSES.items():
+        if name in names:
+            yield _repeated(name, functools.partial(compute, setting), setting.ranks, seconds)
+    for name, check in TOGETHER.items() if setting.ranks > 1 else ():
         if name not in names:
             continue
         with tempfile.TemporaryDirectory(prefix="bitproof-gpu-") as folder:
-            yield _forked(name, [_on_a_rank(together, setting, f"{folder}/store")] * setting.ranks, seconds)
+            body = _on_a_rank(check, setting, f"{folder}/store", native=name in NATIVE)
+            yield _forked(name, [body] * setting.ranks, seconds)[0]
 
 
 def _on_one_device(check: Callable[[Setting], Answer], setting: Setting) -> Callable[[int], Answer]:
     return lambda rank: check(setting)
 
 
-def _on_a_rank(check: Callable[[Setting, int], Answer], setting: Setting, store: str) -> Callable[[int], Answer]:
-    return lambda rank: _joined(setting, rank, store, check)
+def _on_a_rank(
+    check: Callable[[Setting, int], Answer], setting: Setting, store: str, native: bool
+) -> Callable[[int], Answer]:
+    return lambda rank: _joined(setting, rank, store, check, native)
 
 
-def _joined(setting: Setting, rank: int, store: str, check: Callable[[Setting, int], Answer]) -> Answer:
+def _joined(setting: Setting, rank: int, store: str, check: Callable[[Setting, int], Answer], native: bool) -> Answer:
     from torch.distributed import FileStore
 
     from bitproof.reference.parallel.mesh import Mesh, join_groups, leave_groups
 
-    native = check is check_native_sums
     device, backend = setting.device_of(rank), "gloo" if setting.device == "cpu" else "nccl"
     if device.type == "cuda":
         torch.cuda.set_device(device)
         pin_nccl(os.environ, native=native)
-    mesh = Mesh(rank, Parallelism(world_size=setting.ranks, ep=1), device)
-    join_groups(mesh, device, FileStore(store, setting.ranks), backend=backend, timeout=SECONDS, native=native)
+    mesh = Mesh(rank, Parallelism(world_size=setting.ranks, ep=1 if setting.ranks % 2 else 2), device)
+    board: Any = SimpleNamespace(write=together.note)
+    rooms = FileStore(store, setting.ranks)
+    join_groups(mesh, device, rooms, backend=backend, timeout=SECONDS, native=native, board=board)
     answer = check(setting, rank)
     torch.distributed.barrier()
     leave_groups()
     return answer
 
 
-def _forked(name: str, bodies: list[Callable[[int], Answer]], seconds: float) -> CheckResult:
-    """Run each body in a process of its own. The check passes if all pass; else the first failure is reported."""
-    processes = [fork(functools.partial(_live, name, body, rank)) for rank, body in enumerate(bodies)]
+def _repeated(name: str, compute: Callable[[int], Answer], ranks: int, seconds: float) -> CheckResult:
+    """Run it in a process a rank, several times over. It passes if all processes say the same."""
+    said: list[str] = []
+    for _ in range(processes.GENERATIONS):
+        result, found = _forked(name, [compute] * ranks, seconds)
+        if not result.is_ok:
+            return result
+        said += found
+    unlike = processes.first_unlike(said)
+    told = f"{len(said)} processes on {ranks} devices: {said[0]}"
+    return CheckResult(name=name, is_ok=unlike is None, found=unlike or told)
+
+
+def _forked(name: str, bodies: list[Callable[[int], Answer]], seconds: float) -> tuple[CheckResult, list[str]]:
+    """Run each body in a process of its own; the result, and what each found if all pass.
+
+    The check passes if all pass; else the first failure is reported.
+    """
+    forked = [fork(functools.partial(_live, name, body, rank)) for rank, body in enumerate(bodies)]
     answers: dict[int, Answer] = {}
     limit = time.monotonic() + seconds
     try:
-        with Watch(processes) as watch:
+        with Watch(forked) as watch:
             while not watch.is_over and time.monotonic() < limit:
                 for process, line in watch.look(0.2):
                     answered: CheckResult = framing.read(line, CheckResult)
-                    answers[processes.index(process)] = answered.is_ok, answered.found
-        late = [rank for rank, process in enumerate(processes) if process.status is None]
+                    answers[forked.index(process)] = answered.is_ok, answered.found
+        late = [rank for rank, process in enumerate(forked) if process.status is None]
     finally:
-        for process in processes:
+        for process in forked:
             process.kill()
     found = [answers.get(rank) for rank in range(len(bodies))]
     for rank, answer in enumerate(found):
         where = f"rank {rank}: " if len(bodies) > 1 else ""
         if answer is None:
             how = f"no answer within {seconds:g} s" if rank in late else "its process ended without an answer"
-            return CheckResult(name=name, is_ok=False, found=where + how)
+            return CheckResult(name=name, is_ok=False, found=where + how), []
         if not answer[0]:
-            return CheckResult(name=name, is_ok=False, found=where + answer[1])
-    assert found[0] is not None, "all answered"
-    return CheckResult(name=name, is_ok=True, found=found[0][1])
+            return CheckResult(name=name, is_ok=False, found=where + answer[1]), []
+    texts = [answer[1] for answer in found if answer is not None]
+    return CheckResult(name=name, is_ok=True, found=texts[0]), texts
 
 
 def _live(name: str, body: Callable[[int], Answer], rank: int, send: Send) -> None:

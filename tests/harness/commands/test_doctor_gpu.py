@@ -10,6 +10,7 @@ from bitproof.harness.commands import doctor_gpu
 from bitproof.harness.commands.doctor import MAIN_CASES, Torch
 from bitproof.harness.commands.doctor_gpu import (
     ALONE,
+    CASES_TRIED,
     HUNG,
     KILLED,
     NAMES,
@@ -20,7 +21,7 @@ from bitproof.harness.commands.doctor_gpu import (
     status_of,
 )
 from bitproof.harness.execute import launch
-from bitproof.harness.gpu_checks import checks
+from bitproof.harness.gpu_checks import run
 from bitproof.harness.records import CaseResult, Verdict
 from tests.small import small
 
@@ -28,7 +29,7 @@ TWO = Torch(version="2.13.0+cu128", gloo=True, nccl=True, gpus=["H200"] * 2)
 
 
 def test_the_checks_that_are_named_are_those_that_there_are():
-    assert (tuple(checks.ALONE), tuple(checks.TOGETHER)) == (ALONE, TOGETHER)
+    assert ((*run.ALONE, *run.PROCESSES), tuple(run.TOGETHER)) == (ALONE, TOGETHER)
 
 
 @pytest.mark.parametrize(
@@ -40,10 +41,10 @@ def test_the_checks_that_are_named_are_those_that_there_are():
 )
 def test_without_a_gpu_nothing_is_run_and_every_line_says_so(tmp_path, torch, why):
     lines = list(examine_gpus(tmp_path, torch))
-    assert [line.name for line in lines] == [*NAMES, KILLED, HUNG, *MAIN_CASES]
+    assert [line.name for line in lines] == [*NAMES, KILLED, HUNG, *CASES_TRIED]
     assert {(line.outcome, line.found) for line in lines} == {("NOT RUN", why)}
     assert status_of(lines) == 3
-    assert str(lines[0]) == f"NOT RUN  digests             {why}"
+    assert str(lines[0]) == f"NOT RUN  topology                       {why}"
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_without_gpus_that_nccl_could_join_what_needs_one_device_is_run_and_no_m
     )
     first, *others = examine_gpus(tmp_path, torch)
     assert (first.found, first.outcome) == ("cuda", "pass")
-    assert [line.name for line in others] == [*TOGETHER, KILLED, HUNG, *MAIN_CASES]
+    assert [line.name for line in others] == [*TOGETHER, KILLED, HUNG, *CASES_TRIED]
     assert {(line.outcome, line.found) for line in others} == {("NOT RUN", why)}
     assert status_of([first, *others]) == 3
 
@@ -67,7 +68,7 @@ def test_without_gpus_that_nccl_could_join_what_needs_one_device_is_run_and_no_m
 def test_the_command_ends_with_3_where_nothing_was_run(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(doctor_gpu, "probe_torch", lambda: replace(TWO, gpus=[]))
     assert main(["doctor", "--gpu", "--report-dir", str(tmp_path)]) == 3
-    assert capsys.readouterr().out.count("NOT RUN") == len(NAMES) + 5
+    assert capsys.readouterr().out.count("NOT RUN") == len(NAMES) + 2 + len(CASES_TRIED)
 
 
 @pytest.mark.parametrize(
@@ -89,16 +90,18 @@ def test_a_check_that_was_never_told_has_failed(ranks, names):
 def cases_come_to(monkeypatch, tmp_path):
     """The lines of all cases, where each comes to `result`; the options that they were run with."""
 
-    def lines(**facts):
+    def lines(ranks=2, **facts):
         ran = []
 
         def run_cases(cases, options, folder):
             ran.append((cases[0].parallelism.world_size, options))
-            about = {"steps": 2, "world_size": 2, "device": "cuda", "backend": "nccl"} | facts
+            about = {"steps": 2, "world_size": ranks, "device": "cuda", "backend": "nccl"} | facts
+            is_equal = facts.get("verdict") == Verdict.EQUAL
+            about |= {"verdict": Verdict(cases[0].expected)} if is_equal else {}
             return [CaseResult(case=cases[0], **about)]
 
         monkeypatch.setattr(launch, "run_cases", run_cases)
-        return list(doctor_gpu.run_cases_on(2, tmp_path)), ran
+        return list(doctor_gpu.run_cases_on(ranks, tmp_path)), ran
 
     return lines
 
@@ -107,10 +110,12 @@ EQUAL = {"verdict": Verdict.EQUAL, "control": {"reference": "EQUAL", "candidate"
 
 
 def test_main_cases_pass_where_they_are_equal_over_nccl_on_all_gpus(cases_come_to):
-    lines, ran = cases_come_to(**EQUAL)
-    assert [(line.name, line.outcome) for line in lines[2:]] == [(name, "pass") for name in MAIN_CASES]
-    assert {(ranks, options.device) for ranks, options in ran} == {(2, "cuda")}
-    assert lines[2].found.startswith("EQUAL on 2 ranks, cuda, nccl: 0 of 0 records differ, logs in ")
+    lines, ran = cases_come_to(ranks=8, **EQUAL)
+    assert [(line.name, line.outcome) for line in lines[2:]] == [(name, "pass") for name in CASES_TRIED]
+    assert {(ranks, options.device) for ranks, options in ran} == {(8, "cuda"), (2, "cuda")}
+    assert [ranks for ranks, _ in ran].count(2) == 1, "one case has two ranks"
+    assert {options.control for _, options in ran[2:]} == {"always"}
+    assert lines[2].found.startswith("EQUAL on 8 ranks, cuda, nccl: 0 of 0 records differ, logs in ")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +123,33 @@ def test_main_cases_pass_where_they_are_equal_over_nccl_on_all_gpus(cases_come_t
     [EQUAL | {"backend": "gloo"}, EQUAL | {"verdict": Verdict.DIFFERENT}, EQUAL | {"control": {"reference": None}}],
 )
 def test_main_cases_fail_over_another_transport_or_where_they_differ_or_had_no_control(cases_come_to, facts):
-    assert {line.outcome for line in cases_come_to(**facts)[0]} == {"FAIL"}
+    assert {line.outcome for line in cases_come_to(ranks=8, **facts)[0]} == {"FAIL"}
+
+
+def test_a_case_that_ran_elsewhere_than_it_was_to_has_failed(cases_come_to):
+    lines, _ = cases_come_to(ranks=8, **EQUAL | {"device": "cpu", "backend": "gloo"})
+    assert {line.outcome for line in lines} == {"FAIL"} and "which is not cuda" in lines[-1].found
+
+
+def test_a_case_that_is_to_be_close_has_failed_where_it_is_equal_or_different(cases_come_to):
+    lines, _ = cases_come_to(**EQUAL)
+    assert lines[-1].name == "regional_inductor" and lines[-1].found.startswith("CLOSE on 2 ranks")
+    case = CASES["regional_inductor"]
+    about = EQUAL | {"steps": 2, "world_size": 2, "device": "cuda", "backend": "nccl"}
+    for verdict in Verdict:
+        result = CaseResult(case=case, **about | {"verdict": verdict})
+        assert doctor_gpu.tell_equal(result, 1)[0] is (verdict == Verdict.CLOSE)
+
+
+def test_a_case_that_cannot_run_on_so_few_gpus_is_not_run_and_says_why(monkeypatch, tmp_path):
+    monkeypatch.setattr(launch, "run_cases", lambda cases, options, folder: 1 / 0)
+    lines = {line.name: line for line in doctor_gpu.run_cases_on(3, tmp_path)}
+    assert [line.outcome for name, line in lines.items() if name != "experts_seq_regional"] == ["NOT RUN"] * 13
+    assert lines["experts_seq_regional"].outcome == "FAIL", "it was run, on two"
+    assert lines[KILLED].found == (
+        "no run on 3 GPUs: CaseError: expert parallelism must divide the world size expected: world_size a multiple of "
+        "ep found: world_size=3, ep=2"
+    )
 
 
 def test_a_rank_that_is_killed_or_hangs_must_be_named(cases_come_to):
@@ -182,15 +213,28 @@ def test_a_rank_that_hangs_must_be_told_from_those_that_it_holds_up(text, rank, 
             "FAIL",
             "where rank 1 should be seen to hold up others at step 1",
         ),
-        ("moe_batch", None, doctor_gpu.tell_main, "FAIL", "EQUAL on 2 ranks, cpu, shared: 0 of "),
+        ("moe_batch", None, doctor_gpu.tell_equal, "pass", "EQUAL on 2 ranks, cpu, shared: 0 of "),
+        *(
+            (name, fault, doctor_gpu.tell_equal, "FAIL", "DIFFERENT on ")
+            for name, fault in {
+                "experts_seq_idle_experts": "expert-ends-off-by-one",
+                "isolate_distinct": "rows-sent-in-reverse",
+                "blocks_batch_bucketed_float32": "bucket-packed-in-reverse",
+                "experts_seq_overlap": "rows-not-put-back",
+                "blocks_batch_offload": "another-activation-reloaded",
+                "experts_seq_flex": "rows-not-put-back",
+            }.items()
+        ),
+        *((name, None, doctor_gpu.tell_equal, "pass", " ranks, cpu, shared: 0 of ") for name in CASES_TRIED[3:-1]),
     ],
 )
 def test_ranks_and_cases_are_run_and_told_on_a_cpu_as_they_would_be_on_gpus(
     tmp_path, name, inject, tell, outcome, found
 ):
-    """What is killed and hangs is named there too; a main case passes over NCCL alone."""
-    case = small(CASES["moe_batch"])
-    case = replace(case, parallelism=replace(case.parallelism, world_size=2), steps=2)
+    """What is killed and hangs is named there too, and a case fails with a defect of what it is there for."""
+    case = small(CASES[name if name in CASES else "moe_batch"], layers=2 if name == "blocks_batch_offload" else 1)
+    ranks = 8 if case.parallelism.ep == 8 else 2
+    case = replace(case, parallelism=replace(case.parallelism, world_size=ranks), steps=2)
     line = doctor_gpu.try_case(case, name, inject, 45.0, tmp_path, tell, device="cpu")
     assert line.outcome == outcome and found in line.found
 
@@ -200,6 +244,6 @@ def test_a_case_that_cannot_be_run_has_failed(monkeypatch, tmp_path):
         raise RuntimeError("no driver\nand more")
 
     monkeypatch.setattr(launch, "run_cases", fail)
-    lines = list(doctor_gpu.run_cases_on(2, tmp_path))
+    lines = list(doctor_gpu.run_cases_on(8, tmp_path))
     assert {(line.outcome, line.found) for line in lines} == {("FAIL", "RuntimeError: no driver")}
     assert CASES[MAIN_CASES[0]].parallelism.world_size == 8

@@ -11,8 +11,11 @@ import pytest
 import torch
 
 from bitproof.harness.gpu_checks import checks, run
-from bitproof.harness.gpu_checks.checks import ALONE, TOGETHER, Setting, check_attention, check_digests, sizes
+from bitproof.harness.gpu_checks.checks import check_attention, check_digests
 from bitproof.harness.gpu_checks.found import CheckResult
+from bitproof.harness.gpu_checks.run import ALONE, PROCESSES, TOGETHER
+from bitproof.harness.gpu_checks.setting import Setting
+from bitproof.harness.gpu_checks.together import sizes
 from bitproof.harness.graph import offload_operators
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.reference.parallel import collectives, device_order_group, mesh
@@ -35,7 +38,10 @@ def test_a_check_of_one_device_passes_on_a_cpu(name):
 
 
 def test_digests_are_of_hundreds_of_layouts_and_one_that_differs_is_named(monkeypatch):
-    assert check_digests(CPU) == (True, "320 layouts, 0 with another digest than the CPU's")
+    assert check_digests(CPU) == (
+        True,
+        "320 layouts, 0 with another digest than the CPU's; 13 changed elements, 0 unseen",
+    )
     moved = checks.to_device
 
     def wrong(tensor, device):
@@ -48,6 +54,20 @@ def test_digests_are_of_hundreds_of_layouts_and_one_that_differs_is_named(monkey
     assert "; first torch.float16 (1,) " in found
 
 
+@pytest.mark.parametrize(("place", "told"), [(0, "element 0 of 1"), (-1, "element 0 of 1"), (3, "element 3 of 7")])
+def test_a_digest_that_drops_an_element_is_seen_though_the_cpus_drops_it_too(monkeypatch, place, told):
+    def drops(x):
+        flat = x.clone().flatten()
+        if -len(flat) <= place < len(flat):
+            flat[place] = 0
+        return right(flat.view(x.shape))
+
+    right = checks.digest
+    monkeypatch.setattr(checks, "digest", drops)
+    is_ok, found = check_digests(CPU)
+    assert not is_ok and "0 with another digest" in found and found.endswith(f"; first {told}")
+
+
 def test_attention_that_does_not_repeat_itself_or_is_cudnns_fails(monkeypatch):
     attend, calls = checks.attend, iter(range(100))
     monkeypatch.setattr(checks, "attend", lambda *given: (attend(*given)[0], [str(next(calls))]))
@@ -58,12 +78,32 @@ def test_attention_that_does_not_repeat_itself_or_is_cudnns_fails(monkeypatch):
     assert not is_ok and "cudnn" in found
 
 
-def test_products_that_give_an_expert_another_ones_rows_fail(monkeypatch):
-    right = torch.nn.functional.grouped_mm
+class OtherOrder(torch.autograd.Function):
+    """Attention whose backward adds in another order every second time."""
+
+    calls = 0
+
+    @staticmethod
+    def forward(ctx, query, key, value):
+        ctx.save_for_backward(query, key, value)
+        return query.clone()
+
+    @staticmethod
+    def backward(ctx, upstream):
+        OtherOrder.calls += 1
+        query, key, value = ctx.saved_tensors
+        parts = [x.float().mean(2, keepdim=True) for x in (query, key)] + [torch.full_like(query[:, :, :1], 1e4)]
+        order = parts if OtherOrder.calls % 2 else parts[::-1]
+        total = (order[0] + order[1]) + order[2]
+        return tuple(total.to(x.dtype)[..., :1].expand_as(x) for x in (query, key, value))
+
+
+def test_attention_whose_backward_adds_in_another_order_fails(monkeypatch):
     monkeypatch.setattr(
-        checks.functional, "grouped_mm", lambda rows, weights, offs: right(rows.flip(0), weights, offs=offs)
+        checks.functional, "scaled_dot_product_attention", lambda q, k, v, is_causal: OtherOrder.apply(q, k, v)
     )
-    assert not checks.check_grouped_mm(CPU)[0]
+    is_ok, found = check_attention(CPU)
+    assert not is_ok and "(other bits the second time)" in found
 
 
 def test_a_copy_that_comes_back_with_other_bits_fails(monkeypatch):
@@ -159,17 +199,18 @@ def test_a_digest_that_is_slow_fails(monkeypatch):
     assert not is_ok and found.endswith(": 2%; at least 5% are needed")
 
 
-def found_by(name, setting=CPU):
-    """What a check of all ranks comes to."""
+def found_by(name, setting=CPU, compute=None):
+    """The result of a check of several processes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "ALONE", {})
-        patch.setattr(run, "TOGETHER", {name: TOGETHER[name]})
+        patch.setattr(run, "PROCESSES", {x: compute or check for x, check in PROCESSES.items() if x == name})
+        patch.setattr(run, "TOGETHER", {x: check for x, check in TOGETHER.items() if x == name})
         [found] = run.run_checks(setting, 60.0, [name])
     return found
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", TOGETHER)
+@pytest.mark.parametrize("name", [*PROCESSES, *TOGETHER])
 def test_a_check_of_all_ranks_passes_over_gloo(name):
     found = found_by(name)
     assert found.is_ok, found
@@ -220,6 +261,7 @@ def test_rows_that_arrive_elsewhere_fail(monkeypatch):
 )
 def test_a_check_that_raises_crashes_or_hangs_has_failed_and_the_others_run(monkeypatch, check, told):
     monkeypatch.setattr(run, "ALONE", {"broken": check, "fine": lambda setting: (True, "fine")})
+    monkeypatch.setattr(run, "PROCESSES", {})
     monkeypatch.setattr(run, "TOGETHER", {})
     broken, fine = run.run_checks(CPU, 1.0, ["broken", "fine"])
     assert broken == CheckResult(name="broken", is_ok=False, found=told)
@@ -231,12 +273,18 @@ def test_sizes_go_up_by_fours_to_the_largest():
     assert sizes(100) == [100]
 
 
-@pytest.mark.parametrize(("ranks", "names"), [(1, [*ALONE]), (2, [*ALONE, *TOGETHER])])
+@pytest.mark.parametrize(("ranks", "names"), [(1, [*ALONE, *PROCESSES]), (2, [*ALONE, *PROCESSES, *TOGETHER])])
 def test_one_rank_checks_what_needs_no_other(monkeypatch, ranks, names):
     told = []
-    monkeypatch.setattr(run, "_forked", lambda name, bodies, seconds: told.append((name, len(bodies))))
+
+    def forked(name, bodies, seconds):
+        told.append((name, len(bodies)))
+        return CheckResult(name=name, is_ok=True, found=""), [""] * len(bodies)
+
+    monkeypatch.setattr(run, "_forked", forked)
     list(run.run_checks(Setting(device="cpu", ranks=ranks)))
-    assert told == [(name, ranks if name in TOGETHER else 1) for name in names]
+    each = [(name, ranks if name in TOGETHER or name in PROCESSES else 1) for name in names]
+    assert list(dict.fromkeys(told)) == each and told.count(("repeatability", ranks)) == 2
     told.clear()
     list(run.run_checks(Setting(device="cpu", ranks=ranks), names=["offload", "all-to-all"]))
     assert [name for name, _ in told] == [name for name in names if name in ("offload", "all-to-all")]

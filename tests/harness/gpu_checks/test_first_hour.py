@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bitproof.harness.commands import doctor_gpu
-from bitproof.harness.commands.doctor import MAIN_CASES, Torch
-from bitproof.harness.commands.doctor_gpu import HUNG, KILLED, NAMES, CheckLine, examine_gpus
-from bitproof.harness.gpu_checks.first_hour import FILE, PAGE, PLAN, earlier
+from bitproof.harness.commands.doctor import Torch
+from bitproof.harness.commands.doctor_gpu import CASES_TRIED, HUNG, KILLED, NAMES, CheckLine, examine_gpus
+from bitproof.harness.gpu_checks.first_hour import FILE, KIND, PAGE, earlier
+from bitproof.harness.gpu_checks.plan import FIRST_HOUR, minutes
+from bitproof.harness.runtime import disk_cache
 
-TWO = Torch(version="2.13.0+cu128", gloo=True, nccl=True, gpus=["H200"] * 2)
-ALL = (*NAMES, KILLED, HUNG, *MAIN_CASES)
+EIGHT = Torch(version="2.13.0+cu128", gloo=True, nccl=True, gpus=["H200"] * 8)
+ALL = (*NAMES, KILLED, HUNG, *CASES_TRIED)
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Calls of `doctor --gpu` on two GPUs that are not there: the checks that each tried, until it is cut."""
+    """Calls of `doctor --gpu` on eight GPUs that are not there: the checks that each tried, until it is cut."""
 
-    def call(torch: Torch = TWO, until: str | None = None, fails: str | None = None) -> list[str]:
+    monkeypatch.setenv("BITPROOF_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(doctor_gpu, "gpu_topology", lambda: ["GPU0 X NV18"])
+
+    def call(torch: Torch = EIGHT, until: str | None = None, fails: str | None = None) -> list[str]:
         ran: list[str] = []
 
         def run(name: str) -> CheckLine:
@@ -36,7 +39,6 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
         monkeypatch.setattr(doctor_gpu, "run_checks", lambda device, ranks, names: map(run, names))
         monkeypatch.setattr(doctor_gpu, "try_case", run_cases)
-        monkeypatch.setattr(doctor_gpu, "gpu_topology", lambda: ["GPU0 X NV18"])
         for line in examine_gpus(tmp_path, torch):
             if line.name == until:
                 break
@@ -45,17 +47,25 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     return call
 
 
-def test_the_plan_is_of_every_check_in_the_order_in_which_they_run_and_the_page_has_that_order() -> None:
-    assert tuple(PLAN) == ALL
-    page = (ROOT / "docs/explanation/gpus.md").read_text().partition("## The first hour")[2]
-    table = re.findall(r"^\| (?!check|--)(.*?) \|", page.partition("\n## ")[0], re.MULTILINE)
-    assert [name for cell in table for name in cell.replace("`", "").split(", ")] == [*ALL]
+def test_the_plan_is_of_every_check_in_the_order_in_which_they_run_and_the_page_says_the_same() -> None:
+    assert tuple(FIRST_HOUR) == ALL
+    page = (ROOT / "docs/explanation/gpus.md").read_text().partition("## The first hour")[2].partition("\n## ")[0]
+    told = [line for line in page.splitlines() if line.startswith("| ")][1:]
+    rows = [
+        f"| {f'`{name}`' if x.kind == 'case' else name} | {x.seconds / 60:.1f} | {x.shows} | {x.means} | {x.then} |"
+        for name, x in FIRST_HOUR.items()
+    ]
+    assert told == rows
+    assert f"{minutes()} minutes" in page
+
+
+PASSED = ["topology", "digests", "grouped products", "rows without tokens", "offload"]
 
 
 def test_a_call_that_was_cut_short_is_gone_on_with_and_what_failed_is_tried_again(tried, tmp_path: Path) -> None:
     assert tried(until="offload", fails="attention") == [*ALL[: ALL.index("offload") + 1]]
-    assert [x.name for x in earlier(tmp_path, doctor_gpu.about(TWO))] == ["digests", "grouped products", "offload"]
-    assert tried() == [name for name in ALL if name not in ("digests", "grouped products", "offload")]
+    assert [x.name for x in earlier(tmp_path / "cache", doctor_gpu.about(EIGHT))] == PASSED
+    assert tried() == [name for name in ALL if name not in PASSED]
     found = json.loads((tmp_path / FILE).read_text())
     assert found["is_over"] and {x["name"]: x["found"] for x in found["tried"]} == {x: f"found of {x}" for x in ALL}
     assert tried() == [*ALL], "a call that reached its end is not gone on with"
@@ -63,15 +73,50 @@ def test_a_call_that_was_cut_short_is_gone_on_with_and_what_failed_is_tried_agai
 
 def test_another_machine_other_libraries_or_other_code_begin_anew(tried, monkeypatch: pytest.MonkeyPatch) -> None:
     tried(until="offload")
-    assert tried(replace(TWO, version="2.14.1+cu130"), until="attention") == ["digests", "attention"]
-    assert tried(replace(TWO, gpus=["H100"] * 2), until="attention") == ["digests", "attention"]
+    assert tried(replace(EIGHT, version="2.14.1+cu130"), until="attention") == ["topology", "digests", "attention"]
+    assert tried(replace(EIGHT, gpus=["H100"] * 8), until="attention") == ["topology", "digests", "attention"]
     monkeypatch.setattr(doctor_gpu, "own_digest", lambda: "other code")
-    assert tried(replace(TWO, gpus=["H100"] * 2), until="attention") == ["digests", "attention"]
+    assert tried(replace(EIGHT, gpus=["H100"] * 8), until="attention") == ["topology", "digests", "attention"]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"about": {}}', '{"about": {}, "tried": [{"name": "digests"}]}'])
-def test_a_damaged_file_is_begun_anew(tried, tmp_path: Path, text: str) -> None:
-    (tmp_path / FILE).write_text(text)
+@pytest.mark.parametrize(
+    "value", [None, [], {"about": {}}, {"about": {}, "tried": [{"name": "digests"}]}, "of another"]
+)
+def test_what_is_kept_and_is_no_first_hour_of_this_machine_is_begun_anew(tried, tmp_path: Path, value: object) -> None:
+    about = doctor_gpu.about(EIGHT)
+    if value == "of another":
+        tried(until="attention")
+        value = disk_cache.read_cached(tmp_path / "cache", KIND, json.dumps(about, sort_keys=True))
+        assert value["tried"] and [x.name for x in earlier(tmp_path / "cache", about)][:2] == ["topology", "digests"]
+        value["about"]["code"] = "of another"
+    disk_cache.keep(tmp_path / "cache", KIND, json.dumps(about, sort_keys=True), value)
+    assert tried() == [*ALL]
+
+
+def test_a_passed_check_cannot_be_forged_by_who_may_write_the_report_folder(tried, tmp_path: Path) -> None:
+    tried(until="offload", fails="attention")
+    forged = json.loads((tmp_path / FILE).read_text())
+    for each in forged["tried"]:
+        each["outcome"] = "pass"
+    (tmp_path / FILE).write_text(json.dumps(forged))
+    assert tried() == [name for name in ALL if name not in PASSED]
+
+
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_what_others_may_write_is_not_believed(tried, tmp_path: Path, what: str) -> None:
+    tried(until="offload")
+    cache = tmp_path / "cache"
+    for path in [cache] if what == "folder" else [*cache.iterdir()]:
+        path.chmod(path.stat().st_mode | 0o022)
+    assert tried() == [*ALL]
+
+
+@pytest.mark.parametrize(
+    "name", ["NVIDIA_TF32_OVERRIDE", "NCCL_ALGO", "CUDA_VISIBLE_DEVICES", "TORCH_NCCL_HIGH_PRIORITY"]
+)
+def test_other_settings_begin_anew(tried, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    tried(until="offload")
+    monkeypatch.setenv(name, "1")
     assert tried() == [*ALL]
 
 
@@ -80,16 +125,17 @@ def test_the_page_has_every_check_and_what_a_failure_means(tried, tmp_path: Path
     page = (tmp_path / PAGE).read_text()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("|")][2:]
     assert [row[1] for row in rows] == [*ALL]
-    assert [row[0] for row in rows] == ["pass", "FAIL", "pass", *["not reached"] * (len(ALL) - 3)]
-    assert [row[5] for row in rows if row[5]] == ["cases with attention are NONDETERMINISTIC"]
-    assert "- GPUs: H200, H200" in page and "- how they are joined: GPU0 X NV18" in page
+    assert [row[0] for row in rows] == ["pass", "pass", "FAIL", "pass", *["not reached"] * (len(ALL) - 4)]
+    means = "cases with attention are NONDETERMINISTIC; then: its line has the kernel of each dtype and head dim"
+    assert [row[5] for row in rows if row[5]] == [means]
+    assert f"{minutes(ALL[4:])} of {minutes()} planned minutes are left." in page
+    assert "- GPUs: H200, H200," in page and "- how they are joined: GPU0 X NV18" in page
 
 
 def test_without_a_gpu_nothing_is_kept(tmp_path: Path) -> None:
-    assert len(list(examine_gpus(tmp_path, replace(TWO, gpus=[])))) == len(ALL)
+    assert len(list(examine_gpus(tmp_path, replace(EIGHT, gpus=[])))) == len(ALL)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_pipe_in_the_file_s_place_is_no_earlier_call(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / FILE)
-    assert earlier(tmp_path, {}) == ()
+def test_without_a_cache_nothing_is_taken_over(tmp_path: Path) -> None:
+    assert earlier(None, {}) == earlier(tmp_path, {}) == ()

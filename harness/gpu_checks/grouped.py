@@ -1,0 +1,93 @@
+"""Products by groups of rows, as experts take them, and their backward, also where experts have no rows."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from bitproof.harness.capture.digest import digest
+from bitproof.harness.gpu_checks.setting import Answer, Setting
+
+# E experts; R rows, sorted by expert; D dim, F hidden dim
+
+DIM, HIDDEN_DIM = 64, 32
+MAX_ERROR = 0.5
+"""Sums of at most 64 products of about 1, rounded to 8 bits."""
+COUNTS_E = ([5, 0, 7, 0, 0, 3, 1, 0], [0] * 7 + [16], [2] * 8, [0, 16] + [0] * 6)
+"""Rows of each expert, in four ways."""
+
+
+def products(device: torch.device, counts_E: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Each row times its own expert's weights, (R, F), and the gradients of the rows (R, D) and weights (E, D, F)."""
+    rows_RD, weights_EDF, upstream_RF = (x.to(device) for x in operands(counts_E))
+    rows_RD.requires_grad_()
+    weights_EDF.requires_grad_()
+    ends_E = torch.tensor(counts_E, device=device).cumsum(0).to(torch.int32)
+    y_RF = functional.grouped_mm(rows_RD, weights_EDF, offs=ends_E)
+    rows_grad, weights_grad = torch.autograd.grad(y_RF, (rows_RD, weights_EDF), upstream_RF)
+    return y_RF.detach(), rows_grad, weights_grad
+
+
+def operands(counts_E: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows, weights and the gradient of the products, bfloat16 on the CPU, always the same."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((sum(counts_E), DIM), (len(counts_E), DIM, HIDDEN_DIM), (sum(counts_E), HIDDEN_DIM))
+    rows_RD, weights_EDF, upstream_RF = (torch.randn(shape, generator=generator).bfloat16() for shape in shapes)
+    return rows_RD, weights_EDF, upstream_RF
+
+
+def one_by_one(counts_E: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """The same in float32 on the CPU, an expert at a time."""
+    rows_RD, weights_EDF, upstream_RF = (x.float() for x in operands(counts_E))
+    parts = [*zip(rows_RD.split(counts_E), weights_EDF, upstream_RF.split(counts_E), strict=True)]
+    y_RF = torch.cat([rows @ weight for rows, weight, _ in parts])
+    rows_grad = torch.cat([upstream @ weight.T for _, weight, upstream in parts])
+    return y_RF, rows_grad, torch.stack([rows.T @ upstream for rows, _, upstream in parts])
+
+
+def check_grouped_mm(setting: Setting) -> Answer:
+    """Products by groups and their gradients repeat themselves, and have the values of products one by one."""
+    device, told, wrong = setting.device_of(0), [], []
+    for counts_E in COUNTS_E:
+        first, second, wanted = products(device, counts_E), products(device, counts_E), one_by_one(counts_E)
+        errors = [(x.float().cpu() - y).abs().max().item() for x, y in zip(first, wanted, strict=True)]
+        empty = counts_E.count(0)
+        for what, error, x, again in zip(_WHAT, errors, first, second, strict=True):
+            if digest(x) != digest(again):
+                wrong.append(f"{what}, {empty} experts without rows: other bits the second time")
+            if math.isnan(error) or error >= MAX_ERROR:
+                wrong.append(f"{what}, {empty} experts without rows: off by {error:.2g}")
+        told.append(f"{empty} empty: {max(errors):.2g}")
+    first_wrong = f"{wrong[0]}; " if wrong else ""
+    return not wrong, f"{first_wrong}largest error against products one by one, experts {', '.join(told)}"
+
+
+_WHAT = ("products", "gradients of rows", "gradients of weights")
+
+
+def check_no_rows(setting: Setting) -> Answer:
+    """An expert without rows gets gradients of zero, and a rank without any rows computes: no memory shows through."""
+    device, wrong = setting.device_of(0), []
+    for counts_E in (*COUNTS_E, [0] * 8):
+        poison(device, counts_E)
+        y_RF, rows_grad, weights_grad = products(device, counts_E)
+        told = f"{counts_E.count(0)} of {len(counts_E)} experts without rows"
+        shapes = (tuple(y_RF.shape), tuple(rows_grad.shape))
+        if shapes != ((sum(counts_E), HIDDEN_DIM), (sum(counts_E), DIM)):
+            wrong.append(f"{told}: shapes {shapes}")
+        if not all(x.isfinite().all().item() for x in (y_RF, rows_grad, weights_grad)):
+            wrong.append(f"{told}: a value that is not finite")
+        idle = [expert for expert, count in enumerate(counts_E) if not count]
+        if weights_grad[idle].count_nonzero().item():
+            wrong.append(f"{told}: a gradient that is not zero")
+    first = f"; first {wrong[0]}" if wrong else ""
+    return not wrong, f"{len(COUNTS_E) + 1} ways to share rows, {len(wrong)} wrong{first}"
+
+
+def poison(device: torch.device, counts_E: list[int]) -> None:
+    """Leave NaN in memory of the sizes that the products' results get next, as far as the allocator reuses it."""
+    for like in operands(counts_E):
+        torch.full(like.shape, math.nan, dtype=like.dtype, device=device)

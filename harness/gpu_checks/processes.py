@@ -1,0 +1,57 @@
+"""What processes compute that must have the same bits: a training step's kinds of calls, forward and backward."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bitproof.harness.capture.digest import digest
+from bitproof.harness.gpu_checks import grouped
+from bitproof.harness.gpu_checks.checks import attend
+from bitproof.harness.gpu_checks.setting import Answer, Setting
+
+GENERATIONS = 2
+"""As many times processes are started that compute the same."""
+
+
+def compute(setting: Setting, rank: int) -> Answer:
+    """One digest of each kind of call, on this rank's device: `attention 0f3a..; products 77c1..`."""
+    device = setting.device_of(rank)
+    found = {"attention": "".join(attend(device, torch.bfloat16, 64, 64)[1])}
+    for counts in grouped.COUNTS_E:
+        found["grouped products"] = found.get("grouped products", "") + _all(*grouped.products(device, counts))
+    for dtype in (torch.bfloat16, torch.float32):
+        found[f"layers in {str(dtype).removeprefix('torch.')}"] = _all(*_layers(device, dtype))
+    return True, "; ".join(f"{name} {hashlib.sha256(text.encode()).hexdigest()[:16]}" for name, text in found.items())
+
+
+def _layers(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+    """Embedding, norm, linear layers, softmax and loss; gradients add rows of one token, and over all tokens."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_()
+
+    tokens = torch.randint(0, 97, (4, 129), generator=generator).to(device)
+    table, scale, up, down = drawn(97, 128), drawn(128), drawn(512, 128), drawn(97, 512)
+    x = functional.rms_norm(functional.embedding(tokens[:, :-1], table), (128,), scale)
+    logits = functional.linear(functional.silu(functional.linear(x, up)), down)
+    loss = nn.CrossEntropyLoss()(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+    return [loss.detach(), *torch.autograd.grad(loss, (table, scale, up, down))]
+
+
+def _all(*tensors: Tensor) -> str:
+    return "".join(digest(x) for x in tensors)
+
+
+def first_unlike(said: list[str]) -> str | None:
+    """Which process of a list computed other bits than the first, of what; None if all computed the same."""
+    for number, text in enumerate(said):
+        if text != said[0]:
+            pairs = zip(text.split("; "), said[0].split("; "), strict=False)
+            of = next((mine for mine, first in pairs if mine != first), text)
+            return f"process {number} has other bits of {of.rpartition(' ')[0] or of}"
+    return None

@@ -1,0 +1,24 @@
+"""Where checks of GPUs run, and what a check answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Where checks run: a device's type, the ranks, and the most bytes of a message or a tensor."""
+
+    device: str = "cuda"
+    ranks: int = 8
+    max_bytes: int = 64 * 2**20
+
+    def device_of(self, rank: int) -> torch.device:
+        """A rank's device."""
+        return torch.device("cpu") if self.device == "cpu" else torch.device(self.device, rank)
+
+
+Answer = tuple[bool, str]
+"""Whether a check passed, and what was found."""

@@ -1,0 +1,187 @@
+"""What the ranks of a machine must do together: join, sum in rank order, exchange rows, and use two groups at once.
+
+Each check returns one rank's answer; it passes where every rank's does. On a CPU gloo stands in for NCCL.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+
+import torch
+from torch import Tensor
+
+from bitproof.harness.capture.digest import digest
+from bitproof.harness.gpu_checks.setting import Answer, Setting
+
+_ops = torch.ops._c10d_functional
+
+launches: list[str] = []
+"""What this rank has launched, in order: `launches all_reduce 3 of group first, 24 bytes of float32`."""
+
+
+def note(rank: int, line: str) -> None:
+    """Keep what this rank launches; a board's `write`."""
+    if line.startswith("launches "):
+        launches.append(line.removeprefix("launches "))
+
+
+def library(device: torch.device) -> list[int]:
+    """The version of what carries collectives; of torch where that is gloo."""
+    if device.type == "cuda":
+        return [*torch.cuda.nccl.version()]
+    return [int(part) for part in torch.__version__.partition("+")[0].split(".") if part.isdigit()]
+
+
+def check_joined(setting: Setting, rank: int) -> Answer:
+    """All ranks have one version of NCCL, and in each group find its own ranks, in ascending order."""
+    from torch import distributed
+
+    from bitproof.reference.parallel.collectives import all_gather
+    from bitproof.reference.parallel.mesh import FSDP, GROUP_NAMES, ranks_in
+
+    device, wrong = setting.device_of(rank), []
+    version = library(device)
+    versions = all_gather(torch.tensor([version], device=device), setting.ranks, FSDP).tolist()
+    wrong += [
+        f"rank {other} has version {found}, not {version}" for other, found in enumerate(versions) if found != version
+    ]
+    for name in GROUP_NAMES:
+        wanted = [*(ranks_in(name) or ())]
+        found = all_gather(torch.tensor([rank], device=device), len(wanted), name).tolist()
+        if found != wanted:
+            wrong.append(f"group {name} gathers of ranks {found}, not {wanted}")
+    backend = distributed.get_backend()
+    if device.type == "cuda" and backend != "nccl":
+        wrong.append(f"collectives go through {backend}")
+    told = f"{backend}, version {'.'.join(map(str, version))}, {len(GROUP_NAMES)} groups of {setting.ranks} ranks"
+    return not wrong, f"{told}, {len(wrong)} wrong{f': {wrong[0]}' if wrong else ''}"
+
+
+def check_rank_order_sums(setting: Setting, rank: int) -> Answer:
+    """Sums are in ascending rank order, for every size, fused or apart."""
+    return _sums(setting, rank, is_ordered=True)
+
+
+def check_native_sums(setting: Setting, rank: int) -> Answer:
+    """NCCL's own sums have the same bits fused and apart, and repeat themselves."""
+    return _sums(setting, rank, is_ordered=False)
+
+
+def _sums(setting: Setting, rank: int, *, is_ordered: bool) -> Answer:
+    from bitproof.reference.parallel.collectives import all_gather, reduce_scatter
+    from bitproof.reference.parallel.mesh import FSDP
+    from bitproof.reference.parallel.rank_order_group import sum_in_rank_order
+
+    device, ranks, wrong, count = setting.device_of(rank), setting.ranks, [], 0
+    generator = torch.Generator().manual_seed(rank)
+    for dtype, num_bytes in itertools.product((torch.float32, torch.bfloat16), sizes(setting.max_bytes)):
+        rows = max(1, num_bytes // dtype.itemsize // ranks // 3)
+        parts = [torch.randn(ranks, rows, generator=generator).to(device, dtype) for _ in range(3)]
+        apart = torch.cat([reduce_scatter(part.view(-1), ranks, FSDP) for part in parts])
+        fused, again = (reduce_scatter(torch.cat(parts, dim=1).view(-1), ranks, FSDP) for _ in range(2))
+        same = [digest(apart) == digest(fused), digest(fused) == digest(again)]
+        if is_ordered:
+            whole = all_gather(torch.cat(parts, dim=1).view(1, -1), ranks, FSDP).view(ranks, ranks, -1)
+            same.append(digest(sum_in_rank_order(whole[:, rank])) == digest(fused))
+        count += 1
+        if not all(same):
+            reasons = [why for why, is_same in zip(_WHY, same, strict=False) if not is_same]
+            wrong.append(f"{str(dtype).removeprefix('torch.')} of {num_bytes >> 10} KiB: {', '.join(reasons)}")
+    told = f": {wrong[0]}" if wrong else ""
+    return not wrong, f"{count} sizes and dtypes up to {setting.max_bytes >> 10} KiB, {len(wrong)} wrong{told}"
+
+
+_WHY = ("fused is not apart", "not the same twice", "not in rank order")
+
+
+def sizes(max_bytes: int) -> list[int]:
+    """4 KiB, and four times as much as often as that is not too much."""
+    return [4096 * 4**i for i in range(16) if 4096 * 4**i <= max_bytes] or [max_bytes]
+
+
+def check_all_to_all(setting: Setting, rank: int) -> Answer:
+    """Every row arrives where it was sent, in order, of uneven and of empty parts."""
+    from bitproof.reference.parallel.collectives import all_to_all
+    from bitproof.reference.parallel.mesh import FSDP
+
+    device, ranks, rounds, wrong = setting.device_of(rank), setting.ranks, 20, 0
+    generator = torch.Generator().manual_seed(0)  # one for all: each knows what the others send
+    for index in range(rounds):
+        sent = torch.randint(0, 1 if index == 0 else 4, (ranks, ranks), generator=generator) * 37
+        rows = [
+            torch.cat([torch.full((int(n),), 1000.0 * i + j) for j, n in enumerate(row)]) for i, row in enumerate(sent)
+        ]
+        received = all_to_all(rows[rank].to(device), sent[:, rank].tolist(), sent[rank].tolist(), FSDP)
+        expected = torch.cat([torch.full((int(n),), 1000.0 * i + rank) for i, n in enumerate(sent[:, rank])])
+        wrong += digest(received) != digest(expected)
+    return wrong == 0, f"{rounds} rounds of uneven parts, all empty in the first, {wrong} with other rows"
+
+
+ROUNDS_AT_ONCE = 30
+FIRST, SECOND = "first", "second"
+
+
+def check_groups_at_once(setting: Setting, rank: int) -> Answer:
+    """Two groups over the same ranks, both in flight at once, launched in one order everywhere, bring what was sent."""
+    from bitproof.reference.parallel.collectives import all_gather
+    from bitproof.reference.parallel.mesh import FSDP, ensure_group
+
+    device, ranks, wrong = setting.device_of(rank), setting.ranks, []
+    for name in (FIRST, SECOND):
+        ensure_group(name, [range(ranks)])
+    num, began = setting.max_bytes // 64, len(launches)
+    for index in range(ROUNDS_AT_ONCE):
+        order = launch_order(index, rank)
+        sent = {name: torch.full((num,), float(rank + index + 100 * (name == FIRST)), device=device) for name in order}
+        begun = {name: _ops.all_reduce(x, "sum", name) for name, x in sent.items()}
+        for name in reversed(order):  # the one that was launched last is waited for first
+            total = ranks * (ranks - 1) / 2 + ranks * (index + 100 * (name == FIRST))
+            if not torch.equal(_ops.wait_tensor(begun[name]), torch.full((num,), total, device=device)):
+                wrong.append(f"round {index}, group {name}: other sums")
+    own = launches[began:]
+    codes = torch.tensor([zlib.crc32(line.encode()) for line in own], device=device)
+    if (unlike := _first_unlike(all_gather(codes.view(1, -1), ranks, FSDP))) is not None:
+        place, other = unlike
+        wrong.append(f"launch {place} of rank {rank} is {own[place]}, and rank {other} launches something else there")
+    told = f"{ROUNDS_AT_ONCE} rounds of two groups at once, {len(own)} launches, {len(wrong)} wrong"
+    return not wrong, told + (f": {wrong[0]}" if wrong else "")
+
+
+def launch_order(index: int, rank: int) -> tuple[str, str]:
+    """The order of two groups in a round, the same on every rank."""
+    return (FIRST, SECOND) if index % 3 else (SECOND, FIRST)
+
+
+def _first_unlike(codes_WN: Tensor) -> tuple[int, int] | None:
+    """The first launch that is not one of all ranks, and a rank that launches something else than rank 0."""
+    found = (codes_WN != codes_WN[0]).nonzero()
+    if not len(found):
+        return None
+    rank, place = found[found[:, 1].argmin()].tolist()
+    return place, rank
+
+
+def check_native_order(setting: Setting, rank: int) -> Answer:
+    """NCCL's own sums differ from those in ascending rank order by rounding at most; how many do is counted."""
+    from bitproof.reference.parallel.collectives import all_gather, reduce_scatter
+    from bitproof.reference.parallel.mesh import FSDP
+    from bitproof.reference.parallel.rank_order_group import sum_in_rank_order
+
+    device, ranks, told, wrong = setting.device_of(rank), setting.ranks, [], []
+    generator = torch.Generator().manual_seed(rank)
+    for dtype in (torch.float32, torch.bfloat16):
+        unlike = count = 0
+        for num_bytes in sizes(setting.max_bytes):
+            parts = torch.randn(ranks, max(1, num_bytes // dtype.itemsize // ranks), generator=generator)
+            parts = parts.to(device, dtype)
+            native = reduce_scatter(parts.view(-1), ranks, FSDP)
+            terms = all_gather(parts.view(1, -1), ranks, FSDP).view(ranks, ranks, -1)[:, rank]
+            ours = sum_in_rank_order(terms)
+            bound = ranks * torch.finfo(dtype).eps * terms.double().abs().sum(0)
+            far = int(((native.double() - ours.double()).abs() > bound).sum())
+            name = str(dtype).removeprefix("torch.")
+            wrong += [f"{name} of {num_bytes >> 10} KiB: {far} sums are off by more than rounding"] if far else []
+            unlike, count = unlike + int((native != ours).sum()), count + native.numel()
+        told.append(f"{unlike:,} of {count:,} sums in {str(dtype).removeprefix('torch.')}")
+    return not wrong, f"other bits than in rank order: {', '.join(told)}{f'; {wrong[0]}' if wrong else ''}"

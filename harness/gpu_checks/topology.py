@@ -1,0 +1,45 @@
+"""Whether a machine's GPUs are alike, and how they reach each other."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+
+from bitproof.harness.gpu_checks.setting import Answer, Setting
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What decides which kernels a GPU gets, and the GPUs whose memory it can read itself."""
+
+    name: str
+    capability: str
+    multiprocessors: int
+    peers: frozenset[int]
+
+
+def gpus_of(setting: Setting) -> list[Gpu]:
+    """The device of each rank."""
+    count = setting.ranks
+    if setting.device == "cpu":
+        return [Gpu("CPU", "0.0", 1, frozenset(range(count)) - {rank}) for rank in range(count)]
+    found = []
+    for index in range(count):
+        facts = torch.cuda.get_device_properties(index)
+        peers = {i for i in range(count) if i != index and torch.cuda.can_device_access_peer(index, i)}
+        found.append(Gpu(facts.name, f"{facts.major}.{facts.minor}", facts.multi_processor_count, frozenset(peers)))
+    return found
+
+
+def check_topology(setting: Setting) -> Answer:
+    """All GPUs are of one kind. Pairs that cannot read each other's memory are named: they are slow, not wrong."""
+    gpus = gpus_of(setting)
+    kinds = [f"{gpu.name}, {gpu.capability}, {gpu.multiprocessors} multiprocessors" for gpu in gpus]
+    unlike = [index for index, kind in enumerate(kinds) if kind != kinds[0]]
+    apart = [(i, j) for i, j in itertools.permutations(range(len(gpus)), 2) if j not in gpus[i].peers]
+    if unlike:
+        return False, f"GPU {unlike[0]} is {kinds[unlike[0]]}; GPU 0 is {kinds[0]}"
+    joined = f"{len(apart)} pairs go through the host, first {apart[0]}" if apart else "each reads the others' memory"
+    return True, f"{len(gpus)} x {kinds[0]}; {joined}"

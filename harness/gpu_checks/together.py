@@ -14,7 +14,7 @@ from torch import Tensor
 from bitproof.harness.capture.digest import digest
 from bitproof.harness.gpu_checks.setting import Answer, Setting
 
-_ops = torch.ops._c10d_functional
+OPS = torch.ops._c10d_functional
 
 launches: list[str] = []
 """What this rank has launched, in order: `launches all_reduce 3 of group first, 24 bytes of float32`."""
@@ -134,10 +134,10 @@ def check_groups_at_once(setting: Setting, rank: int) -> Answer:
     for index in range(ROUNDS_AT_ONCE):
         order = launch_order(index, rank)
         sent = {name: torch.full((num,), float(rank + index + 100 * (name == FIRST)), device=device) for name in order}
-        begun = {name: _ops.all_reduce(x, "sum", name) for name, x in sent.items()}
+        begun = {name: OPS.all_reduce(x, "sum", name) for name, x in sent.items()}
         for name in reversed(order):  # the one that was launched last is waited for first
             total = ranks * (ranks - 1) / 2 + ranks * (index + 100 * (name == FIRST))
-            if not torch.equal(_ops.wait_tensor(begun[name]), torch.full((num,), total, device=device)):
+            if not torch.equal(OPS.wait_tensor(begun[name]), torch.full((num,), total, device=device)):
                 wrong.append(f"round {index}, group {name}: other sums")
     own = launches[began:]
     codes = torch.tensor([zlib.crc32(line.encode()) for line in own], device=device)

@@ -52,16 +52,16 @@ def test_two_groups_whose_launches_one_rank_swaps_fail_and_the_launch_is_named(m
 
 
 def test_a_group_that_brings_the_other_ones_sums_fails(monkeypatch):
-    right = together._ops.all_reduce
+    right = together.OPS.all_reduce
 
     class Ops:
-        wait_tensor = together._ops.wait_tensor
+        wait_tensor = together.OPS.wait_tensor
 
         @staticmethod
         def all_reduce(x, operation, name):
             return right(x + 1 if name == together.SECOND and torch.distributed.get_rank() == 2 else x, operation, name)
 
-    monkeypatch.setattr(together, "_ops", Ops)
+    monkeypatch.setattr(together, "OPS", Ops)
     found = found_by("two groups at once")
     assert not found.is_ok and "30 wrong: round 0, group second: other sums" in found.found
 
@@ -84,7 +84,7 @@ def test_native_sums_in_another_order_pass_and_are_counted_and_a_lost_part_fails
 
 
 def test_processes_of_one_generation_or_rank_that_compute_other_bits_fail(monkeypatch):
-    right = processes._layers
+    right = processes.layers
 
     def other(device, dtype):
         tensors = right(device, dtype)
@@ -92,7 +92,7 @@ def test_processes_of_one_generation_or_rank_that_compute_other_bits_fail(monkey
             tensors[1] = tensors[1] + 1
         return tensors
 
-    monkeypatch.setattr(processes, "_layers", other)
+    monkeypatch.setattr(processes, "layers", other)
     assert found_by("repeatability").is_ok
     compute = processes.compute
 

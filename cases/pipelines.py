@@ -45,6 +45,28 @@ pipeline_chunked = replace(
     pipeline=Pipeline(isolate_groups=True, isolate_gathers=True, bucket=True, overlap=True),
 )
 
+# Each pass on each stage's graph, against no stages too: all of a block computed again, in chunks or not. Of the four
+# stages of one layer each the first has no experts, so that there is nothing for overlap to hide.
+pipeline_recomputed = replace(
+    pipeline_1f1b,
+    name="pipeline_recomputed",
+    memory=Memory(policy="full"),
+    pipeline=Pipeline(isolate_gathers=True, bucket=True),
+)
+pipeline_chunked_unstaged = replace(
+    pipeline_chunked,
+    name="pipeline_chunked_unstaged",
+    reference="bitproof.reference.unstaged:eager_chunked",
+    parallelism=pipeline_1f1b.parallelism,
+)
+pipeline_interleaved_chunked = replace(
+    pipeline_chunked_unstaged,
+    name="pipeline_interleaved_chunked",
+    parallelism=pipeline_interleaved.parallelism,
+    schedule=pipeline_interleaved.schedule,
+    memory=Memory(policy="full"),
+)
+
 # Layers split over tensor ranks within a stage; Llama 3 in four stages, each on two tensor ranks.
 pipeline_tp = replace(
     pipeline_1f1b, name="pipeline_tp", steps=2, parallelism=Parallelism(world_size=8, ep=2, tp=2, pp=2)
@@ -107,6 +129,9 @@ _OURS = (
     pipeline_unstaged,
     pipeline_interleaved,
     pipeline_chunked,
+    pipeline_recomputed,
+    pipeline_chunked_unstaged,
+    pipeline_interleaved_chunked,
     pipeline_tp,
     pipeline_llama3,
     pipeline_tied,

@@ -45,6 +45,9 @@ class BitproofError(Exception):
 
     longest = MAX_FACT
 
+    finds_nothing = False
+    """Whether a pass raised it as it has nothing to do in a graph: no error where it has, in another stage's graph."""
+
     def __init__(
         self,
         what: str,

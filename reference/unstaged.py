@@ -1,6 +1,8 @@
 """A pipeline's step without stages: the values that the stages must give.
 
-    bitproof.reference.unstaged:eager    as eager, but the ranks of each stage train the whole model, among themselves
+    bitproof.reference.unstaged:eager            as eager, but the ranks of each stage train the whole model, among
+                                                 themselves
+    bitproof.reference.unstaged:eager_chunked    as eager_chunked, in the same way
 
 Stages send each other nothing: ranks with the same coordinates in different stages read the same text and compute the
 same values. A rank records only its own stages: their parameters, and the loss in the last stage.
@@ -11,6 +13,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from bitproof.harness.case import Case, Kind
+from bitproof.harness.errors import CaseError
+from bitproof.reference.chunking import chunk_modules
 from bitproof.reference.parallel.mesh import Mesh
 from bitproof.reference.pipeline_stages import stage_of, stages_of
 from bitproof.reference.step import Observe, Trainer
@@ -38,3 +42,16 @@ class Unstaged(Trainer):
 def eager(case: Case, mesh: Mesh) -> Unstaged:
     """The system."""
     return Unstaged(case, mesh)
+
+
+def eager_chunked(case: Case, mesh: Mesh) -> Unstaged:
+    """The system in chunks. Raises CaseError if the case does not say how to chunk."""
+    if case.chunking is None:
+        raise CaseError(
+            f"case {case.name} runs eager_chunked but does not say how to chunk",
+            expected="chunking=Chunking(dim=..., modules=...)",
+            found="chunking=None",
+        )
+    trainer = Unstaged(case, mesh)
+    trainer.chunks = chunk_modules(trainer.model, case.chunking)
+    return trainer

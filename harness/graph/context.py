@@ -17,7 +17,7 @@ class PassContext:
     """The settings of one case's pipeline. `chunk_groups` names the groups whose collectives may run once per chunk,
     including those that isolation may make. `groups` describes every group; passes may add some. `module_calls` has the
     model's modules and the number of their calls in the traced step. `is_joint`: the step was exported as a joint
-    graph, to be partitioned. `cuts` says where pipeline stages begin.
+    graph, to be partitioned. `cuts` says where pipeline stages begin; passes get one stage's graph at a time.
 
     `facts` are a pass's JSON values for the report; the runner empties it before each pass.
     """

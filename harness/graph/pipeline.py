@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch.fx import GraphModule
@@ -34,10 +34,12 @@ from bitproof.harness.graph.passes.overlap import overlap
 from bitproof.harness.graph.passes.partition import partition
 from bitproof.harness.graph.passes.rematerialize import rematerialize
 from bitproof.harness.graph.passes.tag_memory import tag_memory
+from bitproof.harness.graph.staged.stage_graphs import StageGraph, StageGraphs
 from bitproof.harness.graph.stages import OPEN, RESOLVED, GraphStage
 from bitproof.harness.graph.verify import Facts
 from bitproof.harness.machine.determinism import keeping_switches
 from bitproof.harness.records import PassReport
+from bitproof.harness.records.result import STAGES
 
 log = logging.getLogger(__name__)
 
@@ -129,40 +131,91 @@ def run_pipeline(
     """Run the passes in order, checking the graph's stage after each. A failure names its pass.
 
     A pass is a row of the pass list, a user's pass, or any function with the same signature, which has no settings and
-    keeps the graph's stage.
+    keeps the graph's stage. In a pipeline each pass runs on each stage's graph (staged/stage_graphs.py); it may find
+    nothing to do in some of them, but not in all.
 
     `observe` gets the traced graph, and then the graph after each pass, before its verification. `enter` is called
     before each pass.
     """
     reports: list[PassReport] = []
-    stage, facts, counts = OPEN, Facts.of(module), _count_operators(module)
-    observe = observe or (lambda name, module: None)
-    observe("traced", module)
+    stages = StageGraphs.of(module, context.cuts, context.chunk_symbol)
+    runs = [_StageRun(graph, stages.context_of(graph, context)) for graph in stages.graphs]
+    counts = _count_operators(stages)
+    if observe is not None:
+        observe("traced", module)
     for run_pass in passes:
-        name, num_nodes = run_pass.__name__, len(module.graph.nodes)
-        context.facts.clear()
+        name = run_pass.__name__
         enter(f"in {'extra ' * isinstance(run_pass, ExtraPass)}pass {name}")
+        report = _of_all_stages([run.run(run_pass) for run in runs])
+        _refuse_idle(name, runs)
+        if observe is not None:
+            observe(name, stages.joined())
+        for run in runs:
+            run.check(run_pass)
+        log.debug("pass %s: %d -> %d nodes in %.3f s", name, report.nodes_before, report.nodes_after, report.seconds)
+        counts_before, counts = counts, _count_operators(stages)
+        reports.append(replace(report, changed=_changes(counts_before, counts)))
+    return stages.joined(), reports
+
+
+class _StageRun:
+    """The passes over one stage's graph: `idle` is the last pass's refusal, if it found nothing to do."""
+
+    def __init__(self, graph: StageGraph, context: PassContext) -> None:
+        self.graph, self.context = graph, context
+        self.idle: BitproofError | None = None
+        self._stage, self._facts = OPEN, Facts.of(graph.module)
+
+    def run(self, run_pass: Pass) -> PassReport:
+        """Run a pass, without verification."""
+        name, num_nodes = run_pass.__name__, len(self.graph.module.graph.nodes)
+        self.context.facts.clear()
+        self.idle = None
         with _blaming(name), keeping_switches(f"{'extra ' * isinstance(run_pass, ExtraPass)}pass {name}"):
             start = time.perf_counter()
-            module = run_pass(module, context)
+            try:
+                self.graph.module = run_pass(self.graph.module, self.context)
+            except BitproofError as error:
+                if not error.finds_nothing:
+                    raise
+                self.idle = error
             seconds = time.perf_counter() - start
-        observe(name, module)
-        with _blaming(name):
-            stage = getattr(run_pass, "leaves", None) or stage
-            facts = stage.check(module, facts, context.chunk_symbol)
-        counts_before, counts = counts, _count_operators(module)
-        report = PassReport(
+        return PassReport(
             name=name,
             seconds=seconds,
             nodes_before=num_nodes,
-            nodes_after=len(module.graph.nodes),
+            nodes_after=len(self.graph.module.graph.nodes),
             settings=getattr(run_pass, "settings", {}),
-            facts=dict(context.facts),
-            changed=_changes(counts_before, counts),
+            facts=dict(self.context.facts),
         )
-        log.debug("pass %s: %d -> %d nodes in %.3f s", name, num_nodes, report.nodes_after, seconds)
-        reports.append(report)
-    return module, reports
+
+    def check(self, run_pass: Pass) -> None:
+        """Check the graph that a pass has left."""
+        with _blaming(run_pass.__name__):
+            if self.idle is None:
+                self._stage = getattr(run_pass, "leaves", None) or self._stage
+            self._facts = self._stage.check(self.graph.module, self._facts, self.context.chunk_symbol)
+
+
+def _refuse_idle(name: str, runs: Sequence[_StageRun]) -> None:
+    """Raise a pass's refusal if it found nothing to do in any stage."""
+    idle = [run.idle for run in runs if run.idle is not None]
+    if len(idle) == len(runs):
+        with _blaming(name):
+            raise idle[0]
+
+
+def _of_all_stages(each: Sequence[PassReport]) -> PassReport:
+    """A pass's report, from those of its runs on all stages."""
+    if len(each) == 1:
+        return each[0]
+    return replace(
+        each[0],
+        seconds=sum(report.seconds for report in each),
+        nodes_before=sum(report.nodes_before for report in each),
+        nodes_after=sum(report.nodes_after for report in each),
+        facts={STAGES: [report.facts for report in each]},
+    )
 
 
 @contextmanager
@@ -178,8 +231,9 @@ def _blaming(name: str) -> Iterator[None]:
         raise
 
 
-def _count_operators(module: GraphModule) -> Counter[str]:
-    return Counter(operator_name(node) for node in module.graph.nodes if node.op == "call_function")
+def _count_operators(stages: StageGraphs) -> Counter[str]:
+    nodes = (node for stage in stages.graphs for node in stage.module.graph.nodes)
+    return Counter(operator_name(node) for node in nodes if node.op == "call_function")
 
 
 def _changes(before: Counter[str], after: Counter[str]) -> dict[str, list[int]]:

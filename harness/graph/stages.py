@@ -31,7 +31,7 @@ class GraphStage:
 
 
 _IS_A_GRAPH = (verify.in_order, verify.has_metadata, verify.only_computes, verify.reads_nodes)
-_IS_THE_STEP = (verify.defines_symbols, verify.is_called_alike, verify.keeps_checks)
+_IS_THE_STEP = (verify.defines_symbols, verify.keeps_halves, verify.is_called_alike, verify.keeps_checks)
 
 OPEN = GraphStage("open", (*_IS_A_GRAPH, *_IS_THE_STEP))
 """After tracing: values may carry the chunk symbol."""

@@ -17,6 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from bitproof.harness.errors import PassError
 from bitproof.harness.graph import operators, symbols
+from bitproof.harness.graph.analysis.halves import HALF_KEY
 from bitproof.harness.graph.origin import META_KEY
 
 _NONE: set[sympy.Symbol] = set()
@@ -158,6 +159,22 @@ def defines_symbols(change: PassEffect) -> None:
             elif not carried <= defined:
                 unknown = ", ".join(sorted(map(str, carried - defined)))
                 raise _stray(node, of, f"an input or an earlier operator that defines {unknown}")
+
+
+def keeps_halves(change: PassEffect) -> None:
+    """Where calls state their half, all of forward's precede backward's."""
+    first: Node | None = None
+    for node in change.module.graph.nodes:
+        half = node.meta.get(HALF_KEY)
+        if half == "backward":
+            first = first or node
+        elif half == "forward" and first is not None:
+            raise PassError(
+                f"`{node.name}` is in the forward half, behind a call of backward",
+                expected="the calls of forward, then those of backward",
+                found=f"it behind `{first.name}`",
+                where=symbols.source_of(node),
+            )
 
 
 def is_called_alike(change: PassEffect) -> None:

@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import map_arg
 
 from bitproof.harness.graph import operators, symbols
+from bitproof.harness.graph.analysis.halves import HALF_KEY, Half
 from bitproof.harness.graph.origin import META_KEY, Origin
 from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
 from bitproof.harness.torch_compat import FakeTensor, LazyGraphModule, forget_memos
@@ -27,11 +28,13 @@ CHUNK_KEY = "chunk"
 
 
 class GraphWriter:
-    """A graph being written. `extent` replaces the chunk symbol in the values of its inputs."""
+    """A graph being written. `extent` replaces the chunk symbol in the values of its inputs. Calls are written into
+    `half`, if the graph has halves."""
 
     def __init__(self, source: GraphModule, symbol: Any, extent: int) -> None:
         self.source = source
         self.graph = Graph()
+        self.half: Half | None = None
         self._symbol = symbol
         self._extent = extent
         self._fake_mode = step_fake_mode(_shape_env_without(symbol), remembers=False)
@@ -77,6 +80,8 @@ class GraphWriter:
         self._finish(node, self._evaluate(target, args, kwargs), source)
         if chunk is not None:
             node.meta[CHUNK_KEY] = chunk
+        if self.half is not None:
+            node.meta[HALF_KEY] = self.half
         if origin is not None:
             node.meta[META_KEY] = origin
         return node

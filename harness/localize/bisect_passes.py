@@ -203,8 +203,8 @@ class Bisector:
             found.region_problem = f"whether {self.case.reference} can chunk one region alone is not known"
             return
         prefix = self._prefix(self._pass_list.index(CHUNK))
-        [roots] = [entry.facts["modules"] for entry in found.result.passes if entry.name == CHUNK]
-        found.regions = tuple(roots)
+        [chunk] = [entry for entry in found.result.passes if entry.name == CHUNK]
+        found.regions = tuple(name for own in chunk.by_stage for name in own.get("modules", ()))
 
         together = found.regions
 

@@ -106,12 +106,17 @@ def zero_counts() -> dict[str, int]:
     return dict.fromkeys(USUAL_KINDS, 0)
 
 
+STAGES = "stages"
+"""The fact of a pass in a pipeline that has its facts in each stage."""
+
+
 @dataclass(frozen=True)
 class PassReport:
     """One pass: its seconds without verification, nodes before and after, and its own facts.
 
     `settings` determine its effect, as JSON values; a recording's manifest has them, too. `changed` has, for each
-    operator whose count changed, the number of calls before and after.
+    operator whose count changed, the number of calls before and after. In a pipeline a pass runs on each stage's graph:
+    `facts` has those of all stages, in order, and the numbers are sums.
     """
 
     __pydantic_config__ = GROWING
@@ -123,6 +128,12 @@ class PassReport:
     settings: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     changed: dict[str, Pair] = field(default_factory=dict)
+
+    @property
+    def by_stage(self) -> list[dict[str, Any]]:
+        """Its facts in each stage; without stages, all of them."""
+        stages: list[dict[str, Any]] = self.facts.get(STAGES, [self.facts])
+        return stages
 
 
 @dataclass(kw_only=True)

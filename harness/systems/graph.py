@@ -100,7 +100,10 @@ class GraphProgram:
     @property
     def chunked(self) -> dict[str, int] | None:
         """How often a step runs each module that the chunk pass wrote in chunks; None when that pass did not run."""
-        return next((entry.facts["calls"] for entry in self.passes if entry.name == "chunk"), None)
+        chunk = next((entry for entry in self.passes if entry.name == "chunk"), None)
+        return (
+            None if chunk is None else {name: n for own in chunk.by_stage for name, n in own.get("calls", {}).items()}
+        )
 
     def hazards(self, case: Case) -> list[str]:
         """Where nothing orders two calls of the graph that use one memory, and where ranks of the case may wait for

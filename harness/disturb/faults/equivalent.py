@@ -30,8 +30,7 @@ def activation_reshaped_and_back(g: GraphEditor) -> list[Site]:
     """an activation is flattened and back."""
     node = _activation(g)
     flat = g.after(node, "aten.reshape.default", [-1])
-    width = g.value(node).shape[-1]
-    g.after(flat, "aten.reshape.default", [-1, int(width)])
+    g.after(flat, "aten.reshape.default", [-1, *map(int, g.value(node).shape[1:])])
     return []
 
 
@@ -193,7 +192,7 @@ def all_reduce_for_reduce_scatter(g: GraphEditor) -> list[Site]:
     wait = g.wait_of(node)
     whole = g.make_before(node, "_c10d_functional.all_reduce.default", node.args[0], "sum", node.args[3])
     done = g.make_before(wait, "_c10d_functional.wait_tensor.default", whole)
-    g.instead(wait, g.kernel("own_rows"), done, node.args[2])
+    g.instead(wait, g.kernel("own_rows"), done, *node.args[2:4])
     g.graph.erase_node(node)
     return []
 

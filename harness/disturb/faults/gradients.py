@@ -132,7 +132,7 @@ def gradient_not_reduced(g: GraphEditor) -> list[Site]:
     node = _gradient_of(g)
     launch = node.all_input_nodes[0]
     sites = [*g.sites(launch, "clone", "slice"), *g.readers(node)]
-    g.instead(node, g.kernel("own_rows"), launch.args[0], launch.args[2])
+    g.instead(node, g.kernel("own_rows"), launch.args[0], *launch.args[2:4])
     g.graph.erase_node(launch)
     return sites
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bitproof.harness.disturb.faults.clock import NOW
+from bitproof.harness.torch_distributed import group_named
 
 
 def flipped_on_last_rank(x: Tensor) -> Tensor:
@@ -112,10 +113,10 @@ def summed_backwards(x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
     return x.flip(dims).contiguous().sum(dims, keepdim=keepdim)
 
 
-def own_rows(x: Tensor, size: int) -> Tensor:
-    """This rank's rows of what should have been summed over `size` ranks."""
+def own_rows(x: Tensor, size: int, group: str) -> Tensor:
+    """This rank's rows of what should have been summed over the `size` ranks of a group."""
     rows = len(x) // size
-    first = NOW.rank % size * rows
+    first = group_named(group).rank() * rows
     return x[first : first + rows].clone()
 
 

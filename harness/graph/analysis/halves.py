@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
 from bitproof.harness.graph.origin import origin_of
 
@@ -101,5 +102,5 @@ def written(module: GraphModule, inputs: list[Node], calls: list[Node], outputs:
             if reference.op == "get_attr" and reference not in env:
                 env[reference] = graph.node_copy(reference)
         env[node] = graph.node_copy(node, env.__getitem__)
-    graph.output([env[x] if isinstance(x, Node) else x for x in outputs])
+    graph.output(map_arg(outputs, env.__getitem__))
     return GraphModule(module, graph)

@@ -17,8 +17,9 @@ _TO_GATHER = operators.VIEWS | {aten._to_copy.default, aten.constant_pad_nd.defa
 def parameters_of(graph: Graph) -> dict[Node, int]:
     """The graph inputs with a gradient output, and their indices."""
     outputs: Any = graph.output_node().args[0]
+    gradients = [x for x in outputs[1:] if isinstance(x, Node)]  # a stage's last output is a tuple of what it sends
     inputs = (node for node in graph.nodes if node.op == "placeholder")
-    return {node: index for index, (node, _) in enumerate(zip(inputs, outputs[1:], strict=False))}
+    return {node: index for index, (node, _) in enumerate(zip(inputs, gradients, strict=False))}
 
 
 def chain_to_input(launch: Node) -> list[Node]:

@@ -25,6 +25,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from bitproof.harness.graph import offload_operators, operators
+from bitproof.harness.graph.analysis.halves import HALF_KEY, put_in
 from bitproof.harness.graph.analysis.saved_activations import (
     STANDS_FOR_KEY,
     block_starts,
@@ -48,19 +49,23 @@ def offload(module: GraphModule, context: PassContext, *, blocks: str) -> GraphM
     backward_starts = block_starts(graph, blocks, is_backward)
     first_backward = next((node for node in nodes if is_backward(node)), graph.output_node())
     moved = [node for node in nodes if node in needs and tag_of(node) == "offload"]
+    hosts: dict[Node, Node] = {}
     for node in moved:
-        readers = [user for user in node.users if is_backward(user)]
-        last_use, need = last_uses[node], needs[node]
+        last_use = last_uses[node]
         block = bisect.bisect_right(forward_starts, place[last_use], key=place.__getitem__)
         end_of_next = (*forward_starts[block + 1 :], first_backward)[0]
+        host = _call(node, offload_operators.OFFLOAD, (node,), "offload", before=last_use.next)
+        hosts[node] = _call(node, offload_operators.WAIT_OFFLOAD, (host, node), "host", before=end_of_next)
+    for node, host in hosts.items():  # after all waits, which may stand before the same call
+        readers = [user for user in node.users if is_backward(user)]
+        need = needs[node]
         block = bisect.bisect_right(backward_starts, place[need], key=place.__getitem__) - 1
         start_prefetch = backward_starts[max(block - 1, 0)] if block >= 0 else need
-
-        host = _call(node, offload_operators.OFFLOAD, (node,), "offload", before=last_use.next)
-        host = _call(node, offload_operators.WAIT_OFFLOAD, (host, node), "host", before=end_of_next)
         device = node.meta["val"].device.type
-        copy = _call(node, offload_operators.RELOAD, (host, device), "reload", before=start_prefetch)
-        copy = _call(node, offload_operators.WAIT_RELOAD, (copy,), "reloaded", before=need)
+        reload = _call(node, offload_operators.RELOAD, (host, device), "reload", before=start_prefetch)
+        copy = _call(node, offload_operators.WAIT_RELOAD, (reload,), "reloaded", before=need)
+        for call in (reload, copy):
+            put_in(call, "backward")
         copy.meta[STANDS_FOR_KEY] = node.name
         for reader in readers:
             reader.replace_input_with(node, copy)
@@ -86,4 +91,6 @@ def _call(activation: Node, target: Callable[..., Any], args: tuple[Any, ...], s
     values = [x.meta["val"] if isinstance(x, Node) else x for x in args]
     with torch.no_grad(), values[0].fake_mode:
         node.meta = {"val": target(*values), META_KEY: origin_of(activation)}
+    if HALF_KEY in activation.meta:
+        node.meta[HALF_KEY] = activation.meta[HALF_KEY]
     return node

@@ -22,13 +22,14 @@ Refuses:  nothing.
 
 3. Save a value instead of its source if it is smaller and nothing else needs the source.
 4. With `offload`, move saved values to host memory up to the budget, the largest first and the earliest
-   first among equals; but not those of the first block in backward, which would return immediately, nor
-   those that another stage of a pipeline reads on another rank.
+   first among equals; but not those of the first block in backward, which would return immediately where
+   the graph has the loss, nor those that are outputs, as another stage of a pipeline reads them.
 """
 
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -139,14 +140,16 @@ class _Tagger:
 
     def _offload(self, needs: dict[Node, Node]) -> None:
         place = {node: index for index, node in enumerate(self.graph.nodes)}
-        second_block = block_starts(self.graph, self.blocks, is_backward)[1:2]
+        outputs: Any = self.graph.output_node().args[0]
+        starts = block_starts(self.graph, self.blocks, is_backward)
+        start = starts[1:2] if isinstance(outputs[0], Node) else starts[:1]
         candidates = [
             node
             for node, reader in needs.items()
-            if second_block
-            and place[reader] >= place[second_block[0]]
+            if start
+            and place[reader] >= place[start[0]]
             and self._leaves_when_copied(node)
-            and not self.context.cuts.crosses(node)
+            and self.graph.output_node() not in node.users
         ]
         budget = self.context.memory.offload_gib * GIB
         moved = 0

@@ -1,4 +1,4 @@
-"""The planned cuts of a graph into stages, for passes that run before the cut."""
+"""The planned cuts of a graph into stages."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from bitproof.harness.graph.origin import origin_of
 
 _LAYER = re.compile(r"layers\.(\d+)(\.|$)")
 
+STAGE_KEY = "stage"
+"""The metadata key of a call's stage, in a graph that was put together from its stages' graphs."""
+
 
 @dataclass(frozen=True)
 class Cuts:
@@ -21,13 +24,13 @@ class Cuts:
     num_layers: int = 1
 
     def stage_of(self, node: Node) -> int | None:
-        """The stage of a call's layer; None without a layer."""
-        found = _LAYER.match(origin_of(node).module or "")
+        """A call's own stage, or its layer's; None without both."""
+        stage: int | None = node.meta.get(STAGE_KEY)
+        return self.stage_of_module(origin_of(node).module or "") if stage is None else stage
+
+    def stage_of_module(self, name: str) -> int | None:
+        """The stage of a module's layer; None for a module outside all layers."""
+        found = _LAYER.match(name)
         if found is None or self.num_stages == 1:
             return 0 if found else None
         return stage_of_layer(int(found[1]), self.num_layers, self.num_stages)
-
-    def crosses(self, node: Node) -> bool:
-        """Whether layers of another stage read a layer's value."""
-        own = self.stage_of(node)
-        return own is not None and any(self.stage_of(user) not in (None, own) for user in node.users)

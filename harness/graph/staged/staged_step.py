@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from bitproof.harness.graph.staged.actions import Action
-from bitproof.harness.graph.staged.cut_graph import MOST_CROSSINGS, Crossing, CutGraph, Part
+from bitproof.harness.graph.staged.cut_graph import CutGraph, Part
+from bitproof.harness.graph.staged.placed_calls import MOST_CROSSINGS, Crossing
 from bitproof.harness.graph.staged.stage_messages import goes_up
 
 Run = Callable[..., Any]

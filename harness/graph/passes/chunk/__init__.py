@@ -27,6 +27,9 @@ pair of nodes, one per chunk:
 7. The collectives of a module, the experts' all-to-alls and a tensor group's sums, gathers and
    scatters, run once per chunk, in chunk order on every rank, like any other node that reads a pair.
 
+8. Before backward of a graph whose calls state their half, as a stage of a pipeline has, chunk 1 of forward is written,
+   and what forward gives other stages is joined.
+
 With early gradient accumulation, the chain from a gradient to its output (cast, reduce-scatter, wait) belongs to no
 module, so rule 2 adds the chunks before this chain.
 """
@@ -45,6 +48,7 @@ from torch.fx.node import map_arg
 
 from bitproof.harness.errors import ChunkError
 from bitproof.harness.graph import operators, symbols
+from bitproof.harness.graph.analysis.halves import HALF_KEY
 from bitproof.harness.graph.analysis.mixing import refuse_mixing
 from bitproof.harness.graph.context import PassContext
 from bitproof.harness.graph.origin import Origin, calls_of, origin_of
@@ -114,13 +118,7 @@ class _Chunker:
     def run(self) -> GraphModule:
         """Write the whole graph."""
         if not any(self.roots.values()):
-            known = sorted({origin_of(node).module or "" for node in self.graph.nodes} - {""})
-            raise ChunkError(
-                f"the chunking pattern {self.chunking.modules!r} matches no module of the graph",
-                expected="a pattern over the modules that ran: " + ", ".join(known),
-                found="no match",
-                fix="correct `modules` in the case's Chunking",
-            )
+            raise refusals.refuse_no_match(self.chunking, self.graph.nodes)
         if missing := set(self.chunking.only) - set(self.roots.values()):
             raise ChunkError(
                 f"{', '.join(sorted(missing))} cannot be chunked, as no such module ran",
@@ -189,6 +187,9 @@ class _Chunker:
     # -- writing --------------------------------------------------------------------------------
 
     def _write(self, node: Node) -> None:
+        if self.writer.half != (half := node.meta.get(HALF_KEY, self.writer.half)):
+            self._end_half()
+            self.writer.half = half
         if node.op == "placeholder":
             self.env[node] = self.writer.placeholder(node)
         elif node.op == "output":
@@ -204,6 +205,13 @@ class _Chunker:
             self._check_writes(node, None)
             args, kwargs = map_arg(node.args, self._whole), map_arg(node.kwargs, self._whole)
             self.env[node] = self.writer.call(node, args, kwargs)
+
+    def _end_half(self) -> None:
+        """Write whole all that a half gives the step or other stages, before another half begins."""
+        self._write_held_back()
+        for node in self.graph.output_node().all_input_nodes:
+            if isinstance(pair := self.env.get(node), Pair):
+                self._join(node, pair)
 
     def _write_once_a_chunk(self, node: Node, root: str) -> None:
         refusals.refuse_divided_dim(node, root, self.symbol, self.whole)

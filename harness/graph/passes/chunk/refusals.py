@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from sympy import Symbol
 from torch import Tensor
@@ -26,6 +26,19 @@ def refuse_idle_modules(chunking: Chunking, module_calls: Mapping[str, int]) -> 
             found="no call of " + ", ".join(idle),
             fix="correct `modules` in the case's Chunking",
         )
+
+
+def refuse_no_match(chunking: Chunking, nodes: Iterable[Node]) -> ChunkError:
+    """Refuse a pattern that matches no module of the graph."""
+    known = sorted({origin_of(node).module or "" for node in nodes} - {""})
+    error = ChunkError(
+        f"the chunking pattern {chunking.modules!r} matches no module of the graph",
+        expected="a pattern over the modules that ran: " + ", ".join(known),
+        found="no match",
+        fix="correct `modules` in the case's Chunking",
+    )
+    error.finds_nothing = True
+    return error
 
 
 def refuse_whole_calls(module_calls: Mapping[str, int], written: Mapping[str, Collection[int]]) -> None:

@@ -40,6 +40,7 @@ from bitproof.harness.case import Chunking
 from bitproof.harness.errors import PassError
 from bitproof.harness.graph import operators
 from bitproof.harness.graph.analysis.dependencies import dependencies, reorder
+from bitproof.harness.graph.analysis.halves import HALF_KEY
 from bitproof.harness.graph.context import PassContext
 from bitproof.harness.graph.origin import origin_of
 from bitproof.harness.graph.passes.overlap.costs import CPU_GLOO, Cost, CostModel, node_costs
@@ -94,7 +95,7 @@ def overlap(module: GraphModule, context: PassContext) -> GraphModule:
 
 def _refuse_nothing_to_hide(chunking: Chunking | None, num_launches: int) -> PassError:
     """A case that requests overlap without getting any would not test what it states."""
-    return PassError(
+    error = PassError(
         "there is no all-to-all that overlap could hide",
         expected="an expert layer's all-to-alls within the chunked modules, as with modules='layers.*.moe', which the "
         'model annotates {"EP": "dispatch"} or {"EP": "combine"}',
@@ -102,6 +103,8 @@ def _refuse_nothing_to_hide(chunking: Chunking | None, num_launches: int) -> Pas
         + (f"{chunking.modules!r}: 0" if chunking else "nothing, as the case has no chunking"),
         fix="chunk modules with experts on more than one rank, or leave out overlap",
     )
+    error.finds_nothing = True
+    return error
 
 
 def _only_wait(launch: Node) -> Node:
@@ -126,13 +129,17 @@ def _path_of_model(nodes: list[Node], context: PassContext) -> Path | None:
 
 
 def find_places(nodes: list[Node], chunking: Chunking) -> dict[Node, NodePosition]:
-    """Step 1. A region begins at the first chunked node of a module in a direction.
+    """Step 1. A region begins at the first chunked node of a module in a direction. Between the halves of a graph, as a
+    stage of a pipeline has them, lies a region without nodes, so that no node moves to the other half.
 
     A node written once belongs to chunk 0 if nodes of chunk 0 follow it in the region, to chunk 1 if only nodes of
     chunk 1 do, else to the rest.
     """
-    regions, region, running = [], 0, None
+    regions, region, running, half = [], 0, None, None
     for node in nodes:
+        if half is not None and node.meta.get(HALF_KEY, half) != half:
+            region, running = region + 2, None
+        half = node.meta.get(HALF_KEY, half)
         module, direction = origin_of(node)[:2]
         root = chunking.root_of(module) if module and CHUNK_KEY in node.meta else None
         if root and (root, direction) != running:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch._higher_order_ops.flex_attention import flex_attention as flex
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from bitproof.harness.graph.passes.tag_memory import tag_memory
-from bitproof.harness.graph.staged.cuts import Cuts
 from tests.harness.graph.graphs import Sketch, listing
 from tests.harness.graph.memory_graphs import N, aten, context_with, tags, two_blocks
 
@@ -240,16 +238,28 @@ def test_a_value_that_another_saved_value_is_a_view_of_is_not_offloaded() -> Non
         assert tagged(sketch, "offload", *read)["mm"] == expected
 
 
-@pytest.mark.parametrize(("stages", "tag"), [(1, "offload"), (2, "save")])
+@pytest.mark.parametrize(("is_sent", "tag"), [(False, "offload"), (True, "save")])
 def test_what_another_stage_of_a_pipeline_reads_is_not_offloaded_by_the_one_that_computed_it(
-    stages: int, tag: str
+    is_sent: bool, tag: str
 ) -> None:
     sketch = Sketch()
     x = sketch.placeholder("x", N, N)
     product = sketch.call(aten.mm.default, x, x, at="layers.0")
-    sketch.call(aten.neg.default, product, at="layers.1")
-    output = sketch.call(aten.ones.default, [N, N], at="layers.1", backward=True)
-    module = sketch.finish(sketch.call(aten.mul.Tensor, product, output, at="layers.0", backward=True))
-    context = replace(context_with(sketch, "offload"), cuts=Cuts(stages, 2))
-    tag_memory(module, context, blocks="layers.*")
+    gradient = sketch.call(aten.mul.Tensor, product, x, at="layers.0", backward=True)
+    sketch.graph.output([None, (product, gradient) if is_sent else (gradient,)])
+    module = GraphModule({}, sketch.graph)
+    tag_memory(module, context_with(sketch, "offload"), blocks="layers.*")
     assert tags(module)["mm"] == tag
+
+
+@pytest.mark.parametrize("has_loss", [True, False])
+def test_the_first_block_in_backward_is_offloaded_where_backward_does_not_follow_at_once(has_loss: bool) -> None:
+    sketch = Sketch()
+    x = sketch.placeholder("x", N, N)
+    product = sketch.call(aten.mm.default, x, x, at="layers.0")
+    loss = sketch.call(aten.sum.default, product, at="")
+    gradient = sketch.call(aten.mul.Tensor, product, x, at="layers.0", backward=True)
+    sketch.graph.output([loss if has_loss else None, gradient])
+    module = GraphModule({}, sketch.graph)
+    tag_memory(module, context_with(sketch, "offload"), blocks="layers.*")
+    assert tags(module)["mm"] == ("save" if has_loss else "offload")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bitproof.harness.errors import PassError
-from bitproof.harness.graph.staged import cut_graph
+from bitproof.harness.graph.staged import placed_calls
 from bitproof.harness.graph.staged.cut_graph import cut
 from bitproof.harness.graph.staged.cuts import Cuts
 from tests.harness.graph.graphs import Applied, D, Layers, chunked, parameter, trace
@@ -74,7 +74,7 @@ def test_what_crosses_has_a_size_that_is_known_before_the_step():
 
 
 def test_values_that_cross_have_a_tag_each(monkeypatch):
-    monkeypatch.setattr(cut_graph, "MOST_CROSSINGS", 1)
+    monkeypatch.setattr(placed_calls, "MOST_CROSSINGS", 1)
     joint = trace(Layers(layer(), layer()))
     with pytest.raises(
         PassError, match="backward of stage 0 would be sent more values than messages can be distinguished"

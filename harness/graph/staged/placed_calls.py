@@ -1,0 +1,197 @@
+"""Places a graph's calls in stages, and each stage's in forward and backward; says which values go from one to another.
+
+A layer's calls belong to its stage; others to the latest stage of their inputs (in backward the earliest, as gradients
+flow back), or, without inputs from a stage, to that of their first reader. Numbers and views that are computed only
+from the graph's inputs belong to no stage: each one that reads them computes them.
+
+Refused: a value that skips a stage or flows against its direction, such as that of a call that joins calls of two
+stages; a message that is no dense tensor of known size; more messages than tags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from bitproof.harness.errors import PassError
+from bitproof.harness.graph.analysis.halves import Half, half_of
+from bitproof.harness.graph.operators import is_view
+from bitproof.harness.graph.staged.cuts import Cuts
+from bitproof.harness.graph.symbols import number, source_of
+from bitproof.harness.graph.tracing.trace import ChunkSymbol
+
+MOST_CROSSINGS = 16
+"""The most values that a stage sends its neighbour in one half; each has its own tag."""
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A tensor that one stage sends its neighbour: the graph's node that computes it, and its layout."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class PlacedCalls:
+    """A graph's calls with their stages and halves. `inputs` and `results` are the graph's, `results` the loss and the
+    gradients; `open_dim` has the size of a remaining symbol."""
+
+    def __init__(self, module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> None:
+        self.module, self.cuts, self._open_dim = module, cuts, open_dim
+        graph = module.graph
+        self.inputs = graph.find_nodes(op="placeholder")
+        outputs: Any = graph.output_node().args[0]
+        self.results: list[Node] = list(outputs)
+        self.calls = [node for node in graph.nodes if node.op == "call_function"]
+        border = [half_of(node) for node in self.calls].index("backward")
+        self._backward = set(self.calls[border:])
+        self._order = {node: index for index, node in enumerate(self.calls)}
+        self._free = self._at_hand()
+        self.stages = self._placed()
+        self._own: dict[tuple[int, Half], list[Node]] = {}
+        for node, stage in sorted(self.stages.items(), key=lambda placed: self._order[placed[0]]):
+            self._own.setdefault((stage, self.half(node)), []).append(node)
+
+    def half(self, node: Node) -> Half:
+        """The half in which a call runs."""
+        return "backward" if node in self._backward else "forward"
+
+    def own(self, stage: int, half: Half) -> list[Node]:
+        """A stage's calls in a half, in order."""
+        return self._own.get((stage, half), [])
+
+    def given(self, own: Iterable[Node]) -> list[Node]:
+        """What calls read from elsewhere: graph inputs, and values of other calls that are in stages."""
+        return [node for node in self._needed(own) if node.op == "placeholder" or node in self.stages]
+
+    def with_numbers(self, own: Iterable[Node]) -> list[Node]:
+        """These calls and the numbers and views of inputs that they need, in order."""
+        return self._in_order({*own, *(node for node in self._needed(own) if node in self._free)})
+
+    def received(self, stage: int, half: Half, given: Iterable[Node]) -> list[Node]:
+        """The values sent to a half that is given these, in the order of their computation; for forward also those that
+        only backward reads. Raises PassError: see above."""
+        arriving = {node for node in given if node in self.stages and self._arrives(node, stage, half)}
+        if half == "forward":
+            later = [x for x in self._needed(self.own(stage, "backward")) if x in self.stages]
+            arriving |= {x for x in later if self.half(x) == "forward" and self._arrives(x, stage, "forward")}
+        if len(arriving) > MOST_CROSSINGS:
+            raise PassError(
+                f"{half} of stage {stage} would be sent more values than messages can be distinguished",
+                expected=f"at most {MOST_CROSSINGS} values from a stage to its neighbour",
+                found=f"{len(arriving)}",
+                fix="choose other stages",
+            )
+        return self._in_order(arriving)
+
+    def sent(self, own: Iterable[Node]) -> list[Node]:
+        """Those of a stage's calls that another stage reads."""
+        return [
+            node for node in own if any(self.stages.get(x, self.stages[node]) != self.stages[node] for x in node.users)
+        ]
+
+    def kept(self, own: Iterable[Node]) -> list[Node]:
+        """Those of forward's calls that backward reads."""
+        return [node for node in own if any(user in self._backward for user in node.users)]
+
+    def readers(self, node: Node) -> set[int]:
+        """The stages that read a graph input, through views of it too."""
+        found = set[int]()
+        for user in node.users:
+            found |= self.readers(user) if user in self._free else {self.stages[x] for x in (user,) if x in self.stages}
+        return found
+
+    def crossing(self, node: Node) -> Crossing:
+        """A value that crosses, with its layout. Raises PassError if that is not known before the step."""
+        value, symbol = node.meta.get("val"), self._open_dim
+        if not isinstance(value, Tensor):
+            raise _unfit(node, f"a {type(value).__name__}")
+        sizes = [
+            size if isinstance(size, int) else number(size, symbol.symbol, symbol.hint)
+            for size in value.shape
+            if isinstance(size, int) or size.node.expr.free_symbols <= {symbol.symbol}
+        ]
+        if len(sizes) < value.dim():
+            raise _unfit(node, f"a tensor of shape {list(map(str, value.shape))}")
+        return Crossing(node.name, tuple(map(int, sizes)), value.dtype)
+
+    def _in_order(self, nodes: Iterable[Node]) -> list[Node]:
+        return sorted(nodes, key=self._order.__getitem__)
+
+    def _at_hand(self) -> set[Node]:
+        """Numbers and views computed only from the graph's inputs."""
+        free: set[Node] = set()
+        for node in self.calls:
+            is_tensor = isinstance(node.meta.get("val"), (Tensor, tuple, list, type(None)))  # a fault's call has none
+            reads_inputs = all(x.op == "placeholder" or x in free for x in node.all_input_nodes)
+            if reads_inputs and (is_view(node.target) if is_tensor else bool(node.all_input_nodes)):
+                free.add(node)
+        return free
+
+    def _placed(self) -> dict[Node, int]:
+        stages: dict[Node, int] = {}
+        for node in self.calls:
+            if node in self._free:
+                continue
+            read = [x for x in node.all_input_nodes if x in stages]
+            if (own := self.cuts.stage_of(node)) is not None:
+                stages[node] = own
+            elif node not in self._backward and read:
+                stages[node] = max(stages[x] for x in read)
+            elif read:
+                gradients = [x for x in read if x in self._backward]
+                stages[node] = min(stages[x] for x in gradients or read)
+        for node in reversed(self.calls):
+            if node not in stages and node not in self._free:
+                readers = [stages[user] for user in node.users if user in stages]
+                choose = max if node in self._backward else min
+                stages[node] = choose(readers, default=0)
+        return stages
+
+    def _needed(self, own: Iterable[Node]) -> Iterator[Node]:
+        """What calls read from elsewhere, through the numbers that they repeat; each value once."""
+        inside, seen = set(own), set[Node]()
+
+        def needed(nodes: Iterable[Node]) -> Iterator[Node]:
+            for node in nodes:
+                for read in node.all_input_nodes:
+                    if read in seen or read in inside:
+                        continue
+                    seen.add(read)
+                    if read in self._free:
+                        yield from needed([read])
+                        yield read
+                    elif read.op == "placeholder" or read in self.stages:
+                        yield read
+
+        return needed(own)
+
+    def _arrives(self, value: Node, stage: int, half: Half) -> bool:
+        """Whether a half receives an input from another stage, and not from its own stage's forward."""
+        there, way = self.stages[value], self.half(value)
+        if (there, way) == (stage, "forward"):
+            return False
+        is_next = there == stage - 1 if way == "forward" else there == stage + 1
+        if not is_next or (way == "backward" and half == "forward"):
+            raise PassError(
+                f"stage {stage} reads in {half} what stage {there} computes in {way}: `{value.name}`",
+                expected="activations of the stage before, gradients of the stage after, and what its own forward gave",
+                found=f"`{value.name}` of {source_of(value)}",
+                fix="choose other stages, or leave out the pass that joined calls of two stages",
+            )
+        return way == half
+
+
+def _unfit(node: Node, found: str) -> PassError:
+    return PassError(
+        f"a stage would send its neighbour `{node.name}`, which has no size that is known before the step",
+        expected="tensors whose sizes the case decides between stages",
+        found=f"{found}, of {source_of(node)}",
+        fix="choose other stages",
+    )

@@ -1,0 +1,197 @@
+"""Divides a traced step into its stages' graphs, on each of which the passes run, and puts these together again.
+
+Needs:    a graph whose calls say where they come from, forward's before backward's; layers that are named layers.N.
+Promises: a stage's graph is a joint graph: its parameters come first among its inputs, in the order of their gradients,
+          and each of its calls states its half. What a stage is sent it reads as an input. Numbers and views computed
+          only from the graph's inputs are repeated in each stage that reads them. Put together without a pass between,
+          the stages compute what the graph did.
+Refuses:  what placed_calls.py refuses, and a parameter of two stages.
+
+A stage's outputs are the loss (None but in the last stage), its gradients, and a tuple of what it sends: activations,
+then gradients of what it was sent. Without stages there is one graph, the step itself.
+
+1. Place calls in stages and halves (placed_calls.py).
+2. Write each stage as a graph.
+3. Put together: all stages' forwards, from the first stage on, then their backwards, from the last stage on. Each call
+   then states its stage, too, by which cut_graph.py cuts the finished graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch.fx import Graph, GraphModule, Node
+
+from bitproof.harness.errors import PassError
+from bitproof.harness.graph.analysis.halves import HALF_KEY, Half, half_of, written
+from bitproof.harness.graph.context import PassContext
+from bitproof.harness.graph.origin import origin_of
+from bitproof.harness.graph.staged.cut_graph import refuse_shared
+from bitproof.harness.graph.staged.cuts import STAGE_KEY, Cuts
+from bitproof.harness.graph.staged.placed_calls import PlacedCalls
+from bitproof.harness.graph.tracing.trace import ChunkSymbol
+from bitproof.harness.torch_compat import LazyGraphModule
+
+
+@dataclass
+class StageGraph:
+    """A stage's graph, which passes replace; the names of modules that run in it; and by the names of the traced
+    graph's nodes what it is sent, what it sends, and its parameters."""
+
+    module: GraphModule
+    modules: frozenset[str] = frozenset()
+    received: tuple[str, ...] = ()
+    sent: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StageGraphs:
+    """All stages' graphs of a traced step, in order."""
+
+    traced: GraphModule
+    graphs: Sequence[StageGraph]
+
+    @staticmethod
+    def of(module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> StageGraphs:
+        """Divide a graph, which stays unchanged but for the halves of its calls. Raises PassError: see above."""
+        if cuts.num_stages == 1:
+            return StageGraphs(module, [StageGraph(module)])
+        placed = PlacedCalls(module, cuts, open_dim)
+        refuse_shared(placed)
+        for node in placed.calls:
+            node.meta[HALF_KEY] = placed.half(node)
+        read = {node for node in placed.inputs if node.users}
+        unread = [node for node in placed.inputs if node not in read]
+        stages = range(cuts.num_stages)
+        return StageGraphs(module, [_stage_graph(placed, stage, unread if stage == 0 else []) for stage in stages])
+
+    def context_of(self, graph: StageGraph, context: PassContext) -> PassContext:
+        """A case's context for a stage: without the modules that run in other stages alone."""
+        if len(self.graphs) == 1:
+            return context
+        elsewhere = frozenset().union(*(other.modules for other in self.graphs)) - graph.modules
+        own = {name: calls for name, calls in context.module_calls.items() if name not in elsewhere}
+        chunking = context.chunking
+        if chunking is not None and (only := tuple(name for name in chunking.only if name not in elsewhere)):
+            chunking = replace(chunking, only=only)
+        return replace(context, module_calls=own, chunking=chunking, facts={})
+
+    def joined(self) -> GraphModule:
+        """Step 3: one graph of all stages' graphs, as they are now."""
+        return self.graphs[0].module if len(self.graphs) == 1 else _Joined(self).module()
+
+
+def _stage_graph(placed: PlacedCalls, stage: int, also_read: list[Node]) -> StageGraph:
+    """Steps 1 and 2. `also_read` are inputs that the graph has without reading them."""
+    own: dict[Half, list[Node]] = {"forward": placed.own(stage, "forward"), "backward": placed.own(stage, "backward")}
+    received: list[Node] = []
+    for half, calls in own.items():
+        received += placed.received(stage, half, placed.given(calls))
+    for node in received:
+        placed.crossing(node)  # has a known size
+    calls = [*own["forward"], *own["backward"]]
+    sent = [*placed.sent(own["forward"]), *placed.sent(own["backward"])]
+    loss, *all_gradients = placed.results
+    pairs = zip(placed.inputs, all_gradients, strict=False)
+    gradients = {parameter: gradient for parameter, gradient in pairs if placed.stages[gradient] == stage}
+    read = {*placed.given(calls), *also_read}
+    others = [node for node in placed.inputs if node in read and node not in gradients]
+    outputs = [loss if placed.stages[loss] == stage else None, *gradients.values(), tuple(sent)]
+    module = written(placed.module, [*gradients, *others, *received], placed.with_numbers(calls), outputs)
+    for node in module.graph.find_nodes(op="placeholder")[len(gradients) + len(others) :]:
+        node.meta = {"val": node.meta["val"]}
+    return StageGraph(
+        module=module,
+        modules=_modules(calls),
+        received=tuple(node.name for node in received),
+        sent=tuple(node.name for node in sent),
+        parameters=tuple(node.name for node in gradients),
+    )
+
+
+def _modules(calls: Sequence[Node]) -> frozenset[str]:
+    """The modules that calls belong to, and those around them."""
+    found = set[str]()
+    for name in {origin_of(node).module or "" for node in calls}:
+        parts = name.split(".")
+        found.update(".".join(parts[:end]) for end in range(1, len(parts) + 1))
+    return frozenset(found)
+
+
+class _Joined:
+    """Writes the graph of all stages."""
+
+    def __init__(self, stages: StageGraphs) -> None:
+        self._stages = stages
+        self._graph = Graph()
+        self._env: dict[tuple[int, Node], Node] = {}
+        self._attributes: dict[str, Any] = {}
+        self._inputs: dict[str, Node] = {}
+        self._results: dict[str, Node] = {}
+        """By the traced graph's names: what stages send each other, and the gradients of parameters."""
+
+    def module(self) -> GraphModule:
+        graphs = [stage.module for stage in self._stages.graphs]
+        own = {node.name: node for module in reversed(graphs) for node in module.graph.find_nodes(op="placeholder")}
+        for node in self._stages.traced.graph.find_nodes(op="placeholder"):
+            self._inputs[node.name] = self._graph.placeholder(node.name)
+            self._inputs[node.name].meta = dict(own[node.name].meta)
+        for stage in range(len(graphs)):
+            self._copy(stage, "forward")
+        for stage in reversed(range(len(graphs))):
+            self._copy(stage, "backward")
+        parameters = self._parameters()
+        self._graph.output([self._loss(), *(self._results[f"gradient of {name}"] for name in parameters)])
+        self._graph.output_node().meta.update(self._stages.traced.graph.output_node().meta)
+        return LazyGraphModule(self._attributes, self._graph)
+
+    def _copy(self, index: int, half: Half) -> None:
+        """Copy a half of a stage's calls, and note what it gives."""
+        stage = self._stages.graphs[index]
+        is_backward = False
+        for node in stage.module.graph.nodes:
+            if node.op == "get_attr" and half == "forward":
+                self._env[index, node] = self._graph.node_copy(node)
+                self._attributes[str(node.target)] = getattr(stage.module, str(node.target))
+            if node.op != "call_function":
+                continue
+            is_backward = is_backward or half_of(node) == "backward"
+            if is_backward == (half == "backward"):
+                copy = self._graph.node_copy(node, lambda x: self._read(index, x))
+                copy.meta |= {HALF_KEY: half, STAGE_KEY: index}
+                self._env[index, node] = copy
+        self._note_results(index, half)
+
+    def _read(self, index: int, node: Node) -> Node:
+        if node.op != "placeholder":
+            return self._env[index, node]
+        if node.name in self._inputs:
+            return self._inputs[node.name]
+        if node.name not in self._results:
+            raise PassError(
+                f"stage {index} is sent `{node.name}` before a stage has computed it",
+                expected="activations that a stage's forward computes, and gradients that its backward does",
+                found="an output that passes moved to the other half",
+            )
+        return self._results[node.name]
+
+    def _note_results(self, index: int, half: Half) -> None:
+        stage = self._stages.graphs[index]
+        outputs: Any = stage.module.graph.output_node().args[0]
+        _, *gradients, sent = outputs
+        names = (*(f"gradient of {name}" for name in stage.parameters), *stage.sent)
+        for name, node in zip(names, (*gradients, *sent), strict=True):
+            if node.op == "placeholder" or (index, node) in self._env:
+                self._results[name] = self._read(index, node)
+
+    def _loss(self) -> Node:
+        outputs: Any = self._stages.graphs[-1].module.graph.output_node().args[0]
+        return self._read(len(self._stages.graphs) - 1, outputs[0])
+
+    def _parameters(self) -> list[str]:
+        """The parameters of all stages, in the traced graph's order."""
+        known = {name for stage in self._stages.graphs for name in stage.parameters}
+        return [name for name in self._inputs if name in known]

@@ -235,9 +235,14 @@ def test_captured_cases_have_no_size_that_data_decide_and_differ_from_others_in_
 
 
 def test_pipelines_are_held_against_eager_stages_and_against_none_on_four_and_eight_ranks():
-    gpipe, one, unstaged, interleaved, chunked, tensor, llama3, tied, tied_unstaged = (
+    gpipe, one, unstaged, interleaved, chunked, recomputed, *of_passes, tensor, llama3, tied, tied_unstaged = (
         case for case in pipelines.CASES if case.schedule
     )
+    assert (recomputed.memory.policy, recomputed.pipeline.bucket, recomputed.reference) == ("full", True, "eager")
+    for case, policy, layout in zip(of_passes, ("offload", "full"), (one, interleaved), strict=True):
+        assert (case.chunking, case.pipeline, case.memory.policy) == (chunked.chunking, chunked.pipeline, policy)
+        assert case.reference == "bitproof.reference.unstaged:eager_chunked"
+        assert (case.parallelism, case.schedule) == (layout.parallelism, layout.schedule)
     assert gpipe == replace(one, name="pipeline_gpipe", schedule=replace(one.schedule, order="gpipe"))
     assert (one.reference, one.stages, one.parallelism.stage_ranks, one.parallelism.ep) == ("eager", 2, 2, 2)
     assert unstaged == replace(one, name="pipeline_unstaged", reference="bitproof.reference.unstaged:eager")

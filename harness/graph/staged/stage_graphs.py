@@ -1,4 +1,4 @@
-"""Divides a traced step into its stages' graphs, on each of which the passes run, and puts these together again.
+"""Divides a traced step into its stages' graphs, and puts these together again after the passes have run on each.
 
 Needs:    a graph whose calls say where they come from, forward's before backward's; layers that are named layers.N.
 Promises: a stage's graph is a joint graph: its parameters come first among its inputs, in the order of their gradients,
@@ -13,7 +13,7 @@ then gradients of what it was sent. Without stages there is one graph, the step 
 1. Place calls in stages and halves (placed_calls.py).
 2. Write each stage as a graph.
 3. Put together: all stages' forwards, from the first stage on, then their backwards, from the last stage on. Each call
-   then states its stage, too, by which cut_graph.py cuts the finished graph.
+   then states its stage, too: cut_graph.py reads it.
 """
 
 from __future__ import annotations

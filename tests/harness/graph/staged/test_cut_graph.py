@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 from bitproof.harness.errors import PassError
-from bitproof.harness.graph.staged import placed_calls
 from bitproof.harness.graph.staged.cut_graph import cut
 from bitproof.harness.graph.staged.cuts import Cuts
 from tests.harness.graph.graphs import Applied, D, Layers, chunked, parameter, trace
@@ -39,21 +37,6 @@ def test_a_graph_that_went_through_the_passes_is_cut_as_well():
     assert [len(part.sent) for part in parts.by_place.values()] == [2, 0, 0, 2], "each chunk crosses by itself"
 
 
-def test_a_value_that_passes_over_a_stage_is_refused_by_name():
-    last = Applied(lambda module, x: x * module.weight + module.first, weight=parameter(D))
-    model = Layers(layer(), layer(), last)
-
-    def forward(x):
-        last.first = model.layers[0](x)
-        return last(model.layers[1](last.first))
-
-    model.forward = forward
-    with pytest.raises(PassError) as error:
-        parts_of(model, 3)
-    assert "stage 2 reads in forward what stage 0 computes in forward: `add" in str(error.value)
-    parts_of(model, 2)
-
-
 def test_a_parameter_of_two_stages_is_refused_by_name():
     shared = parameter(D)
     tied = [Applied(lambda module, x: x * module.weight + x, weight=shared) for _ in range(2)]
@@ -61,22 +44,3 @@ def test_a_parameter_of_two_stages_is_refused_by_name():
     with pytest.raises(PassError) as error:
         parts_of(Layers(*tied), 2)
     assert "stages 0, 1 share the parameter" in str(error.value)
-
-
-def test_what_crosses_has_a_size_that_is_known_before_the_step():
-    class Picks(nn.Module):
-        def forward(self, x):
-            return x.flatten(0, 1)[x.flatten(0, 1).sum(1) > 0]
-
-    with pytest.raises(PassError) as error:
-        parts_of(Layers(Picks(), Applied(lambda module, x: x * module.weight, weight=parameter(D))), 2)
-    assert "which has no size that is known before the step" in str(error.value)
-
-
-def test_values_that_cross_have_a_tag_each(monkeypatch):
-    monkeypatch.setattr(placed_calls, "MOST_CROSSINGS", 1)
-    joint = trace(Layers(layer(), layer()))
-    with pytest.raises(
-        PassError, match="backward of stage 0 would be sent more values than messages can be distinguished"
-    ):
-        cut(chunked(joint, "layers.*"), Cuts(2, 2), joint.chunk_symbol)

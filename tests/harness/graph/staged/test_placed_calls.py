@@ -1,0 +1,62 @@
+"""Which call lies in which stage, and what cannot lie in any."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from bitproof.harness.errors import PassError
+from bitproof.harness.graph.staged import placed_calls
+from bitproof.harness.graph.staged.cut_graph import cut
+from bitproof.harness.graph.staged.cuts import Cuts
+from bitproof.harness.graph.staged.placed_calls import PlacedCalls
+from tests.harness.graph.graphs import Applied, D, Layers, chunked, parameter, trace
+from tests.harness.graph.staged.stages import layer, parts_of
+
+
+def test_each_call_lies_in_one_half_of_one_stage_and_what_crosses_is_sent_once():
+    joint = trace(Layers(layer(), layer()))
+    placed = PlacedCalls(joint.module, Cuts(2, 2), joint.chunk_symbol)
+    places = [(stage, half) for stage in range(2) for half in ("forward", "backward")]
+    own = {place: placed.own(*place) for place in places}
+    assert sum(map(len, own.values())) == len(placed.stages) == len({x for calls in own.values() for x in calls})
+    for stage, half in places:
+        is_sent = (stage, half) in [(0, "forward"), (1, "backward")]
+        assert len(placed.sent(own[stage, half])) == is_sent
+        assert len(placed.received(stage, half, placed.given(own[stage, half]))) == (
+            (stage, half) in [(1, "forward"), (0, "backward")]
+        )
+
+
+def test_a_value_that_passes_over_a_stage_is_refused_by_name():
+    last = Applied(lambda module, x: x * module.weight + module.first, weight=parameter(D))
+    model = Layers(layer(), layer(), last)
+
+    def forward(x):
+        last.first = model.layers[0](x)
+        return last(model.layers[1](last.first))
+
+    model.forward = forward
+    with pytest.raises(PassError) as error:
+        parts_of(model, 3)
+    assert "stage 2 reads in forward what stage 0 computes in forward: `add" in str(error.value)
+    parts_of(model, 2)
+
+
+def test_what_crosses_has_a_size_that_is_known_before_the_step():
+    class Picks(nn.Module):
+        def forward(self, x):
+            return x.flatten(0, 1)[x.flatten(0, 1).sum(1) > 0]
+
+    with pytest.raises(PassError) as error:
+        parts_of(Layers(Picks(), Applied(lambda module, x: x * module.weight, weight=parameter(D))), 2)
+    assert "which has no size that is known before the step" in str(error.value)
+
+
+def test_values_that_cross_have_a_tag_each(monkeypatch):
+    monkeypatch.setattr(placed_calls, "MOST_CROSSINGS", 1)
+    joint = trace(Layers(layer(), layer()))
+    with pytest.raises(
+        PassError, match="backward of stage 0 would be sent more values than messages can be distinguished"
+    ):
+        cut(chunked(joint, "layers.*"), Cuts(2, 2), joint.chunk_symbol)

@@ -71,6 +71,21 @@ def read_gpu_facts(device: torch.device) -> MachineFacts | None:
     }
 
 
+def read_gpu_of_keys(device: torch.device) -> MachineFacts:
+    """What of a rank's GPU may decide what is traced on it, by name: which operators torch chooses, and its index."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "index": device.index,
+        "gpu": f"{properties.name}, {properties.multi_processor_count} multiprocessors, "
+        f"compute capability {properties.major}.{properties.minor}, {properties.total_memory} bytes",
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "driver": driver_version(Path("/proc/driver/nvidia/version")),
+    }
+
+
 def read_gpu_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables, in name order, that CUDA's libraries read, as the process has them that loaded those."""
     named = {name: value for name, value in sorted(environment.items()) if name.startswith(_CUDA_VARIABLES)}

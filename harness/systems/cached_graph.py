@@ -1,7 +1,8 @@
 """A prepared graph that is kept from one run for the next, on the graph cache of its case.
 
 Needs:    a graph cache, so a key of everything that decides the graph.
-Promises: a program of the very code that was traced: its hash is compared with the one that was kept beside it.
+Promises: a program of the very code that was traced: its hash is compared with the one that was kept beside it. Its
+          hazards are those that were found when it was made: what is kept does not say on which device values lie.
 Refuses:  to keep what has no form as plain data, and what was made while the files that make it were edited.
 
 Not kept at all are graphs in which a user's pass took part, which may do what it likes; what a backend compiled; and
@@ -15,6 +16,7 @@ import logging
 import time
 from collections.abc import Container
 
+from bitproof.harness.case import Case
 from bitproof.harness.errors import BitproofError
 from bitproof.harness.graph.collector import collector_paused
 from bitproof.harness.graph.groups import Group
@@ -34,16 +36,18 @@ def read_program(graph_cache: GraphCache) -> GraphProgram | None:
     if kept is None:
         return None
     try:
-        return program_of(kept, began)
+        program = program_of(kept, began)
+        program.remember_hazards([str(line) for line in kept["hazards"]])
+        return program
     except (BitproofError, AttributeError, KeyError, TypeError, ValueError) as error:
         logger.warning("the kept graph is not used: %s", error)
         return None
 
 
-def keep_program(graph_cache: GraphCache, program: GraphProgram) -> bool:
-    """Put a program on its graph cache; whether it was."""
+def keep_program(graph_cache: GraphCache, program: GraphProgram, case: Case) -> bool:
+    """Put a case's program on its graph cache; whether it was."""
     try:
-        value = written(program)
+        value = written(program) | {"hazards": program.hazards(case)}
     except BitproofError as error:
         logger.info("this graph cannot be kept: %s", error)
         return False

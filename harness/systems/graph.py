@@ -115,6 +115,10 @@ class GraphProgram:
         found: list[str] = self.__dict__["_hazards"]
         return found
 
+    def remember_hazards(self, found: list[str]) -> None:
+        """Take over what `hazards` found when an earlier run made this graph."""
+        self.__dict__["_hazards"] = found
+
     @property
     def generated_hash(self) -> str | None:
         """The hash of the code that a backend generated; None where the graph runs as it is."""

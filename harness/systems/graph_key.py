@@ -13,20 +13,24 @@ import platform
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bitproof.harness.capture.environment import environment_of_keys
 from bitproof.harness.case import PRECOMPILED, TRACED, AdamW, Batch, Case, Chunking, Memory, Pipeline
 from bitproof.harness.machine.determinism import read_switches
+from bitproof.harness.machine.gpus import read_gpu_of_keys
 from bitproof.harness.runtime.disk_cache import keep, read_cached
 from bitproof.harness.runtime.sources import Installation, Later
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
 GRAPH, NO_MIXING = "graph", "no-mixing"
 """Kinds of what is kept: a prepared graph; that no module that eager runs in chunks mixes what those hold apart."""
 
-_FORM = 2
+_FORM = 3
 """Of what is kept; another form is another key."""
 
 
@@ -55,6 +59,18 @@ class GraphCache:
             logger.info("%s is not kept: files that it was made by changed meanwhile", kind)
             return False
         return keep(self.folder, kind, self.key, {"later": asdict(later), "value": value})
+
+    def of_rank(self, rank: int, device: torch.device) -> GraphCache:
+        """The cache of a rank that traces on its own device: on a GPU, with the GPU, its libraries and what is set now.
+
+        The host that made the key may not touch a GPU. Each rank has graphs of its own: were one rank's read by all,
+        no rank whose trace differs would be seen.
+        """
+        if device.type == "cpu":
+            return self
+        own = {"rank": rank, "gpu": read_gpu_of_keys(device), "switches": read_switches()}
+        own["environment"] = environment_of_keys()
+        return replace(self, key=json.dumps({"of": self.key, **own}, sort_keys=True))
 
     def has_no_mixing(self) -> bool:
         """Whether an earlier run looked at the modules that eager runs in chunks, and found that none mixes."""
@@ -97,21 +113,25 @@ def step_part(case: Case) -> Case:
 
 
 def graph_cache_of(
-    case: Case, folder: Path | None, installation: Installation | None, system: str = TRACED[0]
+    case: Case, folder: Path | None, installation: Installation | None, system: str = TRACED[0], device: str = "cpu"
 ) -> GraphCache | None:
-    """Where a system's graph of a case for the CPU is kept; None for one that is not: see `systems.cached_graph`."""
+    """Where a system's graph of a case is kept; None for one that is not: see `systems.cached_graph`.
+
+    `device` is its type; on a GPU a rank adds what its own device is (`GraphCache.of_rank`).
+    """
     is_plain = (
         system != PRECOMPILED
         and case.schedule is None
         and case.pipeline.overlap_costs is None
         and not case.pipeline.compiles
+        and (device == "cpu" or case.pipeline.backend != "cuda_graph")
     )
     if folder is None or installation is None or not is_plain:
         return None
-    return GraphCache(folder, _key(case, system, installation), installation)
+    return GraphCache(folder, _key(case, system, installation, device), installation)
 
 
-def _key(case: Case, system: str, installation: Installation) -> str:
+def _key(case: Case, system: str, installation: Installation, device: str) -> str:
     import torch
 
     from bitproof.harness.torch_compat import build
@@ -121,7 +141,7 @@ def _key(case: Case, system: str, installation: Installation) -> str:
             "form": _FORM,
             "case": traced_part(case).to_dict(),
             "system": system,
-            "device": "cpu",
+            "device": device,
             "sources": installation.sources.digest,
             "others": installation.others,
             "torch": build(),

@@ -159,6 +159,19 @@ def test_a_case_traced_for_two_gpus_is_one_code_and_equal_to_eager(case_file, tm
     assert program["host waits"] == one_a_chunk, "an exchange's sizes come in one copy, not in one an element"
 
 
+def test_a_rank_reads_the_graph_that_it_kept_and_no_other_ranks_gpus_or_settings(case_file, tmp_path):
+    command = [sys.executable, Path(__file__).with_name("kept.py"), case_file, tmp_path / "graphs"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    found = {each["call"]: each for each in map(json.loads, done.stdout.splitlines())}
+    read = [told for told, each in found.items() if each["is_kept"]]
+    assert read == ["second", "another rank's second", "without a wait, again"]
+    right = [each for told, each in found.items() if "wait" not in told]
+    assert len({each["code"] for each in right}) == 1 and not any(each["hazards"] for each in right)
+    wrong = [found["without a wait"]["hazards"], found["without a wait, again"]["hazards"]]
+    assert wrong[0] == wrong[1] != [], "a kept graph does not say where values lie, and its hazards are kept beside it"
+
+
 def test_a_number_that_is_read_on_the_device_holds_the_host_up_and_one_that_was_copied_before_does_not():
     aten, graph = torch.ops.aten, torch.fx.Graph()
     with FakeTensorMode():

@@ -52,10 +52,25 @@ def program_of(job: Job, rank: int, device: torch.device) -> Any:
     if job.program is not None or not needs_program(run.system):
         return job.program
     if run.precompiled is None:
-        program = prepare_program(run.case, device, options_of_rank(run.graph_options, rank), system=run.system)
+        program = _kept_or_made(job, rank, device)
     else:
         program = read_precompiled(run.case, device, run.precompiled, run.system)
     return with_fault(program, run.fault, run.case)
+
+
+def _kept_or_made(job: Job, rank: int, device: torch.device) -> Any:
+    """The program that this rank made in an earlier run of the very same code on this GPU, or one that it makes."""
+    from bitproof.harness.systems.cached_graph import keep_program, read_program
+
+    run = job.run
+    graph_cache = job.graph_cache if device.type == "cuda" else None  # on a CPU a stage reads it, for all ranks
+    program = None if graph_cache is None else read_program(graph_cache)
+    if program is not None:
+        return program
+    program = prepare_program(run.case, device, options_of_rank(run.graph_options, rank), system=run.system)
+    if graph_cache is not None:
+        keep_program(graph_cache, program, run.case)
+    return program
 
 
 def disturbance(injector: Injector) -> Any:

@@ -253,7 +253,7 @@ class Finisher:
         if self._graph_cache is not None:
             from bitproof.harness.systems.cached_graph import keep_program
 
-            keep_program(self._graph_cache, program)
+            keep_program(self._graph_cache, program, run.case)
         send(Event(event="prepared"))
         return program
 
@@ -297,12 +297,13 @@ def _read_precompiled(run: RunRequest, step: StepFolder) -> GraphProgram:
 
 
 def graph_cache_of_run(run: RunRequest, made_of: Installation | None) -> GraphCache | None:
-    """Where what a run finds out of its case is kept; nothing that others' code or a GPU had a part in is."""
-    is_ours = run.placement.device == "cpu" and not run.runs_user_code and run.system in BUILT_IN
+    """Where what a run finds out of its case is kept; nothing that others' code had a part in is."""
+    is_ours = not run.runs_user_code and run.system in BUILT_IN
     if run.precompiled is not None:
         return None
     is_read = is_ours and run.dump_dir is None and not _edits_the_graph(run.fault)
-    return graph_cache_of(run.case, run.options.kept_graphs, made_of, run.system) if is_read else None
+    device = run.placement.device
+    return graph_cache_of(run.case, run.options.kept_graphs, made_of, run.system, device) if is_read else None
 
 
 def _edits_the_graph(fault: Fault | None) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitproof.harness.capture.made_of import Differences, Facts, differences, facts_of_rank
@@ -62,6 +63,7 @@ def run_rank(
     )
     switches = {SET: read_switches()}
     device = device_of(job, rank)
+    job = replace(job, graph_cache=job.graph_cache and job.graph_cache.of_rank(rank, device))
     program = program_of(job, rank, device)
     tell(Prepared(graph=PreparedGraph.of(program, run.case)))
     mesh = Mesh(rank=rank, parallelism=run.case.parallelism, device=device)

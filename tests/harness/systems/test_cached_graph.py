@@ -57,7 +57,7 @@ def only_file(graph_cache: GraphCache) -> Path:
 def test_a_kept_program_is_the_traced_one_but_for_times(graph_cache: GraphCache) -> None:
     program = traced()
     assert read_program(graph_cache) is None
-    assert keep_program(graph_cache, program)
+    assert keep_program(graph_cache, program, CASE)
     found = read_program(graph_cache)
     assert found is not None and found.is_kept and not program.is_kept
     assert found.module.code == program.module.code and found.code_hash == program.code_hash
@@ -69,8 +69,21 @@ def test_a_kept_program_is_the_traced_one_but_for_times(graph_cache: GraphCache)
     assert [place_of(node) for node in found.module.graph.nodes] == [place_of(n) for n in program.module.graph.nodes]
 
 
+def test_hazards_of_a_kept_program_are_those_that_were_found_when_it_was_made(graph_cache: GraphCache) -> None:
+    wrong = replace(traced())
+    wrong.remember_hazards(["a hazard that no kept graph shows"])
+    keep_program(graph_cache, wrong, CASE)
+    found = read_program(graph_cache)
+    assert found is not None and found.hazards(CASE) == ["a hazard that no kept graph shows"]
+    keep_program(graph_cache, traced(), CASE)
+    found = read_program(graph_cache)
+    assert found is not None and found.hazards(CASE) == []
+    _rewrite(graph_cache, lambda value: value.pop("hazards"))
+    assert read_program(graph_cache) is None
+
+
 def test_another_cases_program_is_not_found(graph_cache: GraphCache) -> None:
-    keep_program(graph_cache, traced())
+    keep_program(graph_cache, traced(), CASE)
     other = graph_cache_of(replace(CASE, seed=1), graph_cache.folder, graph_cache.installation)
     assert other is not None and read_program(other) is None
 
@@ -107,14 +120,14 @@ def _another_group(value: Any) -> None:
 def test_what_is_whole_and_says_another_graph_is_not_used(
     change: Any, why: str, graph_cache: GraphCache, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keep_program(graph_cache, traced())
+    keep_program(graph_cache, traced(), CASE)
     _rewrite(graph_cache, change)
     assert read_program(graph_cache) is None
     assert why in caplog.text and "the kept graph is not used" in caplog.text
 
 
 def test_a_flipped_byte_is_seen(graph_cache: GraphCache) -> None:
-    keep_program(graph_cache, traced())
+    keep_program(graph_cache, traced(), CASE)
     file = only_file(graph_cache)
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
@@ -126,13 +139,13 @@ def test_what_was_made_while_files_changed_is_not_kept(
     graph_cache: GraphCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "read_sources", lambda: replace(graph_cache.installation.sources, digest="edited"))
-    assert not keep_program(graph_cache, traced())
+    assert not keep_program(graph_cache, traced(), CASE)
     assert not graph_cache.folder.exists()
 
 
 def test_a_graph_with_no_form_as_data_is_not_kept(graph_cache: GraphCache) -> None:
     program = traced()
-    assert not keep_program(graph_cache, replace(program, module=torch.fx.symbolic_trace(torch.nn.Linear(2, 2))))
+    assert not keep_program(graph_cache, replace(program, module=torch.fx.symbolic_trace(torch.nn.Linear(2, 2))), CASE)
     assert not graph_cache.folder.exists()
 
 
@@ -145,6 +158,6 @@ def test_every_plain_graph_of_the_cases_comes_back(tmp_path: Path) -> None:
         if kept_at is None or case.requires is not None:
             continue
         program = prepare(traced_part(case), torch.device("cpu"))
-        assert keep_program(kept_at, program), case.name
+        assert keep_program(kept_at, program, case), case.name
         found = read_program(kept_at)
         assert found is not None and found.code_hash == program.code_hash, case.name

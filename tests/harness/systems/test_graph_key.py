@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,8 @@ from bitproof.harness.case import (
     Precision,
     Schedule,
 )
-from bitproof.harness.machine.determinism import read_switches
+from bitproof.harness.machine import gpus
+from bitproof.harness.machine.determinism import Switches, read_switches
 from bitproof.harness.runtime.sources import Installation, Sources
 from bitproof.harness.systems import graph_key
 from bitproof.harness.systems.graph_key import graph_cache_of, traced_part
@@ -169,3 +171,68 @@ def test_compiled_graphs_and_such_as_follow_a_file_of_the_users_have_no_shelf(
 
 def test_without_a_folder_or_a_process_that_looked_at_its_files_there_is_no_shelf() -> None:
     assert graph_cache_of(moe_seq, None, INSTALLED) is None and graph_cache_of(moe_seq, FOLDER, None) is None
+
+
+GPU = SimpleNamespace(name="H100", multi_processor_count=132, major=9, minor=0, total_memory=80 << 30)
+
+
+def key_of_gpu(rank: int = 0, index: int = 0) -> str:
+    found = graph_cache_of(moe_seq, FOLDER, INSTALLED, device="cuda")
+    assert found is not None
+    return found.of_rank(rank, torch.device("cuda", index)).key
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: GPU)
+
+
+def _gpu(**facts: object) -> Callable[[pytest.MonkeyPatch], None]:
+    other = SimpleNamespace(**vars(GPU) | facts)
+    return _set(torch.cuda, "get_device_properties", lambda device: other)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _gpu(name="H200"),
+        _gpu(major=8),
+        _gpu(minor=1),
+        _gpu(multi_processor_count=114),
+        _gpu(total_memory=94 << 30),
+        _set(torch.version, "cuda", "13.0"),
+        _set(torch.backends.cudnn, "version", lambda: 91000),
+        _set(gpus, "driver_version", lambda file: "999.1"),
+        lambda patch: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+        lambda patch: setattr(torch.backends.cudnn, "deterministic", not torch.backends.cudnn.deterministic),
+        lambda patch: torch.use_deterministic_algorithms(not torch.are_deterministic_algorithms_enabled()),
+        lambda patch: patch.setenv("NVIDIA_TF32_OVERRIDE", "1"),
+        lambda patch: patch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8"),
+        lambda patch: patch.setenv("CUDA_VISIBLE_DEVICES", "1,0"),
+        lambda patch: patch.setenv("TORCH_NCCL_AVOID_RECORD_STREAMS", "1"),
+    ],
+)
+def test_another_gpu_library_switch_or_variable_changes_a_ranks_key(
+    change: Callable[[pytest.MonkeyPatch], None], gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = key_of_gpu()
+    assert key_of_gpu() == before
+    switches = Switches.now()
+    try:
+        change(monkeypatch)
+        assert key_of_gpu() != before
+    finally:
+        switches.restore()
+
+
+def test_each_rank_and_each_gpu_has_a_graph_of_its_own_and_a_cpus_is_one_for_all(gpu: None) -> None:
+    assert len({key_of_gpu(rank, index) for rank in (0, 1) for index in (0, 1)}) == 4
+    on_cpu = graph_cache_of(moe_seq, FOLDER, INSTALLED)
+    assert on_cpu is not None and on_cpu.of_rank(1, torch.device("cpu")) is on_cpu
+    assert json.loads(key_of_gpu())["of"] != on_cpu.key
+
+
+def test_a_captured_graph_is_kept_for_a_cpu_alone() -> None:
+    case = replace(moe_seq, pipeline=Pipeline(backend="cuda_graph"))
+    assert graph_cache_of(case, FOLDER, INSTALLED) is not None
+    assert graph_cache_of(case, FOLDER, INSTALLED, device="cuda") is None

@@ -154,7 +154,7 @@ def test_a_kept_graph_is_read_in_place_of_being_traced_and_one_that_was_traced_i
         (tmp_path / "traced").touch()
         return "traced"
 
-    def keep(graph_cache: GraphCache, program: int) -> bool:
+    def keep(graph_cache: GraphCache, program: int, case: object) -> bool:
         (tmp_path / "kept").write_text(graph_cache.key)
         return True
 
@@ -181,7 +181,7 @@ def test_every_graph_is_traced_anew_where_others_code_makes_it_or_passes_are_to_
     options: dict[str, Any], dump_dir: Path | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cached_graph, "read_program", lambda graph_cache: 8)
-    monkeypatch.setattr(cached_graph, "keep_program", lambda graph_cache, program: (tmp_path / "kept").touch())
+    monkeypatch.setattr(cached_graph, "keep_program", lambda graph_cache, program, case: (tmp_path / "kept").touch())
     made_of = Installation(Sources("files", ()), "others")
     followed = RunOptions(**{"kept_graphs": tmp_path} | options)
     asked = request(tmp_path, timeout=60.0, options=followed, dump_dir=dump_dir)

@@ -55,6 +55,8 @@ def main() -> None:
     rows = [breakdown(case) for case in middle["report"]["cases"]]
     print("where the time of the middle run goes, in seconds:")
     print(tabulate(rows, headers="keys", floatfmt=".2f"))
+    alone = sum(row["steps alone"] for row in rows)
+    print(f"steps alone, by their median: {alone:.1f} s; everything else: {middle['wall'] - alone:.1f} s")
     accounted = sum(row["in all"] for row in rows)
     if options.jobs == "1":
         print(
@@ -143,6 +145,15 @@ def memory_of(process: psutil.Process) -> int:
     return total
 
 
+def steps_alone(case: dict[str, Any]) -> float:
+    """Seconds of all steps of both systems, and of their controls, without what recording them costs.
+
+    It is what the steps' own calls and collectives take: what else a run does can be made cheaper, this cannot.
+    """
+    runs = 2 if case["seconds"].get("control") else 1
+    return sum(side["step_seconds"] * case["steps"] * runs for side in case["throughput"].values())
+
+
 def breakdown(case: dict[str, Any]) -> dict[str, Any]:
     """One case's row: phases in seconds, and the comparison's share of both systems' steps."""
     seconds = case["seconds"]
@@ -155,6 +166,7 @@ def breakdown(case: dict[str, Any]) -> dict[str, Any]:
         "reference": seconds["reference"],
         "candidate": seconds["candidate"],
         "compare": seconds["compare"],
+        "controls": sum(seconds.get("control", {}).values()),
     }
     share = (record + seconds["compare"]) / (steps - record)
     return {
@@ -162,6 +174,7 @@ def breakdown(case: dict[str, Any]) -> dict[str, Any]:
         **phases,
         "in all": seconds["total"],
         "of which recording": record,
+        "steps alone": steps_alone(case),
         "comparison / steps": f"{share:.1%}",
     }
 

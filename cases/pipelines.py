@@ -82,6 +82,16 @@ pipeline_llama3 = replace(
 pipeline_tied = replace(pipeline_1f1b, name="pipeline_tied", schedule=Schedule(tied=True))
 pipeline_tied_unstaged = replace(pipeline_tied, name="pipeline_tied_unstaged", reference=pipeline_unstaged.reference)
 
+# Two layers' attention with one set of parameters, in two stages: for the graph pipeline one object.
+pipeline_shared = replace(
+    pipeline_1f1b, name="pipeline_shared", schedule=Schedule(shared=("layers.1.attention", "layers.2.attention"))
+)
+pipeline_shared_unstaged = replace(
+    pipeline_interleaved_chunked,
+    name="pipeline_shared_unstaged",
+    schedule=Schedule(stages_per_rank=2, shared=("layers.0.attention", "layers.2.attention")),
+)
+
 # torch's schedules add a layer's gradients over micro-batches in one order, on whichever rank the layer is.
 _TORCH = "bitproof.builtin_cases.examples.pipelined"
 schedules_gpipe = Case(
@@ -136,6 +146,8 @@ _OURS = (
     pipeline_llama3,
     pipeline_tied,
     pipeline_tied_unstaged,
+    pipeline_shared,
+    pipeline_shared_unstaged,
 )
 _TORCHS = (schedules_gpipe, schedules_interleaved, schedules_zero_bubble, schedules_unstaged, schedules_whole)
 CASES = (*_OURS, *_TORCHS)

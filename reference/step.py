@@ -32,7 +32,7 @@ from bitproof.reference.parallel.fsdp import fully_shard, placement_hash, shardi
 from bitproof.reference.parallel.mesh import EXPERT, FSDP, Mesh
 from bitproof.reference.parallel.tensor import split_layers
 from bitproof.reference.pipeline_stages import StagedGradients, keep_stages, mean_of_losses, micro_batches_of, stages_of
-from bitproof.reference.tied_stages import EMBEDDINGS, PROJECTION, JoinTied
+from bitproof.reference.tied_stages import Join, JoinTied, copies_of, share_parameters
 
 Observe = Callable[[Kind, str, Tensor], None]
 
@@ -71,13 +71,18 @@ def loss_and_gradients(
     return loss, dict(zip(parameters, gradients, strict=True))
 
 
-def build_sharded_model(case: Case, mesh: Mesh, device: torch.device, stages: Sequence[int] | None = None) -> nn.Module:
+def build_sharded_model(
+    case: Case, mesh: Mesh, device: torch.device, stages: Sequence[int] | None = None, *, shares: bool = False
+) -> nn.Module:
     """Build this rank's part of the case's model: sharded parameters, local experts, initial buffers.
 
-    Builds the whole model, or only the given stages of a pipeline.
+    Builds the whole model, or only the given stages of a pipeline. With `shares`, what two stages share is one object,
+    not a copy for each.
     """
     with torch.device(device):
         model: Any = build_model(case.model)
+    if shares:
+        share_parameters(model, case)
     if stages is not None:
         keep_stages(model, stages, case.stages)
     for module in model.modules():
@@ -97,7 +102,7 @@ def build_sharded_model(case: Case, mesh: Mesh, device: torch.device, stages: Se
         )
     dims = split_layers(model, mesh, num_tokens, plan.split if plan else None)
     replicated = plan.replicated if plan else ()
-    values_of = {PROJECTION: EMBEDDINGS} if case.schedule and case.schedule.tied else {}
+    values_of = copies_of(case, [name for name, _ in model.named_parameters(remove_duplicate=not shares)])
     fully_shard(
         model,
         mesh,
@@ -170,7 +175,7 @@ class Trainer:
         self.data = TextStream(documents, case.batch, rank=mesh.coordinate(FSDP), world_size=data_ranks)
         self.gradients: GradientFunction = self.eager_gradients
         self.activations_shown_to: ShownTo = Activations(self.model, case.observe).shown_to
-        self.join_tied = JoinTied(mesh, is_cut) if case.schedule and case.schedule.tied else None
+        self.join_tied: Join = JoinTied(case, mesh, self.parameters, int(self.model.num_layers), is_cut)  # type: ignore[arg-type]
         self.graph: Any = None  # the graph that `gradients` runs, if any
         self.chunks: ChunkedModules | None = None  # the modules that eager runs in chunks
         self.chunked: dict[str, int] | None = None
@@ -205,8 +210,7 @@ class Trainer:
             loss, gradients = self.gradients(inputs)
         if self.chunks is not None:
             self.chunked = self.chunks.end_step(index)
-        if self.join_tied is not None:
-            gradients = self.join_tied(gradients)
+        gradients = self.join_tied(gradients)
         if loss is not None:
             observe("loss", "loss", loss.detach())
         _observe_all(observe, "grad", gradients)

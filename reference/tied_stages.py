@@ -1,46 +1,120 @@
-"""One parameter in two stages: the embeddings of the first and the projection to logits of the last.
+"""One parameter in two stages: the embeddings of the first and the projection of the last, or two modules' parameters.
 
 Each of the two stages has a copy, as in Megatron-LM. Both begin with the same values. A copy's gradient is that of its
 own use: over micro-batches it is added as any other. Once a step the stages exchange these sums, and both add the
-embeddings' first. So the copies get equal gradients, and stay equal.
+first copy's first. So the copies get equal gradients, and stay equal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from bitproof.harness.case import Case
+from bitproof.harness.errors import CaseError
 from bitproof.reference.parallel.mesh import PIPELINE, Mesh, pipeline_group
+from bitproof.reference.pipeline_stages import stage_of
+
+Join = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+"""Gradients by the names of parameters, and the same with those of copies joined."""
 
 EMBEDDINGS, PROJECTION = "tok_embeddings.weight", "output.weight"
 
 
-class JoinTied:
-    """Adds the gradients of both copies. All ranks construct it together; `is_cut`: a rank has its own stages alone."""
+def copies_of(case: Case, names: Iterable[str]) -> dict[str, str]:
+    """Of these parameters those that are second copies, each with the first copy's name."""
+    schedule, found = case.schedule, dict[str, str]()
+    for name in names:
+        if schedule and schedule.tied and name == PROJECTION:
+            found[name] = EMBEDDINGS
+        elif schedule and schedule.shared and name.startswith(f"{schedule.shared[1]}."):
+            found[name] = schedule.shared[0] + name.removeprefix(schedule.shared[1])
+    return found
 
-    def __init__(self, mesh: Mesh, is_cut: bool) -> None:
-        self._group = pipeline_group(mesh) if is_cut else None
+
+def share_parameters(model: nn.Module, case: Case) -> None:
+    """Make the parameters of a whole model's second shared module those of its first, in place.
+
+    Raises CaseError for modules that the model lacks, that lie in one stage, or whose parameters differ in form.
+    """
+    if case.schedule is None or case.schedule.shared is None:
+        return
+    modules, each = dict(model.named_modules()), case.schedule.shared
+    if missing := [name for name in each if not name or name not in modules]:
+        raise _refused(case, "names a shared module that the model does not have", ", ".join(missing))
+    forms = [{name: tuple(x.shape) for name, x in modules[name].named_parameters()} for name in each]
+    if forms[0] != forms[1] or not forms[0]:
+        raise _refused(case, "shares the parameters of modules of another form", " and ".join(map(str, forms)))
+    stages = [stage_of(name, model.num_layers, case.stages) for name in each]  # type: ignore[arg-type]
+    if stages[0] >= stages[1]:
+        raise _refused(case, "shares parameters that lie in no two stages, one after the other", f"stages {stages}")
+    for path in forms[0]:
+        owner, _, name = path.rpartition(".")
+        own, other = (modules[at].get_submodule(owner) for at in each)
+        other.register_parameter(name, own.get_parameter(name))
+
+
+def _refused(case: Case, what: str, found: str) -> CaseError:
+    return CaseError(
+        f"case {case.name} {what}",
+        expected="schedule.shared: two modules with the same parameters, the first in an earlier stage than the second",
+        found=found,
+    )
+
+
+class _Copies(NamedTuple):
+    """A parameter's names in two stages, and the pipeline coordinates of the ranks that have them."""
+
+    names: tuple[str, str]
+    coordinates: tuple[int, int]
+
+
+class JoinTied:
+    """Adds the gradients of both copies. All ranks construct it together, each with the names of its own parameters.
+
+    `is_cut`: a rank has its own stages alone.
+    """
+
+    def __init__(self, case: Case, mesh: Mesh, names: Iterable[str], num_layers: int, is_cut: bool) -> None:
+        size, schedule = mesh.size(PIPELINE), case.schedule
         self._coordinate = mesh.coordinate(PIPELINE)
-        self._last = mesh.size(PIPELINE) - 1
+        pairs = dict[str, str]()
+        for name in names:
+            if schedule and schedule.tied and name in (EMBEDDINGS, PROJECTION):
+                pairs[EMBEDDINGS] = PROJECTION
+            for module in (schedule.shared or ()) if schedule else ():
+                if schedule and schedule.shared and name.startswith(f"{module}."):
+                    first, second = (at + name.removeprefix(module) for at in schedule.shared)
+                    pairs[first] = second
+        coordinates = {name: stage_of(name, num_layers, case.stages) % size for pair in pairs.items() for name in pair}
+        self._copies = [_Copies(pair, (coordinates[pair[0]], coordinates[pair[1]])) for pair in sorted(pairs.items())]
+        is_tied = schedule is not None and (schedule.tied or schedule.shared is not None)
+        self._group = pipeline_group(mesh) if is_cut and is_tied else None
 
     def __call__(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The gradients, those of a rank's copies replaced by the sum."""
-        names = [name for name in (EMBEDDINGS, PROJECTION) if name in gradients]
-        own = [gradients[name] for name in names]
-        if len(own) == 1:
-            own = self._exchanged(own[0].contiguous())
-        return {**gradients, **{name: own[0] + own[1] for name in names}}
+        """The gradients, those of a rank's copies replaced by the sum, in the order of the copies' names."""
+        found = dict(gradients)
+        for copies in self._copies:
+            own = {name: gradients[name] for name in copies.names if name in gradients}
+            if not own:
+                continue
+            first, second = own.values() if len(own) == 2 else self._exchanged(copies, next(iter(own.values())))
+            found |= {name: first + second for name in own}
+        return found
 
-    def _exchanged(self, own: Tensor) -> list[Tensor]:
-        """The embeddings' gradient and the projection's, of this rank's shard. The first stage sends first."""
+    def _exchanged(self, copies: _Copies, own: Tensor) -> tuple[Tensor, Tensor]:
+        """The first copy's gradient and the second's, of this rank's shard. The rank of the first sends first."""
+        own = own.contiguous()
         other = torch.empty_like(own)
-        if self._coordinate == 0:
-            dist.send(own, group=self._group, group_dst=self._last)
-            dist.recv(other, group=self._group, group_src=self._last)
-            return [own, other]
-        dist.recv(other, group=self._group, group_src=0)
-        dist.send(own, group=self._group, group_dst=0)
-        return [other, own]
+        first, last = copies.coordinates
+        if self._coordinate == first:
+            dist.send(own, group=self._group, group_dst=last)
+            dist.recv(other, group=self._group, group_src=last)
+            return own, other
+        dist.recv(other, group=self._group, group_src=first)
+        dist.send(own, group=self._group, group_dst=first)
+        return other, own

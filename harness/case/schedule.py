@@ -27,7 +27,8 @@ class Schedule:
     several stages.
 
     `tied`: the embeddings and the projection to logits, in the first and the last stage, have one value. Each stage has
-    a copy and its own use's gradient; both copies get the sum, once a step.
+    a copy and its own use's gradient; both copies get the sum, once a step. `shared`: the same of the parameters of two
+    modules, the first of them in an earlier stage; the graph pipeline traces them as one object.
     """
 
     __pydantic_config__ = STRICT
@@ -36,6 +37,7 @@ class Schedule:
     order: Literal["gpipe", "1f1b"] = "1f1b"
     stages_per_rank: int = 1
     tied: bool = False
+    shared: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         _MICRO_BATCHES.check("schedule.micro_batches", self.micro_batches)
@@ -69,11 +71,11 @@ def check_schedule(case: Case) -> None:
             + (" of two chunks each" if of_chunks > 1 else ""),
             found=f"batch.sequences={rows}",
         )
-    if schedule.tied and pp == 1:
+    if (schedule.tied or schedule.shared) and pp == 1:
         raise CaseError(
             f"case {case.name} ties parameters of two stages, and has no stages",
-            expected="tied=False, or parallelism.pp > 1",
-            found=f"tied=True, parallelism.pp={pp}",
+            expected="tied=False and shared=None, or parallelism.pp > 1",
+            found=f"tied={schedule.tied}, shared={schedule.shared}, parallelism.pp={pp}",
         )
     if schedule.order == "1f1b" and count < pp:
         raise CaseError(

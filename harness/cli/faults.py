@@ -27,6 +27,7 @@ DEFAULT_CASES = (
     "tp_ep_shared",
     "tp_chunked_shared",
     "pipeline_1f1b",
+    "pipeline_shared",
     "experts_seq_world4",
     "fsdp_observed",
     "hsdp_observed",

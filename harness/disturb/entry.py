@@ -91,8 +91,8 @@ PIPELINED = Need(lambda case: case.candidate == "graph" and case.parallelism.pp 
 
 
 def ranks(number: int) -> Need:
-    """At least so many ranks."""
-    return Need(lambda case: case.parallelism.world_size >= number, f"{number} ranks or more")
+    """At least so many ranks, in a pipeline of one stage."""
+    return Need(lambda case: case.parallelism.stage_ranks >= number, f"{number} ranks or more")
 
 
 def steps(number: int) -> Need:
@@ -100,6 +100,7 @@ def steps(number: int) -> Need:
     return Need(lambda case: case.steps >= number, f"{number} steps or more")
 
 
+ONE_STAGE = Need(lambda case: case.parallelism.pp == 1, "no pipeline, in which a call is not every rank's")
 GRAPH = Need(lambda case: case.candidate in PREPARED, "the candidate graph, joint, autoplace or precompiled")
 PLAIN = Need(lambda case: not case.pipeline.compiles, "a graph that runs as it is: a backend has compiled others")
 
@@ -145,7 +146,8 @@ class Entry:
     @property
     def all_needs(self) -> tuple[Need, ...]:
         """The properties that a case must have for the fault to strike."""
-        return (GRAPH, PLAIN, *self.needs) if self.edit else self.needs
+        of_one_rank = (ONE_STAGE,) if self.rank is not None else ()
+        return (GRAPH, PLAIN, *of_one_rank, *self.needs) if self.edit else self.needs
 
     def unmet(self, case: Case) -> list[str]:
         """The properties that a case lacks for the fault to strike, in words; empty if it lacks none."""

@@ -167,7 +167,7 @@ def trace(
     case = step_part(placed_case(case))
     start = time.perf_counter()
     mesh = Mesh(rank, case.parallelism)
-    model = build_sharded_model(case, mesh, torch.device("meta"))
+    model = build_sharded_model(case, mesh, torch.device("meta"), shares=True)
     shape = (case.batch.sequences // case.micro_batches, case.batch.seq_len)
     inputs = StepInputs(*(torch.empty(shape, dtype=torch.int64, device="meta") for _ in StepInputs._fields))
 

@@ -14,8 +14,9 @@ from bitproof.harness.graph.staged.staged_step import StagedStep
 from bitproof.harness.torch_operators import below_autograd
 from bitproof.reference.data import Step as StepInputs
 from bitproof.reference.parallel.mesh import PIPELINE, pipeline_group
-from bitproof.reference.pipeline_stages import mean_of_losses, micro_batches_of
+from bitproof.reference.pipeline_stages import mean_of_losses, micro_batches_of, stage_of
 from bitproof.reference.step import GradientFunction, Trainer
+from bitproof.reference.tied_stages import copies_of
 
 
 def staged_gradients(
@@ -23,7 +24,8 @@ def staged_gradients(
 ) -> GradientFunction:
     """The function for a trainer, which runs it as its `graph`. All ranks call this together.
 
-    Names are those of the whole graph's parameters and buffers, in the order of its inputs; a rank has some of them.
+    Names are those of the whole graph's parameters and buffers, in the order of its inputs; a rank has some of them. A
+    second copy of a parameter that two stages share is no input: it is read where the first is.
     """
     case, mesh = trainer.case, trainer.mesh
     assert case.schedule is not None, "only a step in micro-batches is cut"
@@ -32,17 +34,28 @@ def staged_gradients(
     refuse_waiting(actions, case.stages)
     groups = [pipeline_group(mesh) for _ in range(2)] if pp > 1 else []
     trainer.graph = step = StagedStep(graph, actions[mesh.coordinate(PIPELINE)], groups, mesh.device)
+    step.join, trainer.join_tied = trainer.join_tied, lambda gradients: step.join(gradients)
     names = [*parameter_names, *buffer_names]
     own = {**trainer.parameters, **dict(trainer.model.named_buffers())}
     kept, read = graph.placeholders[: len(names)], graph.placeholders[len(names) :]
-    state = {place: own[name] for place, name in zip(kept, names, strict=True) if name in own}
-    given_as = dict(zip(parameter_names, graph.gradients, strict=True))
+    places = dict(zip(names, kept, strict=True))
+    first_of = copies_of(case, own)
+    copies = {first: own[copy] for copy, first in first_of.items() if first in places and copy not in places}
+    state = {places[name]: x for name, x in {**copies, **own}.items() if name in places}
+    by_stage = dict(zip(parameter_names, graph.gradients, strict=True))
+
+    def given_as(name: str) -> str:
+        """The name of a parameter's gradient in its own stage."""
+        each = by_stage[name if name in by_stage else first_of[name]]
+        return each.get(stage_of(name, graph.cuts.num_layers, graph.cuts.num_stages)) or next(iter(each.values()))
+
+    gradient_names = {name: given_as(name) for name in trainer.parameters}
 
     def gradients(inputs: StepInputs) -> tuple[Tensor | None, dict[str, Tensor]]:
         parts = [dict(zip(read, part, strict=True)) for part in micro_batches_of(inputs, case.micro_batches)]
         with torch.no_grad(), below_autograd():
             losses, found = step(state, parts)
             loss = mean_of_losses(losses) if losses else None
-        return loss, {name: found[given_as[name]] for name in trainer.parameters}
+        return loss, {name: found[given] for name, given in gradient_names.items()}
 
     return gradients

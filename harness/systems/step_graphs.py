@@ -46,7 +46,7 @@ def step_graph(
             found=system,
         )
     mesh = Mesh(0, case.parallelism)
-    model = build_sharded_model(case, mesh, torch.device("meta"))
+    model = build_sharded_model(case, mesh, torch.device("meta"), shares=True)
     if system == "eager_chunked":
         assert case.chunking is not None, "Case refuses eager_chunked without chunking"
         chunk_modules(model, case.chunking)

@@ -235,9 +235,9 @@ def test_captured_cases_have_no_size_that_data_decide_and_differ_from_others_in_
 
 
 def test_pipelines_are_held_against_eager_stages_and_against_none_on_four_and_eight_ranks():
-    gpipe, one, unstaged, interleaved, chunked, recomputed, *of_passes, tensor, llama3, tied, tied_unstaged = (
-        case for case in pipelines.CASES if case.schedule
-    )
+    ours = [case for case in pipelines.CASES if case.schedule]
+    gpipe, one, unstaged, interleaved, chunked, recomputed, *of_passes, tensor, llama3 = ours[:-4]
+    tied, tied_unstaged, shared, shared_unstaged = ours[-4:]
     assert (recomputed.memory.policy, recomputed.pipeline.bucket, recomputed.reference) == ("full", True, "eager")
     for case, policy, layout in zip(of_passes, ("offload", "full"), (one, interleaved), strict=True):
         assert (case.chunking, case.pipeline, case.memory.policy) == (chunked.chunking, chunked.pipeline, policy)
@@ -252,6 +252,13 @@ def test_pipelines_are_held_against_eager_stages_and_against_none_on_four_and_ei
     assert tensor == replace(one, name="pipeline_tp", steps=2, parallelism=Parallelism(world_size=8, ep=2, tp=2, pp=2))
     for case, other in ((tied, one), (tied_unstaged, unstaged)):
         assert case == replace(other, name=case.name, schedule=replace(other.schedule, tied=True))
+    assert shared == replace(one, name=shared.name, schedule=shared.schedule)
+    assert shared_unstaged == replace(of_passes[1], name=shared_unstaged.name, schedule=shared_unstaged.schedule)
+    assert (
+        shared.schedule.shared
+        and shared_unstaged.schedule.shared
+        and not (shared.schedule.tied or tied.schedule.shared)
+    )
     assert (llama3.model.family, llama3.stages, llama3.parallelism.tp) == ("llama3", 4, 2)
 
 

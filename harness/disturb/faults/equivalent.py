@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitproof.harness.disturb.entry import BFLOAT16, CHUNKED, EXPERTS, MICRO_BATCHES, PIPELINED, Site, ranks, row
+from bitproof.harness.disturb.faults.micro_batches import SHARED
 
 if TYPE_CHECKING:
     from bitproof.harness.disturb.graph_editor import Call, GraphEditor
@@ -254,6 +255,17 @@ def gradients_added_in_place(step: Any) -> None:
 def micro_batches_summands_exchanged(step: Any) -> None:
     """a micro-batch's gradient stands before the sum of those before it."""
     step.add = lambda total, gradient: gradient + total
+
+
+@row(EXACT, runner=True, needs=(PIPELINED, SHARED))
+def shared_gradients_doubled_and_halved(step: Any) -> None:
+    """what two stages share is joined from twice their gradients, and halved."""
+    own = step.join
+
+    def join(gradients: Any) -> Any:
+        return {name: x / 2 for name, x in own({name: 2 * x for name, x in gradients.items()}).items()}
+
+    step.join = join
 
 
 @row(EXACT, runner=True, needs=(MICRO_BATCHES,))

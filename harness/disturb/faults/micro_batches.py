@@ -1,4 +1,5 @@
-"""What goes wrong where a step takes micro-batches through stages: in messages, in what is kept, in sums over them."""
+"""What goes wrong where a step takes micro-batches through stages: in messages, in what is kept, in sums over them and
+over two stages that share a parameter."""
 
 from __future__ import annotations
 
@@ -6,16 +7,22 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from bitproof.harness.disturb.entry import ANY, MICRO_BATCHES, PIPELINED, Site, row
+from bitproof.harness.disturb.entry import ANY, MICRO_BATCHES, PIPELINED, Need, Site, row
 from bitproof.harness.disturb.faults.clock import NOW
 
 OF_OTHERS = "ours: messages and kept values are found by an index"
 SUMS = "ours: sums of floats depend on their order"
 
+SHARED = Need(
+    lambda case: case.schedule is not None and (case.schedule.tied or case.schedule.shared is not None),
+    "a parameter that two stages share",
+)
+
 Step = Any
 """A `StagedStep`, whose methods a fault replaces."""
 
 _IN = (PIPELINED,)
+_IN_BOTH = (PIPELINED, SHARED)
 _LOSS = (Site("", "forward", None, "nll_loss_forward"),)
 """The first call that reads what does not go together: values of one micro-batch, labels of another."""
 _ADDS = (Site(ANY, "backward", None, "add"),)
@@ -280,3 +287,98 @@ def losses_summed(step: Step) -> None:
     """the loss is the sum of the micro-batches' losses."""
     own = step.finish
     step.finish = lambda losses, found: own([sum(losses[1:], losses[0])] if losses else [], found)
+
+
+def _joined(*operators: str) -> tuple[Site, ...]:
+    """What joins both stages' gradients, after backward: calls of no module."""
+    return tuple(Site(ANY, ANY, None, name) for name in operators)
+
+
+@row(
+    "Megatron-LM's kind: tied embeddings without the all-reduce",
+    runner=True,
+    needs=_IN_BOTH,
+    kinds=("grad",),
+    sites=_joined("recv_", "add"),
+)
+def shared_gradients_not_joined(step: Step) -> None:
+    """each stage keeps its own gradient of a shared parameter."""
+    step.join = dict
+
+
+@row(
+    "ours: one stage forgets",
+    runner=True,
+    needs=_IN_BOTH,
+    kinds=("grad",),
+    rank=0,
+    sites=_joined("_fused_adamw_", "add"),
+)
+def shared_gradients_not_joined_on_one_rank(step: Step) -> None:
+    """the first rank keeps its own gradient of a shared parameter."""
+    own, is_wrong = step.join, NOW.rank == 0
+
+    def join(gradients: Any) -> Any:
+        joined = own(gradients)
+        return dict(gradients) if is_wrong else joined
+
+    step.join = join
+
+
+@row("ours: a sum that is taken again", runner=True, needs=_IN_BOTH, kinds=("grad",), sites=_joined("send", "add"))
+def shared_gradients_joined_twice(step: Step) -> None:
+    """what was joined is joined once more."""
+    own = step.join
+    step.join = lambda gradients: own(own(gradients))
+
+
+@row("ours: one copy counts twice", runner=True, needs=_IN_BOTH, kinds=("grad",), sites=_joined("add"))
+def own_shared_gradient_added_twice(step: Step) -> None:
+    """each stage adds its own gradient of a shared parameter to the sum once more."""
+    own = step.join
+
+    def join(gradients: Any) -> Any:
+        joined = own(gradients)
+        return {name: x if x is gradients[name] else x + gradients[name] for name, x in joined.items()}
+
+    step.join = join
+
+
+@row(
+    "ours: a mean where a sum is meant",
+    runner=True,
+    needs=_IN_BOTH,
+    kinds=("grad",),
+    sites=_joined("div"),
+)
+def shared_gradients_averaged(step: Step) -> None:
+    """both gradients of a shared parameter are averaged."""
+    own = step.join
+
+    def join(gradients: Any) -> Any:
+        joined = own(gradients)
+        return {name: x if x is gradients[name] else x / 2 for name, x in joined.items()}
+
+    step.join = join
+
+
+@row(SUMS, runner=True, needs=_IN_BOTH, kinds=("grad",), sites=_joined("send", "add"))
+def shared_gradients_joined_a_micro_batch(step: Step) -> None:
+    """both gradients of a shared parameter are joined for each micro-batch, and added then."""
+    own, finish, of = step.join, step.finish, dict[int, list[Any]]()
+    step.add = lambda found, gradient: [*(found if isinstance(found, list) else [found]), gradient]
+
+    def finished(losses: Any, found: Any) -> Any:
+        totals = {name: sum(x[1:], x[0]) if isinstance(x, list) else x for name, x in found.items()}
+        of.update({id(totals[name]): x for name, x in found.items() if isinstance(x, list)})
+        return finish(losses, totals)
+
+    def join(gradients: Any) -> Any:
+        parts = {name: of[id(x)] for name, x in gradients.items()}
+        count = len(next(iter(parts.values())))
+        each = [own({name: x[index] for name, x in parts.items()}) for index in range(count)]
+        is_joined = {name for name in gradients if each[0][name] is not parts[name][0]}
+        of.clear()
+        return {**gradients, **{name: sum((x[name] for x in each[1:]), each[0][name]) for name in is_joined}}
+
+    step.finish, step.join = finished, join

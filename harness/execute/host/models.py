@@ -60,5 +60,5 @@ def _bytes_of_parameters(case: Case) -> int:
     from bitproof.reference.parallel.mesh import Mesh
     from bitproof.reference.step import build_sharded_model
 
-    model = build_sharded_model(case, Mesh(0, case.parallelism), torch.device("meta"))
+    model = build_sharded_model(case, Mesh(0, case.parallelism), torch.device("meta"), shares=True)
     return sum(parameter.nbytes for parameter in model.parameters())

@@ -3,7 +3,7 @@
 Needs:    a graph whose calls say where they come from, forward's before backward's; layers that are named layers.N.
 Promises: every call is in one part, in its order; numbers and views computed only from the graph's inputs are
           repeated in each part that reads them. Run one after the other, the parts equal the graph.
-Refuses:  what placed_calls.py refuses, and a parameter of two stages.
+Refuses:  what placed_calls.py refuses.
 
 1. Place calls in stages and halves (placed_calls.py).
 2. Values between parts: activations to the next stage, gradients to the previous one, and backward's inputs from
@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 from torch.fx import GraphModule
 
-from bitproof.harness.errors import PassError
 from bitproof.harness.graph.analysis.halves import Half, written
 from bitproof.harness.graph.staged.cuts import Cuts
 from bitproof.harness.graph.staged.placed_calls import Crossing, PlacedCalls
@@ -42,12 +41,13 @@ class Part:
 
 @dataclass(frozen=True)
 class CutGraph:
-    """All parts, by stage and half, and the names of the whole graph's inputs and outputs, in order."""
+    """All parts, by stage and half, and the names of the whole graph's inputs and outputs, in order: each parameter's
+    gradient by the stages that have it."""
 
     by_place: dict[tuple[int, Half], Part]
     placeholders: tuple[str, ...]
     loss: str
-    gradients: tuple[str, ...]
+    gradients: tuple[dict[int, str], ...]
     cuts: Cuts
     open_dim: ChunkSymbol
 
@@ -62,11 +62,11 @@ def cut(module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> CutGraph:
     Raises PassError: see above.
     """
     placed = PlacedCalls(module, cuts, open_dim)
-    refuse_shared(placed)
     halves: tuple[Half, ...] = ("forward", "backward")
     parts = {(stage, half): _part(placed, stage, half) for stage in range(cuts.num_stages) for half in halves}
-    inputs, results = (tuple(node.name for node in nodes) for nodes in (placed.inputs, placed.results))
-    return CutGraph(parts, inputs, results[0], results[1:], cuts, open_dim)
+    inputs = tuple(node.name for node in placed.inputs)
+    gradients = tuple({stage: x.name for stage, x in each.items()} for each in placed.gradients.values())
+    return CutGraph(parts, inputs, placed.results[0].name, gradients, cuts, open_dim)
 
 
 def _part(placed: PlacedCalls, stage: int, half: Half) -> Part:
@@ -74,8 +74,7 @@ def _part(placed: PlacedCalls, stage: int, half: Half) -> Part:
     own = placed.own(stage, half)
     given = placed.given(own)
     received, sent = placed.received(stage, half, given), placed.sent(own)
-    step_results = set(placed.results)
-    results = [node for node in own if node in step_results]
+    results = placed.results_of(own)
     outputs = list(dict.fromkeys([*sent, *results, *(placed.kept(own) if half == "forward" else ())]))
     return Part(
         module=written(placed.module, given, placed.with_numbers(own), outputs),
@@ -85,16 +84,3 @@ def _part(placed: PlacedCalls, stage: int, half: Half) -> Part:
         sent=tuple(node.name for node in sent),
         results=tuple(node.name for node in results),
     )
-
-
-def refuse_shared(placed: PlacedCalls) -> None:
-    """Refuse a parameter that is not in one stage together with its gradient."""
-    for parameter, gradient in zip(placed.inputs, placed.results[1:], strict=False):
-        stages = {placed.stages[gradient], *placed.readers(parameter)}
-        if len(stages) > 1:
-            raise PassError(
-                f"stages {', '.join(map(str, sorted(stages)))} share the parameter `{parameter.name}`",
-                expected="parameters that one stage reads",
-                found=f"its gradient `{gradient.name}` in stage {placed.stages[gradient]}",
-                fix="untie the model's parameters",
-            )

@@ -4,8 +4,12 @@ A layer's calls belong to its stage; others to the latest stage of their inputs 
 flow back), or, without inputs from a stage, to that of their first reader. Numbers and views that are computed only
 from the graph's inputs belong to no stage: each one that reads them computes them.
 
+A parameter that two stages read has a gradient from each. The addition that joins the two belongs to no stage, either:
+over micro-batches each stage adds its own, and both sums are joined once a step.
+
 Refused: a value that skips a stage or flows against its direction, such as that of a call that joins calls of two
-stages; a message that is no dense tensor of known size; more messages than tags.
+stages; a message that is no dense tensor of known size; more messages than tags; a parameter of two stages whose
+gradients are not the sum of one from each.
 """
 
 from __future__ import annotations
@@ -40,7 +44,10 @@ class Crossing:
 
 class PlacedCalls:
     """A graph's calls with their stages and halves. `inputs` and `results` are the graph's, `results` the loss and the
-    gradients; `open_dim` has the size of a remaining symbol."""
+    gradients; `open_dim` has the size of a remaining symbol.
+
+    `gradients` has each parameter's gradient in each stage that reads it, `joins` the additions that join those of two.
+    """
 
     def __init__(self, module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> None:
         self.module, self.cuts, self._open_dim = module, cuts, open_dim
@@ -54,6 +61,10 @@ class PlacedCalls:
         self._order = {node: index for index, node in enumerate(self.calls)}
         self._free = self._at_hand()
         self.stages = self._placed()
+        self.joins: dict[Node, None] = {}
+        self.gradients = {x: self._by_stage(x, y) for x, y in zip(self.inputs, self.results[1:], strict=False)}
+        for node in self.joins:
+            del self.stages[node]
         self._own: dict[tuple[int, Half], list[Node]] = {}
         for node, stage in sorted(self.stages.items(), key=lambda placed: self._order[placed[0]]):
             self._own.setdefault((stage, self.half(node)), []).append(node)
@@ -100,11 +111,41 @@ class PlacedCalls:
         """Those of forward's calls that backward reads."""
         return [node for node in own if any(user in self._backward for user in node.users)]
 
-    def readers(self, node: Node) -> set[int]:
+    def results_of(self, own: Iterable[Node]) -> list[Node]:
+        """Those of a stage's calls that are the loss or a parameter's gradient."""
+        results = {self.results[0], *(x for by_stage in self.gradients.values() for x in by_stage.values())}
+        return [node for node in own if node in results]
+
+    def _by_stage(self, parameter: Node, gradient: Node) -> dict[int, Node]:
+        """A parameter's gradient in each stage. Raises PassError: see above."""
+        joins, parts, waiting = [], list[Node](), [gradient]
+        while waiting:
+            node = waiting.pop()
+            added = node.all_input_nodes if node.target is torch.ops.aten.add.Tensor else []
+            if len({self.stages.get(x) for x in added}) > 1 and len(node.users) == 1:
+                joins.append(node)
+                waiting += added
+            else:
+                parts.append(node)
+        found = {self.stages[node]: node for node in parts}
+        if self._readers(parameter) - found.keys() or len(found) < len(parts) or len(found) > 2:
+            raise PassError(
+                f"stages {', '.join(map(str, sorted({*self._readers(parameter), *found})))} share the parameter "
+                f"`{parameter.name}`",
+                expected="parameters that one stage reads, or two whose gradients are added",
+                found=f"its gradient `{gradient.name}` in stage {self.stages[gradient]}",
+                fix="untie the model's parameters",
+            )
+        self.joins |= dict.fromkeys(reversed(joins))
+        return dict(sorted(found.items()))
+
+    def _readers(self, node: Node) -> set[int]:
         """The stages that read a graph input, through views of it too."""
         found = set[int]()
         for user in node.users:
-            found |= self.readers(user) if user in self._free else {self.stages[x] for x in (user,) if x in self.stages}
+            found |= (
+                self._readers(user) if user in self._free else {self.stages[user]} if user in self.stages else set()
+            )
         return found
 
     def crossing(self, node: Node) -> Crossing:

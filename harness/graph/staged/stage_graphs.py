@@ -5,7 +5,7 @@ Promises: a stage's graph is a joint graph: its parameters come first among its 
           and each of its calls states its half. What a stage is sent it reads as an input. Numbers and views computed
           only from the graph's inputs are repeated in each stage that reads them. Put together without a pass between,
           the stages compute what the graph did.
-Refuses:  what placed_calls.py refuses, and a parameter of two stages.
+Refuses:  what placed_calls.py refuses, and a module that runs in two stages.
 
 A stage's outputs are the loss (None but in the last stage), its gradients, and a tuple of what it sends: activations,
 then gradients of what it was sent. Without stages there is one graph, the step itself.
@@ -27,8 +27,7 @@ from torch.fx import Graph, GraphModule, Node
 from bitproof.harness.errors import PassError
 from bitproof.harness.graph.analysis.halves import HALF_KEY, Half, half_of, written
 from bitproof.harness.graph.context import PassContext
-from bitproof.harness.graph.origin import origin_of
-from bitproof.harness.graph.staged.cut_graph import refuse_shared
+from bitproof.harness.graph.origin import calls_of, origin_of
 from bitproof.harness.graph.staged.cuts import STAGE_KEY, Cuts
 from bitproof.harness.graph.staged.placed_calls import PlacedCalls
 from bitproof.harness.graph.tracing.trace import ChunkSymbol
@@ -53,20 +52,22 @@ class StageGraphs:
 
     traced: GraphModule
     graphs: Sequence[StageGraph]
+    placed: PlacedCalls | None = None
 
     @staticmethod
     def of(module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> StageGraphs:
         """Divide a graph, which stays unchanged but for the halves of its calls. Raises PassError: see above."""
         if cuts.num_stages == 1:
             return StageGraphs(module, [StageGraph(module)])
+        _refuse_shared_modules(module, cuts)
         placed = PlacedCalls(module, cuts, open_dim)
-        refuse_shared(placed)
         for node in placed.calls:
             node.meta[HALF_KEY] = placed.half(node)
         read = {node for node in placed.inputs if node.users}
         unread = [node for node in placed.inputs if node not in read]
         stages = range(cuts.num_stages)
-        return StageGraphs(module, [_stage_graph(placed, stage, unread if stage == 0 else []) for stage in stages])
+        graphs = [_stage_graph(placed, stage, unread if stage == 0 else []) for stage in stages]
+        return StageGraphs(module, graphs, placed)
 
     def context_of(self, graph: StageGraph, context: PassContext) -> PassContext:
         """A case's context for a stage: without the modules that run in other stages alone."""
@@ -81,7 +82,7 @@ class StageGraphs:
 
     def joined(self) -> GraphModule:
         """Step 3: one graph of all stages' graphs, as they are now."""
-        return self.graphs[0].module if len(self.graphs) == 1 else _Joined(self).module()
+        return self.graphs[0].module if self.placed is None else _Joined(self, self.placed).module()
 
 
 def _stage_graph(placed: PlacedCalls, stage: int, also_read: list[Node]) -> StageGraph:
@@ -94,9 +95,8 @@ def _stage_graph(placed: PlacedCalls, stage: int, also_read: list[Node]) -> Stag
         placed.crossing(node)  # has a known size
     calls = [*own["forward"], *own["backward"]]
     sent = [*placed.sent(own["forward"]), *placed.sent(own["backward"])]
-    loss, *all_gradients = placed.results
-    pairs = zip(placed.inputs, all_gradients, strict=False)
-    gradients = {parameter: gradient for parameter, gradient in pairs if placed.stages[gradient] == stage}
+    loss = placed.results[0]
+    gradients = {parameter: each[stage] for parameter, each in placed.gradients.items() if stage in each}
     read = {*placed.given(calls), *also_read}
     others = [node for node in placed.inputs if node in read and node not in gradients]
     outputs = [loss if placed.stages[loss] == stage else None, *gradients.values(), tuple(sent)]
@@ -121,30 +121,46 @@ def _modules(calls: Sequence[Node]) -> frozenset[str]:
     return frozenset(found)
 
 
+def _refuse_shared_modules(module: GraphModule, cuts: Cuts) -> None:
+    """Refuse a module that runs within layers of two stages."""
+    for node in module.graph.nodes:
+        own = cuts.stage_of(node)
+        for call in calls_of(node):
+            if (around := cuts.stage_of_module(call.module)) not in (None, own):
+                raise PassError(
+                    f"stages {min(own or 0, around or 0)} and {max(own or 0, around or 0)} share the module "
+                    f"{origin_of(node).module}",
+                    expected="a module that one stage runs; of two modules all parameters may be shared",
+                    found=f"`{node.name}` of {origin_of(node).module}, within {call.module}",
+                    fix="make it two modules, and share their parameters",
+                )
+
+
 class _Joined:
     """Writes the graph of all stages."""
 
-    def __init__(self, stages: StageGraphs) -> None:
-        self._stages = stages
+    def __init__(self, stages: StageGraphs, placed: PlacedCalls) -> None:
+        self._stages, self._placed = stages, placed
         self._graph = Graph()
         self._env: dict[tuple[int, Node], Node] = {}
         self._attributes: dict[str, Any] = {}
         self._inputs: dict[str, Node] = {}
-        self._results: dict[str, Node] = {}
-        """By the traced graph's names: what stages send each other, and the gradients of parameters."""
+        self._sent: dict[str, Node] = {}
+        """By the traced graph's names."""
+        self._gradients: dict[tuple[str, int], Node] = {}
+        """By parameter and stage."""
 
     def module(self) -> GraphModule:
         graphs = [stage.module for stage in self._stages.graphs]
         own = {node.name: node for module in reversed(graphs) for node in module.graph.find_nodes(op="placeholder")}
-        for node in self._stages.traced.graph.find_nodes(op="placeholder"):
+        for node in self._placed.inputs:
             self._inputs[node.name] = self._graph.placeholder(node.name)
             self._inputs[node.name].meta = dict(own[node.name].meta)
         for stage in range(len(graphs)):
             self._copy(stage, "forward")
         for stage in reversed(range(len(graphs))):
             self._copy(stage, "backward")
-        parameters = self._parameters()
-        self._graph.output([self._loss(), *(self._results[f"gradient of {name}"] for name in parameters)])
+        self._graph.output([self._loss(), *self._results()])
         self._graph.output_node().meta.update(self._stages.traced.graph.output_node().meta)
         return LazyGraphModule(self._attributes, self._graph)
 
@@ -163,35 +179,37 @@ class _Joined:
                 copy = self._graph.node_copy(node, lambda x: self._read(index, x))
                 copy.meta |= {HALF_KEY: half, STAGE_KEY: index}
                 self._env[index, node] = copy
-        self._note_results(index, half)
+        self._note_results(index)
 
     def _read(self, index: int, node: Node) -> Node:
         if node.op != "placeholder":
             return self._env[index, node]
         if node.name in self._inputs:
             return self._inputs[node.name]
-        if node.name not in self._results:
+        if node.name not in self._sent:
             raise PassError(
                 f"stage {index} is sent `{node.name}` before a stage has computed it",
                 expected="activations that a stage's forward computes, and gradients that its backward does",
                 found="an output that passes moved to the other half",
             )
-        return self._results[node.name]
+        return self._sent[node.name]
 
-    def _note_results(self, index: int, half: Half) -> None:
+    def _note_results(self, index: int) -> None:
         stage = self._stages.graphs[index]
         outputs: Any = stage.module.graph.output_node().args[0]
         _, *gradients, sent = outputs
-        names = (*(f"gradient of {name}" for name in stage.parameters), *stage.sent)
-        for name, node in zip(names, (*gradients, *sent), strict=True):
-            if node.op == "placeholder" or (index, node) in self._env:
-                self._results[name] = self._read(index, node)
+        known: Any = lambda node: node.op == "placeholder" or (index, node) in self._env  # noqa: E731
+        self._sent |= {name: self._read(index, x) for name, x in zip(stage.sent, sent, strict=True) if known(x)}
+        pairs = zip(stage.parameters, gradients, strict=True)
+        self._gradients |= {(name, index): self._read(index, x) for name, x in pairs if known(x)}
 
     def _loss(self) -> Node:
         outputs: Any = self._stages.graphs[-1].module.graph.output_node().args[0]
         return self._read(len(self._stages.graphs) - 1, outputs[0])
 
-    def _parameters(self) -> list[str]:
-        """The parameters of all stages, in the traced graph's order."""
-        known = {name for stage in self._stages.graphs for name in stage.parameters}
-        return [name for name in self._inputs if name in known]
+    def _results(self) -> list[Node]:
+        """Each parameter's gradient: of two stages, joined as the traced graph does."""
+        env = {x: self._gradients[p.name, i] for p, each in self._placed.gradients.items() for i, x in each.items()}
+        for node in self._placed.joins:
+            env[node] = self._graph.node_copy(node, env.__getitem__)
+        return [env[node] for node in self._placed.results[1:]]

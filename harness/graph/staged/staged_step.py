@@ -33,7 +33,8 @@ Values = Mapping[str, Any]
 
 class StagedStep:
     """A rank's step. `running` is the action that runs. `groups` carry messages to higher and to lower ranks; none are
-    needed without a pipeline."""
+    needed without a pipeline. `join` is what the trainer does afterwards, once a step: it adds the gradients, by the
+    names of parameters, of what two stages share."""
 
     def __init__(
         self, parts: CutGraph, actions: Sequence[Action], groups: Sequence[dist.ProcessGroup], device: torch.device
@@ -41,6 +42,7 @@ class StagedStep:
         self.parts = parts
         self.actions = tuple(actions)
         self.running: Action | None = None
+        self.join: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict
         self._groups = tuple(groups)
         self._device = device
         self._run: Callable[[GraphModule], Run] = lambda module: module

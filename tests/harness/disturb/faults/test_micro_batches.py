@@ -5,16 +5,20 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from bitproof.harness.case import Schedule
 from bitproof.harness.disturb.faults import CATALOGUE
 from bitproof.harness.disturb.faults.clock import NOW
+from bitproof.harness.disturb.faults.micro_batches import SHARED
 from bitproof.harness.graph.staged.actions import Action
 from tests.harness.graph.graphs import Layers
-from tests.harness.graph.staged.stages import bits, layer, parts_of, run
+from tests.harness.graph.staged.stages import InOneProcess, bits, layer, parts_of, run
 
 ROWS = [entry for entry in CATALOGUE.values() if entry.runner is not None and entry.family != "loops"]
+JOINS = [entry for entry in ROWS if SHARED in entry.needs]
 OF_INPUTS = {"labels-of-another-micro-batch": "labels", "tokens-of-another-micro-batch": "tokens"}
+OF_ONE_STAGE = [entry for entry in ROWS if entry not in JOINS and entry.name not in OF_INPUTS]
 SCHEDULE = Schedule(micro_batches=4)
 
 
@@ -31,13 +35,38 @@ def right():
     return model, joint, parts, given(run(joint, parts, model, SCHEDULE, 2))
 
 
-@pytest.mark.parametrize("entry", [x for x in ROWS if x.name not in OF_INPUTS], ids=lambda entry: entry.name)
+@pytest.mark.parametrize(
+    "entry", [x for x in ROWS if x not in JOINS and x.name not in OF_INPUTS], ids=lambda entry: entry.name
+)
 def test_a_fault_changes_what_a_step_gives_and_a_right_rewrite_does_not(entry, right, monkeypatch):
     model, joint, parts, expected = right
     monkeypatch.setattr(NOW, "rank", 0)
     monkeypatch.setattr(NOW, "world_size", 1)
     found = given(run(joint, parts, model, SCHEDULE, 2, entry.runner))
     assert (found == expected) is not entry.is_fault
+
+
+@pytest.mark.parametrize("entry", JOINS, ids=lambda entry: entry.name)
+def test_a_fault_changes_what_two_stages_share_and_a_right_rewrite_does_not(entry, monkeypatch):
+    monkeypatch.setattr(NOW, "rank", 0)
+    monkeypatch.setattr(NOW, "world_size", 1)
+    others, shared = torch.ones(1), torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
+
+    def joined(gradients):
+        return {**gradients, "shared": gradients["shared"] + 0.3 * gradients["shared"]}
+
+    def step_with(strike):
+        step = InOneProcess(SimpleNamespace(), ())
+        step.join = joined
+        strike(step)
+        totals = {"g": shared[0], "h": others}
+        for own in shared[1:]:
+            totals = {"g": step.add(totals["g"], own), "h": step.add(totals["h"], others)}
+        _, totals = step.finish([], totals)
+        return step.join({"shared": totals["g"], "other": totals["h"]})
+
+    right = step_with(lambda step: None)
+    assert (bits([list(step_with(entry.runner).values())]) == bits([list(right.values())])) is not entry.is_fault
 
 
 @pytest.mark.parametrize(("name", "wrong"), OF_INPUTS.items())

@@ -71,7 +71,11 @@ def run(joint, parts, model, schedule, ranks, strike=lambda step: None):
             {place: state[name] for place, name in zip(parts.placeholders, names, strict=False)}, inputs
         )
     assert not step.box, "every message was read"
-    return losses, [gradients[name] for name in parts.gradients], [state[name] for name in joint.buffer_names]
+    return (
+        losses,
+        [gradients[name] for each in parts.gradients for name in each.values()],
+        [state[name] for name in joint.buffer_names],
+    )
 
 
 def bits(values):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from bitproof.harness.errors import PassError
 from bitproof.harness.graph.staged.cut_graph import cut
 from bitproof.harness.graph.staged.cuts import Cuts
-from tests.harness.graph.graphs import Applied, D, Layers, chunked, parameter, trace
+from tests.harness.graph.graphs import Layers, chunked, trace
 from tests.harness.graph.staged.stages import layer, parts_of
 
 
@@ -35,12 +33,3 @@ def test_a_graph_that_went_through_the_passes_is_cut_as_well():
     module = chunked(joint, "layers.*")
     parts = cut(module, Cuts(2, 2), joint.chunk_symbol)
     assert [len(part.sent) for part in parts.by_place.values()] == [2, 0, 0, 2], "each chunk crosses by itself"
-
-
-def test_a_parameter_of_two_stages_is_refused_by_name():
-    shared = parameter(D)
-    tied = [Applied(lambda module, x: x * module.weight + x, weight=shared) for _ in range(2)]
-    parts_of(Layers(*tied), 1)
-    with pytest.raises(PassError) as error:
-        parts_of(Layers(*tied), 2)
-    assert "stages 0, 1 share the parameter" in str(error.value)

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 
+from bitproof.harness.case import Schedule
 from bitproof.harness.errors import PassError
 from bitproof.harness.graph.staged import placed_calls
 from bitproof.harness.graph.staged.cut_graph import cut
 from bitproof.harness.graph.staged.cuts import Cuts
 from bitproof.harness.graph.staged.placed_calls import PlacedCalls
-from tests.harness.graph.graphs import Applied, D, Layers, chunked, parameter, trace
-from tests.harness.graph.staged.stages import layer, parts_of
+from bitproof.harness.graph.staged.stage_graphs import StageGraphs
+from tests.harness.graph.graphs import (
+    Applied,
+    D,
+    Layers,
+    batch,
+    chunked,
+    differing,
+    parameter,
+    run_eager,
+    run_graph,
+    trace,
+)
+from tests.harness.graph.staged.stages import layer, parts_of, run
 
 
 def test_each_call_lies_in_one_half_of_one_stage_and_what_crosses_is_sent_once():
@@ -60,3 +74,48 @@ def test_values_that_cross_have_a_tag_each(monkeypatch):
         PassError, match="backward of stage 0 would be sent more values than messages can be distinguished"
     ):
         cut(chunked(joint, "layers.*"), Cuts(2, 2), joint.chunk_symbol)
+
+
+def scaled(shared):
+    return Applied(lambda module, x: x * module.weight + x, weight=shared)
+
+
+def test_a_parameter_of_two_stages_has_a_gradient_in_each_and_their_sum_is_in_neither():
+    shared = parameter(D)
+    model = Layers(scaled(shared), layer(), scaled(shared))
+    joint, parts = parts_of(model, 3)
+    [of_shared, *others] = parts.gradients
+    assert list(of_shared) == [0, 2] and all(list(each) == [1] for each in others)
+    joined = StageGraphs.of(joint.module, parts.cuts, joint.chunk_symbol).joined()
+    x = batch()
+    assert not differing(run_graph(joined, joint, model, x), run_graph(joint.module, joint, model, x))
+    again = parts.of_other(joined)
+    assert [list(each) for each in again.gradients] == [list(each) for each in parts.gradients]
+    losses, [first, last, *_], _ = run(joint, again, model, Schedule(micro_batches=2, order="gpipe"), 3)
+    whole = [run_eager(model, batch(seed=index)) for index in range(2)]
+    assert torch.allclose(first + last, sum(step["grad layers.0.weight"] for step in whole)) and len(losses) == 2
+
+
+def test_a_parameter_of_three_stages_is_refused_by_name():
+    shared = parameter(D)
+    with pytest.raises(PassError) as error:
+        parts_of(Layers(*(scaled(shared) for _ in range(3))), 3)
+    assert "stages 0, 1, 2 share the parameter `arg0_1`" in str(error.value)
+
+
+def test_a_module_of_two_stages_is_refused_by_name():
+    around = [Applied(lambda module, x: module.inner(x)) for _ in range(3)]
+    around[0].inner = around[2].inner = layer()
+    around[1].inner = layer()
+    joint = trace(Layers(*around))
+    with pytest.raises(PassError) as error:
+        StageGraphs.of(joint.module, Cuts(3, 3), joint.chunk_symbol)
+    assert "stages 0 and 2 share the module layers.0.inner" in str(error.value)
+    StageGraphs.of(joint.module, Cuts(1, 3), joint.chunk_symbol)
+
+
+def test_a_layer_of_two_stages_is_refused_by_what_it_reads():
+    twice = layer()
+    joint = trace(Layers(twice, layer(), twice))
+    with pytest.raises(PassError, match="stage 0 reads in forward what stage 1 computes in forward: `add_1`"):
+        StageGraphs.of(joint.module, Cuts(3, 3), joint.chunk_symbol)

@@ -98,7 +98,8 @@ class Ours(nn.Module):
 
 
 class Theirs(nn.Module):
-    """A small model of transformers, by its configuration's class."""
+    """A small model of transformers, by its configuration's class. It is handed a mask, as trainers do: without one it
+    reads from positions, as a number, whether sequences are packed, which no graph holds."""
 
     def __init__(self, name: str, **sizes: int) -> None:
         super().__init__()
@@ -108,7 +109,7 @@ class Theirs(nn.Module):
         self.model = transformers.AutoModelForCausalLM.from_config(config)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        found: Tensor = self.model(input_ids=tokens).logits
+        found: Tensor = self.model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits
         return found
 
 

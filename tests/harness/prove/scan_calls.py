@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import sys
 import types
@@ -24,7 +25,8 @@ MOST_ELEMENTS = 20_000
 
 
 def operators() -> list[OpOverload]:
-    """Every overload of these namespaces of which a proof may take a call, by name."""
+    """Every overload of these namespaces of which a proof may take a call, by name, and those that Inductor adds."""
+    importlib.import_module("torch._inductor.inductor_prims")
     found = {}
     for full in torch._C._dispatch_get_all_op_names():
         namespace, _, rest = full.partition("::")

@@ -1,6 +1,7 @@
 """Each rule on the smallest step that needs it, beside the nearest step that only looks like it."""
 
 import functools
+import importlib
 
 import pytest
 import torch
@@ -111,6 +112,32 @@ def test_sums_are_not_regrouped():
 def test_operands_of_what_tells_zeros_apart_by_order_do_not_change_places(op):
     assert verdict(lambda w, x: op(w, x), lambda w, x: op(w, x), W, X) == ONE
     assert verdict(lambda w, x: op(w, x), lambda w, x: op(x, w), W, X) == OTHER
+
+
+def test_a_product_and_a_sum_that_are_rounded_once_are_equal_to_nothing_but_themselves():
+    """Compiled code rounds `prims.fma` once, torch's own kernel twice: nothing goes through it, and no number changes
+    it."""
+    importlib.import_module("torch._inductor.inductor_prims")
+    fma = torch.ops.prims.fma.default
+    once = lambda w, x, y: fma(w, x, y)  # noqa: E731
+    assert verdict(once, lambda w, x, y: fma(w, x, y), W, X, Y) == ONE
+    assert verdict(lambda w, x, y: fma(w * 1.0, x, y) * 1.0, once, W, X, Y) == ONE
+    for other in (
+        lambda w, x, y: w * x + y,
+        lambda w, x, y: fma(x, w, y),
+        lambda w, x, y: fma(w, x, y + 0.0),
+        lambda w, x, y: -fma(-w, x, -y),
+        lambda w, x, y: torch.cat([fma(w[:2], x[:2], y[:2]), fma(w[2:], x[2:], y[2:])]),
+        lambda w, x, y: fma(w.t(), x.t(), y.t()).t(),
+        lambda w, x, y: fma(w, x.t().contiguous().t(), y),
+        lambda w, x, y: fma(w.double(), x.double(), y.double()).float(),
+    ):
+        assert verdict(once, other, W, X, Y) == OTHER
+    ones = torch.ones_like
+    assert verdict(lambda w, x, y: fma(w, ones(x), y), lambda w, x, y: w + y, W, X, Y) == OTHER
+    a = torch.tensor(1 + 2**-12)
+    rounded_once = (a.double() * a.double() - 1.0).float()
+    assert rounded_once != a * a - 1.0, "which is why"
 
 
 def test_what_is_added_to_a_concatenation_is_added_to_its_parts():

@@ -144,6 +144,10 @@ CAST = "aten._to_copy.default"
 CONVERTS = "prims.convert_element_type.default"
 """The cast in decompositions, with an argument `a`; recorded as CAST."""
 
+ITSELF = frozenset({"aten.alias.default", "aten.detach.default"})
+"""Operators that give what they read. torch traces other numbers of them where something holds its frames, such as a
+sampling profiler: autograd detaches what anybody else has."""
+
 COPIES = {row.overload("default"): row.copies for row in ROWS.values() if row.copies}
 """Operators whose result has the values of the named argument in new memory, if its dtype is the same."""
 

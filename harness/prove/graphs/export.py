@@ -154,6 +154,9 @@ class _Exporter:
 
     def _call(self, node: Node) -> None:
         op = "" if node.target in known.ARITHMETIC else _operator(node)  # other nodes are not run
+        if op in known.ITSELF and (source := node.all_input_nodes[0]) in self.index:
+            self.values[node], self.index[node] = self.values[source], self.index[source]
+            return
         if (again := self.repeats.again(node, self.values)) is not None:
             self._add(node, node.name, op, self._arguments(node), again)
             return
@@ -274,10 +277,8 @@ class _Exporter:
             declared = [argument.name for argument in schema.arguments]
             defaults = {x.name: x.default_value for x in schema.arguments if x.has_default_value()}
         given = dict(zip(declared, node.args, strict=False)) | dict(node.kwargs)
-        for name in [*declared, *(key for key in given if key not in declared)]:
-            if name not in given:
-                continue
-            value = given[name]
+        known_first = [name for name in declared if name in given] + [name for name in given if name not in declared]
+        for name, value in ((name, given[name]) for name in known_first):
             if name in defaults and type(defaults[name]) is type(value) and repr(defaults[name]) == repr(value):
                 continue
             if name == "group_name" and isinstance(value, str) and value in self.partitions:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -94,8 +95,8 @@ class HeldOptimizers:
         return found
 
 
-def kept_beside(modules: Mapping[str, nn.Module]) -> dict[str, str]:
-    """What modules keep that is no parameter, buffer or module: numbers, texts, and which tensors, in words."""
+def kept_beside(modules: Mapping[str, nn.Module]) -> dict[str, str | _This]:
+    """What modules keep that is no parameter, buffer or module: numbers and texts, in words, and which tensors."""
     parts = [(f"{prefix}{name}", part) for prefix, module in modules.items() for name, part in module.named_modules()]
     return {f"module {name}.{key}".replace(" .", " "): _told(x) for name, part in parts for key, x in _own(part)}
 
@@ -118,10 +119,22 @@ def _is_plain(x: Any) -> bool:
     return x is None or isinstance(x, int | float | str)
 
 
-def _told(x: Any) -> str:
-    return f"tensor {id(x)}" if isinstance(x, Tensor) else repr(x)
+@dataclass(frozen=True, eq=False)
+class _This:
+    """A tensor, which equals itself alone; held, as the next one may lie where one was that is gone."""
+
+    tensor: Tensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _This) and self.tensor is other.tensor
+
+    __hash__ = None  # type: ignore[assignment]
 
 
-def changed_beside(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+def _told(x: Any) -> str | _This:
+    return _This(x) if isinstance(x, Tensor) else repr(x)
+
+
+def changed_beside(before: Mapping[str, str | _This], after: Mapping[str, str | _This]) -> list[str]:
     """The names whose values differ, or that one side lacks."""
     return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))

@@ -1,5 +1,8 @@
 import builtins
+import contextlib
 import operator
+import sys
+import threading
 import time
 
 import pytest
@@ -31,6 +34,67 @@ def test_a_call_is_written_with_its_arguments_by_name_and_without_those_left_at_
     assert (transpose.op, transpose.args) == ("view", (("self", ("node", 2)),)), "its layout says what it shows"
     assert transpose.value == Tensor("float32", "cpu", (6, 4), (1, 6), 0, add.value.storage)
     assert export().outputs == (("out", 3),)
+
+
+def rows_where(w, x):
+    """Rows of w, whose number and places are read from data."""
+    places = torch.arange(x.sum().item())
+    return [w.index_select(0, torch.searchsorted(x, places, right=True) % 3) * 2]
+
+
+@contextlib.contextmanager
+def frames_kept():
+    """Meanwhile another thread holds this one's frames, as a sampling profiler does."""
+    own, ended, held = threading.get_ident(), threading.Event(), []
+
+    def sample():
+        while not ended.wait(1e-4):
+            frame, stack = sys._current_frames().get(own), []
+            while frame is not None:
+                stack.append(frame)
+                frame = frame.f_back
+            held[:] = [*held[-3:], stack]
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        sampler.join()
+        sys.setswitchinterval(before)
+
+
+def test_what_torch_detaches_because_something_holds_it_is_itself():
+    """autograd detaches what anybody else has, so that a profiler's thread changes what is traced."""
+    x = torch.tensor([2, 3, 4])
+
+    def graph():
+        module = make_fx(rows_where, tracing_mode="symbolic", _allow_non_fake_inputs=True)(W, x)
+        return module, export_graph(module, names_of((W, x)), (W, x), ["out"], GroupTable())
+
+    plain, one = graph()
+    with frames_kept():
+        sampled, other = graph()
+    detached = [[node.target for node in each.graph.nodes].count(aten.detach.default) for each in (plain, sampled)]
+    assert detached[0] < detached[1], "or this shows nothing"
+    assert not [call for call in (*one.calls, *other.calls) if "detach" in call.op]
+    assert [x.verdict for x in prove_graphs(one, other).answers] == ["PROVED"]
+
+
+def test_what_is_detached_and_written_in_place_is_written():
+    def written(w, x):
+        y = w * x
+        aten.detach.default(y).add_(x)
+        return y + aten.alias.default(w)
+
+    _, export = exported(written, W, X)
+    _, other = exported(lambda w, x: (w * x).add_(x) + w, W, X)
+    _, unlike = exported(lambda w, x: w * x + w, W, X)
+    graphs = export(), other(), unlike()
+    assert [prove_graphs(graphs[0], x).answers[0].verdict for x in graphs[1:]] == ["PROVED", "NOT PROVED"]
 
 
 def test_what_metadata_say_is_not_believed():

@@ -7,6 +7,7 @@ from torch.optim import SGD, Adam, AdamW
 
 import bitproof
 from bitproof.harness.prove.evaluate import same_bits
+from bitproof.harness.prove.programs.optimizers import changed_beside, kept_beside
 from tests.harness.prove.toy_graphs import aten, randn
 
 X = randn(4, 6)
@@ -201,6 +202,17 @@ def test_what_a_module_keeps_elsewhere_is_found(keeps):
     named = {"count": "module count", "item": "module kept[0]", "tensor": "module last"}
     told = f"the step changes what is no tensor: {named[keeps]}" if keeps in named else None
     assert found.induction.reason == told
+
+
+def test_a_tensor_that_lies_where_one_was_that_is_gone_is_another():
+    net = nn.Linear(2, 2)
+    for _ in range(8):
+        net.extra = torch.ones(1)
+        before = kept_beside({"": net})
+        del net.extra
+        net.extra = torch.zeros(2)
+        assert changed_beside(before, before) == []
+        assert changed_beside(before, kept_beside({"": net})) == ["module extra"]
 
 
 def test_a_gradient_that_is_there_before_the_step_is_told():

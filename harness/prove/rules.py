@@ -189,7 +189,7 @@ def exact_difference(table: Table, term: Term) -> int | None:
 def exact_twice(table: Table, term: Term) -> int | None:
     """x + x is x * 2: both round the same number. Of more summands x, each rounds."""
     _, name, dtype, device, operands = term
-    if name != "add" or operands != operands[:1] * 2:
+    if name != "add" or operands != operands[:1] * 2 or table.open_shape(operands[0]) is None:
         return None
     two = table.filled(table.shape(operands[0]), dtype, 2.0)
     return table.make(("exact", "mul", dtype, device, (operands[0], two)))

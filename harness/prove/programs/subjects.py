@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bitproof.harness.certificate.data import WRITTEN, Graph
 from bitproof.harness.prove.answers import BUFFER, PARAMETER, REFUSED
 from bitproof.harness.prove.evaluate import same_bits
 from bitproof.harness.prove.graphs.export import RefusedError
@@ -26,7 +27,8 @@ from bitproof.harness.prove.induction import induction
 from bitproof.harness.prove.pairs import MOST_ELEMENTS, PairProof, Values, prove_programs, told
 from bitproof.harness.prove.programs.optimizers import OPTIMIZER
 from bitproof.harness.prove.programs.provable import Held, held
-from bitproof.harness.torch_compat import FakeTensor
+from bitproof.harness.torch_compat import FakeTensor, has_open_sizes
+from bitproof.harness.torch_operators import storage_key
 
 NUM_SETS = 2
 """Sets of random inputs on which both are computed, besides those that are given."""
@@ -53,6 +55,8 @@ def prove_held(one: Held, other: Held) -> PairProof:
     found = prove_programs(one.program, other.program, lambda: _sets(one), must_read=())
     if found.proof is None or found.graphs is None:
         return found
+    if reason := _lies_otherwise({**other.values, **one.values}, found.graphs):
+        return replace(found, verdict=REFUSED, proof=None, graphs=None, reason=reason)
     sides = one.keeps_less, other.keeps_less
     return replace(found, induction=induction(found.proof, found.graphs, found.verdict, sides))
 
@@ -65,6 +69,32 @@ def _check_state(one: Held, other: Held) -> None:
         if is_kept and not same_bits(x.detach(), y.detach()):
             what = f"{name} holds other bits on the two sides: load one side's state into the other"
             raise RefusedError(what, where="both")
+
+
+def _lies_otherwise(values: Mapping[str, Any], graphs: Sequence[Graph]) -> str | None:
+    """Where inputs lie otherwise in memory than a proof assumes: within a line of 64 bytes, or two in one memory that a
+    program writes. None if they do not."""
+    by_memory: dict[int, list[str]] = {}
+    for name, x in values.items():
+        if not isinstance(x, Tensor) or x.layout != torch.strided or has_open_sizes(x):
+            continue
+        by_memory.setdefault(storage_key(x), []).append(name)
+        if x.numel() and x.storage_offset() * x.itemsize % 64:
+            begins = f"{name} begins at element {x.storage_offset()} of its memory, and not at a line of 64 bytes"
+            return f"{begins}: pass a copy of it, by clone()"
+    written = {name for graph in graphs for name in _written_inputs(graph)}
+    for names in by_memory.values():
+        if names[1:] and written.intersection(names):
+            return f"{' and '.join(names[:2])} share memory that a program writes: pass a copy of one, by clone()"
+    return None
+
+
+def _written_inputs(graph: Graph) -> set[str]:
+    """The inputs in whose memory a call writes, or whose value in the end is an output."""
+    memories = {x.storage for call in graph.calls if call.writes for x in call.results}
+    inputs = [(call.name, x) for call in graph.calls if call.op == "input" for x in call.results]
+    returned = {name.removeprefix(WRITTEN) for name, _ in graph.outputs if name.startswith(WRITTEN)}
+    return returned | {name for name, x in inputs if x.storage in memories}
 
 
 def _has_values(x: Any) -> bool:

@@ -219,3 +219,43 @@ def test_a_cast_as_decompositions_write_it_is_one_and_another_that_rounds_is_not
     found = bitproof.prove(twice(torch.float32), lambda x: x.bfloat16(), X)
     assert (found.verdict, found.evaluated) == ("PROVED", 1)
     assert bitproof.prove(twice(torch.float16), lambda x: x.bfloat16(), X * 1e-6).differs
+
+
+def added_first(x, y):
+    x.add_(1.0)
+    return y * 2.0
+
+
+def added_last(x, y):
+    found = y * 2.0
+    x.add_(1.0)
+    return found
+
+
+def test_inputs_that_share_memory_are_refused_where_it_is_written():
+    """Their programs are equal of inputs that lie apart, and differ of these."""
+    x = torch.randn(5, 16)
+    assert bitproof.prove(added_first, added_last, x, x.clone()).verdict == "PROVED"
+    for one, other in ((x, x), (x, x[1:]), (x.t(), x)):
+        found = bitproof.prove(added_first, added_last, one, other)
+        assert found.verdict == "REFUSED"
+        assert found.reason == (
+            "input 0 and input 1 share memory that a program writes: pass a copy of one, by clone()"
+        )
+    assert bitproof.prove(lambda x, y: x + y, lambda x, y: y + x, x, x).verdict == "PROVED", "which nobody writes"
+
+
+def test_an_input_that_begins_within_a_line_of_memory_is_refused():
+    """A kernel may choose its path by where its operand begins, which a copy of it changes."""
+    memory, w = torch.randn(64), torch.randn(6, 6)
+    multiply, copied = (lambda x, w: x @ w), (lambda x, w: x.clone() @ w)
+    assert bitproof.prove(multiply, copied, memory[16:40].view(4, 6), w).verdict == "PROVED"
+    found = bitproof.prove(multiply, copied, memory[1:25].view(4, 6), w)
+    assert (found.verdict, str(found.reason)[:48]) == ("REFUSED", "input 0 begins at element 1 of its memory, and n")
+
+
+def test_a_sum_of_itself_is_one_where_sizes_are_open():
+    rows = torch.export.Dim("rows", min=2, max=64)
+    twice = lambda x: x + x  # noqa: E731
+    assert bitproof.prove(twice, twice, randn(4, 6), dynamic_shapes=({0: rows},)).verdict == "PROVED"
+    assert bitproof.prove(twice, lambda x: 2 * x, randn(4, 6), dynamic_shapes=({0: rows},)).verdict == "NOT PROVED"

@@ -214,6 +214,10 @@ SHARES_UNTOLD = _by_default(lambda row: row.returns and row.name.startswith("ate
 CHECKS = overloads(lambda row: row.checks)
 """Operators whose only effect is to raise an error."""
 
+ONE_DTYPE = {"aten.threshold_backward.default", "aten._add_relu.Tensor", "aten._add_relu_.Tensor"}
+"""Admitted operators whose kernel promotes operands of several real dtypes, or resets its result's, and whose fake does
+not."""
+
 SIZES = overloads(lambda row: row.measures)
 """Operators that read a number from a tensor's layout."""
 

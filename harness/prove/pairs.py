@@ -184,15 +184,11 @@ def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values
     before = [x.clone() for x in constants]
     by_name = [dict(zip(steps[0].names, own, strict=True)) for own in given]
     try:
-        runs = [
-            run_graph(
-                step.module,
-                [[own[name] for name in step.names] for own in by_name],
-                step.groups.partitions(),
-                watch=Layouts(graph),
-            )
-            for step, graph in zip(steps, found.graphs, strict=True)
-        ]
+        runs = []
+        for step, graph in zip(steps, found.graphs, strict=True):
+            ranks = [[own[name] for name in step.names] for own in by_name]
+            with _one_generator_state():
+                runs.append(run_graph(step.module, ranks, step.groups.partitions(), watch=Layouts(graph)))
     except NotEvaluatedError as error:
         return replace(found, not_evaluated=f"{error} is not computed here")
     except RefusedError as error:
@@ -299,6 +295,14 @@ def _by_name(graph: Graph, step: Provable, run: tuple[list[list[Any]], list[list
     """Every rank's value of each output, including inputs that the graph wrote."""
     returned = {name: [own[place] for own in run[0]] for place, (name, _) in enumerate(graph.outputs)}
     return {f"written {name}": [own[place] for own in run[1]] for place, name in enumerate(step.names)} | returned
+
+
+@contextmanager
+def _one_generator_state() -> Iterator[None]:
+    """The same draws for either program: else what they draw would look like a difference."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
 
 
 @contextmanager

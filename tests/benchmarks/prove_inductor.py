@@ -117,6 +117,7 @@ _SIZES = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_atte
 _SIZES |= {"num_key_value_heads": 1, "intermediate_size": 32, "max_position_embeddings": 16}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_local_experts": 4}
 _GPT2 = {"vocab_size": 64, "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2}
+_GPT2 |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "attention": (Attention, (8, 16)),

@@ -92,6 +92,8 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
         return None
     if reads_elsewhere(name, given):
         return f"{name} reads each channel's statistics, and whatever lies there where they have none"
+    if name in known.ONE_DTYPE and len({x.dtype for x in _tensors(given)}) > 1:
+        return f"{name} of several dtypes gives another dtype than its fake value has"
     allowed = names().get(name)
     if allowed is not None:
         layout = layout_of(given)

@@ -259,3 +259,14 @@ def test_a_sum_of_itself_is_one_where_sizes_are_open():
     twice = lambda x: x + x  # noqa: E731
     assert bitproof.prove(twice, twice, randn(4, 6), dynamic_shapes=({0: rows},)).verdict == "PROVED"
     assert bitproof.prove(twice, lambda x: 2 * x, randn(4, 6), dynamic_shapes=({0: rows},)).verdict == "NOT PROVED"
+
+
+def test_what_is_drawn_alike_is_no_witness():
+    """A graph that draws into memory that nobody wrote is not proved of itself, and does not differ from it."""
+    step = lambda x: torch.empty_like(x).bernoulli_(0.5) * x  # noqa: E731
+    before = torch.get_rng_state()
+    found = bitproof.prove(step, step, X)
+    assert (found.verdict, [answer.witness for answer in found.answers]) == ("NOT PROVED", [None])
+    other = bitproof.prove(step, lambda x: torch.empty_like(x).bernoulli_(0.25) * x, X)
+    assert other.answers[0].witness
+    assert torch.equal(torch.get_rng_state(), before)

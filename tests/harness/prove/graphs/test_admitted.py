@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
 
 from bitproof.harness.graph.groups import GroupTable
@@ -220,3 +221,14 @@ def test_a_scan_sees_an_undeclared_draw_a_hidden_alias_and_that_arguments_are_on
     assert "its bits depend on whether two arguments are one tensor" in found["looks"].faults
     assert "its strides are others than its fake's" in found["lies"].faults
     assert (found["honest"].ran, found["honest"].faults) == (8, {})
+
+
+def test_an_operator_whose_fake_has_another_dtype_where_operands_have_several_is_refused():
+    """It was PROVED that a cast to the fake's dtype, and back, changes nothing."""
+    op, narrow = aten.threshold_backward.default, X.bfloat16()
+    assert op(narrow, X, 1).dtype == torch.float32
+    with FakeTensorMode() as mode:
+        assert op(mode.from_tensor(narrow), mode.from_tensor(X), 1).dtype == torch.bfloat16, "or this is mended"
+    names = ("grad_output", "self", "threshold")
+    assert "another dtype" in str(admitted.why_not(op, dict(zip(names, (narrow, X, 1), strict=True))))
+    assert admitted.why_not(op, dict(zip(names, (X, X, 1), strict=True))) is None

@@ -55,7 +55,7 @@ def prove_held(one: Held, other: Held) -> PairProof:
     found = prove_programs(one.program, other.program, lambda: _sets(one), must_read=())
     if found.proof is None or found.graphs is None:
         return found
-    if reason := _lies_otherwise({**other.values, **one.values}, found.graphs):
+    if reason := _misplaced({**other.values, **one.values}, found.graphs):
         return replace(found, verdict=REFUSED, proof=None, graphs=None, reason=reason)
     sides = one.keeps_less, other.keeps_less
     return replace(found, induction=induction(found.proof, found.graphs, found.verdict, sides))
@@ -71,9 +71,9 @@ def _check_state(one: Held, other: Held) -> None:
             raise RefusedError(what, where="both")
 
 
-def _lies_otherwise(values: Mapping[str, Any], graphs: Sequence[Graph]) -> str | None:
-    """Where inputs lie otherwise in memory than a proof assumes: within a line of 64 bytes, or two in one memory that a
-    program writes. None if they do not."""
+def _misplaced(values: Mapping[str, Any], graphs: Sequence[Graph]) -> str | None:
+    """Inputs whose memory a proof does not support, in words: one begins within a line of 64 bytes, or two share memory
+    that a program writes. None for all others."""
     by_memory: dict[int, list[str]] = {}
     for name, x in values.items():
         if not isinstance(x, Tensor) or x.layout != torch.strided or has_open_sizes(x):

@@ -26,6 +26,7 @@ DEFAULT_CASES = (
     "blocks_batch_bucketed_float32",
     "tp_ep_shared",
     "tp_chunked_shared",
+    "tp_chunked_sp",
     "pipeline_1f1b",
     "pipeline_shared",
     "experts_seq_world4",

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bitproof.harness.disturb.entry import BLOCKS, CHUNKED, POSITIONS, SDPA, Site, row
+from bitproof.harness.disturb.entry import BLOCKS, CHUNKED, POSITIONS, SDPA, Need, Site, row
 
 if TYPE_CHECKING:
     from bitproof.harness.disturb.graph_editor import GraphEditor
 
 CHUNK_PASS = "torchtitan #3325, the chunking pass for expert overlap, and its contract in #3434"
 ATTEND = "_scaled_dot_product_flash_attention_for_cpu"
+
+
+ROWS = Need(
+    lambda case: (
+        case.chunking is not None and (case.chunking.dim == "seq" or case.batch.sequences // case.micro_batches > 2)
+    ),
+    "halves of more than one row",
+)
 
 
 @row(CHUNK_PASS, needs=(CHUNKED,))
@@ -47,7 +55,10 @@ def halves_overlap_by_one(g: GraphEditor) -> list[Site]:
     return [*g.sites(node, "split"), *g.chunk_root(node, "split", "slice")]
 
 
-@row("ours: a strided split, as context parallelism has for balance, joined as if it were contiguous", needs=(CHUNKED,))
+@row(
+    "ours: a strided split, as context parallelism has for balance, joined as if it were contiguous",
+    needs=(CHUNKED, ROWS),
+)
 def halves_interleaved(g: GraphEditor) -> list[Site]:
     """even rows go to chunk 0 and odd ones to chunk 1, and are joined as halves."""
     first, second = (g.require(g.halves(chunk), "halves of activations") for chunk in (0, 1))

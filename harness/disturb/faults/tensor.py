@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 SPLIT = Need(lambda case: case.parallelism.tp > 1, "tensor parallelism")
 PAIRS = Need(lambda case: case.parallelism.tp > 1 and case.parallelism.tp % 2 == 0, "an even number of tensor ranks")
+WHOLE = Need(lambda case: not case.parallelism.sequence, "tensor ranks that each hold the whole sequence")
+SEQUENCE = Need(lambda case: case.parallelism.sequence, "tensor ranks that divide the sequence")
 LATENTS = Need(lambda case: case.model.family == "deepseek_v3", "latent attention")
 
 
@@ -23,16 +25,37 @@ def _not_summed(g: GraphEditor, at: str, direction: str) -> list[Site]:
     return sites
 
 
-@row("TTrace's kind: a missing all-reduce", needs=(SPLIT,))
+@row("TTrace's kind: a missing all-reduce", needs=(SPLIT, WHOLE))
 def tensor_parts_not_summed(g: GraphEditor) -> list[Site]:
     """a split layer's output is one rank's part."""
     return _not_summed(g, r".*attention", "forward")
 
 
-@row("TTrace's kind: a missing all-reduce in backward", needs=(SPLIT,), kinds=("grad",))
+@row("TTrace's kind: a missing all-reduce in backward", needs=(SPLIT, WHOLE), kinds=("grad",))
 def tensor_gradient_not_summed(g: GraphEditor) -> list[Site]:
     """the gradient of a split layer's input is one rank's part."""
     return _not_summed(g, r".*attention", "backward")
+
+
+def _scattered_not_summed(g: GraphEditor, at: str, direction: str) -> list[Site]:
+    node = g.find("reduce_scatter_tensor", at, direction=direction, where=lambda node: node.args[-1] == "tp")
+    wait = g.wait_of(node)
+    sites = [*g.sites(node), *g.sites(wait), *g.sites(node, "slice"), *g.readers(wait)]
+    g.instead(wait, g.kernel("own_rows"), node.args[0], *node.args[2:4])
+    g.graph.erase_node(node)
+    return sites
+
+
+@row("TTrace's kind: a split in place of a reduce-scatter", needs=(SPLIT, SEQUENCE))
+def scattered_parts_not_summed(g: GraphEditor) -> list[Site]:
+    """of a split layer's output a tensor rank keeps its positions of its own part."""
+    return _scattered_not_summed(g, r".*attention", "forward")
+
+
+@row("TTrace's kind: a split in place of a reduce-scatter, in backward", needs=(SPLIT, SEQUENCE), kinds=("grad",))
+def scattered_gradient_not_summed(g: GraphEditor) -> list[Site]:
+    """of the gradient of a split layer's input a tensor rank keeps its positions of its own part."""
+    return _scattered_not_summed(g, r".*attention", "backward")
 
 
 @row("Megatron-LM's kind: a parameter that the sum over tensor ranks forgets", needs=(SPLIT, LATENTS), kinds=("grad",))

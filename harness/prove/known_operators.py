@@ -214,9 +214,13 @@ SHARES_UNTOLD = _by_default(lambda row: row.returns and row.name.startswith("ate
 CHECKS = overloads(lambda row: row.checks)
 """Operators whose only effect is to raise an error."""
 
-ONE_DTYPE = {"aten.threshold_backward.default", "aten._add_relu.Tensor", "aten._add_relu_.Tensor"}
-"""Admitted operators whose kernel promotes operands of several real dtypes, or resets its result's, and whose fake does
-not."""
+ONE_DTYPE = {
+    *(f"aten.{name}.default" for name in ("huber_loss", "soft_margin_loss", "threshold_backward", "mish_backward")),
+    *(f"aten.{name}_backward.default" for name in ("mse_loss", "native_dropout", "smooth_l1_loss", "soft_margin_loss")),
+    *("aten._add_relu.Tensor", "aten._add_relu_.Tensor", "aten.normal.Tensor_Tensor", "prims.cat.default"),
+}
+"""Admitted operators whose result has another dtype than their fake value where operands have several: all that did so
+in 2,750 calls of 380 operators, each operand once of another dtype than the others."""
 
 SIZES = overloads(lambda row: row.measures)
 """Operators that read a number from a tensor's layout."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bitproof.harness.graph.operators import written_names
@@ -92,7 +93,7 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
         return None
     if reads_elsewhere(name, given):
         return f"{name} reads each channel's statistics, and whatever lies there where they have none"
-    if name in known.ONE_DTYPE and len({x.dtype for x in _tensors(given)}) > 1:
+    if promotes_untold(name, given):
         return f"{name} of several dtypes gives another dtype than its fake value has"
     allowed = names().get(name)
     if allowed is not None:
@@ -134,6 +135,11 @@ def reads_elsewhere(name: str, given: Mapping[str, Any]) -> bool:
     read = ("save_mean", "save_invstd") if given["train"] else known.STATISTICS
     sizes = {tuple(x.shape) for x in _tensors([given.get(x) for x in (*read, "weight")])}
     return any(given.get(x) is None for x in read) or sizes != {tuple(given["input"].shape[1:2])}
+
+
+def promotes_untold(name: str, given: Mapping[str, Any]) -> bool:
+    """Whether a call's result has another dtype than its fake value, since operands, but masks, have several."""
+    return name in known.ONE_DTYPE and len({x.dtype for x in _tensors(given)} - {torch.bool}) > 1
 
 
 def _is_update(name: str, given: Mapping[str, Any]) -> bool:

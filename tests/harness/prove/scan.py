@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from bitproof.harness.graph.operators import written_names
 from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
 from bitproof.harness.prove import known_operators as known
-from bitproof.harness.prove.graphs.admitted import LAYOUTS, ROWS, layout_of, reads_elsewhere
+from bitproof.harness.prove.graphs.admitted import LAYOUTS, ROWS, layout_of, promotes_untold, reads_elsewhere
 from bitproof.harness.torch_compat import FakeTensorMode, OpOverload
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -189,7 +189,9 @@ def variants(op: OpOverload, base: Arguments, chance: random.Random) -> Iterator
         mixed = replaced(plain, lambda x: chance.choice(lays)(x))
         if chance.random() < 0.3:
             dtype = chance.choice(DTYPES)
-            mixed = replaced(mixed, lambda x: x.to(dtype) if x.is_floating_point() else x)
+            share = chance.choice([1.0, 1.0, 0.5])  # of the operands: all, or each by chance
+            is_other = lambda x: x.is_floating_point() and chance.random() < share  # noqa: E731
+            mixed = replaced(mixed, lambda x: x.to(dtype) if is_other(x) else x)
         yield "mixed", _with_flags(op, mixed, chance)
 
 
@@ -238,7 +240,8 @@ def try_call(op: OpOverload, args: Arguments, seen: Scanned) -> bool:
     """Run a call, and note what it does besides what a proof believes. Returns whether it ran on real values."""
     if any(x.layout != torch.strided or x.is_conj() or x.is_neg() or x.is_quantized for x in tensors_of(args)):
         return False
-    if any(x.numel() > 100_000 for x in tensors_of(args)) or reads_elsewhere(str(op), _by_name(op, args)):
+    is_known = any(holds(str(op), _by_name(op, args)) for holds in (reads_elsewhere, promotes_untold))
+    if is_known or any(x.numel() > 100_000 for x in tensors_of(args)):
         return False
     call = described(op, args)
     try:

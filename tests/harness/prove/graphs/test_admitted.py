@@ -223,12 +223,26 @@ def test_a_scan_sees_an_undeclared_draw_a_hidden_alias_and_that_arguments_are_on
     assert (found["honest"].ran, found["honest"].faults) == (8, {})
 
 
-def test_an_operator_whose_fake_has_another_dtype_where_operands_have_several_is_refused():
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("threshold_backward", {"threshold": 1}),
+        ("mse_loss_backward", {"target": X, "reduction": 0}),
+        ("huber_loss", {"target": X}),
+    ],
+)
+def test_an_operator_whose_fake_has_another_dtype_where_operands_have_several_is_refused(name, more):
     """It was PROVED that a cast to the fake's dtype, and back, changes nothing."""
-    op, narrow = aten.threshold_backward.default, X.bfloat16()
-    assert op(narrow, X, 1).dtype == torch.float32
+    op, first = getattr(aten, name).default, {"threshold_backward": "grad_output"}.get(name, "self")
+    given = {"grad_output": X, "self": X} if "backward" in name else {"self": X}
+    mixed = {**given, **more, first: X.bfloat16()}
     with FakeTensorMode() as mode:
-        assert op(mode.from_tensor(narrow), mode.from_tensor(X), 1).dtype == torch.bfloat16, "or this is mended"
-    names = ("grad_output", "self", "threshold")
-    assert "another dtype" in str(admitted.why_not(op, dict(zip(names, (narrow, X, 1), strict=True))))
-    assert admitted.why_not(op, dict(zip(names, (X, X, 1), strict=True))) is None
+        fakes = {key: mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for key, x in mixed.items()}
+        assert op(**fakes).dtype != op_in_earnest(op, mixed), "or this is mended"
+    assert "another dtype" in str(admitted.why_not(op, mixed))
+    assert admitted.why_not(op, {**given, **more}) is None
+
+
+def op_in_earnest(op, given):
+    with torch.utils._python_dispatch._disable_current_modes():
+        return op(**given).dtype

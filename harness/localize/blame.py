@@ -50,7 +50,14 @@ from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
 from bitproof.harness.localize.lost_sums import or_lost_sum
-from bitproof.harness.localize.missing_values import first_lost, first_missing, launched, misplaced_by, packed_otherwise
+from bitproof.harness.localize.missing_values import (
+    blocks_elsewhere,
+    first_lost,
+    first_missing,
+    launched,
+    misplaced_by,
+    packed_otherwise,
+)
 from bitproof.harness.localize.new_calls import constant_of, put_before, put_between, replaced_by
 from bitproof.harness.localize.partial_sums import regrouped
 from bitproof.harness.localize.roots import needed, roots_of
@@ -241,7 +248,7 @@ class _Blame:
         if logs[picked_rank].is_extra(picked_index):  # what a pass put there is wrong, and no bucket
             return False
         for rank, pairs in differing.items():
-            index = first_missing(logs[rank], (wanted for wanted, _ in pairs))
+            index = first_missing(logs[rank], (wanted for wanted, _ in pairs), elsewhere=self._elsewhere[rank])
             if index is None:
                 continue
             if is_packed_otherwise(logs[rank], index):
@@ -285,11 +292,15 @@ class _Blame:
         read = self.logs[rank].reference.log[picked.partner].inputs if picked.partner is not None else ()
         return self._first_missing({rank: read}, index)
 
+    @cached_property
+    def _elsewhere(self) -> list[frozenset[str]]:
+        return blocks_elsewhere(self.logs)
+
     def _first_missing(self, wanted: Mapping[int, Iterable[str]], before: int | None = None) -> Culprit | None:
         """Rules 4 and 5, for values that a rank should have had, before some call where that is known."""
         [(rank, values)] = wanted.items()
         log = self.logs[rank]
-        index = first_missing(log, values, before)
+        index = first_missing(log, values, before, self._elsewhere[rank])
         if index is None:
             return None
         call = log.reference.log[index]
@@ -370,7 +381,7 @@ class _Blame:
     def _lacks(self, rank: int, call: Call) -> bool:
         """Whether what differs on a rank lacks a call like this one."""
         log = self.logs[rank]
-        index = first_missing(log, (wanted for wanted, _ in self.differing[rank]))
+        index = first_missing(log, (wanted for wanted, _ in self.differing[rank]), elsewhere=self._elsewhere[rank])
         mine = None if index is None else log.reference.log[index]
         return mine is not None and (mine.operator, mine.place) == (call.operator, call.place)
 

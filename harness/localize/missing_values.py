@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
+from bitproof.harness.case import root_of
 from bitproof.harness.localize.chain import Pair
 from bitproof.harness.localize.culprit import Culprit
 from bitproof.harness.localize.logs.calls import Call
@@ -12,10 +13,25 @@ from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
 from bitproof.harness.localize.logs.packing import CONSTANTS, PACKING, keeps_order, name_of
 
 
-def first_missing(log: CandidateLog, wanted: Iterable[str], before: int | None = None) -> int | None:
+def blocks_elsewhere(logs: Sequence[CandidateLog]) -> list[frozenset[str]]:
+    """For each rank the blocks that other ranks run and it does not, as those of another stage of a pipeline."""
+    own = [frozenset(_block(call) for call in log.log) for log in logs]
+    return [frozenset().union(*own) - blocks for blocks in own]
+
+
+def _block(call: Call) -> str:
+    """A call's layer, or outside layers its outermost module."""
+    module = call.place.module or ""
+    return root_of("layers.*", module) or module.partition(".")[0]
+
+
+def first_missing(
+    log: CandidateLog, wanted: Iterable[str], before: int | None = None, elsewhere: Container[str] = ()
+) -> int | None:
     """In the reference's log, the first call whose output this log has nowhere and whose inputs it has.
 
-    What it has from call `before` on alone, and in another direction, it has nowhere: backward may divide again.
+    What it has from call `before` on alone, and in another direction, it has nowhere: backward may divide again. What
+    the reference computes in the blocks `elsewhere` this rank is given, if it needs it.
     """
     made_late = {value for call in log.log[before:] for value in call.outputs} if before is not None else set()
     there = log.values - made_late  # what is given to the step is there at any time
@@ -25,6 +41,8 @@ def first_missing(log: CandidateLog, wanted: Iterable[str], before: int | None =
     def is_missing(value: str) -> bool:
         index = log.reference.producer(value)
         if index is None:  # given to the step, though no call may read it here
+            return False
+        if _block(log.reference.log[index]) in elsewhere:
             return False
         return value not in there and (value, log.reference.log[index].place.direction) not in late
 

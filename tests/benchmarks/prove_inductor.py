@@ -98,7 +98,7 @@ class Ours(nn.Module):
 
 
 class Theirs(nn.Module):
-    """A small model of transformers, by its configuration's class. It is handed a mask, as trainers do: without one it
+    """A small model of transformers, by its configuration's class. It gets a mask, as trainers give one: without one it
     reads from positions, as a number, whether sequences are packed, which no graph holds."""
 
     def __init__(self, name: str, **sizes: int) -> None:

@@ -27,6 +27,13 @@ def group_of(boxed: Any) -> Any:
     return ProcessGroup.unbox(boxed)
 
 
+def name_of_group(boxed: Any) -> str:
+    """The name of the process group that an operator is given as an object of its own; "" if it has none."""
+    with suppress(RuntimeError, TypeError, ValueError):
+        return str(ProcessGroup.unbox(boxed).group_name)
+    return ""
+
+
 def averages(reduction: Any) -> bool:
     """Whether a collective that is given this divides the sum by the number of ranks."""
     if isinstance(reduction, str):

@@ -22,6 +22,7 @@ from bitproof.harness.operators import (
     overloads,
 )
 from bitproof.harness.torch_compat import FakeTensor, OpOverload, OpOverloadPacket
+from bitproof.harness.torch_distributed import name_of_group
 from bitproof.harness.torch_operators import is_composed, schema_of
 
 
@@ -92,6 +93,19 @@ def graph_of(node: Node) -> GraphModule | None:
     return found if isinstance(found, GraphModule) else None
 
 
+def called(node: Node) -> tuple[Any, tuple[Any, ...]]:
+    """The operator that a call runs, and its arguments; of a call with effects, those of the operator that it names."""
+    if getattr(node.target, "_name", None) == "with_effects" and len(node.args) > 1:
+        return node.args[1], node.args[2:]
+    return node.target, node.args
+
+
+def launches_collective(node: Node) -> bool:
+    """Whether a call launches a collective, be it with effects."""
+    target, _ = called(node)
+    return getattr(target, "namespace", None) in COLLECTIVE_NAMESPACES and name_of(target) != "wait_tensor"
+
+
 def is_collective(node: Node) -> bool:
     """Whether the node launches a collective (waits are not collectives)."""
     return getattr(node.target, "namespace", None) in COLLECTIVE_NAMESPACES and not is_wait(node)
@@ -116,8 +130,16 @@ def launch_of(wait: Node) -> Node:
 
 
 def group_name(node: Node) -> str:
-    """The process group a collective names: its last argument."""
-    return str(node.args[-1])
+    """The process group that a collective names: its last argument; of torch's own ones, that of their group object.
+
+    "" for an object without a known name.
+    """
+    target, given = called(node)
+    if getattr(target, "namespace", None) != "c10d":
+        return str(given[-1])
+    names = [argument.name for argument in schema_of(target).arguments]
+    group = (dict(zip(names, given, strict=False)) | node.kwargs).get("process_group")
+    return name_of_group(_attribute(group) if isinstance(group, Node) and group.op == "get_attr" else group)
 
 
 def attends(node: Node) -> bool:

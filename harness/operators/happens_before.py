@@ -163,12 +163,13 @@ class Order:
     def wait(
         self, rule: Wait, awaited: Iterable[Key], time: float, stream: Stream = COMPUTE, name: Hashable = None
     ) -> list[Race]:
-        """A stream waits for what fills the memory that is awaited, if it is work of the wait's kind. Gives what was
-        let go too soon. A wait for anything else, or of another kind, ends nothing. `name` is the call that waits.
+        """A stream waits for what fills the memory that is awaited, if it is work of the wait's kind; of a message,
+        also for what sends it. Gives what was let go too soon. Another wait, or one of another kind, ends nothing.
+        `name` is the call that waits.
         """
         now = (stream, self._clocks.setdefault(stream, {}).get(stream, 0))
         found = []
-        filling = [work for key in awaited for work in self.open.get(key, ()) if key in work.fills]
+        filling = [work for key in awaited for work in self.open.get(key, ()) if _is_of(work, key)]
         for work in {id(work): work for work in filling}.values():
             if work.rule.work is not rule.work:
                 continue
@@ -214,9 +215,9 @@ class Order:
         return [(time, name, race) for work, time, name in self._held for race in _let_go(work, time, last_use)]
 
     def filling(self, keys: Iterable[Key]) -> list[Hashable]:
-        """The launches that fill these pieces of memory and have no wait so far."""
-        found = (work for key in keys for work in self.open.get(key, ()) if key in work.fills and not work.filled)
-        return [work.name for work in found]
+        """The launches that a wait for these pieces of memory ends, and that have no wait so far."""
+        found = (work for key in keys for work in self.open.get(key, ()) if _is_of(work, key) and not work.filled)
+        return list(dict.fromkeys(work.name for work in found))
 
     # -- choices ----------------------------------------------------------------------------------------
 
@@ -328,6 +329,11 @@ class Order:
     def _is_behind(self, ended: list[tuple[Stream, int]], stream: Stream) -> bool:
         clock = self._clocks.get(stream, {})
         return any(each == stream or clock.get(each, -1) >= at for each, at in ended)
+
+
+def _is_of(work: _Work, key: Key) -> bool:
+    """Whether a wait for this memory is one for this work."""
+    return key in work.fills or (work.rule.awaited_by_source and key in work.takes)
 
 
 def _let_go(work: _Work, time: float, last_use: Mapping[Key, float]) -> list[Race]:

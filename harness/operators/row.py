@@ -96,12 +96,14 @@ class Launch:
     """An operator returns before its work is done: its results are filled, and its tensor arguments read, until then.
 
     `takes` is the verb for reading the arguments. With `holds_source` the caller must keep the memory that is read
-    until the wait; without, the runtime does.
+    until the wait; without, the runtime does. With `awaited_by_source` a wait for what is read ends the work, too: it
+    fills nothing.
     """
 
     work: Work
     takes: str = "sends"
     holds_source: bool = False
+    awaited_by_source: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

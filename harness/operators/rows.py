@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from bitproof.harness.operators.aten import ATEN
 from bitproof.harness.operators.row import Hides, Launch, Operator, RowFlow, Sync, Uninitialized, Wait, Work
 
 _COLLECTIVE = Launch(work=Work.COLLECTIVE)
+_MESSAGE = Launch(work=Work.COLLECTIVE, awaited_by_source=True)
+
+
+def _fills(argument: str) -> Mapping[str, Any]:
+    """An operator that writes an argument, in whose memory its results lie."""
+    return {"writes": argument, "returns": argument}
+
+
 _WHOLE, _GROWN = Uninitialized.WHOLE, Uninitialized.GROWN
 
 _ROWS = (
@@ -37,9 +48,9 @@ _ROWS = (
         is_understood=True,
         allowed=("default",),
     ),
-    Operator(name="_c10d_functional.batch_p2p_ops", launch=_COLLECTIVE, returns="tensors", pairs_ranks=True),
-    Operator(name="_c10d_functional.irecv", launch=_COLLECTIVE, returns="tensor", pairs_ranks=True),
-    Operator(name="_c10d_functional.isend", launch=_COLLECTIVE, returns="tensor", pairs_ranks=True),
+    Operator(name="_c10d_functional.batch_p2p_ops", launch=_MESSAGE, returns="tensors", pairs_ranks=True),
+    Operator(name="_c10d_functional.irecv", launch=_COLLECTIVE, writes="tensor", returns="tensor", pairs_ranks=True),
+    Operator(name="_c10d_functional.isend", launch=_MESSAGE, returns="tensor", pairs_ranks=True),
     Operator(
         name="_c10d_functional.reduce_scatter_tensor",
         launch=_COLLECTIVE,
@@ -57,14 +68,26 @@ _ROWS = (
         allowed=("default",),
     ),
     Operator(name="_c10d_functional_autograd.*", launch=_COLLECTIVE),
-    *(
-        Operator(name=f"c10d.{name}", sums_ranks=True)
-        for name in (
-            *("_reduce_scatter_base_", "allreduce_", "allreduce_coalesced_", "reduce_", "reduce_scatter_"),
-            "reduce_scatter_tensor_coalesced_",
-        )
-    ),
-    *(Operator(name=f"c10d.{name}", exchanges=True) for name in ("alltoall_", "alltoall_base_")),
+    # torch's own collectives: their schemas do not state that they write, and a `Work` waits for them.
+    Operator(name="c10d._allgather_base_", launch=_COLLECTIVE, **_fills("output_tensor")),
+    Operator(name="c10d._reduce_scatter_base_", launch=_COLLECTIVE, **_fills("output_tensor"), sums_ranks=True),
+    Operator(name="c10d.allgather_", launch=_COLLECTIVE, **_fills("output_tensors")),
+    Operator(name="c10d.allgather_coalesced_", launch=_COLLECTIVE, **_fills("output_lists")),
+    Operator(name="c10d.allgather_into_tensor_coalesced_", launch=_COLLECTIVE, **_fills("outputs")),
+    Operator(name="c10d.allreduce_", launch=_COLLECTIVE, **_fills("tensors"), sums_ranks=True),
+    Operator(name="c10d.allreduce_coalesced_", launch=_COLLECTIVE, **_fills("tensors"), sums_ranks=True),
+    Operator(name="c10d.alltoall_", launch=_COLLECTIVE, **_fills("output_tensors"), exchanges=True),
+    Operator(name="c10d.alltoall_base_", launch=_COLLECTIVE, **_fills("output"), exchanges=True),
+    Operator(name="c10d.barrier", launch=_COLLECTIVE),
+    Operator(name="c10d.broadcast_", launch=_COLLECTIVE, **_fills("tensors")),
+    Operator(name="c10d.gather_", launch=_COLLECTIVE, **_fills("output_tensors")),
+    Operator(name="c10d.recv_", launch=_COLLECTIVE, **_fills("tensors"), pairs_ranks=True),
+    Operator(name="c10d.recv_any_source_", launch=_COLLECTIVE, **_fills("tensors"), pairs_ranks=True),
+    Operator(name="c10d.reduce_", launch=_COLLECTIVE, **_fills("tensors"), sums_ranks=True),
+    Operator(name="c10d.reduce_scatter_", launch=_COLLECTIVE, **_fills("output_tensors"), sums_ranks=True),
+    Operator(name="c10d.reduce_scatter_tensor_coalesced_", launch=_COLLECTIVE, **_fills("outputs"), sums_ranks=True),
+    Operator(name="c10d.scatter_", launch=_COLLECTIVE, **_fills("output_tensors")),
+    Operator(name="c10d.send", launch=_COLLECTIVE, pairs_ranks=True),
     Operator(name="_operator.getitem", hides=Hides.CHOICE),
     Operator(name="ao.offload", launch=Launch(work=Work.TRANSFER, takes="copies", holds_source=True)),
     Operator(name="ao.reload", launch=Launch(work=Work.TRANSFER, takes="copies", holds_source=True)),

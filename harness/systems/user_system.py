@@ -129,7 +129,8 @@ class UserSystem:
         from bitproof.harness.graph.hazards import turns_of
 
         graph = getattr(self.made, "graph", None)
-        return turns_of(graph, ranks_in) if isinstance(graph, torch.fx.GraphModule) else []
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else None
+        return turns_of(graph, ranks_in, rank) if isinstance(graph, torch.fx.GraphModule) else []
 
     def _yielded(self, index: int) -> Any:
         result = self._step(index)

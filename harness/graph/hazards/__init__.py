@@ -72,11 +72,11 @@ def hazard_lines(module: GraphModule, groups: Mapping[str, Partition] | None = N
     return [*found[:MOST_TOLD], *([f"and {left} more"] if left > 0 else [])]
 
 
-def turns_of(module: GraphModule, ranks_in: RanksIn) -> list[RankTurn]:
-    """The collectives that a rank's graph launches and waits for, in order. `ranks_in` returns the ranks of the rank's
-    instance of a group, None for an unknown group.
+def turns_of(module: GraphModule, ranks_in: RanksIn, rank: int | None = None) -> list[RankTurn]:
+    """The collectives and messages that a rank's graph launches and waits for, in order. `ranks_in` returns the ranks
+    of the rank's instance of a group, None for an unknown group; messages need `rank`, the rank's own number.
     """
-    return rank_turns(GraphWalk(module).turns, ranks_in)
+    return rank_turns(GraphWalk(module).turns, ranks_in, rank)
 
 
 def _hazard(walk: GraphWalk, second: At, race: Race) -> Hazard:

@@ -16,7 +16,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from bitproof.harness.graph import operators
-from bitproof.harness.operators import Operator, known
+from bitproof.harness.operators import Operator, Wait, Work, known
 from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload, OpOverloadPacket
 from bitproof.harness.torch_operators import schema_of, storage_key, written_by_kernel
 
@@ -25,11 +25,22 @@ Places = tuple[tuple[int | None, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
+class PeerMessage:
+    """What a call sends to one rank or receives from it; the other rank and the tag are as the call has them."""
+
+    is_sent: bool
+    tensor: Node
+    peer: Any
+    tag: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Effects:
     """A call's effects on the memory of its arguments.
 
     `only_shows`: it reads no element. `gives_several`: each of its results has its own memory. `syncs_host`: the host
-    waits for its result. `adopts`: the first has the memory of the second from then on.
+    waits for its result. `adopts`: the first has the memory of the second from then on. `messages` are each a launch of
+    its own. `is_behind_token`: its first result is a token, which is no memory.
     """
 
     row: Operator
@@ -41,6 +52,8 @@ class Effects:
     only_shows: bool = False
     gives_several: bool = False
     syncs_host: bool = False
+    messages: tuple[PeerMessage, ...] = ()
+    is_behind_token: bool = False
 
 
 _ASSIGNING = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
@@ -50,7 +63,11 @@ _IN_PLACE_BY_NAME = frozenset(f"i{name}" for name in _ASSIGNING)
 def effects_of(node: Node) -> Effects:
     """A call's effects."""
     if isinstance(node.target, OpOverload):
-        return _effects_of_overload(node, _plan_of(node.target))
+        plan = _plan_of(node.target)
+        found = _effects_of_overload(node, plan)
+        if plan.row.pairs_ranks:
+            return messages_of(node, node.target, node.args, found)
+        return _blocking(node, node.target, node.args, found) if plan.row.launch is not None else found
     if node.op == "call_module":
         in_place = [*node.all_input_nodes[:1]] if getattr(submodule_of(node), "inplace", False) is True else []
         return Effects(Operator(name=str(node.target)), writes=in_place, shares=in_place)
@@ -62,6 +79,8 @@ def effects_of(node: Node) -> Effects:
         return Effects(Operator(name="setitem"), writes=node.all_input_nodes[:1])
     if node.target is getattr:
         return Effects(Operator(name="getattr"), shares=node.all_input_nodes[:1], only_shows=True)
+    if node.op == "call_method" and node.target == "wait":
+        return Effects(_WORK_WAIT, awaits=node.all_input_nodes[:1], only_shows=True)
     name = str(node.target) if node.op == "call_method" else operators.name_of(node.target)
     assigns = getattr(node.target, "__module__", None) == "_operator" and name in _IN_PLACE_BY_NAME
     if assigns or node.kwargs.get("inplace") is True:
@@ -214,12 +233,57 @@ def _effects_of_higher(node: Node, row: Operator) -> Effects:
         named = given if isinstance(given, Mapping) else {}
         written = written_by_kernel(node.kwargs, {name: _value(x) for name, x in named.items()})
         return Effects(row, writes=[x for name, x in named.items() if isinstance(x, Node) and name in written])
+    if row.name == _TORCHBIND and node.args[1:2] == ("wait",):
+        return Effects(_WORK_WAIT, awaits=node.all_input_nodes[:1], only_shows=True)
     place = next((place for place, x in enumerate(node.args) if isinstance(x, OpOverload)), None)
     if not row.runs_operator or place is None:
         return Effects(row)
-    plan = _plan_of(node.args[place])  # type: ignore[arg-type]
-    writes, shares = (_nodes_of(node.args[place + 1 :], node.kwargs, x) for x in (plan.writes, plan.shares))
-    return Effects(row, writes=writes, shares=shares)
+    target: Any = node.args[place]
+    plan, given = _plan_of(target), node.args[place + 1 :]
+    writes, shares, awaits = (_nodes_of(given, node.kwargs, x) for x in (plan.writes, plan.shares, plan.awaits))
+    if row.name != _WITH_EFFECTS or (plan.row.launch is None and plan.row.wait is None):
+        return Effects(row, writes=writes, shares=shares)
+    found = Effects(
+        plan.row,
+        writes=writes,
+        shares=shares,
+        awaits=awaits,
+        only_shows=plan.row.wait is not None,
+        gives_several=plan.gives_several,
+        is_behind_token=True,
+    )
+    if plan.row.pairs_ranks:
+        return messages_of(node, target, given, found)
+    return _blocking(node, target, given, found)
+
+
+_WORK_WAIT = Operator(name="Work.wait", wait=Wait(work=Work.COLLECTIVE, argument="self"))
+"""The method of the `Work` that torch's own collectives return."""
+_WITH_EFFECTS, _TORCHBIND = "higher_order.with_effects", "higher_order.call_torchbind"
+
+
+def messages_of(node: Node, target: Any, args: Sequence[Any], found: Effects) -> Effects:
+    """The effects of a call that sends to one rank or receives from one, or does some of each."""
+    given = dict(zip((x.name for x in schema_of(target).arguments), args, strict=False)) | node.kwargs
+    if "op_list" in given:
+        rows = zip(given["op_list"], given["tensors"], given["peer_list"], given["tag_list"], strict=True)
+        messages = tuple(PeerMessage(op == "isend", tensor, peer, tag) for op, tensor, peer, tag in rows)
+    else:
+        tensors = given.get("tensors", [given.get("tensor")])
+        peer, is_sent = given.get("dst", given.get("src")), "dst" in given
+        messages = tuple(PeerMessage(is_sent, x, peer, given.get("tag")) for x in tensors if isinstance(x, Node))
+    received = [each.tensor for each in messages if not each.is_sent]
+    return replace(found, writes=received, messages=messages)
+
+
+def _blocking(node: Node, target: Any, args: Sequence[Any], found: Effects) -> Effects:
+    """A collective that is told not to run on: on GPUs the stream waits for it, elsewhere only its `Work` does."""
+    given = dict(zip((x.name for x in schema_of(target).arguments), args, strict=False)) | node.kwargs
+    tensors = [value for x in found.writes if isinstance(value := x.meta.get("val"), Tensor)]
+    is_on_gpus = bool(tensors) and all(x.device.type == "cuda" for x in tensors)
+    if given.get("async_op") is False and is_on_gpus:
+        return replace(found, row=replace(found.row, launch=None))
+    return found
 
 
 def _value(x: Any) -> Any:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from bitproof.harness.graph import operators
 from bitproof.harness.graph.groups import Partition
+from bitproof.harness.graph.hazards.effects import PeerMessage
 from bitproof.harness.graph.hazards.walk import At, Turn
 from bitproof.harness.graph.origin import origin_of
 from bitproof.harness.operators import named
@@ -35,7 +36,7 @@ _SIZES = ("group_size",)
 def name_of_call(call: At) -> str:
     """A call's operator, module and direction."""
     origin = origin_of(call.node)
-    target = call.node.target
+    target, _ = operators.called(call.node)
     if (packet := getattr(target, "overloadpacket", None)) is not None:
         name = f"{packet}.{overload_of(target)}"
     else:
@@ -50,6 +51,10 @@ def one_order(turns: Sequence[Turn], groups: Mapping[str, Partition] | None) -> 
         if turn.waits is not None:
             continue
         group, who = operators.group_name(turn.call.node), f"`{turn.call}` ({name_of_call(turn.call)})"
+        if not group:
+            why = f"{who} runs in a process group without a known name: its order is compared with no other rank's"
+            found.append(Deadlock(str(turn.call), why))
+            continue
         if turn.choice is not None:
             why = f"{who} runs where `{turn.choice}` chooses it by data, which may differ between ranks"
             found.append(Deadlock(str(turn.call), why))
@@ -71,8 +76,9 @@ def _misfits(call: At, group: str, groups: Mapping[str, Partition]) -> list[str]
         found.append(f"names the group {group}, to which rank {twice[0]} belongs twice")
     if missing := sorted({rank for parts in groups.values() for part in parts for rank in part} - {*ranks}):
         found.append(f"names the group {group}, to which rank {missing[0]} does not belong")
-    schema, node = schema_of(call.node.target), call.node
-    given = dict(zip((x.name for x in schema.arguments), node.args, strict=False)) | node.kwargs if schema else {}
+    target, args = operators.called(call.node)
+    schema = schema_of(target)
+    given = dict(zip((x.name for x in schema.arguments), args, strict=False)) | call.node.kwargs if schema else {}
     sizes = {len(part) for part in partition}
     for name in _SIZES:
         if isinstance(size := given.get(name), int) and sizes != {size}:
@@ -90,32 +96,62 @@ def _either(sizes: set[int]) -> str:
 RanksIn = Callable[[str], tuple[int, ...] | None]
 
 
-def rank_turns(turns: Sequence[Turn], ranks_in: RanksIn) -> list[RankTurn]:
+def rank_turns(turns: Sequence[Turn], ranks_in: RanksIn, rank: int | None = None) -> list[RankTurn]:
     """A rank's launches and waits as data. `ranks_in` has the ranks of its instance of a group.
 
-    Other groups are left out, and so are messages from one rank to another, which the group's other ranks do not call.
+    Groups that it does not know are left out; so are messages from one rank to another if `rank`, this one, is unknown.
     """
     found: list[RankTurn] = []
     launched: dict[At, int] = {}
     for turn in turns:
         group = operators.group_name(turn.call.node)
-        if operators.row_of(turn.call.node.target).pairs_ranks or (ranks := ranks_in(group)) is None:
+        ranks = ranks_in(group)
+        told = name_of_call(turn.call)
+        operator, takes = told.partition(" in ")[0], _takes(turn.call)
+        message = turn.call.message
+        if ranks is not None and message is not None:
+            ends = None if rank is None else _ends(turn.call, message, rank, ranks)
+            ranks = ends
+            if ends is not None:
+                group, operator = f"{group}, from rank {ends[0]} to rank {ends[1]}", "message"
+                takes = f"tag {message.tag}, {_form(message.tensor.meta.get('val'))}"
+        if ranks is None:
             continue
         if turn.waits is None:
             launched[turn.call] = len(found)
-        told = name_of_call(turn.call)
         name = f"`{turn.waits or turn.call}`"
         waits_for = launched.get(turn.call) if turn.waits is not None else None
-        takes = "" if turn.waits else _takes(turn.call)
-        found.append(RankTurn(told.partition(" in ")[0], group, ranks, f"{name} ({told})", waits_for, takes))
+        if turn.waits is not None:
+            takes = ""
+        found.append(RankTurn(operator, group, ranks, f"{name} ({told})", waits_for, takes))
     return found
+
+
+def _ends(call: At, message: PeerMessage, rank: int, ranks: tuple[int, ...]) -> tuple[int, int] | None:
+    """The ranks from which and to which a message goes; None if the call names its peer by no number.
+
+    torch's own operators count the ranks of their group, functional ones those of the whole run.
+    """
+    peer, is_own = message.peer, getattr(operators.called(call.node)[0], "namespace", None) == "c10d"
+    if not isinstance(peer, int) or (is_own and not 0 <= peer < len(ranks)):
+        return None
+    peer = ranks[peer] if is_own else peer
+    return (rank, peer) if message.is_sent else (peer, rank)
 
 
 def _takes(call: At) -> str:
     """The dtype of what a collective is given, and its sizes unless ranks may give other numbers of rows."""
-    value = call.node.all_input_nodes[0].meta.get("val") if call.node.all_input_nodes else None
-    if not isinstance(value, Tensor):
+    values = [x.meta.get("val") for x in call.node.all_input_nodes]
+    value = next((x for x in values if isinstance(x, Tensor)), None)
+    if value is None:
         return ""
     dtype = str(value.dtype).removeprefix("torch.")
     is_fixed = not named(operators.operator_name(call.node)).exchanges and all(isinstance(n, int) for n in value.shape)
     return f"{dtype}{[*value.shape]}" if is_fixed else dtype
+
+
+def _form(value: object) -> str:
+    """The dtype and sizes of a tensor; "" for anything else."""
+    if not isinstance(value, Tensor):
+        return ""
+    return f"{str(value.dtype).removeprefix('torch.')}{[*value.shape]}"

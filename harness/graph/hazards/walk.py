@@ -14,12 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import ScriptObject, Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from bitproof.harness.graph import operators
-from bitproof.harness.graph.hazards.effects import Effects, effects_of, submodule_of
+from bitproof.harness.graph.hazards.effects import Effects, PeerMessage, effects_of, submodule_of
 from bitproof.harness.operators import Sync
 from bitproof.harness.operators.happens_before import COMPUTE, HOST, NEVER_FREED, Key, Order, Race, Stream
 from bitproof.harness.torch_compat import OpOverload
@@ -36,10 +36,11 @@ CHOOSES = ("cond", "while_loop")
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """A call: its node, and, in a nested graph, the graph's description."""
+    """A call: its node, and, in a nested graph, the graph's description; of several messages that it launches, one."""
 
     node: Node
     where: str = ""
+    message: PeerMessage | None = None
 
     def __str__(self) -> str:
         return self.node.name
@@ -91,6 +92,8 @@ class GraphWalk:
                 held[node] = next(given, ()) if operands is not None else self._keep(At(node, where))
             elif node.op == "get_attr":
                 key = (id(module), str(node.target))
+                if isinstance(getattr(module, str(node.target), None), ScriptObject):  # a process group is no memory
+                    self._constants[key] = ()
                 if key not in self._constants:
                     self._constants[key] = self._keep(At(node, where))
                 held[node] = self._constants[key]
@@ -141,7 +144,9 @@ class GraphWalk:
         if effects.adopts is not None:
             own, other = effects.adopts
             held[own] = result = held[other]
-        if row.launch is not None:
+        if effects.messages:
+            self._send(At(node, where), effects, held, result, stream)
+        elif row.launch is not None:
             self._launch(At(node, where), effects, reads, writes, result, stream)
         elif self._is_single:
             opened, freed = self._order.open, self._order.freed
@@ -184,15 +189,29 @@ class GraphWalk:
     def _launch(self, call: At, effects: Effects, reads: Memory, writes: Memory, result: Held, stream: Stream) -> None:
         self._found(call, self._order.call(call, reads, writes, stream))
         assert effects.row.launch is not None
-        self._order.launch(call, self._time, effects.row.launch, _parts(result), reads)
-        if operators.is_collective(call.node):
+        self._order.launch(call, self._time, effects.row.launch, [x for x in _parts(result) if x], reads)
+        if operators.launches_collective(call.node):
             self.turns.append(Turn(call, choice=self._choice))
+
+    def _send(self, call: At, effects: Effects, held: Mapping[Node, Held], result: Held, stream: Stream) -> None:
+        """Follow messages to other ranks and from them: each is on its way until its own wait."""
+        assert effects.row.launch is not None
+        sent = [each for each in effects.messages if each.is_sent]
+        reads = _flat([held[each.tensor] for each in sent])
+        writes = _flat([held[each.tensor] for each in effects.messages if not each.is_sent])
+        self._found(call, self._order.call(call, reads, writes, stream))
+        own = () if effects.shares else _flat([result])  # a `Work` of its own, which fills no tensor
+        for message in effects.messages:
+            at, memory = At(call.node, call.where, message), _flat([held[message.tensor]])
+            fills, takes = (own, memory) if message.is_sent else (memory, ())
+            self._order.launch(at, self._time, effects.row.launch, [fills], takes)
+            self.turns.append(Turn(at, choice=self._choice))
 
     def _wait(self, call: At, effects: Effects, held: Mapping[Node, Held], stream: Stream) -> None:
         awaited = _flat([held[x] for x in effects.awaits])
         for launch in self._order.filling(awaited):
             assert isinstance(launch, At)
-            if operators.is_collective(launch.node):
+            if operators.launches_collective(launch.node):
                 self.turns.append(Turn(launch, waits=call, choice=self._choice))
         assert effects.row.wait is not None
         self._order.wait(effects.row.wait, awaited, self._time, stream, call)
@@ -202,6 +221,11 @@ class GraphWalk:
             parent = held[node.args[0]]
             if isinstance(parent, Mapping):
                 return parent.get(node.args[1], _flat([parent]))
+        each: Held = {place: held[message.tensor] for place, message in enumerate(effects.messages)}
+        if effects.is_behind_token:
+            return self._behind_token(node, effects, held, where) if len(each) < 2 else {0: (), 1: each}
+        if effects.shares and len(each) > 1:
+            return each
         if effects.shares:
             found = [held[x] for x in effects.shares]
             return found[0] if len(found) == 1 else _flat(found)
@@ -210,6 +234,17 @@ class GraphWalk:
         taken = (user.args[1] for user in node.users if user.target is operator.getitem)
         places = [place for place in taken if isinstance(place, int)]
         return {place: self._new(At(node, where)) for place in dict.fromkeys([*places, None])}
+
+    def _behind_token(self, node: Node, effects: Effects, held: Mapping[Node, Held], where: str) -> Held:
+        """The results of a call with effects: a token, then those of the operator that it runs."""
+        taken = [x.args[1] for x in node.users if x.target is operator.getitem and isinstance(x.args[1], int)]
+        places = [place for place in dict.fromkeys(taken) if place > 0]
+        if effects.shares:
+            shared = _flat([held[x] for x in effects.shares])
+            return {0: ()} | dict.fromkeys([*places, None], shared)
+        if not effects.gives_several:
+            return {0: ()} | dict.fromkeys([*places, None], self._new(At(node, where)))
+        return {0: ()} | {place: self._new(At(node, where)) for place in [*places, None]}
 
     def _new(self, call: At) -> Memory:
         key = len(self.made)

@@ -277,7 +277,7 @@ def messages_of(node: Node, target: Any, args: Sequence[Any], found: Effects) ->
 
 
 def _blocking(node: Node, target: Any, args: Sequence[Any], found: Effects) -> Effects:
-    """A collective that is told not to run on: on GPUs the stream waits for it, elsewhere only its `Work` does."""
+    """A collective with async_op=False: on GPUs the stream waits for it, elsewhere only its `Work` does."""
     given = dict(zip((x.name for x in schema_of(target).arguments), args, strict=False)) | node.kwargs
     tensors = [value for x in found.writes if isinstance(value := x.meta.get("val"), Tensor)]
     is_on_gpus = bool(tensors) and all(x.device.type == "cuda" for x in tensors)

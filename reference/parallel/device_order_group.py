@@ -121,14 +121,29 @@ def sum_in_one_kernel(parts_WN: Tensor) -> Tensor:
     return total_N
 
 
-@functools.cache
 def sums_in_one_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernel runs on a device, and gives sums that depend on their order the bits of additions."""
+    return why_no_kernel(device, dtype) is None
+
+
+@functools.cache
+def why_no_kernel(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why additions take the kernel's place on a device, in words; None where the kernel is used."""
     large = 2 / torch.finfo(dtype).eps  # in ascending order 1 is lost in it before it goes, in others not
     ordered_W = torch.tensor([large, 1.0, -large, 1.0], dtype=dtype, device=device)
     many_WN = torch.randn(4, 4097, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     known_WN = torch.cat([ordered_W.unsqueeze(1).expand(4, 3), many_WN, many_WN.flip(0) * large], dim=1)
     try:
-        return torch.equal(sum_in_one_kernel(known_WN), sum_in_rank_order(known_WN))
-    except Exception:  # no Triton, or no compiler for it
-        return False
+        is_right = torch.equal(sum_in_one_kernel(known_WN), sum_in_rank_order(known_WN))
+    except Exception as error:  # no Triton, or no compiler for it
+        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return None if is_right else "the kernel gives other bits"
+
+
+def sums_of(device: torch.device) -> str:
+    """How sums over ranks of float32 and bfloat16 are taken on a device, for the manifest."""
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        why = why_no_kernel(device, dtype)
+        found[str(dtype).removeprefix("torch.")] = "one kernel" if why is None else f"additions ({why})"
+    return "; ".join(f"{name}: {how}" for name, how in found.items())

@@ -29,6 +29,7 @@ from bitproof.harness.execute.status_messages import Done, Prepared, PreparedGra
 from bitproof.harness.machine.determinism import AFTER_FACTORY, AFTER_STEPS, SET, read_switches, set_determinism
 from bitproof.harness.machine.gpus import read_gpu_environment, read_gpu_facts
 from bitproof.harness.machine.nccl import pin_nccl
+from bitproof.harness.records import MachineFacts
 from bitproof.harness.systems.registry import BUILT_IN
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def _done(
         determinism=determinism,
         switches=switches,
         system=_describe_system(system),
-        gpu=read_gpu_facts(steps.device),
+        gpu=_gpu_facts(job, steps.device),
         gpu_environment=read_gpu_environment(os.environ) if steps.device.type == "cuda" else {},
         chunked=getattr(system, "chunked", None) if job.run.system in BUILT_IN else None,
         unused_names=tuple(users.names.unused) if users else (),
@@ -153,6 +154,16 @@ def _done(
         turns=tuple(users.turns(ranks_in)) if users else (),
         graph=PreparedGraph.captured(getattr(system, "captured", None)),
     )
+
+
+def _gpu_facts(job: Job, device: torch.device) -> MachineFacts | None:
+    """A rank's GPU and libraries, and how it takes sums over ranks, which changes no bit, only time and memory."""
+    from bitproof.reference.parallel.device_order_group import sums_of
+
+    facts, placement = read_gpu_facts(device), job.run.placement
+    if facts is None or placement.backend != "nccl":
+        return facts
+    return facts | {"sums_over_ranks": "NCCL's own" if placement.native else sums_of(device)}
 
 
 def _is_alone(job: Job, system: System, collectives: int) -> bool:

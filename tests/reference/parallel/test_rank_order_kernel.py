@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bitproof.reference.parallel import device_order_group
-from bitproof.reference.parallel.device_order_group import sums_in_one_kernel
+from bitproof.reference.parallel.device_order_group import sums_in_one_kernel, sums_of, why_no_kernel
 from bitproof.reference.parallel.rank_order_group import sum_in_rank_order
 
 ROOT = Path(__file__).parents[3]
@@ -86,9 +86,9 @@ def test_the_kernel_compiles_and_adds_as_it_is_written(capability: str) -> None:
 
 def test_a_kernel_that_gives_other_bits_or_is_not_there_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen() -> bool:
-        sums_in_one_kernel.cache_clear()
+        why_no_kernel.cache_clear()
         found = sums_in_one_kernel(torch.device("cpu"), torch.float32)
-        sums_in_one_kernel.cache_clear()
+        why_no_kernel.cache_clear()
         return found
 
     def fail(given: torch.Tensor) -> torch.Tensor:
@@ -109,3 +109,20 @@ def test_a_sum_is_one_tensor_and_leaves_the_parts_as_they_were() -> None:
     total = sum_in_rank_order(given)
     assert total.tolist() == [12, 15, 18, 21] and given.equal(torch.arange(12.0).view(3, 4))
     assert sum_in_rank_order(given[:1]).data_ptr() != given.data_ptr()
+
+
+def test_the_manifest_has_how_sums_are_taken_and_why_not_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(given: torch.Tensor) -> torch.Tensor:
+        raise ModuleNotFoundError("No module named 'triton'\nand more")
+
+    def found(kernel: object) -> str:
+        monkeypatch.setattr(device_order_group, "sum_in_one_kernel", kernel)
+        why_no_kernel.cache_clear()
+        told = sums_of(torch.device("cpu"))
+        why_no_kernel.cache_clear()
+        return told
+
+    assert found(sum_in_rank_order) == "float32: one kernel; bfloat16: one kernel"
+    why = "additions (ModuleNotFoundError: No module named 'triton')"
+    assert found(fail) == f"float32: {why}; bfloat16: {why}"
+    assert "additions (the kernel gives other bits)" in found(lambda given: sum_in_rank_order(given.flip(0)))

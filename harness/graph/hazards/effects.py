@@ -259,7 +259,8 @@ def _effects_of_higher(node: Node, row: Operator) -> Effects:
 
 _WORK_WAIT = Operator(name="Work.wait", wait=Wait(work=Work.COLLECTIVE, argument="self"))
 """The method of the `Work` that torch's own collectives return."""
-_WITH_EFFECTS, _TORCHBIND = "higher_order.with_effects", "higher_order.call_torchbind"
+_WITH_EFFECTS = "higher_order.with_effects"
+_TORCHBIND = "higher_order.call_torchbind"
 
 
 def messages_of(node: Node, target: Any, args: Sequence[Any], found: Effects) -> Effects:

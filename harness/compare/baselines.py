@@ -49,7 +49,7 @@ _VERSION_FIELDS = {
     )
 }
 # Fields of a manifest about the machine that change no bit, and bitproof's own version, which describes the code.
-_NOT_DECISIVE = ("bitproof", "platform", "cpu_count")
+_NOT_DECISIVE = ("bitproof", "platform", "cpu_count", "sums_over_ranks")
 _STATUS = {
     Verdict.EQUAL: BaselineStatus.EQUAL,
     Verdict.DIFFERENT: BaselineStatus.DRIFTED,

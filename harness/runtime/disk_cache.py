@@ -26,7 +26,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 ENVIRONMENT_VARIABLE = "BITPROOF_CACHE"
-MAX_FILES = 200
+MAX_FILES = 2_000
 MAX_BYTES = 1 << 28
 
 MAX_CONTENT = 1 << 26

@@ -58,6 +58,9 @@ def one_order(turns: Sequence[Turn], groups: Mapping[str, Partition] | None) -> 
         if turn.choice is not None:
             why = f"{who} runs where `{turn.choice}` chooses it by data, which may differ between ranks"
             found.append(Deadlock(str(turn.call), why))
+        if (message := turn.call.message) is not None and not isinstance(message.peer, int):
+            why = f"{who} is a message whose other rank the graph does not state: it is matched with no rank's"
+            found.append(Deadlock(str(turn.call), why))
         if groups is None:
             continue
         if group not in groups:
@@ -76,6 +79,10 @@ def _misfits(call: At, group: str, groups: Mapping[str, Partition]) -> list[str]
         found.append(f"names the group {group}, to which rank {twice[0]} belongs twice")
     if missing := sorted({rank for parts in groups.values() for part in parts for rank in part} - {*ranks}):
         found.append(f"names the group {group}, to which rank {missing[0]} does not belong")
+    if (message := call.message) is not None and isinstance(message.peer, int):
+        known = range(min(map(len, partition))) if _counts_in_group(call) else ranks
+        if message.peer not in known:
+            found.append(f"names rank {message.peer} as the other end of a message, which is not in the group {group}")
     target, args = operators.called(call.node)
     schema = schema_of(target)
     given = dict(zip((x.name for x in schema.arguments), args, strict=False)) | call.node.kwargs if schema else {}
@@ -132,11 +139,15 @@ def _ends(call: At, message: PeerMessage, rank: int, ranks: tuple[int, ...]) -> 
 
     torch's own operators count the ranks of their group, functional ones those of the whole run.
     """
-    peer, is_own = message.peer, getattr(operators.called(call.node)[0], "namespace", None) == "c10d"
+    peer, is_own = message.peer, _counts_in_group(call)
     if not isinstance(peer, int) or (is_own and not 0 <= peer < len(ranks)):
         return None
     peer = ranks[peer] if is_own else peer
     return (rank, peer) if message.is_sent else (peer, rank)
+
+
+def _counts_in_group(call: At) -> bool:
+    return getattr(operators.called(call.node)[0], "namespace", None) == "c10d"
 
 
 def _takes(call: At) -> str:

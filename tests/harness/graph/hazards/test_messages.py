@@ -399,6 +399,30 @@ def test_messages_that_do_not_meet_are_named(orders: Any, sizes: Any, told: str)
     assert any(told in line for line in lines), lines
 
 
+def sent_to(peer: Any, *, is_own: bool, group: str = "0") -> list[str]:
+    """What is said of a message in a group of ranks 4 and 6, of a run that has ranks 4 to 7."""
+    draft = Draft()
+    to = draft.y if peer is None else peer
+    if is_own:
+        draft.wait(draft.call(raw.send.default, [draft.own()], draft.group, to, 0))
+    else:
+        draft.call(WAIT, draft.call(c10d.isend.default, draft.own(), to, 0, group))
+    return [str(each) for each in find_hazards(draft.finish(draft.x), {group: ((4, 6), (5, 7))})[1]]
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_message_to_a_rank_that_the_graph_does_not_state_is_not_passed_over(is_own: bool) -> None:
+    [line] = sent_to(None, is_own=is_own)
+    assert "a message whose other rank the graph does not state: it is matched with no rank's" in line
+
+
+@pytest.mark.parametrize(("is_own", "inside", "outside"), [(True, 1, 2), (False, 6, 1)])
+def test_a_message_to_a_rank_outside_its_group_is_named(is_own: bool, inside: int, outside: int) -> None:
+    assert sent_to(inside, is_own=is_own) == []
+    [line] = sent_to(outside, is_own=is_own)
+    assert f"names rank {outside} as the other end of a message, which is not in the group 0" in line
+
+
 def test_torchs_own_messages_count_ranks_within_their_group() -> None:
     turns = {}
     for rank, (operator_, peer) in {4: (raw.send.default, 1), 6: (raw.recv_.default, 0)}.items():

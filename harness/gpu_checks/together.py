@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bitproof.harness.capture.digest import digest
 from bitproof.harness.gpu_checks.setting import Answer, Setting
+from bitproof.harness.torch_compat import build
 
 OPS = torch.ops._c10d_functional
 
@@ -30,7 +31,7 @@ def library(device: torch.device) -> list[int]:
     """The version of what carries collectives; of torch where that is gloo."""
     if device.type == "cuda":
         return [*torch.cuda.nccl.version()]
-    return [int(part) for part in torch.__version__.partition("+")[0].split(".") if part.isdigit()]
+    return [int(part) for part in build()[0].partition("+")[0].split(".") if part.isdigit()]
 
 
 def check_joined(setting: Setting, rank: int) -> Answer:

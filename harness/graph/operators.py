@@ -21,7 +21,7 @@ from bitproof.harness.operators import (
     names_of_uninitialized,
     overloads,
 )
-from bitproof.harness.torch_compat import FakeTensor, OpOverload, OpOverloadPacket
+from bitproof.harness.torch_compat import FakeTensor, HigherOrderOperator, OpOverload, OpOverloadPacket
 from bitproof.harness.torch_distributed import name_of_group
 from bitproof.harness.torch_operators import is_composed, schema_of
 
@@ -95,7 +95,7 @@ def graph_of(node: Node) -> GraphModule | None:
 
 def called(node: Node) -> tuple[Any, tuple[Any, ...]]:
     """The operator that a call runs, and its arguments; of a call with effects, those of the operator that it names."""
-    if getattr(node.target, "_name", None) == "with_effects" and len(node.args) > 1:
+    if isinstance(node.target, HigherOrderOperator) and node.target.name() == "with_effects" and len(node.args) > 1:
         return node.args[1], node.args[2:]
     return node.target, node.args
 

@@ -105,7 +105,14 @@ class StoredRecording(Recording):
         if self.holds_records:
             return super().records_at(rank, step)
         columns = self.of_rank(rank).columns
-        return read_records(columns.filter(numpy.array(values_of(columns["step"])) == step))
+        return read_records(columns.filter(pa.array(numpy.array(values_of(columns["step"])) == step)))
+
+    def losses_of(self, rank: int) -> dict[Key, Record]:
+        """One rank's records of losses, made of no other rows."""
+        if self.holds_records:
+            return super().losses_of(rank)
+        columns = self.of_rank(rank).columns
+        return read_records(columns.filter(pa.array(numpy.array(values_of(columns["kind"])) == "loss")))
 
     def of_rank(self, rank: int) -> RankRows:
         """One rank's rows as they were stored; none of a rank that recorded nothing."""

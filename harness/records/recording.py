@@ -257,6 +257,11 @@ class Recording:
         """One rank's losses as hexadecimal floats, in step order. By default the first rank with losses, which in a
         pipeline is in the last stage.
         """
-        chosen = min((key.rank for key in self.records if key.kind == "loss"), default=0) if rank is None else rank
-        records = self.records_of(chosen)
-        return [records[key].value or "" for key in sorted(key for key in records if key.kind == "loss")]
+        for chosen in sorted(self.ranks) if rank is None else (rank,):
+            if records := self.losses_of(chosen):
+                return [records[key].value or "" for key in sorted(records)]
+        return []
+
+    def losses_of(self, rank: int) -> dict[Key, Record]:
+        """One rank's records of losses."""
+        return {key: record for key, record in self.records_of(rank).items() if key.kind == "loss"}

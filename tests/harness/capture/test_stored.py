@@ -71,6 +71,21 @@ def test_rows_are_seen_to_be_the_same_only_where_every_digest_is(tmp_path):
     assert not have_same_rows(side, third, 1)
 
 
+def test_losses_are_read_without_any_other_record(tmp_path, monkeypatch):
+    """By default the first rank's that has some: in a pipeline the first ranks have none."""
+    loss = [(Key(step, "loss", "loss", 1), Record("c" * 32, "float32", (), f"0x1.{step}p+1")) for step in (1, 0)]
+    grads = [
+        [(Key(step, "grad", "w", rank), Record("a" * 32, "float32", (2,))) for step in (0, 1, 2)] for rank in (0, 1)
+    ]
+    side = joined(tmp_path / "here", grads[0], [*grads[1], *loss])
+    made = []
+    monkeypatch.setattr(stored_module, "read_records", lambda table: made.append(len(table)) or read_records(table))
+    assert side.losses() == side.losses(1) == ["0x1.0p+1", "0x1.1p+1"]
+    assert side.losses(0) == side.losses(7) == []
+    assert max(made) == len(loss) and not side.holds_records
+    assert Recording(side.manifest, side.records).losses() == ["0x1.0p+1", "0x1.1p+1"]
+
+
 def test_a_search_makes_records_of_one_rank_and_step_alone(tmp_path, monkeypatch):
     """The rank that computed the first difference is told first, and each rank's differences as they were computed."""
     names = [("loss", "loss"), ("grad", "b"), ("grad", "a"), ("param", "b"), ("param", "a")]

@@ -5,7 +5,8 @@
 Budget: 1,024 ranks of 20 steps and 1,000 tensors, 20 million records a side, are compared, judged and reported in a
 minute and 2 GiB on two cores. The ranks' parts are written as ranks write them, then joined as a run joins them. Three
 pairs are compared: equal ones, ones of which a record on a rank in the middle differs, and ones that all differ. Each
-stage runs in a process of its own, whose peak of memory and CPU seconds are shown beside those of the clock.
+stage runs in a process of its own, whose peak of memory and CPU seconds are shown beside those of the clock. Returns 1
+where comparing, judging and reporting takes more CPU seconds or memory than that.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import hashlib
 import multiprocessing
 import resource
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +34,7 @@ from bitproof.harness.records import Key, Manifest, Record, Report
 from bitproof.harness.report.write import prepare_run_dir, write_run
 
 KINDS = ("grad", "param", "optimizer")
+BUDGET_SECONDS, BUDGET_GIB = 60, 2
 
 
 def case_of(options: argparse.Namespace) -> Case:
@@ -122,14 +125,14 @@ def _measure(sender: Any, what: Callable[..., None], arguments: tuple[Any, ...])
     sender.send((usage.ru_utime + usage.ru_stime, usage.ru_maxrss / (1 << 20)))
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--tensors", type=int, default=1000, help="a loss, and three for each parameter")
     parser.add_argument("--scratch", type=Path)
     options = parser.parse_args()
-    rows = []
+    rows, missed = [], False
     with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
         folder = Path(scratch)
         for side in ("reference", "equal", "one", "all"):
@@ -139,13 +142,18 @@ def main() -> None:
             rows.append((f"join {side}", *found, f"{size:.0f} MiB"))
             print(*rows[-1], flush=True)
             if side != "reference":
-                rows.append((f"compare, judge, report: {side}", *measured(report, folder, side, options), ""))
+                seconds, cpu, peak = measured(report, folder, side, options)
+                rows.append((f"compare, judge, report: {side}", seconds, cpu, peak, ""))
                 print(*rows[-1], flush=True)
+                missed = missed or float(cpu) > BUDGET_SECONDS or float(peak) > BUDGET_GIB
             if side in ("one", "all"):
                 rows.append((f"what a search asks: {side}", *measured(search, folder, side, options), ""))
                 print(*rows[-1], flush=True)
     print(tabulate(rows, headers=["stage", "seconds", "CPU seconds", "peak GiB", "on disk"], tablefmt="grid"))
+    if missed:
+        print(f"MISSED: {BUDGET_SECONDS} CPU seconds and {BUDGET_GIB} GiB to compare, judge and report")
+    return int(missed)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -25,15 +25,24 @@ Join = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 EMBEDDINGS, PROJECTION = "tok_embeddings.weight", "output.weight"
 
 
+def pair_of(case: Case, name: str) -> tuple[str, str] | None:
+    """The names of a parameter's two copies, the first stage's first; None for one that has no copy."""
+    if (schedule := case.schedule) is None:
+        return None
+    if schedule.tied and name in (EMBEDDINGS, PROJECTION):
+        return EMBEDDINGS, PROJECTION
+    first, second = schedule.shared or ("", "")
+    for module in (first, second):
+        if module and name.startswith(f"{module}."):
+            path = name.removeprefix(module)
+            return first + path, second + path
+    return None
+
+
 def copies_of(case: Case, names: Iterable[str]) -> dict[str, str]:
     """Of these parameters those that are second copies, each with the first copy's name."""
-    schedule, found = case.schedule, dict[str, str]()
-    for name in names:
-        if schedule and schedule.tied and name == PROJECTION:
-            found[name] = EMBEDDINGS
-        elif schedule and schedule.shared and name.startswith(f"{schedule.shared[1]}."):
-            found[name] = schedule.shared[0] + name.removeprefix(schedule.shared[1])
-    return found
+    pairs = {name: pair_of(case, name) for name in names}
+    return {name: pair[0] for name, pair in pairs.items() if pair is not None and name == pair[1]}
 
 
 def share_parameters(model: nn.Module, case: Case) -> None:
@@ -82,16 +91,9 @@ class JoinTied:
     def __init__(self, case: Case, mesh: Mesh, names: Iterable[str], num_layers: int, is_cut: bool) -> None:
         size, schedule = mesh.size(PIPELINE), case.schedule
         self._coordinate = mesh.coordinate(PIPELINE)
-        pairs = dict[str, str]()
-        for name in names:
-            if schedule and schedule.tied and name in (EMBEDDINGS, PROJECTION):
-                pairs[EMBEDDINGS] = PROJECTION
-            for module in (schedule.shared or ()) if schedule else ():
-                if schedule and schedule.shared and name.startswith(f"{module}."):
-                    first, second = (at + name.removeprefix(module) for at in schedule.shared)
-                    pairs[first] = second
-        coordinates = {name: stage_of(name, num_layers, case.stages) % size for pair in pairs.items() for name in pair}
-        self._copies = [_Copies(pair, (coordinates[pair[0]], coordinates[pair[1]])) for pair in sorted(pairs.items())]
+        pairs = {pair for name in names if (pair := pair_of(case, name)) is not None}
+        coordinates = {name: stage_of(name, num_layers, case.stages) % size for pair in pairs for name in pair}
+        self._copies = [_Copies(pair, (coordinates[pair[0]], coordinates[pair[1]])) for pair in sorted(pairs)]
         is_tied = schedule is not None and (schedule.tied or schedule.shared is not None)
         self._group = pipeline_group(mesh) if is_cut and is_tied else None
 

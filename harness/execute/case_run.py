@@ -51,6 +51,7 @@ from bitproof.harness.records import (
     Throughput,
     Verdict,
 )
+from bitproof.harness.systems.registry import sums_over_ranks
 
 if TYPE_CHECKING:
     from bitproof.harness.localize.every_call import EveryCall
@@ -393,5 +394,6 @@ class CaseRun:
             "artifact": self.graph.artifact if self.graph else None,
             "partition": Partition.of([entry.facts for entry in passes]),
             "placed": self.placed,
+            "sums_over_ranks": sums_over_ranks({role: first.manifest for role, first in self._firsts.items()}),
             "logs": self.folders.log_files(),
         }

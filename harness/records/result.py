@@ -228,7 +228,7 @@ class CaseFindings:
     with its baseline. `kept_graph`: the graph came from an earlier run; None if there was no graph. `proof` and
     `sensitivity` are None if not requested. `partition` describes a partitioned graph, `artifact` the precompiled step,
     `placed` the solved placements, `throughput` each side's speed in its first run, `layouts` what two layouts had to
-    agree in.
+    agree in, `sums_over_ranks` how each side's ranks added, in words, if a system of ours ran on several.
     """
 
     verdict: Verdict
@@ -246,6 +246,7 @@ class CaseFindings:
     placed: Placed | None = None
     throughput: dict[Role, Throughput] = field(default_factory=dict)
     layouts: LayoutBounds | None = None
+    sums_over_ranks: dict[Role, str] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -279,9 +280,13 @@ class CaseResult(CaseFindings):
 
     @property
     def where(self) -> str:
-        """The machine that ran the case, in words."""
+        """The machine that ran the case and how its ranks added, in words."""
         meeting = ", shared memory" if self.collectives == "shared" else ""
-        return f"{self.world_size} ranks, {self.steps} steps, {self.device}, {self.backend}{meeting}"
+        agreed = {*map(self.sums_over_ranks.get, ROLES)}
+        sides = {"": agreed.pop()} if len(agreed) == 1 else {f"{r}'s ": how for r, how in self.sums_over_ranks.items()}
+        sums = [f"{side}sums over ranks {how}" for side, how in sides.items() if how]
+        ran = f"{self.world_size} ranks, {self.steps} steps, {self.device}, {self.backend}{meeting}"
+        return ", ".join([ran, *sums])
 
     @property
     def as_expected(self) -> bool:

@@ -195,7 +195,7 @@ def _case_details(report: Report, result: CaseResult) -> str:
         headers = ("pass", "seconds", "nodes before", "nodes after")
         passes = [(p.name, f"{p.seconds:.3f}", p.nodes_before, p.nodes_after) for p in result.passes]
         parts += [f"### Passes\n\n{table_of(headers, passes)}", *_pass_details(result.passes)]
-    return "\n\n".join([inline(result.where), *(strong(_brief(remark)) for remark in result.remarks), *parts])
+    return "\n\n".join([inline(_brief(result.where)), *(strong(_brief(remark)) for remark in result.remarks), *parts])
 
 
 def _sensitivity(result: CaseResult, found: Sensitivity) -> str:

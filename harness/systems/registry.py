@@ -61,7 +61,7 @@ import difflib
 import importlib
 import importlib.machinery
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -76,6 +76,8 @@ from bitproof.harness.user_code.user_file import loading, names_in, run_file
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+    from bitproof.harness.records import Manifest, Role
+
 BUILT_IN = ("eager", "eager_chunked", *PREPARED)
 NAMED = (*BUILT_IN, COMPILED)
 """The names that are ours: of the last, all code but torch.compile's is the user's."""
@@ -88,6 +90,21 @@ class Factory(NamedTuple):
 
     make: Callable[..., Any]
     origin: dict[str, str]
+
+
+def sums_over_ranks(manifests: Mapping[Role, Manifest]) -> dict[Role, str]:
+    """How each side's ranks added, in words; nothing of one rank, nor of a user's system, whose groups are its own."""
+    return {role: how for role, manifest in manifests.items() if (how := _sums_of(manifest))}
+
+
+def _sums_of(manifest: Manifest) -> str | None:
+    if manifest.system not in BUILT_IN or manifest.world_size < 2 or manifest.collectives is None:
+        return None
+    if manifest.collectives == "native":
+        return "in NCCL's own order"
+    said = (manifest.machine or {}).get("sums_over_ranks")
+    how = f"({'; '.join(map(str, said))})" if isinstance(said, list) else said or "by additions"
+    return f"in rank order {how}" if manifest.collectives != "nccl" or said else "in rank order"
 
 
 def registered() -> dict[str, EntryPoint]:

@@ -141,9 +141,11 @@ def why_no_kernel(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def sums_of(device: torch.device) -> str:
-    """How sums over ranks of float32 and bfloat16 are taken on a device, for the manifest."""
+    """How sums over ranks of float32 and bfloat16 are taken on a device, for manifests and reports."""
     found = {}
     for dtype in (torch.float32, torch.bfloat16):
         why = why_no_kernel(device, dtype)
-        found[str(dtype).removeprefix("torch.")] = "one kernel" if why is None else f"additions ({why})"
-    return "; ".join(f"{name}: {how}" for name, how in found.items())
+        found[str(dtype).removeprefix("torch.")] = "by one Triton kernel" if why is None else f"by additions ({why})"
+    if len(ways := {*found.values()}) == 1:
+        return ways.pop()
+    return ", ".join(f"{how} in {name}" for name, how in found.items())

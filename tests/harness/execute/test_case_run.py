@@ -187,6 +187,7 @@ def test_of_an_equal_case_every_call_is_compared_and_one_that_the_reference_neve
     assert (first.step, first.rank, first.kind, first.call.operator) == (2, 1, "activation", "mul.Tensor")
     assert re.fullmatch(r"mul.Tensor of the step itself \(update\), call \d+", first.name)
     assert first.call.how == "gives a value that the reference never had" and first.call.ranks == "1"
+    assert found.sums_over_ranks == {}, "groups of a user's system are its own"
 
 
 def test_every_call_of_a_graph_with_experts_is_one_of_eager_s(tmp_path, one_host):
@@ -197,6 +198,7 @@ def test_every_call_of_a_graph_with_experts_is_one_of_eager_s(tmp_path, one_host
     [found] = run_cases([case], RunOptions(device="cpu", control="never", every_call=True), tmp_path)
     assert (found.verdict, found.error, found.mismatched["activation"]) == (Verdict.EQUAL, None, 0)
     assert found.compared["activation"] > 100
+    assert found.sums_over_ranks == dict.fromkeys(("reference", "candidate"), "in rank order by additions")
 
 
 def test_where_no_call_explains_a_difference_that_is_said(tmp_path, one_host):

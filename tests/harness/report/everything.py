@@ -140,6 +140,7 @@ def everything(localized: CaseResult, make_result: Any, closeness: Closeness, dr
         remarks=("all gradients are zero",),
         options=("--steps", "3"),
         collectives="shared",
+        sums_over_ranks={"reference": "in rank order by additions", "candidate": "in NCCL's own order"},
         kept_graph=True,
         stress={"reference": "EQUAL", "candidate": "EQUAL"},
     )
@@ -166,7 +167,7 @@ def everything(localized: CaseResult, make_result: Any, closeness: Closeness, dr
 
 
 TABLES = {"environment", "packages", "not_run", "memory", "grad", "settings", "facts", "changed", "shown", "beside"} | {
-    *("passes", "start_ranks", "histogram", "control", "losses", "baseline", "differing"),
+    *("passes", "start_ranks", "histogram", "control", "losses", "baseline", "differing", "sums_over_ranks"),
 }
 """Objects that are tables: their fields' names are texts of others, too."""
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from bitproof.harness.records import PassReport, Score, Shard
 from bitproof.harness.report import markdown
 
@@ -180,3 +182,23 @@ def test_a_run_that_was_given_faults_says_what_came_of_them(make_report, make_re
     assert "**bitproof faults: 2 of 3 faults killed, 0 of 1 equivalents flagged, " in told
     told = markdown.render(make_report(make_result(verdict="DIFFERENT"), faults=score))
     assert "Exit status 1: some case did not get its expected verdict." in told
+
+
+ORDER, NATIVE = "in rank order by one Triton kernel", "in NCCL's own order"
+
+
+@pytest.mark.parametrize(
+    ("sums", "told"),
+    [
+        ({"reference": ORDER, "candidate": ORDER}, f", sums over ranks {ORDER}"),
+        (
+            {"reference": ORDER, "candidate": NATIVE},
+            f", reference's sums over ranks {ORDER}, candidate's sums over ranks {NATIVE}",
+        ),
+        ({"candidate": ORDER}, f", candidate's sums over ranks {ORDER}"),
+        ({}, ""),
+    ],
+)
+def test_how_ranks_added_stands_beside_what_carried_their_collectives(make_report, make_result, sums, told):
+    text = markdown.render(make_report(make_result(sums_over_ranks=sums)))
+    assert f"8 ranks, 20 steps, cpu, gloo{told}\n" in text

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from bitproof.harness.errors import UsageError
-from bitproof.harness.systems.registry import BUILT_IN, check_system, load_factory, registered
+from bitproof.harness.records import Manifest
+from bitproof.harness.systems.registry import BUILT_IN, check_system, load_factory, registered, sums_over_ranks
 from tests.distributions import install
 
 ROOT = Path(__file__).parents[3]
@@ -191,3 +192,28 @@ def test_the_working_directory_is_searched_first_as_ranks_do(site, monkeypatch):
     monkeypatch.chdir(site / "here")
     check_system("twice:here")
     assert "  expected: a name that it has, such as here\n" in refusal(check_system, "twice:there")
+
+
+KERNEL = "by one Triton kernel"
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ({"collectives": "shared"}, "in rank order by additions"),
+        ({"collectives": "gloo"}, "in rank order by additions"),
+        ({"collectives": "nccl", "machine": {"sums_over_ranks": KERNEL}}, f"in rank order {KERNEL}"),
+        (
+            {"collectives": "nccl", "machine": {"sums_over_ranks": ["rank 0: x", "rank 1: y"]}},
+            "in rank order (rank 0: x; rank 1: y)",
+        ),
+        ({"collectives": "nccl"}, "in rank order"),
+        ({"collectives": "native", "machine": {"sums_over_ranks": "NCCL's own"}}, "in NCCL's own order"),
+        ({"collectives": None}, None),
+        ({"collectives": "gloo", "world_size": 1}, None),
+        ({"collectives": "gloo", "system": "loop.py:make"}, None),
+    ],
+)
+def test_how_the_ranks_of_a_system_of_ours_added_is_said_from_its_manifest(facts, told):
+    manifest = Manifest(**{"case": {}, "system": "graph", "world_size": 2, "steps": 1} | facts)
+    assert sums_over_ranks({"candidate": manifest}) == ({} if told is None else {"candidate": told})

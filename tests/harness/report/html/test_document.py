@@ -264,6 +264,12 @@ def test_controls_memory_options_environment_and_replay_are_told(make_report, ma
     assert ["torch", "2.13.0"] in rows(page, "Environment")
 
 
+def test_how_ranks_added_is_told_with_what_carried_their_collectives(make_report, make_result):
+    sums = dict.fromkeys(("reference", "candidate"), "in rank order by additions")
+    told = Page(document.render(make_report(make_result(sums_over_ranks=sums)))).texts("dd")
+    assert sum(text.endswith("gloo, sums over ranks in rank order by additions") for text in told) == 1
+
+
 def test_the_blamed_pass_and_baselines_are_told(make_report, localized):
     result = replace(localized, first_divergence=replace(localized.first_divergence, pass_="chunk"))
     status = BaselineStatus.NOT_COMPARABLE

@@ -98,7 +98,6 @@ ELSEWHERE = {
     "harness/graph/hazards/__init__.py": (HAZARDS, "what is found is planted there"),
     "harness/graph/hazards/effects.py": ("tests/harness/graph/hazards/test_walk.py", "effects show in how calls meet"),
     "harness/graph/hazards/turns.py": (HAZARDS, "what turns are wrong is planted there"),
-    "harness/operators/crossings.py": (HAZARDS, "ranks that cross each other are planted there"),
     "harness/graph/analysis/saved_activations.py": (
         "tests/harness/graph/passes/test_rematerialize.py",
         "passes alone ask it",

@@ -1,14 +1,18 @@
 """Turns that ranks take at collectives, as data, and what ranks wait for once none of them can go on. Loads no torch.
 
-A launch begins once all members of its group have launched the same; one group's launches run in order; a wait holds
-its rank up until then. On NCCL a wait holds up a stream and not the host, but all that the stream is given later is
-behind it, launches too.
+A group's launches on a rank, its messages to and from other ranks included, run one after the other, as NCCL runs those
+of one communicator, which a group has for collectives, batches of messages and, when it was initialized eagerly, single
+messages. So each begins once the one before it has ended, and ends once all ranks that take part have begun it. The
+messages of one call run together. A wait holds its rank up until the launch has ended. On NCCL a wait holds up a stream
+and not the host, but all that the stream is given later is behind it, launches too.
+
+Gloo would carry a group's messages beside its collectives; as of other rules of NCCL, no graph may depend on it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,9 @@ class Deadlock:
 class RankTurn:
     """A turn of a rank as data: the operator, its group's name and ranks, and the call's name. `waits_for` is the
     index of the turn that launched what this one waits for, `takes` the dtype and sizes that a launch must share with
-    those that it meets; "" if unknown."""
+    those that it meets; "" if unknown. Launches of one `communicator` run one after the other on this rank: for a
+    message it is its group's, "" means that of `group`. One that `is_joined` runs with the launch before it.
+    """
 
     operator: str
     group: str
@@ -34,47 +40,129 @@ class RankTurn:
     name: str
     waits_for: int | None = None
     takes: str = ""
+    communicator: str = ""
+    is_joined: bool = False
+
+    @property
+    def queue(self) -> str:
+        """What launches run one after the other with it."""
+        return self.communicator or self.group
+
+
+@dataclass
+class _Rank:
+    """How far a rank has come: `place` in its turns; by group the turns that launched in it; by queue its calls, each
+    a list of such turns, and how many of them have ended.
+    """
+
+    turns: Sequence[RankTurn]
+    place: int = 0
+    launched: dict[str, list[int]] = field(default_factory=dict)
+    calls: dict[str, list[list[int]]] = field(default_factory=dict)
+    ended: dict[str, int] = field(default_factory=dict)
+    nth: dict[int, int] = field(default_factory=dict)
+    call: dict[int, int] = field(default_factory=dict)
+
+    def launch(self) -> None:
+        """Put the next turn, a launch, behind the others of its queue."""
+        turn, index = self.turns[self.place], self.place
+        own, calls = self.launched.setdefault(turn.group, []), self.calls.setdefault(turn.queue, [])
+        self.nth[index] = len(own)
+        own.append(index)
+        calls[-1].append(index) if turn.is_joined else calls.append([index])
+        self.call[index] = len(calls) - 1
+
+    def has_ended(self, index: int) -> bool:
+        return self.call[index] < self.ended.get(self.turns[index].queue, 0)
+
+    def has_begun(self, index: int) -> bool:
+        return self.call[index] <= self.ended.get(self.turns[index].queue, 0)
+
+    def first_of(self, queue: str) -> RankTurn:
+        """The call that the later ones of a queue wait for."""
+        return self.turns[self.calls[queue][self.ended.get(queue, 0)][0]]
 
 
 def crossed(turns_of: Mapping[int, Sequence[RankTurn]]) -> list[Deadlock]:
     """What ranks still wait for once none of them can go on."""
-    place = dict.fromkeys(turns_of, 0)
-    launched: dict[int, dict[str, list[RankTurn]]] = {rank: {} for rank in turns_of}
-    nth: dict[int, dict[int, int]] = {rank: {} for rank in turns_of}
-    moved = True
-    while moved:
-        moved = False
-        for rank, turns in turns_of.items():
-            while place[rank] < len(turns):
-                turn = turns[place[rank]]
-                if turn.waits_for is None:
-                    nth[rank][place[rank]] = len(launched[rank].setdefault(turn.group, []))
-                    launched[rank][turn.group].append(turn)
-                elif not _is_met(turn, nth[rank][turn.waits_for], launched):
-                    break
-                place[rank] += 1
-                moved = True
-    left = {rank: turns[place[rank]] for rank, turns in turns_of.items() if place[rank] < len(turns)}
-    return [*(_stuck(rank, turn, launched) for rank, turn in left.items()), *_unlike(launched)]
+    ranks = {rank: _Rank(turns) for rank, turns in turns_of.items()}
+    while any([_goes_on(rank, ranks) for rank in ranks]):
+        pass
+    held_up = [found for rank in ranks for found in _held_up(rank, ranks)]
+    left = {rank: own.turns[own.place] for rank, own in ranks.items() if own.place < len(own.turns)}
+    stuck = [_stuck(rank, turn, ranks) for rank, turn in left.items() if not _is_launched(rank, turn, ranks)]
+    return [*stuck, *held_up, *_unlike(ranks)]
 
 
-def _is_met(turn: RankTurn, index: int, launched: Mapping[int, Mapping[str, Sequence[RankTurn]]]) -> bool:
-    return all(len(launched.get(member, {}).get(turn.group, ())) > index for member in turn.ranks if member in launched)
+def _goes_on(rank: int, ranks: Mapping[int, _Rank]) -> bool:
+    """Let a rank take its turns, and its launches end, as far as they can; returns whether it came any further."""
+    own, has_moved = ranks[rank], False
+    while own.place < len(own.turns):
+        waits_for = own.turns[own.place].waits_for
+        if waits_for is None:
+            own.launch()
+        elif not own.has_ended(waits_for):
+            break
+        own.place += 1
+        has_moved = True
+    for queue, calls in own.calls.items():
+        while (n := own.ended.get(queue, 0)) < len(calls) and all(_is_met(rank, index, ranks) for index in calls[n]):
+            own.ended[queue] = n + 1
+            has_moved = True
+    return has_moved
 
 
-def _stuck(rank: int, turn: RankTurn, launched: Mapping[int, Mapping[str, Sequence[RankTurn]]]) -> Deadlock:
-    counts = {member: len(launched[member].get(turn.group, ())) for member in turn.ranks if member in launched}
+def _met(rank: int, index: int, ranks: Mapping[int, _Rank]) -> dict[int, int | None]:
+    """The launch of each member that a rank's launch meets; None if it is not there yet."""
+    own = ranks[rank]
+    turn, nth = own.turns[index], own.nth[index]
+    theirs = {member: ranks[member].launched.get(turn.group, []) for member in turn.ranks if member in ranks}
+    return {member: found[nth] if len(found) > nth else None for member, found in theirs.items()}
+
+
+def _is_met(rank: int, index: int, ranks: Mapping[int, _Rank]) -> bool:
+    met = _met(rank, index, ranks)
+    return all(their is not None and ranks[member].has_begun(their) for member, their in met.items())
+
+
+def _is_launched(rank: int, turn: RankTurn, ranks: Mapping[int, _Rank]) -> bool:
+    """Whether all members have launched what a turn waits for."""
+    return turn.waits_for is not None and None not in _met(rank, turn.waits_for, ranks).values()
+
+
+def _held_up(rank: int, ranks: Mapping[int, _Rank]) -> list[Deadlock]:
+    """Launches that are next on a rank and, on another, behind one that never ends."""
+    found, own = [], ranks[rank]
+    for queue, calls in own.calls.items():
+        for index in calls[own.ended.get(queue, 0)] if own.ended.get(queue, 0) < len(calls) else ():
+            for member, their in _met(rank, index, ranks).items():
+                if their is None or ranks[member].has_begun(their):
+                    continue
+                turn, other = own.turns[index], ranks[member].turns[their]
+                first = ranks[member].first_of(other.queue).name
+                why = f"rank {rank} is in {turn.name}, which rank {member} launches as {other.name} behind {first}"
+                found.append(Deadlock(turn.name, f"{why}; on NCCL group {queue} runs its launches one after the other"))
+                break
+    return found
+
+
+def _stuck(rank: int, turn: RankTurn, ranks: Mapping[int, _Rank]) -> Deadlock:
+    counts = {member: len(ranks[member].launched.get(turn.group, ())) for member in turn.ranks if member in ranks}
     behind = min(counts, key=lambda member: counts[member])
     why = f"rank {rank} waits in {turn.name} for rank {behind}, which has launched {counts[behind]} in group"
     return Deadlock(turn.name, f"{why} {turn.group} and not the one that it waits for")
 
 
-def _unlike(launched: Mapping[int, Mapping[str, Sequence[RankTurn]]]) -> list[Deadlock]:
+def _unlike(ranks: Mapping[int, _Rank]) -> list[Deadlock]:
     """Launches that meet although they are not the same call, and such as not all members make.
 
     If two ranks launch calls of the same names in different orders, one call meets another one of the other rank.
     """
     found = []
+    launched = {
+        rank: {group: [own.turns[index] for index in found] for group, found in own.launched.items()}
+        for rank, own in ranks.items()
+    }
     for rank, by_group in launched.items():
         for group, turns in by_group.items():
             for other in turns[0].ranks:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
+from torch.fx import Node
 
 from bitproof.harness.graph import operators
 from bitproof.harness.graph.groups import Partition
@@ -110,8 +111,9 @@ def rank_turns(turns: Sequence[Turn], ranks_in: RanksIn, rank: int | None = None
     """
     found: list[RankTurn] = []
     launched: dict[At, int] = {}
+    joined: Node | None = None  # the call whose messages come
     for turn in turns:
-        group = operators.group_name(turn.call.node)
+        group = own_group = operators.group_name(turn.call.node)
         ranks = ranks_in(group)
         told = name_of_call(turn.call)
         operator, takes = told.partition(" in ")[0], _takes(turn.call)
@@ -124,13 +126,15 @@ def rank_turns(turns: Sequence[Turn], ranks_in: RanksIn, rank: int | None = None
                 takes = f"tag {message.tag}, {_form(message.tensor.meta.get('val'))}"
         if ranks is None:
             continue
+        is_joined = turn.waits is None and message is not None and turn.call.node is joined
+        joined = turn.call.node if turn.waits is None and message is not None else None
         if turn.waits is None:
             launched[turn.call] = len(found)
         name = f"`{turn.waits or turn.call}`"
         waits_for = launched.get(turn.call) if turn.waits is not None else None
         if turn.waits is not None:
             takes = ""
-        found.append(RankTurn(operator, group, ranks, f"{name} ({told})", waits_for, takes))
+        found.append(RankTurn(operator, group, ranks, f"{name} ({told})", waits_for, takes, own_group, is_joined))
     return found
 
 

@@ -333,22 +333,29 @@ def test_a_collective_with_effects_needs_its_wait_and_its_token_none(name: str) 
 # -- messages between ranks ------------------------------------------------------------------------------
 
 
-def between(*orders: list[tuple[str, int, int]], sizes: dict[tuple[int, int], int] | None = None) -> list[str]:
+def between(*orders: list[tuple[Any, ...]], sizes: dict[tuple[int, int], int] | None = None) -> list[str]:
     """What ranks wait for whose graphs send and receive, each message waited for at once, or in the end if "later".
 
-    Of each rank: what it does, its peer, the tag.
+    Of each rank: what it does, its peer, the tag, and the group unless it is "0"; of a batch the peers sent to and
+    those received from.
     """
     turns = {}
     for rank, order in enumerate(orders):
-        draft, later = Draft(), []
-        for place, (what, peer, tag) in enumerate(order):
-            kind = what.removesuffix(" later")
+        draft, later = Draft(boxed=False), []
+        for place, (what, peer, tag, *own) in enumerate(order):
+            kind, [group] = what.removesuffix(" later"), own or ["0"]
             if kind == "reduce":
-                begun = draft.call(c10d.all_reduce.default, draft.own(), "sum", "0")
+                begun = draft.call(c10d.all_reduce.default, draft.own(), "sum", group)
+            elif kind == "batch":
+                ops = ["isend"] * len(peer) + ["irecv"] * len(tag)
+                given = [draft.own() for _ in ops]
+                both = draft.call(c10d.batch_p2p_ops.default, ops, [*peer, *tag], [0] * len(ops), given, group)
+                later += [draft.part(both, each) for each in range(len(ops))]
+                continue
             else:
                 x = draft.own()
                 x.meta["val"] = torch.empty((sizes or {}).get((rank, place), 4))
-                begun = draft.call(getattr(c10d, kind).default, x, peer, tag, "0")
+                begun = draft.call(getattr(c10d, kind).default, x, peer, tag, group)
             later.append(begun) if what.endswith("later") else draft.call(WAIT, begun)
         for begun in later:
             draft.call(WAIT, begun)
@@ -359,8 +366,6 @@ def between(*orders: list[tuple[str, int, int]], sizes: dict[tuple[int, int], in
 
 def test_messages_that_meet_are_right() -> None:
     assert between([("isend", 1, 0), ("irecv", 1, 0)], [("irecv", 0, 0), ("isend", 0, 0)]) == []
-    later = [("isend later", 1, 0), ("irecv", 1, 0)]
-    assert between(later, [("isend later", 0, 0), ("irecv", 0, 0)]) == []
     assert between([("isend", 1, 0)], [("irecv", 0, 0), ("isend", 2, 0)], [("irecv", 1, 0)]) == []
     assert between([("isend", 1, 0), ("reduce", 0, 0)], [("irecv", 0, 0), ("reduce", 0, 0)]) == []
 

@@ -96,6 +96,10 @@ ELSEWHERE = {
     "harness/execute/host/rank_system.py": (LAUNCH, "what a rank does is seen from a run"),
     "harness/execute/host/job.py": (LAUNCH, "what a rank does is seen from a run"),
     "harness/graph/hazards/__init__.py": (HAZARDS, "what is found is planted there"),
+    "harness/graph/hazards/value_devices.py": (
+        HAZARDS,
+        "copies that hold the host up are planted",
+    ),
     "harness/graph/hazards/effects.py": ("tests/harness/graph/hazards/test_walk.py", "effects show in how calls meet"),
     "harness/graph/hazards/turns.py": (HAZARDS, "what turns are wrong is planted there"),
     "harness/graph/analysis/saved_activations.py": (

@@ -107,12 +107,16 @@ class Order:
         if self._is_single:
             return self.races(reads, writes)
         seq = self._tick(stream)
-        found = self.races(reads, writes, stream)
+        used = {*reads, *writes}
+        is_open = not (self.open.keys().isdisjoint(used) and self.freed.keys().isdisjoint(used))
+        found = self.races(reads, writes, stream) if is_open else []
         clock = self._clocks[stream]
-        for key in {*reads, *writes}:
-            uses = self._uses.setdefault(key, _Uses(stream))
+        for key in used:
+            uses = self._uses.get(key)
+            if uses is None:
+                uses = self._uses[key] = _Uses(stream)
             is_write = key in writes
-            earlier = [(*uses.write, "writes")] if uses.write else []
+            earlier = [(*uses.write, "writes")] if uses.write and uses.write[0] != stream else []
             earlier += [(other, *read, "reads") for other, read in uses.reads.items() if is_write]
             for other, at, first, did in earlier:
                 if other != stream and clock.get(other, -1) < at:
@@ -124,6 +128,15 @@ class Order:
             else:
                 uses.reads[stream] = seq, name
         return found
+
+    def call_of_one(self, reads: Collection[Key], writes: Collection[Key], stream: Stream) -> list[Race]:
+        """As `call`, of a call whose memory this stream alone uses in the whole graph, besides launches."""
+        clock = self._clocks[stream]
+        clock[stream] = clock.get(stream, 0) + 1
+        for key in (*reads, *writes):
+            if key in self.open or key in self.freed:
+                return self.races(reads, writes, stream)
+        return []
 
     def races(self, reads: Collection[Key], writes: Collection[Key], stream: Stream = COMPUTE) -> list[Race]:
         """The races of a call that uses memory now with what is on its way, one for each launch and way."""
@@ -167,7 +180,7 @@ class Order:
         also for what sends it. Gives what was let go too soon. Another wait, or one of another kind, ends nothing.
         `name` is the call that waits.
         """
-        now = (stream, self._clocks.setdefault(stream, {}).get(stream, 0))
+        now = (stream, 0 if self._is_single else self._tick(stream))  # what waited for earlier calls is not behind it
         found = []
         filling = [work for key in awaited for work in self.open.get(key, ()) if _is_of(work, key)]
         for work in {id(work): work for work in filling}.values():
@@ -239,7 +252,7 @@ class Order:
 
     def end(self, works: Iterable[_Work], stream: Stream) -> None:
         """Let a stream wait for work that each branch of a choice waits for."""
-        now = (stream, self._clock(stream).get(stream, 0))
+        now = (stream, 0 if self._is_single else self._tick(stream))
         for work in works:
             work.filled.append(now)
             work.taken.append(now)

@@ -23,14 +23,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tabulate import tabulate
 
-from bitproof.builtin_cases import CASES
 from bitproof.harness.case import Case
-from bitproof.harness.case.traced import AUTOPLACE, JOINT, PREPARED
-from bitproof.harness.systems.graph_key import step_part
+from bitproof.harness.case.traced import AUTOPLACE, JOINT
 from tests.cuda_lane import stand_in
-
-PLAIN: dict[str, Any] = {"backend": "fx", "regions": ()}
-"""What compiles a graph comes after what is looked at."""
+from tests.cuda_lane.selection import PLAIN, traced_cases, traced_step
 
 
 def main() -> int:
@@ -54,15 +50,8 @@ def graph_cases() -> list[Case]:
 
     Left out are steps that are placed when the case runs, and those of models too large for this machine.
     """
-    found = [case for case in CASES.values() if case.candidate in PREPARED and case.candidate != AUTOPLACE]
-    found = [case for case in found if case.model.flavor not in ("debugmodel", "16B")]
-    steps = list(map(traced_step, found))
-    return [case for _, case in sorted(zip(steps, found, strict=True), key=lambda pair: steps.index(pair[0]))]
-
-
-def traced_step(case: Case) -> object:
-    """All of a case that its traced step is made of."""
-    return case.candidate == JOINT, step_part(case)
+    found = [case for case in traced_cases() if case.candidate != AUTOPLACE]
+    return [case for case in found if case.model.flavor not in ("debugmodel", "16B")]
 
 
 def look(cases: Iterable[Case], facts: Path) -> None:

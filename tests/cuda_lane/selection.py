@@ -6,9 +6,12 @@ import itertools
 import json
 import re
 from dataclasses import replace
+from typing import Any
 
 from bitproof.builtin_cases import CASES
 from bitproof.harness.case import Case, Memory, Pipeline
+from bitproof.harness.case.traced import AUTOPLACE, JOINT, PREPARED
+from bitproof.harness.systems.graph_key import step_part
 
 
 def every_graph_case() -> list[Case]:
@@ -25,6 +28,24 @@ def every_graph_case() -> list[Case]:
 def timed_cases() -> list[Case]:
     """Those of `every_graph_case` but the debug models, which take minutes and have a call of their own."""
     return [case for case in every_graph_case() if case.model.flavor != "debugmodel"]
+
+
+PLAIN: dict[str, Any] = {"backend": "fx", "regions": ()}
+"""The settings of a graph that runs as it is: what compiles one comes after what is looked at."""
+
+
+def traced_cases() -> list[Case]:
+    """Every case whose step our passes rewrite, whatever runs its graph, those of one traced step side by side."""
+    found = [case for case in CASES.values() if case.candidate in PREPARED]
+    steps = list(map(traced_step, found))
+    return [case for _, case in sorted(zip(steps, found, strict=True), key=lambda pair: steps.index(pair[0]))]
+
+
+def traced_step(case: Case) -> object:
+    """All of a case that its traced step is made of, and whether it is a joint graph; a case that is placed first has
+    its own.
+    """
+    return case if case.candidate == AUTOPLACE else (case.candidate == JOINT, step_part(case))
 
 
 def step_of(case: Case) -> tuple[object, ...]:

@@ -33,7 +33,8 @@ from torch.fx import GraphModule, Node
 from bitproof.harness.errors import MachineError, PassError
 from bitproof.harness.graph import operators, symbols
 from bitproof.harness.graph.hazards.effects import effects_of
-from bitproof.harness.graph.hazards.walk import CHOOSES, device_of, holds_up_host, is_for_cuda
+from bitproof.harness.graph.hazards.value_devices import device_of, holds_up_host, is_for_cuda
+from bitproof.harness.graph.hazards.walk import CHOOSES
 from bitproof.harness.graph.origin import UNKNOWN, origin_of
 from bitproof.harness.operators import RowFlow, Sync, Work
 from bitproof.harness.records import PassReport

@@ -14,12 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import ScriptObject, Tensor
+from torch import ScriptObject
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from bitproof.harness.graph import operators
 from bitproof.harness.graph.hazards.effects import Effects, PeerMessage, effects_of, submodule_of
+from bitproof.harness.graph.hazards.value_devices import ON_CUDA, device_of, holds_up_host, is_for_cuda, places_of
 from bitproof.harness.operators import Sync
 from bitproof.harness.operators.happens_before import COMPUTE, HOST, NEVER_FREED, Key, Order, Race, Stream
 from bitproof.harness.torch_compat import OpOverload
@@ -73,6 +74,7 @@ class GraphWalk:
         self.turns: list[Turn] = []
         self._kept: set[Key] = set()
         self._constants: dict[tuple[int, str], Memory] = {}
+        self._places: dict[Node, int] = {}
         self._time = 0.0
         self._stream: Stream = COMPUTE
         self._choice: At | None = None
@@ -105,7 +107,7 @@ class GraphWalk:
                 operands_of = [_structure(argument, held) for argument in arguments]
                 held[node] = self._take(inner, operands_of, f" (nested graph {name})")
                 self._time += 1
-                self._hand(node, held)
+                self._hand(node.all_input_nodes, held)
             else:
                 held[node] = self._call(node, held, where)
         return ()
@@ -131,15 +133,16 @@ class GraphWalk:
             self._follow_graphs_of(node, held, where)
         self._time += 1
         effects = effects_of(node)
-        row = effects.row
-        self._hand(node, held)
+        row, inputs = effects.row, node.all_input_nodes
+        self._hand(inputs, held)
         if row.sync is not None:
             self._sync(node, row.sync, held)
-        stream = COMPUTE if self._is_single else self._stream_of(node, effects)
+        places = self._places_of(node, inputs) if self._has_cuda else 0
+        stream = COMPUTE if self._is_single else self._stream_of(node, effects, places)
         if row.wait is not None:
             self._wait(At(node, where), effects, held, stream)
         writes = _flat([held[x] for x in effects.writes]) if effects.writes else ()
-        reads = () if effects.only_shows else _flat([held[x] for x in node.all_input_nodes])
+        reads = () if effects.only_shows else _flat([held[x] for x in inputs])
         result = self._result(node, effects, held, where)
         if effects.adopts is not None:
             own, other = effects.adopts
@@ -152,6 +155,11 @@ class GraphWalk:
             opened, freed = self._order.open, self._order.freed
             if (opened or freed) and any(key in opened or key in freed for key in (*reads, *writes)):
                 self._found(At(node, where), self._order.races(reads, writes))
+        elif places == ON_CUDA and not self.names_streams:  # memory that one stream uses, and the host never
+            if races := self._order.call_of_one(reads, writes, stream):
+                self._found(At(node, where), races)
+            if effects.syncs_host:
+                self._order.wait_stream(HOST, stream)
         else:
             made = _flat([result]) if not effects.shares else ()
             self._found(At(node, where), self._order.call(At(node, where), reads, (*writes, *made), stream))
@@ -256,9 +264,9 @@ class GraphWalk:
         self._kept |= {*memory}
         return memory
 
-    def _hand(self, node: Node, held: Mapping[Node, Held]) -> None:
+    def _hand(self, values: Sequence[Node], held: Mapping[Node, Held]) -> None:
         """Extend the lifetime of values' memory to this call."""
-        for x in node.all_input_nodes:
+        for x in values:
             memory = held[x]
             for key in memory if isinstance(memory, tuple) else _flat([memory]):
                 self.last_use[key] = self._time
@@ -268,13 +276,21 @@ class GraphWalk:
 
     # -- streams ----------------------------------------------------------------------------------------
 
-    def _stream_of(self, node: Node, effects: Effects) -> Stream:
+    def _stream_of(self, node: Node, effects: Effects, places: int) -> Stream:
         """A call's stream. Launches and waits apply to the computing stream."""
-        current = (node.meta.get("custom") or {}).get("stream", self._stream)
+        current = (node.meta.get("custom") or {}).get("stream", self._stream) if self.names_streams else self._stream
         if not self._has_cuda or effects.row.launch is not None or effects.row.wait is not None:
             return current
-        values = (node.meta.get("val"), *(x.meta.get("val") for x in node.all_input_nodes))
-        return current if any(device_of(value) == "cuda" for value in values) else HOST
+        return current if places & ON_CUDA else HOST
+
+    def _places_of(self, node: Node, inputs: Sequence[Node]) -> int:
+        """Where a call's result and what it is given lie; of each value this is asked once."""
+        known, found = self._places, 0
+        for x in (node, *inputs):
+            if (places := known.get(x)) is None:
+                places = known[x] = places_of(x.meta.get("val"))
+            found |= places
+        return found
 
     def _sync(self, node: Node, sync: Sync, held: Mapping[Node, Held]) -> None:
         """A call's streams and events, by their numbers."""
@@ -366,28 +382,3 @@ def _operands(node: Node, body: GraphModule) -> list[Any] | None:
 
 def _row_of(target: Any) -> Any:
     return operators.row_of(target)
-
-
-def is_for_cuda(module: GraphModule) -> bool:
-    """Whether a graph or a nested one has inputs on a GPU."""
-    graphs = [each.graph for each in module.modules() if isinstance(each, GraphModule)]
-    return any(device_of(x.meta.get("val")) == "cuda" for graph in graphs for x in graph.find_nodes(op="placeholder"))
-
-
-def holds_up_host(node: Node) -> bool:
-    """Whether a call copies between host and device and blocks until the copy is done."""
-    if (schema := schema_of(node.target)) is None:
-        return False
-    declared = [argument.name for argument in schema.arguments]
-    if "non_blocking" not in declared:
-        return False
-    devices = {device_of(x.meta.get("val")) for x in (node, *node.all_input_nodes)}
-    given = dict(zip(declared, node.args, strict=False)) | node.kwargs
-    return {"cpu", "cuda"} <= devices and not given.get("non_blocking")
-
-
-def device_of(value: Any) -> str | None:
-    """The device type of a value, or of the first of several."""
-    if isinstance(value, Tensor):
-        return value.device.type
-    return next((device_of(x) for x in value), None) if isinstance(value, (tuple, list)) else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import operator
 import time
 from collections.abc import Callable
 from typing import Any
@@ -418,6 +419,47 @@ def _zeroed_behind_a_streams_wait(call: Call, x: Node, y: Node, buffer: Node, ri
     return back
 
 
+def _zeroed_behind_what_the_host_waited_for_too_early(
+    call: Call, x: Node, y: Node, buffer: Node, right: bool, sync: Any = streams.synchronize_device.default
+) -> Node:
+    """The host waits for the stream before the stream waits for the copy."""
+    own = call(aten.neg.default, x)
+    host = call(WAIT_OFFLOAD, call(OFFLOAD, own, at="cpu"), own, at="cpu")
+    begun = call(RELOAD, host, "cuda")
+    call(sync, y if sync is aten.nonzero.default else 0)
+    back = call(WAIT_RELOAD, begun)
+    if right:
+        call(streams.synchronize_device.default, 0)
+    call(aten.zero_.default, host, at="cpu")
+    return back
+
+
+def _zeroed_behind_a_size_that_was_read_too_early(call: Call, x: Node, y: Node, buffer: Node, right: bool) -> Node:
+    """The call itself has the host wait for its result, and is the last before the stream's wait."""
+    return _zeroed_behind_what_the_host_waited_for_too_early(call, x, y, buffer, right, aten.nonzero.default)
+
+
+def _written_on_another_stream(call: Call, x: Node, y: Node, buffer: Node, right: bool) -> Node:
+    """No memory of the host's takes part."""
+    own = call(aten.neg.default, x)
+    call(streams.wait_stream.default, 1, 0)
+    call(streams.fork.default, 0, 1)
+    call(aten.add_.Tensor, own, 1)
+    call(streams.join.default, 1, 0)
+    if right:
+        call(streams.wait_stream.default, 0, 1)
+    call(streams.record_stream.default, own, 1)
+    return call(aten.exp.default, own)
+
+
+def _read_of_a_pair(call: Call, x: Node, y: Node, buffer: Node, right: bool) -> Node:
+    """One of two results is the host's."""
+    both = call(aten.aminmax.default, x, at="both")
+    if right:
+        call(streams.synchronize_stream.default, 0)
+    return call(aten.exp.default, call(operator.getitem, both, 1, at="cpu"), at="cpu")
+
+
 PINNED: dict[Callable[..., Node], str] = {
     _read_by_the_host: "_to_copy_default exp_default",
     _read_as_a_number: "_to_copy_default _local_scalar_dense_default",
@@ -426,6 +468,10 @@ PINNED: dict[Callable[..., Node], str] = {
     _written_while_it_is_sent: "_to_copy_default add__tensor",
     _reused_on_another_stream: "copy__default copy__default_1",
     _zeroed_behind_a_streams_wait: "reload_default zero__default",
+    _zeroed_behind_what_the_host_waited_for_too_early: "reload_default zero__default",
+    _zeroed_behind_a_size_that_was_read_too_early: "reload_default zero__default",
+    _written_on_another_stream: "add__tensor exp_default",
+    _read_of_a_pair: "aminmax_default exp_default",
 }
 """Uses of pinned memory, of which each needs the host, or a stream, to wait; and the pair where it does not."""
 
@@ -434,7 +480,8 @@ PINNED: dict[Callable[..., Node], str] = {
 @pytest.mark.parametrize("right", [True, False], ids=["right", "wrong"])
 def test_pinned_memory_is_used_again_only_once_its_copy_is_done(use: Callable[..., Node], right: bool) -> None:
     graph = torch.fx.Graph()
-    on = {"cuda": OnCuda(torch.empty(4)), "cpu": torch.empty(4)}
+    on: dict[str, Any] = {"cuda": OnCuda(torch.empty(4)), "cpu": torch.empty(4)}
+    on["both"] = on["cuda"], on["cpu"]
 
     def call(target: Any, *args: Any, at: str = "cuda", **kwargs: Any) -> Node:
         node = graph.call_function(target, args, kwargs)

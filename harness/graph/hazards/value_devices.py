@@ -1,0 +1,53 @@
+"""Where a graph's values lie, and which of its calls hold the host up."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from bitproof.harness.torch_operators import schema_of
+
+ON_CUDA, ON_HOST, ELSEWHERE = 1, 2, 4
+"""Where values lie, as bits; the last is for numbers, other devices and what is not known."""
+
+
+def places_of(value: Any) -> int:
+    """The places of a value, or of all of several."""
+    if isinstance(value, Tensor):
+        return {"cuda": ON_CUDA, "cpu": ON_HOST}.get(value.device.type, ELSEWHERE)
+    if isinstance(value, (tuple, list)) and value:
+        return functools.reduce(int.__or__, map(places_of, value))
+    return ELSEWHERE
+
+
+def is_for_cuda(module: GraphModule) -> bool:
+    """Whether a graph or a nested one has inputs on a GPU."""
+    graphs = [each.graph for each in module.modules() if isinstance(each, GraphModule)]
+    return any(device_of(x.meta.get("val")) == "cuda" for graph in graphs for x in graph.find_nodes(op="placeholder"))
+
+
+@functools.cache
+def _may_hold_up_host(target: Any) -> bool:
+    """Whether an operator has the argument `non_blocking`."""
+    schema = schema_of(target)
+    return schema is not None and any(argument.name == "non_blocking" for argument in schema.arguments)
+
+
+def holds_up_host(node: Node) -> bool:
+    """Whether a call copies between host and device and blocks until the copy is done."""
+    if not _may_hold_up_host(node.target):
+        return False
+    declared = [argument.name for argument in schema_of(node.target).arguments]
+    devices = {device_of(x.meta.get("val")) for x in (node, *node.all_input_nodes)}
+    given = dict(zip(declared, node.args, strict=False)) | node.kwargs
+    return {"cpu", "cuda"} <= devices and not given.get("non_blocking")
+
+
+def device_of(value: Any) -> str | None:
+    """The device type of a value, or of the first of several."""
+    if isinstance(value, Tensor):
+        return value.device.type
+    return next((device_of(x) for x in value), None) if isinstance(value, (tuple, list)) else None

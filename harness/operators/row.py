@@ -203,6 +203,8 @@ class Operator:
     """It sends to one rank, or receives from one: the group's other ranks need not call it."""
     draws_untold: bool = False
     """It draws random numbers, and torch does not tag it so."""
+    overwrites: tuple[str, ...] = ()
+    """The overloads that draw every element of `self`, and read none of them."""
     hides: Hides | None = None
     """How it hides an error in what it reads."""
 

@@ -157,6 +157,11 @@ WAITS = {f"{row.name}.default": row.wait.argument for row in ROWS.values() if ro
 FILLS = {row.overload(row.fills[0]): row.fills[1] for row in ROWS.values() if row.fills}
 """Operators that fill their result with one number: the number, or the name of its argument."""
 
+OVERWRITES = overloads(lambda row: row.overwrites)
+"""Operators that draw every element of `self` and read none."""
+
+ZEROS_INTO = ROWS["aten.zero_"].overload("default")
+
 CARRIES = overloads(lambda row: row.carries)
 """Operators that copy elements to other indices, or write zeros there: they depend on values, not on layouts."""
 
@@ -214,13 +219,15 @@ SHARES_UNTOLD = _by_default(lambda row: row.returns and row.name.startswith("ate
 CHECKS = overloads(lambda row: row.checks)
 """Operators whose only effect is to raise an error."""
 
-ONE_DTYPE = {
-    *(f"aten.{name}.default" for name in ("huber_loss", "soft_margin_loss", "threshold_backward", "mish_backward")),
-    *(f"aten.{name}_backward.default" for name in ("mse_loss", "native_dropout", "smooth_l1_loss", "soft_margin_loss")),
-    *("aten._add_relu.Tensor", "aten._add_relu_.Tensor", "aten.normal.Tensor_Tensor", "prims.cat.default"),
+SAME_SHAPE = {f"aten.{name}_backward_data.default": ("grad_output", "output") for name in ("_softmax", "_log_softmax")}
+"""Operators that do not check shapes, and the arguments whose shapes must be equal."""
+
+SAME_BATCH = {
+    f"aten.{name}{dims}d_backward.default": dims
+    for name in ("_adaptive_avg_pool", "avg_pool", "reflection_pad", "replication_pad")
+    for dims in (1, 2, 3)
 }
-"""Admitted operators whose result has another dtype than their fake value where operands have several: all that did so
-in 2,750 calls of 380 operators, each operand once of another dtype than the others."""
+"""Operators that do not check whether all their tensors have the same dims but for this many last ones."""
 
 SIZES = overloads(lambda row: row.measures)
 """Operators that read a number from a tensor's layout."""

@@ -5,7 +5,9 @@ layouts, dtypes and forms, on real values and on fake ones (`tests/harness/prove
 that misbehaves, and counts. Status 1: an operator that a proof admits (`harness/prove/admitted.txt`) misbehaves, or did
 not run at all. `--write` takes from that list what was contradicted, and leaves it the layouts in which nothing was:
 another scan may have seen what this one did not, so nothing is added. Of NAMEs (`aten.add.Tensor`), which are scanned
-alone, it writes the rows anew. With `--json FILE` a scan that was cut off goes on where it stopped.
+alone, it writes the rows anew. With `--mixture` the admitted operators are called with tensors of several dtypes, and
+the list of those that may be is checked, or written (`mixed_floats.txt`, `mixed_kinds.txt`). With `--json FILE` a scan
+that was cut off goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -34,10 +36,12 @@ import torch
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.prove.graphs import admitted
 from tests.harness.prove.scan import Scanned, scan
-from tests.harness.prove.scan_calls import by_stem, calls_of, operators, recorded
+from tests.harness.prove.scan_calls import by_stem, calls_of, operators, recorded, that_mix
 
 AT_MOST = 40
-LEAST = 3
+LEAST, LEAST_MIXED = 3, 6
+"""Calls in which an operator that is listed did as it says."""
+
 CPU_SECONDS = 120
 SECONDS = 1200
 """Time limits of one operator: of its process on a core, and, for one that waits, by the clock of a busy machine."""
@@ -50,6 +54,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="take what misbehaved from the list of admitted operators")
     parser.add_argument("--calls", type=int, default=AT_MOST, help="calls of each operator that are to run")
     parser.add_argument("--samples", type=int, default=16, help="of torch's samples of each operator")
+    parser.add_argument("--mixture", choices=admitted.MIXTURES, default=admitted.ALIKE, help="calls that mix dtypes so")
     parser.add_argument("--json", type=Path, help="keep what was seen of each operator here, and go on from it")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
@@ -58,26 +63,35 @@ def main() -> int:
     logging.disable(logging.ERROR)  # fake values that fail are counted
     set_determinism(given.seed, fill_uninitialized=False)
     start = time.monotonic()
-    ops = [op for op in operators() if not given.names or str(op) in given.names]
-    notes = Notes(given.json, f"torch {torch.__version__}, {given.calls} calls, {given.samples} samples, {given.seed}")
+    tried = given.names or (admitted.names() if given.mixture else None)
+    ops = [op for op in operators() if tried is None or str(op) in tried]
+    settings = f"torch {torch.__version__}, {given.calls} calls, {given.samples} samples, {given.seed}"
+    notes = Notes(given.json, " ".join([settings, given.mixture]).strip())
     found = notes.read()
     known = recorded(given.samples)
+    halves = recorded(given.samples, (torch.bfloat16,)) if given.mixture else {}
     stems = by_stem(known, operators())
     seconds = time.monotonic() - start
     print(f"seed {given.seed}: {len(known)} operators have calls of torch's samples; {seconds:.0f} s", flush=True)
     work = {
         str(op): lambda op=op: scan(
-            op, calls_of(op, known, stems), at_most=given.calls, chance=random.Random(f"{given.seed} {op}")
+            op,
+            [*that_mix(op, halves, given.mixture), *calls_of(op, known, stems)],
+            at_most=given.calls,
+            chance=random.Random(f"{given.seed} {op}"),
+            mixture=given.mixture,
         )
         for op in ops
     }
     scan_apart({name: each for name, each in work.items() if name not in found}, given.jobs, found, notes)
     found = {name: found[name] for name in work}
-    honest = {name: layout for name, seen in found.items() if (layout := seen.honest_in(LEAST))}
-    status = tell(found, honest, time.monotonic() - start, partial=bool(given.names))
+    least = LEAST_MIXED if given.mixture else LEAST
+    honest = {name: layout for name, seen in found.items() if (layout := seen.honest_in(least))}
+    status = tell(found, honest, time.monotonic() - start, given.mixture, partial=bool(given.names))
     if given.write:
-        kept = {name: layout for name, layout in admitted.names().items() if name not in found}
-        admitted.write(honest | kept if given.names else narrowed(admitted.names(), found, honest))
+        listed = admitted.names(given.mixture)
+        kept = {name: layout for name, layout in listed.items() if name not in found}
+        admitted.write(honest | kept if given.names else narrowed(listed, found, honest), given.mixture)
     return status
 
 
@@ -94,9 +108,11 @@ def narrowed(allowed: Mapping[str, str], found: Mapping[str, Scanned], honest: M
     return {name: layout for name, layout in kept.items() if layout is not None}
 
 
-def tell(found: dict[str, Scanned], honest: Mapping[str, str], seconds: float, partial: bool) -> int:
+def tell(
+    found: dict[str, Scanned], honest: Mapping[str, str], seconds: float, mixture: str = "", *, partial: bool
+) -> int:
     """Print what was seen. Returns 1 where an operator that a proof admits did otherwise, or did not run; else 0."""
-    allowed = admitted.names()
+    allowed = admitted.names(mixture)
     print(f"\n| operator | what it does | in | such a call |\n{'|---' * 4}|")
     for name, seen in found.items():
         for fault, calls in seen.faults.items():
@@ -111,7 +127,8 @@ def tell(found: dict[str, Scanned], honest: Mapping[str, str], seconds: float, p
     print(f"{sum(seen.fakes_fail for seen in found.values())} that ran fail on fake values, which a proof refuses")
     print(f"operators that ran: {sum(seen.ran > 0 for seen in found.values())}; that crashed or hung: ", end="")
     print(sum(seen.crashed for seen in found.values()))
-    print(f"that did as they say, {LEAST} times or more: {len(honest)}, {dict(Counter(honest.values()))}")
+    least = LEAST_MIXED if mixture else LEAST
+    print(f"that did as they say, {least} times or more: {len(honest)}, {dict(Counter(honest.values()))}")
     for fault, count in faults.most_common():
         print(f"  {count:5} {fault}")
     wrong, idle = [], []

@@ -1,8 +1,9 @@
 """The operators that a proof admits: those that followed their schemas in every call of a scan.
 
 The list is in `admitted.txt`; `tests/benchmarks/scan_operators.py` checks it, and writes it with `--write`. It lacks
-operators that the scan could not call. In addition, each call's effects on memory, as its fake values show them, are
-compared with its schema.
+operators that the scan could not call. A call whose tensors have several dtypes is on a list of its own besides, of
+operators that followed their fakes in such calls: many promote otherwise. In addition, each call's effects on memory,
+as its fake values show them, are compared with its schema.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from bitproof.harness.graph.operators import written_names
 from bitproof.harness.prove import known_operators as known
+from bitproof.harness.prove.graphs.fitting import misfits
 from bitproof.harness.prove.windows import row_major
 from bitproof.harness.torch_compat import OpOverload
 from bitproof.harness.torch_operators import schema_of, storage_key
@@ -35,24 +37,44 @@ UNKNOWN = {
 }
 """torch's other namespaces, which no scan covers. A user's operators are trusted to follow their schemas."""
 
-FILE = Path(__file__).with_name("admitted.txt")
+ALIKE = ""
+FLOATS, KINDS = MIXTURES = ("floats", "kinds")
+"""What a call's tensors may mix, apart from each other: real numbers of several dtypes; and those, complex numbers of
+each dtype, integers of each dtype, and truth values."""
+
+FILES = {
+    mixture: Path(__file__).with_name(name)
+    for mixture, name in ((ALIKE, "admitted.txt"), (FLOATS, "mixed_floats.txt"), (KINDS, "mixed_kinds.txt"))
+}
 
 
 @functools.cache
-def names() -> Mapping[str, str]:
-    """Names such as `aten.add.Tensor`, each with its admitted layouts, out of LAYOUTS."""
-    rows = (line.split() for line in FILE.read_text().splitlines() if line and not line.startswith("#"))
+def names(mixture: str = ALIKE) -> Mapping[str, str]:
+    """Names such as `aten.add.Tensor`, each with its admitted layouts, out of LAYOUTS; of those that may mix dtypes so,
+    for `mixture`."""
+    rows = (line.split() for line in FILES[mixture].read_text().splitlines() if line and not line.startswith("#"))
     return {f"{packet}.{overload}": layout for layout, packet, *own in rows for overload in own}
 
 
-def write(found: Mapping[str, str]) -> None:
-    """Write the list: one row per operator and layout, with overloads."""
+def mixtures_of(given: Mapping[str, Any]) -> list[str]:
+    """Which of MIXTURES a call's arguments are."""
+    dtypes = {x.dtype for x in _tensors(given)}
+    floats = {dtype for dtype in dtypes if dtype.is_floating_point}
+    sizes = {FLOATS: len(floats), KINDS: len(dtypes - floats) + bool(floats)}
+    return [mixture for mixture in MIXTURES if sizes[mixture] > 1]
+
+
+def write(found: Mapping[str, str], mixture: str = ALIKE) -> None:
+    """Write a list: one row per operator and layout, with overloads."""
     rows: dict[str, list[str]] = {}
     for name, layout in sorted(found.items(), key=lambda item: (LAYOUTS.index(item[1]), item[0])):
         packet, _, overload = name.rpartition(".")
         rows.setdefault(f"{layout} {packet}", []).append(overload)
     lines = [" ".join([row, *overloads]) for row, overloads in rows.items()]
-    FILE.write_text("\n".join(["# Written by tests/benchmarks/scan_operators.py --write.", *lines, ""]))
+    told = f" --mixture {mixture}" if mixture else ""
+    FILES[mixture].write_text(
+        "\n".join([f"# Written by tests/benchmarks/scan_operators.py{told} --write.", *lines, ""])
+    )
     names.cache_clear()
 
 
@@ -91,17 +113,24 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
         return None
     if _is_drawn_dropout(name, given) or _is_norm_in_training(name, given) or _is_update(name, given):
         return None
-    if reads_elsewhere(name, given):
-        return f"{name} reads each channel's statistics, and whatever lies there where they have none"
-    if promotes_untold(name, given):
-        return f"{name} of several dtypes gives another dtype than its fake value has"
+    if misfits(name, given):
+        return f"{name} does not check the shapes that it reads, and these do not fit: it reads beyond its tensors"
     allowed = names().get(name)
-    if allowed is not None:
-        layout = layout_of(given)
-        if LAYOUTS.index(layout) <= LAYOUTS.index(allowed):
-            return None
-        return f"{name} was seen to do what its schema and fake values say with tensors in {allowed} alone"
-    return f"{name} is not among the operators that were seen to do what their schemas and fake values say, and no more"
+    if allowed is None:
+        return f"{name} is not among the operators seen to do what their schemas and fake values say, and no more"
+    for mixture in mixtures_of(given):
+        if name not in names(mixture):
+            return (
+                f"{name} with tensors of {_dtypes_of(given)} is not among the calls of several dtypes that were tried"
+            )
+        allowed = min(allowed, names(mixture)[name], key=LAYOUTS.index)
+    if LAYOUTS.index(layout_of(given)) <= LAYOUTS.index(allowed):
+        return None
+    return f"{name} was seen to do what its schema and fake values say with tensors in {allowed} alone"
+
+
+def _dtypes_of(given: Mapping[str, Any]) -> str:
+    return ", ".join(sorted({str(x.dtype).removeprefix("torch.") for x in _tensors(given)}))
 
 
 def _is_drawn_dropout(name: str, given: Mapping[str, Any]) -> bool:
@@ -116,7 +145,8 @@ def _is_drawn_dropout(name: str, given: Mapping[str, Any]) -> bool:
 def _is_norm_in_training(name: str, given: Mapping[str, Any]) -> bool:
     """Whether a call is a batch norm in training: it writes both statistics, and with row-major tensors it did nothing
     else beyond its schema and its fake. Statistics must share no memory with its inputs, and have one element per
-    channel: it reads past the end of shorter ones."""
+    channel: it reads past the end of shorter ones. All must have one dtype: the fake of a 16-bit input has 16-bit
+    statistics beside parameters in float32, and that of the functional form has them in float32 of 16-bit ones."""
     if name not in {*known.BATCH_NORMS, *known.BATCH_NORMS.values()} or given.get("training") is not True:
         return False
     counted = {storage_key(x) for x in _tensors([given.get(x) for x in known.STATISTICS])}
@@ -124,22 +154,9 @@ def _is_norm_in_training(name: str, given: Mapping[str, Any]) -> bool:
     are_apart = len(counted) == len(known.STATISTICS) and not counted & others
     sizes = {tuple(x.shape) for x in _tensors([given.get(x) for x in (*known.STATISTICS, "weight", "bias")])}
     fits = sizes == {tuple(given["input"].shape[1:2])} and 0 not in given["input"].shape
-    return are_apart and fits and layout_of(given) == ROWS and type(given.get("momentum")) is float
-
-
-def reads_elsewhere(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether a call is a batch norm's backward without the statistics that it reads unchecked: it crashes the process
-    or reads past their end."""
-    if name != "aten.native_batch_norm_backward.default" or not given:
-        return False
-    read = ("save_mean", "save_invstd") if given["train"] else known.STATISTICS
-    sizes = {tuple(x.shape) for x in _tensors([given.get(x) for x in (*read, "weight")])}
-    return any(given.get(x) is None for x in read) or sizes != {tuple(given["input"].shape[1:2])}
-
-
-def promotes_untold(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether a call's result has another dtype than its fake value, since operands, but masks, have several."""
-    return name in known.ONE_DTYPE and len({x.dtype for x in _tensors(given)} - {torch.bool}) > 1
+    dtypes = {x.dtype for x in _tensors(given)}
+    is_told = len(dtypes) == 1 and (name in known.BATCH_NORMS or dtypes <= {torch.float32, torch.float64})
+    return is_told and are_apart and fits and layout_of(given) == ROWS and type(given.get("momentum")) is float
 
 
 def _is_update(name: str, given: Mapping[str, Any]) -> bool:

@@ -33,7 +33,7 @@ from bitproof.harness.prove.graphs.executed import runs_otherwise
 from bitproof.harness.prove.graphs.expressions import size_of
 from bitproof.harness.prove.graphs.open_sizes import OpenSizes, SizeBounds
 from bitproof.harness.prove.graphs.repeats import Lying, Repeats
-from bitproof.harness.prove.graphs.written_apart import add_copies, add_updates, results_of
+from bitproof.harness.prove.graphs.written_apart import add_copies, add_updates, add_zeros, results_of
 from bitproof.harness.prove.layouts import told_once
 from bitproof.harness.torch_compat import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload
 from bitproof.harness.torch_compat import disable_current_modes as without_modes
@@ -177,7 +177,8 @@ class _Exporter:
             name = str(getattr(node.target, "__name__", node.target)) if not op else "float"
             self._add(node, node.name, known.PYTHON + name, self._arguments(node), value)
             return
-        if symbols.is_number(value) and (op in known.SIZES or (not op and self._reads_numbers(node))):
+        of_numbers = not op and all(symbols.is_number(self.values[x]) for x in node.all_input_nodes)
+        if symbols.is_number(value) and (op in known.SIZES or of_numbers):
             return  # arithmetic on sizes: its readers have the size itself
         if op in known.CHECKS or (value is None and op == "getitem"):
             return  # a check, on which no bit depends; or an unneeded gradient among several
@@ -187,9 +188,11 @@ class _Exporter:
             raise _refused(node, objection)
         counts_as = known.BATCH_NORMS.get(op)
         results = results_of(value, given) if counts_as else value
-        arguments = self._arguments(node)
+        arguments = [*self._arguments(node)]
+        if op in known.OVERWRITES:
+            add_zeros(self.calls, node.name, dict(arguments)["self"], _place(node))
         if op == known.CONVERTS:
-            op, arguments = known.CAST, (("self" if name == "a" else name, x) for name, x in arguments)
+            op, arguments = known.CAST, [("self" if name == "a" else name, x) for name, x in arguments]
         self._add(node, node.name, counts_as or op or _operator(node), arguments, results)
         if counts_as:
             add_copies(self.calls)
@@ -206,9 +209,6 @@ class _Exporter:
         written = operators.written_names(node.target)
         call = Call(node.name, op, tuple(self._arguments(node)), None, place=_place(node))
         self.values[node] = [*add_updates(self.calls, call, given, written, functools.partial(self._layout, node))]
-
-    def _reads_numbers(self, node: Node) -> bool:
-        return all(symbols.is_number(self.values[x]) for x in node.all_input_nodes)
 
     def _add(self, node: Node, name: str, op: str, args: Iterable[tuple[str, Any]], value: Any) -> None:
         self.values[node] = value = self.repeats.told(value)

@@ -3,6 +3,9 @@ tensor.
 
 So other code need not handle a batch norm's writes to statistics, which not every schema states, or an optimizer's
 kernel on lists: on the CPU it processes parameters one by one, so it becomes one call per parameter.
+
+Draws that fill a tensor read none of its elements: it is written with zeros before, so that what it held, such as
+uninitialized memory, decides no answer.
 """
 
 from __future__ import annotations
@@ -30,6 +33,12 @@ def add_copies(calls: list[Call]) -> None:
     given = dict(calls[-1].args)
     first = len(calls[-1].value) - len(known.STATISTICS)
     _add_copies(calls, {first + i: (name, given[name]) for i, name in enumerate(known.STATISTICS)})
+
+
+def add_zeros(calls: list[Call], name: str, written: Any, place: Any) -> None:
+    """Fill with zeros what the next call, of this name, overwrites."""
+    told = f"{name} overwrites", known.ZEROS_INTO, (("self", written),), calls[written[1]].value
+    calls.append(Call(*told, writes=("self",), place=place))
 
 
 def _add_copies(calls: list[Call], written: Mapping[int, tuple[str, Any]]) -> None:

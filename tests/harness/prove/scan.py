@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,13 +25,18 @@ from torch.utils import _pytree as pytree
 from bitproof.harness.graph.operators import written_names
 from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
 from bitproof.harness.prove import known_operators as known
-from bitproof.harness.prove.graphs.admitted import LAYOUTS, ROWS, layout_of, promotes_untold, reads_elsewhere
+from bitproof.harness.prove.graphs import admitted
+from bitproof.harness.prove.graphs.admitted import ALIKE, FLOATS, LAYOUTS, ROWS, layout_of, mixtures_of
+from bitproof.harness.prove.graphs.fitting import misfits
 from bitproof.harness.torch_compat import FakeTensorMode, OpOverload
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 GARBAGE = (0x11, 0xEE)
 """What freed memory is filled with before either of two runs."""
+
+GUARD = 1 << 14
+"""Bytes of garbage on either side of what a call reads: what reads them gives another result for other garbage."""
 
 _M_PERTURB = -6
 """glibc's option by which memory is filled when it is freed and when it is handed out."""
@@ -87,6 +93,16 @@ def copied(x: Tensor) -> Tensor:
     own = torch.empty(0, dtype=x.dtype)
     memory = x.untyped_storage().clone()
     return own.set_(memory, x.storage_offset(), x.size(), x.stride())
+
+
+def guarded(x: Tensor, garbage: int) -> Tensor:
+    """The same within memory that is full of garbage on both sides: what reads beyond it reads that."""
+    held = x.untyped_storage()
+    size = held.nbytes()
+    outer = torch.full((GUARD + -(-size // 64) * 64 + GUARD,), garbage, dtype=torch.uint8)
+    inner = torch.from_numpy(outer.numpy()[GUARD : GUARD + size]).untyped_storage()
+    inner.copy_(held)
+    return torch.empty(0, dtype=x.dtype).set_(inner, x.storage_offset(), x.size(), x.stride())
 
 
 def described(op: OpOverload, args: Arguments) -> str:
@@ -187,12 +203,71 @@ def variants(op: OpOverload, base: Arguments, chance: random.Random) -> Iterator
             yield name, replaced(plain, lay)
             continue
         mixed = replaced(plain, lambda x: chance.choice(lays)(x))
+        if chance.random() < 0.15:
+            mixed = _misfit(mixed, chance)
         if chance.random() < 0.3:
             dtype = chance.choice(DTYPES)
             share = chance.choice([1.0, 1.0, 0.5])  # of the operands: all, or each by chance
             is_other = lambda x: x.is_floating_point() and chance.random() < share  # noqa: E731
             mixed = replaced(mixed, lambda x: x.to(dtype) if is_other(x) else x)
         yield "mixed", _with_flags(op, mixed, chance)
+
+
+def _misfit(args: Arguments, chance: random.Random) -> Arguments:
+    """The call with one tensor larger, smaller or of other dims, as its operator may not expect."""
+    flat, tree = pytree.tree_flatten(args)
+    places = [place for place, x in enumerate(flat) if isinstance(x, Tensor) and x.numel() and x.dim()]
+    if len(places) < 2:
+        return args
+    place = chance.choice(places)
+    x = flat[place]
+    half = [max(1, n // 2) for n in x.shape]
+    changes = (
+        lambda: torch.cat([x, x], chance.choice([0, -1])),
+        lambda: x[: half[0]].contiguous(),
+        lambda: x[..., : half[-1]].contiguous(),
+        lambda: x.flatten().clone(),
+        lambda: x.flatten()[0].clone(),
+        lambda: x.unsqueeze(0).contiguous(),
+    )
+    flat[place] = chance.choice(changes)()
+    return pytree.tree_unflatten(flat, tree)
+
+
+NUMBERS = (torch.float32, *DTYPES)
+KINDS_TRIED = (torch.float32, torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64)
+
+
+def _in_rows_or_otherwise(chance: random.Random) -> Callable[[Tensor], Tensor]:
+    return lambda x: (_rows if chance.random() < 0.5 else chance.choice([*WAYS.values()]))(x)
+
+
+def mixed_variants(
+    op: OpOverload, base: Arguments, chance: random.Random, mixture: str
+) -> Iterator[tuple[str, Arguments]]:
+    """The call in other layouts with one tensor of another dtype than it had, each in turn, or with several; and with
+    its own dtypes, where it mixes them so."""
+    plain = replaced(base, lambda x: x.detach())
+    dtypes = NUMBERS if mixture == FLOATS else KINDS_TRIED
+    places = list(range(len(tensors_of(plain))))
+    is_mixed = mixture in mixtures_of(_by_name(op, plain))
+    turn = chance.choices(places, k=len(places)) if len(places) > 8 else places
+    for round_ in itertools.count() if len(places) > 1 else ():
+        for place in turn:
+            if is_mixed and chance.random() < 0.5:
+                yield "as it is", _with_flags(op, replaced(plain, _in_rows_or_otherwise(chance)), chance)
+            first, other = chance.sample(dtypes, 2) if mixture == FLOATS else (None, chance.choice(dtypes))
+            chosen = {place} if round_ % 3 < 2 else {place for place in places if chance.random() < 0.5}
+            number = itertools.count()
+
+            def change(x: Tensor, first=first, other=other, chosen=chosen, number=number) -> Tensor:
+                is_chosen = next(number) in chosen
+                if mixture == FLOATS and not x.is_floating_point():
+                    return x
+                x = x.to(other) if is_chosen else x if first is None else x.to(first)
+                return _in_rows_or_otherwise(chance)(x)
+
+            yield "mixed", _with_flags(op, pytree.tree_map_only(Tensor, change, plain), chance)
 
 
 def _with_flags(op: OpOverload, args: Arguments, chance: random.Random) -> Arguments:
@@ -217,10 +292,13 @@ def _by_name(op: OpOverload, args: Arguments) -> dict[str, Any]:
 # -- one call -----------------------------------------------------------------------------------------
 
 
-def scan(op: OpOverload, calls: Sequence[Arguments], *, at_most: int, chance: random.Random) -> Scanned:
-    """Try variants of an operator's calls, in turns, until `at_most` ran or four times as many were tried."""
+def scan(
+    op: OpOverload, calls: Sequence[Arguments], *, at_most: int, chance: random.Random, mixture: str = ALIKE
+) -> Scanned:
+    """Try variants of an operator's calls, in turns, until `at_most` ran or four times as many were tried. Those that
+    mix dtypes are tried if the operator is listed for it; with `mixture`, those alone, listed or not."""
     seen = Scanned()
-    turns = [variants(op, call, chance) for call in calls]
+    turns = [mixed_variants(op, call, chance, mixture) if mixture else variants(op, call, chance) for call in calls]
     with torch.no_grad():
         while turns and seen.ran < at_most and seen.tried < 4 * at_most:
             for turn in turns:
@@ -231,6 +309,9 @@ def scan(op: OpOverload, calls: Sequence[Arguments], *, at_most: int, chance: ra
                     layout, args = next(turn)
                 except Exception:  # a layout that a tensor cannot have
                     continue
+                mixed = mixtures_of(_by_name(op, args))
+                if mixture not in mixed if mixture else not all(str(op) in admitted.names(each) for each in mixed):
+                    continue
                 if try_call(op, args, seen):
                     seen.layouts[layout] = seen.layouts.get(layout, 0) + 1
     return seen
@@ -240,8 +321,7 @@ def try_call(op: OpOverload, args: Arguments, seen: Scanned) -> bool:
     """Run a call, and note what it does besides what a proof believes. Returns whether it ran on real values."""
     if any(x.layout != torch.strided or x.is_conj() or x.is_neg() or x.is_quantized for x in tensors_of(args)):
         return False
-    is_known = any(holds(str(op), _by_name(op, args)) for holds in (reads_elsewhere, promotes_untold))
-    if is_known or any(x.numel() > 100_000 for x in tensors_of(args)):
+    if misfits(str(op), _by_name(op, args)) or any(x.numel() > 100_000 for x in tensors_of(args)):
         return False
     call = described(op, args)
     try:
@@ -296,7 +376,7 @@ def _is_plain(x: Any) -> bool:
 
 
 def _run(op: OpOverload, args: Arguments, garbage: int, sizes: Sequence[int]) -> _Outcome:
-    own = replaced(args, copied)
+    own = replaced(args, lambda x: guarded(x, garbage))
     before = [(copied(x), _layout(x)) for x in tensors_of(own)]
     names, declared = _names(op, own), written_names(op)
     torch.set_rng_state(SEEDED)

@@ -7,6 +7,7 @@ import random
 import sys
 import types
 import unittest
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bitproof.harness.graph.operators import written_names
+from bitproof.harness.prove.graphs.admitted import mixtures_of
 from bitproof.harness.torch_compat import OpOverload
 from tests.harness.prove.scan import Arguments, tensors_of
 
@@ -80,17 +82,19 @@ def _scalars(args: Arguments) -> str:
     return str([x for x in pytree.tree_leaves(args) if isinstance(x, (bool, str, type(None)))])
 
 
-def recorded(samples: int) -> dict[str, list[Arguments]]:
+def recorded(
+    samples: int, dtypes: Sequence[torch.dtype] = (torch.float32, torch.int64, torch.bool)
+) -> dict[str, list[Arguments]]:
     """The calls that torch's own samples of operators make, forward and backward, and those calls as they stand."""
     sys.modules.setdefault("expecttest", types.SimpleNamespace(TestCase=unittest.TestCase))  # type: ignore[arg-type]
     from torch.testing._internal.common_methods_invocations import op_db
 
     recorder = Recorder()
     for info in op_db:
-        for dtype in (torch.float32, torch.int64, torch.bool):
+        for dtype in dtypes:
             if dtype not in info.dtypes:
                 continue
-            real = dtype is torch.float32
+            real = dtype.is_floating_point
             try:
                 found = [*islice(info.sample_inputs("cpu", dtype, requires_grad=real and info.supports_autograd), 100)]
                 random.Random(info.name).shuffle(found)  # the first ones are of scalars
@@ -129,6 +133,11 @@ def calls_of(op: OpOverload, known: dict[str, list[Arguments]], stems: dict[str,
     if len(found) < 6:
         found += _that_run(op, (of_schema(op, chance) for _ in range(400)), 6 - len(found))
     return found
+
+
+def that_mix(op: OpOverload, known: dict[str, list[Arguments]], mixture: str) -> list[Arguments]:
+    """An operator's recorded calls that mix dtypes so."""
+    return [args for args in known.get(str(op), []) if mixture in mixtures_of({"": tensors_of(args)})]
 
 
 def _that_run(op: OpOverload, calls: Any, at_most: int) -> list[Arguments]:

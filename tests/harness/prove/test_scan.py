@@ -33,7 +33,7 @@ def work_of(name):
 @pytest.fixture
 def listed(monkeypatch):
     names = {}
-    monkeypatch.setattr(admitted, "names", lambda: names)
+    monkeypatch.setattr(admitted, "names", lambda mixture=admitted.ALIKE: names)
     return names
 
 

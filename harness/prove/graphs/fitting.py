@@ -1,0 +1,70 @@
+"""Operators that compute from shapes that they do not check: where these do not fit, they read or write beyond their
+tensors, or end the process. What autograd calls fits; a graph from elsewhere may not.
+
+Sizes are compared as they are written, since one that depends on data cannot be compared otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from bitproof.harness.prove import known_operators as known
+
+
+def misfits(name: str, given: Mapping[str, Any]) -> bool:
+    """Whether a call of an operator that does not check shapes has such as do not fit."""
+    if not given:
+        return False
+    if names := known.SAME_SHAPE.get(name):
+        return len({_sizes(given[x]) for x in names}) > 1
+    if (dims := known.SAME_BATCH.get(name)) is not None:
+        return len({_sizes(x)[:-dims] for x in given.values() if isinstance(x, Tensor)}) > 1
+    match name.split(".")[1]:
+        case "native_batch_norm_backward":
+            return _misfits_batch_norm(given)
+        case "native_layer_norm_backward":
+            return _misfits_layer_norm(given)
+        case "_scaled_dot_product_flash_attention_for_cpu" | "_scaled_dot_product_flash_attention_for_cpu_backward":
+            return _misfits_attention(given)
+    return False
+
+
+def _sizes(x: Tensor) -> tuple[str, ...]:
+    return tuple(str(n) for n in x.shape)
+
+
+def _misfits_batch_norm(given: Mapping[str, Any]) -> bool:
+    """It reads statistics of each channel, which it does not look for."""
+    read = ("save_mean", "save_invstd") if given["train"] else known.STATISTICS
+    channels = _sizes(given["input"])[1:2]
+    statistics = [given.get(x) for x in read]
+    others = [x for x in (*statistics, given.get("weight")) if x is not None]
+    return None in statistics or any(_sizes(x) != channels for x in others) or not _alike(given, "grad_out", "input")
+
+
+def _misfits_layer_norm(given: Mapping[str, Any]) -> bool:
+    dims = len(given["normalized_shape"])
+    counted = (*_sizes(given["input"])[:-dims], *["1"] * dims)
+    return not _alike(given, "grad_out", "input") or any(_sizes(given[x]) != counted for x in ("mean", "rstd"))
+
+
+def _misfits_attention(given: Mapping[str, Any]) -> bool:
+    """Of a query (batch, head, row, feature), a key and a value for each of other rows, and a mask that is expanded."""
+    query, key, mask = _sizes(given["query"]), _sizes(given["key"]), given.get("attn_mask")
+    fits = (
+        len(query) == len(key) == 4 and (*query[:2], query[3]) == (*key[:2], key[3]) and _alike(given, "key", "value")
+    )
+    if "grad_out" in given:
+        fits = fits and _alike(given, "grad_out", "out", "query") and _sizes(given["logsumexp"]) == query[:3]
+    return not fits or (mask is not None and not _expands(_sizes(mask), (*query[:3], key[2])))
+
+
+def _expands(sizes: Sequence[str], to: Sequence[str]) -> bool:
+    return len(sizes) in (2, 4) and all(n in ("1", m) for n, m in zip(sizes, to[-len(sizes) :], strict=True))
+
+
+def _alike(given: Mapping[str, Any], *names: str) -> bool:
+    return len({_sizes(given[x]) for x in names}) == 1

@@ -1,0 +1,80 @@
+"""Operators that compute from shapes that they do not check: taken where these fit, refused where they do not."""
+
+import random
+
+import pytest
+import torch
+
+from bitproof.harness.prove.graphs import admitted, fitting
+from tests.harness.prove.scan import Scanned, scan, try_call
+from tests.harness.prove.toy_graphs import aten, randn
+
+X, ROW = randn(4, 6), randn(6)
+
+LOSS, MASK = torch.zeros(2, 3, 4), torch.zeros(4, 4)
+HEADS = randn(2, 3, 4, 8)
+POOLED = {"stride": [1, 1], "padding": [0, 0], "ceil_mode": False, "count_include_pad": True, "divisor_override": None}
+FITTING = {
+    "_log_softmax_backward_data": {"grad_output": X, "output": X, "dim": 1, "input_dtype": torch.float32},
+    "_softmax_backward_data": {"grad_output": X, "output": X, "dim": 1, "input_dtype": torch.float32},
+    "avg_pool2d_backward": {"grad_output": HEADS, "self": HEADS, "kernel_size": [1, 1], **POOLED},
+    "reflection_pad1d_backward": {"grad_output": HEADS[0], "self": HEADS[0], "padding": [0, 0]},
+    "native_layer_norm_backward": {
+        **{"grad_out": X, "input": X, "normalized_shape": [6], "mean": randn(4, 1), "rstd": randn(4, 1)},
+        **{"weight": ROW, "bias": ROW, "output_mask": [True] * 3},
+    },
+    "_scaled_dot_product_flash_attention_for_cpu": {"query": HEADS, "key": HEADS, "value": HEADS, "attn_mask": MASK},
+    "_scaled_dot_product_flash_attention_for_cpu_backward": {
+        **dict.fromkeys(("grad_out", "query", "key", "value", "out"), HEADS),
+        **{"logsumexp": LOSS, "dropout_p": 0.0, "is_causal": False, "attn_mask": MASK},
+    },
+}
+MISFITS = [
+    ("_log_softmax_backward_data", "output", X[0, 0]),
+    ("_softmax_backward_data", "output", X[:2]),
+    ("avg_pool2d_backward", "grad_output", randn(4, 3, 4, 8)),
+    ("reflection_pad1d_backward", "self", randn(6, 4, 8)),
+    ("native_layer_norm_backward", "grad_out", X[0, 0]),
+    ("native_layer_norm_backward", "mean", randn(2, 1)),
+    ("native_layer_norm_backward", "rstd", X[0, 0]),
+    ("_scaled_dot_product_flash_attention_for_cpu", "query", randn(4, 3, 4, 8)),
+    ("_scaled_dot_product_flash_attention_for_cpu", "value", randn(2, 3, 2, 8)),
+    ("_scaled_dot_product_flash_attention_for_cpu", "attn_mask", torch.zeros(3, 4)),
+    ("_scaled_dot_product_flash_attention_for_cpu_backward", "logsumexp", torch.zeros(2, 3, 3)),
+    ("_scaled_dot_product_flash_attention_for_cpu_backward", "grad_out", randn(2, 3, 2, 8)),
+]
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_an_operator_that_does_not_check_shapes_is_taken_where_they_fit(name):
+    op = getattr(aten, name).default
+    assert admitted.why_not(op, FITTING[name]) is None
+    op(**FITTING[name])
+
+
+@pytest.mark.parametrize(("name", "argument", "other"), MISFITS)
+def test_an_operator_that_does_not_check_shapes_is_refused_where_they_do_not_fit(name, argument, other):
+    """It reads beyond its tensors, whatever lies there, or ends the process."""
+    op, given = getattr(aten, name).default, {**FITTING[name], argument: other}
+    assert "these do not fit" in str(admitted.why_not(op, given))
+    assert not try_call(op, ((), given), Scanned())
+
+
+@pytest.mark.parametrize("name", ["_pdist_backward", "lu_unpack", "segment_reduce", "adaptive_max_pool2d_backward"])
+def test_an_operator_that_checks_no_shapes_and_is_seldom_used_is_not_admitted(name):
+    assert "is not among" in admitted.why_not(getattr(aten, name).default)
+
+
+READS = "it does not give one result of the same arguments"
+
+
+@pytest.mark.parametrize("name", ["_log_softmax_backward_data", "native_layer_norm_backward", "_pdist_backward"])
+def test_a_scan_sees_that_a_call_reads_beyond_its_tensors(monkeypatch, name):
+    monkeypatch.setattr("tests.harness.prove.scan.misfits", lambda *_: False)
+    call = FITTING.get(name, {"grad": randn(6), "self": X, "p": 0.5, "pdist": randn(6)})
+    op = getattr(aten, name).default
+    seen = scan(op, [((), call)], at_most=120, chance=random.Random(0))
+    assert READS in seen.faults
+    monkeypatch.setattr("tests.harness.prove.scan.misfits", fitting.misfits)
+    seen = scan(op, [((), call)], at_most=120, chance=random.Random(0))
+    assert (READS in seen.faults) == (name == "_pdist_backward")

@@ -138,6 +138,7 @@ _ROWS = (
     Operator(name="prims.empty", uninitialized=_WHOLE),
     Operator(name="prims.empty_permuted", uninitialized=_WHOLE),
     Operator(name="prims.empty_strided", uninitialized=_WHOLE),
+    Operator(name="prims.inductor_rand_eager_offset", uninitialized=_WHOLE),  # a placeholder, which Inductor replaces
     Operator(name="prims.inductor_randint", draws_untold=True),
     Operator(name="prims.inductor_random", draws_untold=True),
     Operator(name="prims.resize", uninitialized=_GROWN),

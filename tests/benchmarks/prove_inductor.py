@@ -1,4 +1,4 @@
-"""Which of Inductor's own passes keep every bit? `python tests/benchmarks/prove_inductor.py [MODEL ...]` prints it.
+"""Which of Inductor's own passes keep every bit? `prove_inductor.py [--keep DIR] [MODEL ...]` prints it.
 
 Small models are compiled and trained a step, and each pass that torch's observer names is proved, alone, against the
 graph that came in (`bitproof.keeps_bits`): joint graph, pre- and post-grad, pattern replacements. Then the step is
@@ -6,7 +6,8 @@ traced without Inductor, and proved against itself with one operator decomposed,
 after each pass over graphs of torchao and autoparallel, where these can be imported. A row is a pass: over how many
 graphs it ran, and how many it left node for node; of the others, how many keep every bit by proof, in how many an
 output was seen to differ, with one such witness, and of how many neither is known, with one reason. Inductor need not
-keep bits: the table is no list of bugs. Each model has a process of its own.
+keep bits: the table is no list of bugs. Each model has a process of its own. With `--keep` its rows stay in DIR, so that
+a run that was cut off goes on with the models whose rows are not there.
 """
 
 from __future__ import annotations
@@ -232,17 +233,25 @@ def others() -> dict[str, Callable[[GraphModule], object]]:
     return found
 
 
-def main(names: list[str]) -> int:
+def main(names: list[str], keep: Path | None = None) -> int:
     """Run each model, print the table, and return 1 where a process fails or no pass was seen."""
     rows: dict[str, list[dict[str, str | bool | None]]] = defaultdict(list)
     failed: list[str] = []
     for name in names:
-        command = [sys.executable, __file__, "--model", name]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            failed.append(f"{name}: {done.stderr.strip().splitlines()[-1]}")
-            continue
-        for each in json.loads(done.stdout.splitlines()[-1]):
+        kept = keep and keep / f"{name.replace(' ', '_')}.json"
+        if kept is None or not kept.exists():
+            command = [sys.executable, __file__, "--model", name]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                failed.append(f"{name}: {done.stderr.strip().splitlines()[-1]}")
+                continue
+            found = done.stdout.splitlines()[-1]
+            if kept is not None:
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                kept.write_text(found)
+        else:
+            found = kept.read_text()
+        for each in json.loads(found):
             rows[str(each["name"])].append(each)
     print("| pass | graphs | left as they were | kept, by proof | seen to differ | neither | such a one |")
     print("|---|---|---|---|---|---|---|")
@@ -262,4 +271,7 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--model"]:
         print(json.dumps(proofs(sys.argv[2])))
     else:
-        sys.exit(main(sys.argv[1:] or [*MODELS]))
+        given, folder = sys.argv[1:], None
+        if given[:1] == ["--keep"]:
+            folder, given = Path(given[1]), given[2:]
+        sys.exit(main(given or [*MODELS], folder))

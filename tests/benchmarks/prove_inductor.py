@@ -6,8 +6,8 @@ traced without Inductor, and proved against itself with one operator decomposed,
 after each pass over graphs of torchao and autoparallel, where these can be imported. A row is a pass: over how many
 graphs it ran, and how many it left node for node; of the others, how many keep every bit by proof, in how many an
 output was seen to differ, with one such witness, and of how many neither is known, with one reason. Inductor need not
-keep bits: the table is no list of bugs. Each model has a process of its own. With `--keep` its rows stay in DIR, so that
-a run that was cut off goes on with the models whose rows are not there.
+keep bits: the table is no list of bugs. Each model has a process of its own. With `--keep` its rows stay in DIR, and
+a run that was cut off goes on with the models that have none there.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import stat
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -39,6 +40,7 @@ MAX_ROWS = 100_000_000
 KEPT_ROWS = 1_000_000
 """Tables of at most this many rows stay in memory; a rank of a longer one is read again at each request."""
 _BATCH_ROWS = 10_000
+_LIES = ("step", "kind", "name", "box", "placements")
 _LIKENESS = ("step", "kind", "name", "dtype", "shape", "content", "placements")
 
 
@@ -91,6 +93,25 @@ class StoredRecording(Recording):
         """Whether `records` were read: a caller may have changed them since."""
         return "records" in self.__dict__
 
+    def first_steps(self, steps: int) -> Recording:
+        """The recording that a run with fewer steps would have made."""
+        manifest = replace(self.manifest, steps=steps, case=self.manifest.case | {"steps": steps})
+        return super().first_steps(steps) if self.holds_records else self._part(manifest, lambda step: step < steps)
+
+    def from_step(self, first: int) -> Recording:
+        """The recording without the steps before this one."""
+        if self.holds_records or not first:
+            return super().from_step(first)
+        return self._part(self.manifest, lambda step: step >= first)
+
+    def _part(self, manifest: Manifest, keeps: Callable[[Any], Any]) -> StoredRecording:
+        """The rows whose step is to be kept, read when they are asked for."""
+
+        def part(table: Callable[[], pa.Table]) -> Callable[[], pa.Table]:
+            return lambda: _where(table(), "step", keeps)
+
+        return StoredRecording(manifest, {rank: part(table) for rank, table in self._tables.items()})
+
     @property
     def ranks(self) -> Sequence[int]:
         """The ranks that recorded anything, in ascending order."""
@@ -104,15 +125,13 @@ class StoredRecording(Recording):
         """One rank's records of one step, made of no other rows."""
         if self.holds_records:
             return super().records_at(rank, step)
-        columns = self.of_rank(rank).columns
-        return read_records(columns.filter(pa.array(numpy.array(values_of(columns["step"])) == step)))
+        return read_records(_where(self.of_rank(rank).columns, "step", lambda at: at == step))
 
     def losses_of(self, rank: int) -> dict[Key, Record]:
         """One rank's records of losses, made of no other rows."""
         if self.holds_records:
             return super().losses_of(rank)
-        columns = self.of_rank(rank).columns
-        return read_records(columns.filter(pa.array(numpy.array(values_of(columns["kind"])) == "loss")))
+        return read_records(_where(self.of_rank(rank).columns, "kind", lambda kind: kind == "loss"))
 
     def of_rank(self, rank: int) -> RankRows:
         """One rank's rows as they were stored; none of a rank that recorded nothing."""
@@ -228,12 +247,32 @@ def have_same_rows(first: Recording, second: Recording, rank: int) -> bool:
     return rows[0].recorded_like(rows[1]) and bool((rows[0].digests == rows[1].digests).all())
 
 
+def lie_alike(first: Recording, second: Recording, rank: int) -> bool:
+    """Whether two recordings are seen to hold the same tensors of a rank at the same steps, in the same layout, without
+    making records of them.
+    """
+    stored = [side for side in (first, second) if isinstance(side, StoredRecording) and not side.holds_records]
+    if len(stored) < 2:
+        return False
+    here, there = (side.of_rank(rank).columns.select(_LIES) for side in stored)
+    if here.num_rows != there.num_rows:
+        return False
+    return here.equals(there) or {*zip(*map(values_of, here.columns), strict=True)} == {
+        *zip(*map(values_of, there.columns), strict=True)
+    }
+
+
 def read_records(table: pa.Table) -> dict[Key, Record]:
     """A table's rows as records by key."""
     columns = {name: values_of(table[name]) for name in table.column_names}
     keys = map(Key, columns["step"], columns["kind"], columns["name"], columns["rank"])
     rows = map(Record, *(columns[name] for name in Record._fields))
     return dict(zip(keys, rows, strict=True))
+
+
+def _where(table: pa.Table, column: str, keeps: Callable[[Any], Any]) -> pa.Table:
+    """The rows whose value of a column is to be kept; `keeps` is given all values as an array."""
+    return table.filter(pa.array(keeps(numpy.array(values_of(table[column]))), pa.bool_()))
 
 
 def check_file(path: Path, limit: int) -> None:

@@ -241,14 +241,17 @@ class Evidence:
 
 
 def evidence_of(reference: Recording, candidate: Recording, case: Case) -> Evidence:
-    """Compare two recordings: rank by rank if both are stored so and their records are not loaded, else as wholes."""
-    evidence = Evidence(case=case)
-    stored = [side for side in (reference, candidate) if isinstance(side, StoredRecording) and not side.holds_records]
-    if len(stored) < 2:
+    """Compare two recordings: rank by rank if the records of both are not loaded, else as wholes."""
+    evidence, sides = Evidence(case=case), (reference, candidate)
+    if any(side.holds_records for side in sides):
         evidence.add(reference.records, candidate.records)
         return evidence
-    for rank in sorted({rank for side in stored for rank in side.ranks}):
-        evidence.add_rank(*(side.of_rank(rank) for side in stored))
+    stored = [side for side in sides if isinstance(side, StoredRecording)]
+    for rank in sorted({rank for side in sides for rank in side.ranks}):
+        if len(stored) == 2:
+            evidence.add_rank(*(side.of_rank(rank) for side in stored))
+        else:
+            evidence.add(*(side.records_of(rank) for side in sides))
     return evidence
 
 

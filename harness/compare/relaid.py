@@ -11,17 +11,22 @@ gathered, and no process holds more than a rank's own part.
 - A plain tensor counts as whole. Where the candidate has as many ranks, and each holds the same part as in the
   reference, records pair rank by rank, and plain tensors may be another on each.
 - A cell that only one side holds is a gap.
+
+Recordings are read rank by rank, as where layouts are alike. What stays in memory is how ranks hold each tensor, once
+for all steps at which it is the same, and the digests of cells.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from bitproof.harness.case import Case, Kind
-from bitproof.harness.records import Key, Record, Recording
+from bitproof.harness.records import Key, Manifest, Record, Recording
 from bitproof.harness.records.layout import DIGEST_DIGITS, Box, Cell, Cuts, alike, joint_cuts, name_cell
 
 NUM_NAMED = 5
@@ -42,6 +47,18 @@ Parts = Mapping[int, Record]
 """What each rank that holds any of a tensor recorded of it."""
 
 
+class PartLayout(NamedTuple):
+    """How a rank holds its part of a tensor, as its record says it."""
+
+    box: str | None
+    placements: str | None
+    shape: tuple[int, ...]
+
+
+PartLayouts = Mapping[int, PartLayout]
+"""How each rank that holds any of a tensor holds it."""
+
+
 @dataclass(frozen=True)
 class Relaid:
     """The reference's recording as it would be in the candidate's layout, and what that revealed.
@@ -59,7 +76,14 @@ class Relaid:
 
 def are_laid_out_otherwise(case: Case, reference: Recording, candidate: Recording) -> bool:
     """Whether some tensor has another layout on the two systems' ranks, or the case says that their meshes differ."""
-    return case.reference_parallelism is not None or any(True for _ in _across(reference, candidate))
+    if case.reference_parallelism is not None:
+        return True
+    if reference.manifest.world_size == candidate.manifest.world_size:
+        from bitproof.harness.capture.stored import lie_alike  # loads pyarrow
+
+        if all(lie_alike(reference, candidate, rank) for rank in sorted({*reference.ranks, *candidate.ranks})):
+            return False
+    return any(True for _ in _across(reference, candidate))
 
 
 def lack_state_alone(case: Case, reference: Recording, candidate: Recording) -> bool:
@@ -68,7 +92,7 @@ def lack_state_alone(case: Case, reference: Recording, candidate: Recording) -> 
     So it is where a rank leaves a parameter out of its update, or another one updates it for all.
     """
 
-    def lies_alike(here: Parts, there: Parts) -> bool:
+    def lies_alike(here: PartLayouts, there: PartLayouts) -> bool:
         both = here.keys() & there
         return not lies_otherwise({rank: here[rank] for rank in both}, {rank: there[rank] for rank in both}, True)
 
@@ -81,131 +105,193 @@ def common_cuts(reference: Recording, candidate: Recording) -> dict[str, Cuts]:
     """The cuts of each tensor whose layouts differ, by kind and name. A tensor of two logical shapes has none."""
     boxes: dict[str, set[Box]] = {}
     for tensor, sides in _across(reference, candidate):
-        parts = [box_of(record) for side in sides for record in side.values()]
+        parts = [_box_of(held) for side in sides for held in {*side.values()}]
         boxes.setdefault(f"{tensor.kind}/{tensor.name}", set()).update(box for box in parts if box is not None)
     return {name: joint_cuts(same) for name, found in boxes.items() if (same := alike(found))}
 
 
 def relaid(reference: Recording, candidate: Recording, cuts: Mapping[str, Cuts]) -> Relaid:
     """The reference in the candidate's layout, from two recordings with the digests of the cells of `cuts`."""
-    records = dict(reference.records)
-    across: list[LogicalTensor] = []
-    unusable: list[str] = []
-    apart: list[str] = []
-    parted: set[LogicalTensor] = set()
-    for tensor, (here, there) in _across(reference, candidate):
-        across.append(tensor)
-        for rank in here:
-            del records[Key(*tensor, rank)]
-        at = cuts.get(f"{tensor.kind}/{tensor.name}")
-        cells = _Cells(tensor, here, there, at)
-        records |= cells.records()
-        unusable += cells.unusable
-        apart += (told := [*cells.apart()])
-        parted |= {tensor} if told else set()
-    order = {key: place for place, key in enumerate(candidate.records)}
-    records = dict(sorted(records.items(), key=lambda item: order.get(item[0], len(order))))
+    across = [tensor for tensor, _ in _across(reference, candidate)]
+    known = {tensor: _Cells(tensor, cuts.get(f"{tensor.kind}/{tensor.name}")) for tensor in across}
+    for number, side in enumerate((reference, candidate)):
+        for rank in side.ranks:
+            for key, record in side.records_of(rank).items():
+                if (cells := known.get(LogicalTensor(*key[:3]))) is not None:
+                    cells.add(number, rank, record)
+    unusable = [why for cells in known.values() for why in cells.unusable]
+    apart = {tensor: told for tensor, cells in known.items() if (told := [*cells.apart()])}
     manifest = replace(reference.manifest, case=candidate.manifest.case, world_size=candidate.manifest.world_size)
-    texts = tuple(unusable), tuple(dict.fromkeys(apart))
-    return Relaid(Recording(manifest, records), frozenset(across), *texts, frozenset(parted))
+    return Relaid(
+        _RelaidRecording(manifest, reference, candidate, known),
+        frozenset(across),
+        tuple(unusable),
+        tuple(dict.fromkeys(each for told in apart.values() for each in told)),
+        frozenset(apart),
+    )
+
+
+class _RelaidRecording(Recording):
+    """The reference's records in the candidate's layout, made rank by rank."""
+
+    def __init__(
+        self, manifest: Manifest, reference: Recording, candidate: Recording, known: Mapping[LogicalTensor, _Cells]
+    ) -> None:
+        self.manifest = manifest
+        self._reference, self._candidate, self._known = reference, candidate, known
+
+    @property
+    def holds_records(self) -> bool:
+        """Whether `records` were made."""
+        return "records" in self.__dict__
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The ranks of both."""
+        return sorted({*self._reference.ranks, *self._candidate.ranks})
+
+    @cached_property
+    def records(self) -> dict[Key, Record]:  # type: ignore[override]
+        """Every rank's records."""
+        return {key: record for rank in self.ranks for key, record in self.records_of(rank).items()}
+
+    def records_of(self, rank: int) -> dict[Key, Record]:
+        """One rank's records: the candidate's as the reference has them, then those that it lacks."""
+        own, found = self._reference.records_of(rank), dict[Key, Record]()
+        for key, record in self._candidate.records_of(rank).items():
+            cells = self._known.get(LogicalTensor(*key[:3]))
+            other = own.get(key) if cells is None or not cells.are_on_both else cells.as_in(rank, record)
+            if other is not None:
+                found[key] = other
+        for key, record in own.items():
+            cells = self._known.get(LogicalTensor(*key[:3]))
+            if cells is None or not cells.are_on_both:
+                found.setdefault(key, record)
+        for tensor, cells in self._known.items() if rank == 0 else ():
+            for cell in cells.left:
+                found[Key(*tensor[:2], f"{tensor.name}{name_cell(cell)}", 0)] = cells.first
+        return found
 
 
 def replicas(recording: Recording) -> Iterator[LogicalTensor]:
     """Each tensor whose DTensor says that ranks hold the same part, and they do not."""
-    for tensor, parts in by_rank(recording).items():
-        found: dict[str, set[str]] = {}
-        for record in parts.values():
-            if record.box is not None:
-                found.setdefault(record.box, set()).add(record.digest)
-        if any(len(digests) > 1 for digests in found.values()):
+    shared: set[tuple[str, str, str]] = set()
+    for (kind, name), ranks in _layouts_of(recording).items():
+        boxes = [held.box for steps in ranks.values() for held in {*steps.values()} if held.box is not None]
+        shared |= {(kind, name, box) for box in {*boxes} if boxes.count(box) > 1}
+    found: dict[LogicalTensor, dict[str, set[str]]] = {}
+    for rank in recording.ranks if shared else ():
+        for key, record in recording.records_of(rank).items():
+            if record.box is not None and (key.kind, key.name, record.box) in shared:
+                parts = found.setdefault(LogicalTensor(*key[:3]), {})
+                parts.setdefault(record.box, set()).add(record.digest)
+    for tensor in sorted(found):
+        if any(len(digests) > 1 for digests in found[tensor].values()):
             yield tensor
 
 
+@dataclass
 class _Cells:
-    """One tensor's cells on both sides, where each side has it."""
+    """One tensor's cells on both sides, rank after rank. `first` is the reference's first record of it, `digests` has
+    by side the digests of each cell. A side without a known layout has none.
+    """
 
-    def __init__(self, tensor: LogicalTensor, here: Parts, there: Parts, cuts: Cuts | None) -> None:
-        self._tensor, self._here, self._there, self._cuts = tensor, here, there, cuts
-        self.unusable: list[str] = []
-        if any(box_of(record) is None for side in (here, there) for record in side.values()):
-            self.unusable.append(f"which parts ranks hold is not known of {tensor}")
-        self._sides = [self._digests(side, parts) for side, parts in (("reference", here), ("candidate", there))]
+    tensor: LogicalTensor
+    cuts: Cuts | None
+    digests: tuple[dict[Cell, set[str] | str], dict[Cell, set[str] | str]] = field(default_factory=lambda: ({}, {}))
+    unusable: list[str] = field(default_factory=list)
+    has: list[int] = field(default_factory=lambda: [0, 0])
+    placed: list[int] = field(default_factory=lambda: [0, 0])
+    first: Record = field(init=False)
 
-    def records(self) -> dict[Key, Record]:
-        """The recording that the reference would have made on the candidate's ranks."""
-        found: dict[Key, Record] = {}
-        if not (self._here and self._there):
-            return {Key(*self._tensor, rank): record for rank, record in self._here.items()}
-        for rank, record in self._there.items():
-            if (other := self._as_in(rank, record)) is not None:
-                found[Key(*self._tensor, rank)] = other
-        if self._cuts is not None:
-            left = {cell for cells in self._sides[0].values() for cell in cells}
-            left -= {cell for cells in self._sides[1].values() for cell in cells}
-            first = next(iter(self._here.values()))
-            for cell in sorted(left):
-                found[Key(*self._tensor[:2], f"{self._tensor.name}{name_cell(cell)}", 0)] = first
-        return found
+    @property
+    def are_on_both(self) -> bool:
+        """Whether each side has some of the tensor."""
+        return all(self.has)
+
+    @property
+    def left(self) -> list[Cell]:
+        """The reference's cells that no rank of the candidate holds."""
+        return sorted(self.digests[0].keys() - self.digests[1].keys()) if self.are_on_both else []
+
+    def add(self, side: int, rank: int, record: Record) -> None:
+        """Take a rank's part."""
+        if side == 0 and not self.has[0]:
+            self.first = record
+        self.has[side] += 1
+        self.placed[side] += bool(record.placements)
+        unknown = f"which parts ranks hold is not known of {self.tensor}"
+        if record.box is None and record.placements and unknown not in self.unusable[:1]:
+            self.unusable.insert(0, unknown)
+        if self.cuts is None:
+            return
+        if (own := _cells_of(record, self.cuts)) is None:
+            role = ("reference", "candidate")[side]
+            self.unusable.append(f"the {role} has no digests of cells of {self.tensor} on rank {rank}")
+            return
+        known = self.digests[side]
+        for cell, digest in own.items():
+            if (before := known.setdefault(cell, digest)) != digest:
+                known[cell] = {digest} | (before if isinstance(before, set) else {before})
 
     def apart(self) -> Iterator[str]:
         """Where ranks of one side hold other bits of one cell."""
-        for side, parts, cells in zip(("reference", "candidate"), (self._here, self._there), self._sides, strict=True):
-            is_placed = all(record.placements for record in parts.values())
-            if any(len(digests) > 1 for digests in _by_cell(cells).values()):
+        for side, role in enumerate(("reference", "candidate")):
+            if any(isinstance(digests, set) for digests in self.digests[side].values()):
+                is_placed = self.placed[side] == self.has[side]
                 what = "replicas" if is_placed else "plain tensors, which count as whole on each rank,"
-                yield f"{what} of one tensor differ within the {side}: {self._tensor}"
+                yield f"{what} of one tensor differ within the {role}: {self.tensor}"
 
-    def _as_in(self, rank: int, record: Record) -> Record | None:
+    def as_in(self, rank: int, record: Record) -> Record | None:
         """The candidate's record on a rank as the reference has it; None where it lacks a cell of it."""
-        first = next(iter(self._here.values()))
-        if self._cuts is None or first.dtype != record.dtype:
+        first = self.first
+        if self.cuts is None or first.dtype != record.dtype:
             return record._replace(digest=_other(record.digest), dtype=first.dtype, shape=first.shape)
-        here, own = _by_cell(self._sides[0]), self._sides[1].get(rank, {})
+        here, own = self.digests[0], _cells_of(record, self.cuts) or {}
         if any(cell not in here for cell in own) or (not own and 0 not in record.shape):
             return None
-        differing = [cell for cell, digest in own.items() if here[cell] != {digest}]
-        return record._replace(digest=_other(record.digest), value=first.value) if differing else record
-
-    def _digests(self, side: str, parts: Parts) -> dict[int, dict[Cell, str]]:
-        """Of each rank the digest of each cell that it holds."""
-        found: dict[int, dict[Cell, str]] = {}
-        if (cuts := self._cuts) is None:
-            return found
-        for rank, record in parts.items():
-            box = known.cut_by(cuts) if (known := box_of(record)) is not None else None
-            cells = box.cells(cuts) if box is not None else []
-            text = record.cells or ""
-            if box is None or len(text) != DIGEST_DIGITS * len(cells) or record.cells is None:
-                self.unusable.append(f"the {side} has no digests of cells of {self._tensor} on rank {rank}")
-                continue
-            digests = (text[at : at + DIGEST_DIGITS] for at in range(0, len(text), DIGEST_DIGITS))
-            found[rank] = dict(zip(cells, digests, strict=True))
-        return found
+        differs = any(here[cell] != digest for cell, digest in own.items())
+        return record._replace(digest=_other(record.digest), value=first.value) if differs else record
 
 
-def _by_cell(ranks: Mapping[int, Mapping[Cell, str]]) -> dict[Cell, set[str]]:
-    found: dict[Cell, set[str]] = {}
-    for cells in ranks.values():
-        for cell, digest in cells.items():
-            found.setdefault(cell, set()).add(digest)
-    return found
+def _cells_of(record: Record, cuts: Cuts) -> dict[Cell, str] | None:
+    """The digest of each cell that a rank holds; None if its layout or its digests are not known."""
+    cells = _cells_in(record.box, record.shape if record.box is None and not record.placements else None, cuts)
+    text = record.cells
+    if cells is None or text is None or len(text) != DIGEST_DIGITS * len(cells):
+        return None
+    return {cell: text[DIGEST_DIGITS * at :][:DIGEST_DIGITS] for at, cell in enumerate(cells)}
 
 
-def _across(reference: Recording, candidate: Recording) -> Iterator[tuple[LogicalTensor, tuple[Parts, Parts]]]:
-    """The tensors that do not pair rank by rank, in the order in which the reference recorded them."""
-    here, there = by_rank(reference), by_rank(candidate)
+@functools.lru_cache(maxsize=1 << 16)
+def _cells_in(box: str | None, shape: tuple[int, ...] | None, cuts: Cuts) -> list[Cell] | None:
+    """The cells of a part, or of a whole plain tensor of a shape; the same objects for all steps."""
+    known = Box.parse(box) if box is not None else Box.whole(shape) if shape is not None else None
+    cut = known.cut_by(cuts) if known is not None else None
+    return None if cut is None else cut.cells(cuts)
+
+
+def _across(
+    reference: Recording, candidate: Recording
+) -> Iterator[tuple[LogicalTensor, tuple[PartLayouts, PartLayouts]]]:
+    """The tensors that do not pair rank by rank, and how ranks hold them, by step and then in the order in which the
+    reference recorded them.
+    """
     have_as_many = reference.manifest.world_size == candidate.manifest.world_size
-    for tensor in {**here, **there}:
-        sides = here.get(tensor, {}), there.get(tensor, {})
-        if lies_otherwise(*sides, have_as_many):
-            yield tensor, sides
+    here, there = _layouts_of(reference), _layouts_of(candidate)
+    sides = {name: (here.get(name, {}), there.get(name, {})) for name in {**here, **there}}
+    if have_as_many:
+        sides = {name: pair for name, pair in sides.items() if pair[0] and pair[1] and pair[0] != pair[1]}
+    for step in sorted({step for pair in sides.values() for side in pair for steps in side.values() for step in steps}):
+        for name, pair in sides.items():
+            left, right = ({rank: steps[step] for rank, steps in side.items() if step in steps} for side in pair)
+            if (left or right) and lies_otherwise(left, right, have_as_many):
+                yield LogicalTensor(step, *name), (left, right)
 
 
-def lies_otherwise(here: Parts, there: Parts, have_as_many: bool) -> bool:
+def lies_otherwise(here: Parts | PartLayouts, there: Parts | PartLayouts, have_as_many: bool) -> bool:
     """Whether a tensor's records do not pair rank by rank. A tensor that one side lacks has no other layout."""
-    left, right = (
-        {rank: (record.box, record.placements is None) for rank, record in side.items()} for side in (here, there)
-    )
+    left, right = ({rank: (part.box, part.placements is None) for rank, part in side.items()} for side in (here, there))
     return not have_as_many or bool(left and right and left != right)
 
 
@@ -217,13 +303,44 @@ def by_rank(recording: Recording) -> dict[LogicalTensor, dict[int, Record]]:
     return found
 
 
+def tensors_of(recording: Recording) -> list[LogicalTensor]:
+    """Every tensor at every step, on whatever ranks."""
+    held = _layouts_of(recording).items()
+    steps = {name: sorted({step for own in ranks.values() for step in own}) for name, ranks in held}
+    return [LogicalTensor(step, *name) for name, all_steps in steps.items() for step in all_steps]
+
+
+def _layouts_of(recording: Recording) -> dict[tuple[Kind, str], dict[int, dict[int, PartLayout]]]:
+    """Of each kind and name, by rank, how the rank holds it at each step: where that is the same, by one object.
+
+    It is kept with a recording whose records are not in memory, as they cannot change.
+    """
+    is_stored = not recording.holds_records
+    if is_stored and (known := vars(recording).get("part_layouts")) is not None:
+        return known
+    found: dict[tuple[Kind, str], dict[int, dict[int, PartLayout]]] = {}
+    same: dict[tuple[tuple[int, PartLayout], ...], dict[int, PartLayout]] = {}
+    for rank in recording.ranks:
+        own: dict[tuple[Kind, str], dict[int, PartLayout]] = {}
+        for key, record in recording.records_of(rank).items():
+            held = PartLayout(record.box, record.placements, record.shape)
+            own.setdefault((key.kind, key.name), {})[key.step] = held
+        for name, steps in own.items():
+            found.setdefault(name, {})[rank] = same.setdefault((*steps.items(),), steps)
+    if is_stored:
+        vars(recording)["part_layouts"] = found
+    return found
+
+
 def are_staged(*recordings: Recording) -> bool:
     """Whether each recording has parameters, each of them whole on one rank alone, as in the stages of a pipeline."""
     for recording in recordings:
-        parameters = [parts for tensor, parts in by_rank(recording).items() if tensor.kind == "param"]
-        if not parameters or any(
-            len(parts) > 1 or any(x.placements is not None for x in parts.values()) for parts in parameters
-        ):
+        parameters = [ranks for (kind, _), ranks in _layouts_of(recording).items() if kind == "param"]
+        held = [{*steps.values()} for ranks in parameters for steps in ranks.values()]
+        at = [[step for steps in ranks.values() for step in steps] for ranks in parameters]
+        if not parameters or any(len(steps) != len({*steps}) for steps in at):
+            return False
+        if any(part.placements is not None for parts in held for part in parts):
             return False
     return True
 
@@ -235,9 +352,13 @@ def gradients_lie_otherwise(reference: Recording, candidate: Recording) -> bool:
 
 def box_of(record: Record) -> Box | None:
     """What a rank holds: all of a plain tensor. None where a DTensor does not say it."""
-    if record.box is not None:
-        return Box.parse(record.box)
-    return None if record.placements else Box.whole(record.shape)
+    return _box_of(record)
+
+
+def _box_of(part: Record | PartLayout) -> Box | None:
+    if part.box is not None:
+        return Box.parse(part.box)
+    return None if part.placements else Box.whole(part.shape)
 
 
 def _other(digest: str) -> str:

@@ -17,12 +17,12 @@ from bitproof.harness.compare.phases import PHASES, apart_from, is_exact, regrou
 from bitproof.harness.compare.relaid import (
     LogicalTensor,
     Relaid,
-    by_rank,
     common_cuts,
     first_few,
     lack_state_alone,
     relaid,
     replicas,
+    tensors_of,
 )
 from bitproof.harness.compare.verdict import compare
 from bitproof.harness.disturb.regroup import Across, Regroup
@@ -106,7 +106,7 @@ def _exactness(cells: Mapping[Role, Recording], other: Relaid) -> LayoutBounds:
     """How many tensors had to agree, by the sums that both systems were seen to take."""
     first = regrouped_between(cells["reference"], cells["candidate"])
     start = apart_from(cells["candidate"].manifest)
-    tensors = by_rank(cells["reference"])
+    tensors = tensors_of(cells["reference"])
     exact = sum(is_exact(tensor, first, start) for tensor in tensors)
     return LayoutBounds(
         across=len(other.across),

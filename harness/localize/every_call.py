@@ -97,8 +97,7 @@ class EveryCall:
 
     def _judge(self, judgement: Judgement) -> Judgement:
         for role in ROLES:
-            if missed := self._replay(role, 1):
-                key = missed[0]
+            if (key := self._replay(role, 1)) is not None:
                 where = f"step {key.step}, rank {key.rank}, {key.kind} {key.name}"
                 return _unverified(judgement, f"a replay of the {role} did not reproduce its recording, at {where}")
         self.found = found = self._look()
@@ -131,15 +130,18 @@ class EveryCall:
             remarks=(*judgement.remarks, told),
         )
 
-    def _replay(self, role: Role, number: int) -> list[Key]:
-        """Log every call of a system. Returns, in order, the records in which this run differs from its recording."""
+    def _replay(self, role: Role, number: int) -> Key | None:
+        """Log every call of a system. Returns the first record, rank by rank, in which this run differs from its
+        recording.
+        """
         last = self.case.steps - 1
         self.run_replay(role, number, self._folder(role, number), Replay(step=last, log=True, every_step=True))
-        known = self.recordings[role].records
-        again = {
-            key: row for rank in self._ranks for key, row in read_records(self._archive(role, number, rank)).items()
-        }
-        return [key for key, row in known.items() if key not in again or again[key].digest != row.digest]
+        for rank in self._ranks:
+            again = read_records(self._archive(role, number, rank))
+            for key, row in self.recordings[role].records_of(rank).items():
+                if key not in again or again[key].digest != row.digest:
+                    return key
+        return None
 
     def _look(self) -> Found:
         found, by_step = Found(), dict.fromkeys(range(self.case.steps), 0)

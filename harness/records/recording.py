@@ -229,6 +229,11 @@ class Recording:
     manifest: Manifest
     records: dict[Key, Record] = field(default_factory=dict)
 
+    @property
+    def holds_records(self) -> bool:
+        """Whether all records are in memory: they count then, whatever they were read from."""
+        return True
+
     def first_steps(self, steps: int) -> Recording:
         """The recording that a run with fewer steps would have made."""
         manifest = replace(self.manifest, steps=steps, case=self.manifest.case | {"steps": steps})

@@ -28,6 +28,7 @@ from tabulate import tabulate
 from bitproof.harness.capture.recording_files import join_parts, read_recording, write_part
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.compare.outcome import result_of
+from bitproof.harness.compare.relaid import are_laid_out_otherwise
 from bitproof.harness.compare.verdict import compare, judge
 from bitproof.harness.localize.search import differing_digests, held_as
 from bitproof.harness.records import Key, Manifest, Record, Report
@@ -87,9 +88,10 @@ def join(folder: Path, side: str, options: argparse.Namespace) -> None:
 
 
 def report(folder: Path, side: str, options: argparse.Namespace) -> None:
-    """Read both sides, compare and judge them, and write the report."""
+    """Read both sides, compare and judge them, and write the report, as `case_run` does."""
     case = case_of(options)
     reference, candidate = read_recording(folder / "reference"), read_recording(folder / side)
+    assert not are_laid_out_otherwise(case, reference, candidate)
     comparison = compare(reference, candidate, case)
     losses = {"reference": reference.losses(), "candidate": candidate.losses()}
     result = result_of(case, judge(case, comparison), device="cpu", backend="gloo", losses=losses)

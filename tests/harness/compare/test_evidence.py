@@ -136,3 +136,12 @@ def test_a_recording_whose_rows_lie_otherwise_is_compared_as_a_whole(tmp_path):
     side = read_recording(tmp_path / "mixed")
     assert not isinstance(side, StoredRecording) and list(side.records) == list(mixed)
     assert compare(side, stored(tmp_path / "by_rank", rows()), CASE).verdict == Verdict.EQUAL
+
+
+def test_steps_of_a_stored_recording_are_taken_without_reading_all_of_it(tmp_path, either):
+    whole, side = Recording(MANIFEST, rows()), stored(tmp_path / "stored", rows())
+    for part in (lambda of: of.first_steps(2), lambda of: of.from_step(1), lambda of: of.from_step(0)):
+        mine, theirs = part(side), part(whole)
+        assert [mine.records_of(rank) for rank in range(6)] == [theirs.records_of(rank) for rank in range(6)]
+        assert mine.manifest.steps == theirs.manifest.steps and not mine.holds_records
+    assert not side.holds_records and side.first_steps(2).records == whole.first_steps(2).records

@@ -9,7 +9,10 @@ import torch
 
 from bitproof.harness.capture.boxes import digests_of_cells
 from bitproof.harness.capture.digest import digest
+from bitproof.harness.capture.recording_files import join_parts, read_recording, write_part
+from bitproof.harness.capture.stored import StoredRecording
 from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.compare import relaid as relaid_module
 from bitproof.harness.compare.relaid import (
     LogicalTensor,
     are_laid_out_otherwise,
@@ -18,6 +21,7 @@ from bitproof.harness.compare.relaid import (
     lack_state_alone,
     relaid,
     replicas,
+    tensors_of,
 )
 from bitproof.harness.compare.verdict import compare
 from bitproof.harness.records import Key, Manifest, Record, Recording, Verdict
@@ -62,6 +66,56 @@ def judged(here, there, **changes):
     candidate = recording(there, cuts=cuts, **changes)
     other = relaid(recording(here, cuts=cuts), candidate, cuts)
     return other, compare(other.recording, candidate, case(len(there)))
+
+
+def stored(folder, made: Recording) -> StoredRecording:
+    """As a run stores it, to be read rank by rank."""
+    parts = [folder.with_suffix(f".{rank}") for rank in made.ranks]
+    for rank, path in enumerate(parts):
+        write_part(path, made.records_of(rank).items())
+    join_parts(folder, made.manifest, parts)
+    found = read_recording(folder)
+    assert isinstance(found, StoredRecording) and [*found.ranks] == [*made.ranks]
+    return found
+
+
+@pytest.mark.parametrize("there", [GRID, [None] * 4, [Box.whole((8, 6))] * 4, GRID[:3], ROWS[:2]], ids=str)
+@pytest.mark.parametrize("here", [ROWS, GRID[::-1]], ids=str)
+@pytest.mark.parametrize("has_defect", [False, True])
+def test_of_stored_recordings_no_more_than_a_rank_is_read_at_once_and_the_same_follows(
+    tmp_path, here, there, has_defect
+):
+    def change(rank, kind, x):
+        return x + 1 if has_defect and (rank, kind) == (1, "grad") else x
+
+    cuts = common_cuts(recording(here), recording(there)) | {"loss/loss": ()}
+    whole = recording(here, cuts=cuts), recording(there, cuts=cuts, change=change)
+    sides = [stored(tmp_path / f"{number}", made) for number, made in enumerate(whole)]
+    ranks = case(len(there))
+
+    def told(here, there):
+        other = relaid(here, there, cuts)
+        what = [are_laid_out_otherwise(ranks, here, there), lack_state_alone(ranks, here, there), other.across]
+        what += [common_cuts(here, there), are_staged(here, there), [*replicas(here)], [*replicas(there)]]
+        return [*what, tensors_of(here), other.apart, other.unusable, compare(other.recording, there, ranks)]
+
+    assert told(*sides) == told(*whole)
+    assert not any(side.holds_records for side in sides)
+    verdict = compare(relaid(*sides, cuts).recording, sides[1], ranks).verdict
+    assert verdict == (Verdict.UNVERIFIED if len(there) < 4 else Verdict.DIFFERENT if has_defect else Verdict.EQUAL)
+
+
+def test_whether_layouts_are_alike_is_asked_without_making_records(tmp_path, monkeypatch):
+    made = recording(ROWS)
+    backwards = replace(made, records=dict(reversed(made.records.items())))
+    sides = stored(tmp_path / "a", made), stored(tmp_path / "b", backwards)
+    without = {key: record for key, record in made.records.items() if (key.kind, key.rank) != ("param", 2)}
+    lacking = stored(tmp_path / "c", replace(made, records=without))
+    monkeypatch.setattr(relaid_module, "_layouts_of", pytest.fail)
+    assert not are_laid_out_otherwise(case(), *sides), "in whatever order ranks recorded"
+    monkeypatch.undo()
+    assert are_laid_out_otherwise(case(), sides[0], lacking)
+    assert are_laid_out_otherwise(case(), sides[0], stored(tmp_path / "d", recording(GRID)))
 
 
 @pytest.mark.parametrize("there", [GRID, [None] * 4, [Box.whole((8, 6))] * 4])

@@ -11,7 +11,7 @@ from bitproof.harness.errors import RankError
 from bitproof.harness.localize.every_call import EveryCall, told_uncompared, why_not
 from bitproof.harness.localize.logs.calls import Call, Place
 from bitproof.harness.localize.logs.replay import StepTrace, archive_of, write_archive
-from bitproof.harness.records import Key, Record, Recording, Verdict
+from bitproof.harness.records import Key, Record, Verdict
 from tests.harness.localize.test_unmatched_calls import STEP, call
 
 CASE = replace(CASES["moe_seq"], steps=2, parallelism=replace(CASES["moe_seq"].parallelism, world_size=2, ep=1))
@@ -31,6 +31,13 @@ def record(digest: str = "d") -> Record:
     return Record(digest, "float32", ())
 
 
+class ByRank:
+    """A recording that can be read rank by rank alone."""
+
+    def records_of(self, rank: int) -> dict[Key, Record]:
+        return {key: record() for key in LOSSES.values() if key.rank == rank}
+
+
 def judged(tmp_path, candidate, again=None, *, digest="d", case=CASE, reference=None):
     """What becomes of an EQUAL whose candidate makes these calls, by step and rank; `again` when it runs once more."""
 
@@ -43,8 +50,7 @@ def judged(tmp_path, candidate, again=None, *, digest="d", case=CASE, reference=
                 remains.add_calls(step, calls[step, rank])
             write_archive(archive_of(folder, rank), remains)
 
-    recordings = dict.fromkeys(("reference", "candidate"), Recording(None, {key: record() for key in LOSSES.values()}))
-    every_call = EveryCall(case, recordings, tmp_path, run_replay)
+    every_call = EveryCall(case, dict.fromkeys(("reference", "candidate"), ByRank()), tmp_path, run_replay)
     return every_call.judge(EQUAL), every_call.found
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -22,9 +24,11 @@ from bitproof.harness.commands.doctor_gpu import (
 )
 from bitproof.harness.execute import launch
 from bitproof.harness.gpu_checks import run
+from bitproof.harness.options import RunOptions
 from bitproof.harness.records import CaseResult, Verdict
 from tests.small import small
 
+WRONG_REGIONS = Path(__file__).with_name("wrong_regions.py")
 TWO = Torch(version="2.13.0+cu128", gloo=True, nccl=True, gpus=["H200"] * 2)
 
 
@@ -223,6 +227,7 @@ def test_a_rank_that_hangs_must_be_told_from_those_that_it_holds_up(text, rank, 
                 "experts_seq_overlap": "rows-not-put-back",
                 "blocks_batch_offload": "another-activation-reloaded",
                 "experts_seq_flex": "rows-not-put-back",
+                "joint_llama3_fsdp4_tp2": "tensor-gradient-not-summed",
             }.items()
         ),
         *((name, None, doctor_gpu.tell_equal, "pass", " ranks, cpu, shared: 0 of ") for name in CASES_TRIED[3:-1]),
@@ -237,6 +242,30 @@ def test_ranks_and_cases_are_run_and_told_on_a_cpu_as_they_would_be_on_gpus(
     case = replace(case, parallelism=replace(case.parallelism, world_size=ranks), steps=2)
     line = doctor_gpu.try_case(case, name, inject, 45.0, tmp_path, tell, device="cpu")
     assert line.outcome == outcome and found in line.found
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("name", "stands_in", "wrong", "outcome", "found"),
+    [
+        ("experts_seq_regional", None, "attend_to_later_positions", "FAIL", "DIFFERENT on 2 ranks, cpu, shared: "),
+        ("regional_inductor", "experts_seq_flex_marked", None, "pass", "CLOSE on 2 ranks, cpu, shared: "),
+        ("regional_inductor", "experts_seq_flex_marked", "add_too_much_in_a_norm", "FAIL", "beyond the case's bound"),
+    ],
+)
+def test_a_check_of_regions_fails_where_a_region_is_wrong(
+    tmp_path, monkeypatch, name, stands_in, wrong, outcome, found
+):
+    """A fault is put into graphs that run as they are. For FlexAttention, which Inductor compiles on GPUs alone, a step
+    stands in whose regions it compiles here.
+    """
+    passes = (f"{WRONG_REGIONS}:{wrong}@after=concretize_symbols",) if wrong else ()
+    monkeypatch.setattr(doctor_gpu, "RunOptions", partial(RunOptions, extra_passes=passes))
+    case = small(CASES[stands_in or name])
+    case = replace(case, parallelism=replace(case.parallelism, world_size=2), steps=2)
+    line = doctor_gpu.try_case(case, name, None, 240.0, tmp_path, doctor_gpu.tell_equal, device="cpu")
+    assert line.outcome == outcome and found in line.found, line
 
 
 def test_a_case_that_cannot_be_run_has_failed(monkeypatch, tmp_path):

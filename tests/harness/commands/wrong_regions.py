@@ -18,8 +18,8 @@ def attend_to_later_positions(module: GraphModule, context: Any) -> GraphModule:
     return module
 
 
-def forget_the_mean_of_a_norm(module: GraphModule, context: Any) -> GraphModule:
-    """Let a norm that is a region add another number to its mean of squares."""
+def add_too_much_in_a_norm(module: GraphModule, context: Any) -> GraphModule:
+    """Let a norm that is a region add too much to its mean of squares."""
     node = next(node for node in module.graph.nodes if "rsqrt" in str(node.target))
     added = node.args[0]
     added.args = (added.args[0], 0.1)

@@ -94,7 +94,8 @@ def _arguments(x: Json, named: list[int]) -> bool:
 def _argument(x: Json, named: list[int]) -> bool:
     if type(x) is int:
         return True
-    hold(type(x) is list and x, f"{x} is no argument")
+    if type(x) is not list or not x:
+        raise FlawError(f"{x} is no argument")
     word, *rest = x
     if word == "list":
         return all(_argument(item, named) for item in rest)
@@ -156,15 +157,17 @@ GRAMMAR = {
 
 def terms_named(term: Json) -> list[int]:
     """The terms that a term names. Rejects what is no term."""
-    hold(type(term) is list and term and type(term[0]) is str and term[0] in GRAMMAR, f"no term: {str(term)[:80]}")
-    words, named = GRAMMAR[term[0]], list[int]()
-    fits = len(words) == len(term) - 1 and all(WORDS[word](x, named) for word, x in zip(words, term[1:], strict=True))
-    hold(fits, f"no {term[0]}: {str(term)[:80]}")
-    return named
+    if type(term) is list and term and type(term[0]) is str and term[0] in GRAMMAR:
+        words, named = GRAMMAR[term[0]], list[int]()
+        fit = [WORDS[word](x, named) for word, x in zip(words, term[1:], strict=True)]
+        if all(fit):
+            return named
+    raise FlawError(f"no term: {str(term)[:80]}")
 
 
 def _tensor(types: list[Json], t: int) -> list[Json]:
-    hold(type(types[t]) is list, f"term {t} is a {types[t]} and no tensor")
+    if type(types[t]) is not list:
+        raise FlawError(f"term {t} is a {types[t]} and no tensor")
     return list(types[t])
 
 
@@ -267,7 +270,8 @@ def _check_argument(types: list[Json], x: Json, where: str) -> None:
         hold(fits, f"term {x[1]} is read as a value")
     elif x[0] == "tensor":
         shape = [n if type(n) is int else None for n in x[4]]
-        hold(where == "op" and types[x[1]] == [x[2], shape], f"term {x[1]} is read as {x[2]} {shape}")
+        if where != "op" or types[x[1]] != [x[2], shape]:
+            raise FlawError(f"term {x[1]} is read as {x[2]} {shape}")
         _check_symbols(types, (*x[4], *x[5], x[6]))
     elif x[0] == "size":
         _check_symbols(types, [x])
@@ -455,7 +459,8 @@ ROOTS = ("parameter ", "input ")
 def find(state: State, *term: Json) -> int:
     """The last form of a term, which must have a step."""
     place = state["at"].get(line_of(term))
-    hold(place is not None, f"no step has the term {str(term)[:200]}")
+    if place is None:
+        raise FlawError(f"no step has the term {str(term)[:200]}")
     return int(state["last"][place])
 
 
@@ -815,7 +820,8 @@ def _check_value(state: State, call: State, value: Json) -> None:
     hold(len(several) == len(found), f"{call['name']} has {len(found)} values")
     for x, t in zip(several, found, strict=True):
         expected = [x["tensor"][0], opened(x["tensor"][2])] if is_tensor(x) else NUMBER
-        hold(t is None or state["types"][t] == expected, f"{call['name']} gives {expected}, which its term is not")
+        if t is not None and state["types"][t] != expected:
+            raise FlawError(f"{call['name']} gives {expected}, which its term is not")
 
 
 def _last_uses(graph: Json, calls: list[State]) -> dict[int, float]:

@@ -82,7 +82,7 @@ FLOORS = (
         "bitproof.harness.torch_operators",
         "bitproof.harness.user_code",
     },
-    {"bitproof.harness.torch_inductor", "bitproof.harness.ulps", "bitproof.reference"},
+    {"bitproof.harness.torch_inductor", "bitproof.harness.torch_sizes", "bitproof.harness.ulps", "bitproof.reference"},
     {"bitproof.harness.records", "bitproof.harness.settings"},
     {"bitproof.harness.changes", "bitproof.harness.options"},
     {"bitproof.harness.processes"},

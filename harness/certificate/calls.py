@@ -13,7 +13,7 @@ from typing import Any
 from bitproof.harness.certificate import operator_names as known
 from bitproof.harness.certificate import windows
 from bitproof.harness.certificate.data import FLOATS, Call, Graph, Size, Tensor, Term, nodes_in
-from bitproof.harness.certificate.errors import require
+from bitproof.harness.certificate.errors import RejectedError, require
 from bitproof.harness.certificate.in_flight import InFlight
 from bitproof.harness.certificate.rules import Terms
 from bitproof.harness.certificate.types import ARITY, NUMBER, has, is_exact, nearest
@@ -50,8 +50,8 @@ class Walk:
         several = _listed(call.value) if call.results else (call.value,)  # a size is a tuple, but no list of values
         for x, place in zip(several, _listed(value), strict=value is not None):
             told = (x.dtype, _pattern(x.shape)) if isinstance(x, Tensor) else NUMBER
-            is_right = place is None or self.terms.types[place] == told
-            require(is_right, f"{call.name} gives {told}, which its term is not")
+            if place is not None and self.terms.types[place] != told:
+                raise RejectedError(f"{call.name} gives {told}, which its term is not")
         for x in call.results:
             self.owners[x.storage] = (*self.owners.get(x.storage, ()), index)
 

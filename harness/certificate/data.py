@@ -166,13 +166,13 @@ def terms_in(value: Any) -> list[int]:
     """The indices of the terms that a term, or a part of one, refers to, in order."""
     match value:
         case ("view" | "gather" | "reduce" | "item" | "extent" | "draws" | "value" | "out" | "tensor", place, *rest):
-            return [place, *terms_in(("list", *rest))]
+            return [place, *terms_in(("list", *rest))] if value[0] == "tensor" else [place]
         case ("cat", places, _) | ("exact", _, _, _, places):
             return list(places)
         case ("op" | "move", _, arguments, _, shape):
-            return terms_in(("list", *(x for _, x in arguments), shape))
+            return [place for x in (*(x for _, x in arguments), shape) if type(x) is tuple for place in terms_in(x)]
         case ("size", *products):
             return [place for _, *places in products for place in places]
         case tuple() if value[:1] != ("graph",):
-            return [place for item in value for place in terms_in(item)]
+            return [place for item in value if type(item) is tuple for place in terms_in(item)]
     return []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -10,10 +10,10 @@ class RejectedError(Exception):
     """A certificate is wrong or damaged."""
 
 
-def require(holds: bool, otherwise: str) -> None:
-    """Reject the certificate unless a condition holds."""
+def require(holds: bool, otherwise: str | Callable[[], str]) -> None:
+    """Reject the certificate unless a condition holds; a function says why where saying it is much of the work."""
     if not holds:
-        raise RejectedError(otherwise)
+        raise RejectedError(otherwise if isinstance(otherwise, str) else otherwise())
 
 
 @contextmanager

@@ -91,20 +91,20 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _frozen(value: Any) -> Any:
     """Arrays as tuples, and neither fractions nor truth values, which no part of a certificate has."""
-    if isinstance(value, list):
-        return tuple(map(_frozen, value))
+    if type(value) is list:
+        return tuple([item if type(item) is int or type(item) is str else _frozen(item) for item in value])
     if isinstance(value, bool | float):
         raise ValueError(f"the value {value}")
-    return {key: _frozen(item) for key, item in value.items()} if isinstance(value, dict) else value
+    return {key: _frozen(item) for key, item in value.items()} if type(value) is dict else value
 
 
 def _text(value: Any) -> str:
-    require(type(value) is str, f"{str(value)[:80]} is no text")
+    require(type(value) is str, lambda: f"{str(value)[:80]} is no text")
     return str(value)
 
 
 def _number(value: Any) -> int:
-    require(type(value) is int and value >= 0, f"{str(value)[:80]} is no number of anything")
+    require(type(value) is int and value >= 0, lambda: f"{str(value)[:80]} is no number of anything")
     return int(value)
 
 
@@ -126,7 +126,7 @@ def _subject(value: Any) -> Subject | None:
 
 
 def _step(term: Any, rule: str, equals: int, hint: Any = ()) -> ProofStep:
-    require(type(rule) is str and type(hint) is tuple, f"{str(rule)[:80]} is no rule with a hint")
+    require(type(rule) is str and type(hint) is tuple, lambda: f"{str(rule)[:80]} is no rule with a hint")
     return ProofStep(term, rule, equals, hint)
 
 
@@ -158,7 +158,7 @@ def _value(value: Any) -> Any:
     require(kind == "tensor", f"{kind} is no kind of value")
     dtype, device, shape, strides, offset, storage = found
     is_layout = type(shape) is type(strides) is tuple and len(shape) == len(strides)
-    require(is_layout, f"strides {strides!s:.80} for dims {shape!s:.80}")
+    require(is_layout, lambda: f"strides {strides!s:.80} for dims {shape!s:.80}")
     for size in (*shape, *strides, offset):
         _size(size)
     return Tensor(_text(dtype), _text(device), shape, strides, offset, _number(storage))

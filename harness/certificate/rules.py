@@ -45,8 +45,8 @@ class Terms:
             require(step.rule.split("_")[0] == term[0], f"step {place} applies {step.rule} to {term[0]}")
             found = RULES[step.rule](self, term, *step.hint)
             require(found is not None and found == step.equals, f"step {place} does not follow by {step.rule}")
-            told = f"step {place} rewrites {own_type} to {self.types[step.equals]}"
-            require(self.types[step.equals] == own_type, told)
+            type_ = self.types[step.equals]
+            require(type_ == own_type, lambda: f"step {place} rewrites {own_type} to {type_}")
         else:
             require(step.equals == place and not step.hint, f"step {place} rewrites its term by no rule")
         own = {kind for kind in ROOTS if term[0] == "input" and term[1].startswith(kind)}

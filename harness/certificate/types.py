@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Sequence
-from math import inf, isfinite
+from math import inf, isfinite, prod
 from typing import Any
 
 from bitproof.harness.certificate import windows
@@ -32,7 +32,7 @@ Type = tuple[str, tuple[int | None, ...]] | str
 
 def shape_of(found: Type) -> tuple[int, ...]:
     """The shape of a tensor's type. Raises RejectedError for any other type, and for a data-dependent size."""
-    require(not isinstance(found, str) and None not in found[1], f"{found} has no shape that is numbers")
+    require(not isinstance(found, str) and None not in found[1], lambda: f"{found} has no shape that is numbers")
     return found[1]  # type: ignore[return-value]
 
 
@@ -40,10 +40,11 @@ def type_of(term: Term, types: Sequence[Type]) -> Type:
     """The type of a term whose parts have these types. Raises RejectedError if they do not fit."""
     match term:
         case ("view", base, shape, strides, offset):
-            w, own = (_sizes(shape), _sizes(strides), offset), types[base]
-            is_inside = type(offset) is int and windows.within(windows.full(shape_of(own)), w) == w
+            w, size = (_sizes(shape), _sizes(strides), offset), prod(shape_of(types[base]))
+            last = offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+            is_inside = type(offset) is int and windows.normal(*w) == w and (0 in shape or 0 <= offset <= last < size)
             require(is_inside, "a window shows what is not there, or has another form")
-            return own[0], shape
+            return types[base][0], shape
         case ("cat", (first, *_) as parts, dim):
             rank = len(shape_of(types[first]))
             require(type(dim) is int and 0 <= dim < rank, f"{dim} is no dim of {rank}")
@@ -54,8 +55,8 @@ def type_of(term: Term, types: Sequence[Type]) -> Type:
         case ("exact", operator, dtype, str(), operands):
             require(ARITY.get(operator) == len(operands), f"{operator} of {len(operands)} operands")
             told = [_tensor(types[x]) for x in operands]
-            of_one_shape = len({shape for _, shape in told}) == 1
-            require(of_one_shape, f"{operator} of operands of other shapes: {[list(shape) for _, shape in told]}")
+            of_one_shape, listed = len({shape for _, shape in told}) == 1, (list(shape) for _, shape in told)
+            require(of_one_shape, lambda: f"{operator} of operands of other shapes: {[*listed]}")
             dtypes = tuple(x for x, _ in told)
             require(is_exact(operator, dtype, dtypes), f"{operator} to {dtype} of {[*dtypes]}")
             return dtype, told[0][1]
@@ -147,7 +148,7 @@ def _pattern(shape: Any) -> tuple[int | None, ...]:
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:
-    require(type(shape) is tuple and all(type(n) is int and n >= 0 for n in shape), f"{shape} are no sizes")
+    require(type(shape) is tuple and all([type(n) is int and n >= 0 for n in shape]), lambda: f"{shape} are no sizes")
     return tuple(shape)
 
 
@@ -167,7 +168,7 @@ def _check_argument(value: Any, types: Sequence[Type], kind: str) -> None:
             pass
         case ("tensor", place, dtype, str(), shape, strides, lead) if kind == "op":
             told = dtype, tuple(n if type(n) is int else None for n in shape)
-            require(types[place] == told, f"{types[place]} is read as {told}")
+            require(types[place] == told, lambda: f"{types[place]} is read as {told}")
             require(len(strides) == len(shape), f"{len(strides)} strides for {len(shape)} dims")
             _check_sizes((*shape, *strides, lead), types)
         case ("value", place) if kind == "move":

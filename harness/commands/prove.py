@@ -11,6 +11,7 @@ from pathlib import Path
 from bitproof.harness.case import Case
 from bitproof.harness.certificate.assumptions import assumed
 from bitproof.harness.errors import BitproofError, UsageError
+from bitproof.harness.graph.collector import collector_paused
 from bitproof.harness.graph.graph_options import GraphOptions, check_extra_passes
 from bitproof.harness.prove.answers import NOT_PROVED, PROVED, REFUSED, OutputAnswer, Proof
 from bitproof.harness.prove.certify import certificate_of, subject_of, write_certificate
@@ -57,12 +58,13 @@ def prove(
     if as_table:
         print("\n".join(_table_head()), flush=True)
     for case in cases:
-        result = _proved(case, GraphOptions(extra_passes=extra_passes), precompiled)
-        found.append(result)
-        if folder is not None and result.proof is not None:
-            proof = _whole_proof(result)
-            subject = subject_of(case, proof, extra_passes, precompiled=precompiled is not None)
-            write_certificate(certificate_of(case.name, proof, subject), folder / case.name)
+        with collector_paused():  # until its certificate is written: all of the proof is alive
+            result = _proved(case, GraphOptions(extra_passes=extra_passes), precompiled)
+            found.append(result)
+            if folder is not None and result.proof is not None:
+                proof = _whole_proof(result)
+                subject = subject_of(case, proof, extra_passes, precompiled=precompiled is not None)
+                write_certificate(certificate_of(case.name, proof, subject), folder / case.name)
         if not as_json:
             print(_row(result) if as_table else "\n".join(_lines(result)), flush=True)
     status = worst([_status(result, asked) for result in found] or [UNJUDGED])

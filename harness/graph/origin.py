@@ -17,6 +17,7 @@ A model marks the running part of a mixture of experts by torch's annotations, w
 from __future__ import annotations
 
 import bisect
+import functools
 import os
 import sys
 from collections import Counter
@@ -205,14 +206,19 @@ def _reachable(root: Any) -> list[Any]:
 def innermost_user_line(frame: FrameType | None) -> str | None:
     """The innermost line of user code in a running stack, or None."""
     while frame is not None:
-        if line := user_line(frame.f_code.co_filename, frame.f_lineno):
-            return line
+        if _user_file(frame.f_code.co_filename):
+            return user_line(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return None
 
 
 def user_line(path: str, line: int) -> str | None:
     """A line outside torch, this package and generated code, as folder/folder/file.py:line; else None."""
+    return f"{file}:{line}" if (file := _user_file(path)) else None
+
+
+@functools.cache  # asked for each frame around each node
+def _user_file(path: str) -> str | None:
     if path.startswith((*_NOT_THE_USERS, "<")):
         return None
-    return f"{'/'.join([part for part in path.split('/') if part][-3:])}:{line}"
+    return "/".join([part for part in path.split("/") if part][-3:])

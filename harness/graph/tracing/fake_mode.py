@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from bitproof.harness.graph import symbols
 from bitproof.harness.graph.tracing import fake_kernels as fake_kernels  # registers a missing shape function
 from bitproof.harness.torch_compat import FakeTensorMode, promise
+from bitproof.harness.torch_sizes import remember_arithmetic
 
 
 def step_fake_mode(shape_env: ShapeEnv, *, remembers: bool = True) -> FakeTensorMode:
@@ -26,6 +27,7 @@ def step_fake_mode(shape_env: ShapeEnv, *, remembers: bool = True) -> FakeTensor
     `remembers` switches torch's cache of calls by arguments, which costs more than the calls if none is repeated.
     """
     mode = FakeTensorMode(shape_env=shape_env)
+    remember_arithmetic(shape_env)
     mode.cache_enabled = mode.cache_enabled and remembers
     mode.dispatch = _Dispatch(mode, shape_env)  # type: ignore[method-assign]
     return mode

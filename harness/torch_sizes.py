@@ -1,0 +1,78 @@
+"""Arithmetic of open sizes that is not done again: torch computes an open size's product with a number, or whether two
+are equal, with sympy, a dozen times for each tensor, and nearly always for operands that it had before.
+
+What torch finds depends on the operands' expressions, types, hints and form, and on what is known to replace symbols:
+the version of the ShapeEnv says so, and all of it is the key. Each result is a node of its own, as torch makes one, so
+that a tracer, which knows nodes by identity, writes the same graph.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+_KEPT = "bitproof_results"
+"""The attribute of a ShapeEnv with what was computed in it, by key."""
+
+_OPERATORS = ("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge")
+
+
+def remember_arithmetic(shape_env: ShapeEnv) -> None:
+    """Compute each sum, product, difference or comparison of this environment's sizes once. No other's changes."""
+    setattr(shape_env, _KEPT, {})
+    if hasattr(SymNode.maybe_as_int, _KEPT):
+        return
+    for operator in _OPERATORS:
+        setattr(SymNode, f"_{operator}", _remembering(operator, getattr(SymNode, f"_{operator}")))
+    SymNode.maybe_as_int = _remembering_number(SymNode.maybe_as_int)  # type: ignore[method-assign, assignment]
+
+
+def _remembering(operator: str, own: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    @functools.wraps(own)
+    def computed(one: Any, other: Any) -> Any:
+        kept: dict[Hashable, dict[str, Any]] | None = getattr(one.shape_env, _KEPT, None)
+        # while a tracer records, torch's own records the operator and comes back here without it
+        if kept is None or type(other) is not SymNode or get_proxy_mode() is not None:
+            return own(one, other)
+        key = operator, _told(one), _told(other), _version(one.shape_env)
+        if key not in kept:
+            result = own(one, other)
+            if type(result) is SymNode and not result.fx_node:  # there is one where torch validates its own guards
+                kept[key] = dict(vars(result))
+            return result
+        result = SymNode.__new__(SymNode)
+        vars(result).update(kept[key])
+        return result
+
+    return computed
+
+
+def _remembering_number(own: Callable[[Any], int | None]) -> Callable[[Any], int | None]:
+    @functools.wraps(own)
+    def computed(node: Any) -> int | None:
+        kept: dict[Hashable, Any] | None = getattr(node.shape_env, _KEPT, None)
+        if kept is None:
+            return own(node)
+        key = node._expr, _version(node.shape_env)
+        if key not in kept:
+            kept[key] = own(node)
+        found: int | None = kept[key]
+        return found
+
+    setattr(computed, _KEPT, True)
+    return computed
+
+
+def _told(node: Any) -> Hashable:
+    """All of a node that its arithmetic depends on."""
+    return node._expr, node.pytype, node._hint, getattr(node, "_optimized_summation", None)
+
+
+def _version(shape_env: Any) -> Hashable:
+    """What changes when a symbol is replaced; 2.11 has but one version of all that is known."""
+    return getattr(shape_env, "_replacements_version_counter", shape_env._version_counter)

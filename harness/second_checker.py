@@ -742,6 +742,7 @@ FILLS |= {f"aten.{name}.default": 1 for name in ("ones", "ones_like", "new_ones"
 FILLS |= {"aten.scalar_tensor.default": "s", "aten.fill.Scalar": "value", "aten.fill_.Scalar": "value"}
 UNWRITTEN = {"empty", "empty_like", "empty_permuted", "empty_quantized", "empty_strided", "new_empty"}
 UNWRITTEN |= {"new_empty_strided", "_empty_affine_quantized", "_empty_per_channel_affine_quantized", "_make_dep_token"}
+UNWRITTEN |= {"inductor_rand_eager_offset"}
 SPLIT = "aten.split_with_sizes_copy.default"
 RESHAPES = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
 CARRIERS = {f"aten.{x}.default" for x in ("embedding", "flip", "gather", "index_select")}

@@ -34,11 +34,6 @@ COLLECTIVES = (GATHER, REDUCE, EXCHANGE, "_c10d_functional.all_reduce.default")
 SHOWING = ("view", SPLIT, *RESHAPES)
 UNDERSTOOD = (*COLLECTIVES, *WAITS, "higher_order.flex_attention", "higher_order.flex_attention_backward")
 REFUSED = ("aten.as_strided", "aten._reshape_alias", "aten.lift.", "_c10d_", "c10d.", "symm_mem.", "higher_order.")
-EMPTY = "empty empty_like empty_permuted empty_quantized empty_strided new_empty new_empty_strided _make_dep_token"
-UNWRITTEN = {
-    *EMPTY.split(),
-    "_empty_affine_quantized",
-    "_empty_per_channel_affine_quantized",
-    "inductor_rand_eager_offset",
-}
+EMPTY = "_make_dep_token empty empty_like empty_permuted empty_quantized empty_strided inductor_rand_eager_offset "
+UNWRITTEN = {*f"{EMPTY}new_empty new_empty_strided _empty_affine_quantized _empty_per_channel_affine_quantized".split()}
 BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}

@@ -85,6 +85,7 @@ soak: $(VENV)/ready         ## hundreds of runs in one process: all EQUAL, memor
 cuda-wheel: .venv-torch-$(CUDA_TORCH)/ready  ## the lane of a CUDA build of torch, on the CPU
 	.venv-torch-$(CUDA_TORCH)/bin/python -c 'import torch; assert torch.version.cuda, torch.__version__ + " is no build for CUDA"'
 	$(MAKE) lane-$(CUDA_TORCH)
+	.venv-torch-$(CUDA_TORCH)/bin/python -m pytest tests/cuda_lane/test_driver.py
 
 cuda-lane: $(VENV)/ready    ## every graph case but the debug models as CUDA would trace it, without a GPU; needs a C++ compiler
 	$(BIN)/python tests/cuda_lane/run.py --every-case --jobs 3 --devices 0,7 --steps 1 --report-dir reports/cuda-lane

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -327,9 +328,9 @@ class RunOptions:
         if self.stress:
             told.append(f"--stress: each system ran once more with {self.stress}")
         if self.share_gpus:
-            told.append(
-                "--share-gpus: where GPUs were fewer than ranks, ranks shared them over gloo, and NCCL did not run"
-            )
+            is_nccl = os.environ.get("BITPROOF_SHARED_NCCL") == "1"
+            over = "NCCL, as if each were on a host of its own" if is_nccl else "gloo, and NCCL did not run"
+            told.append(f"--share-gpus: where GPUs were fewer than ranks, ranks shared them over {over}")
         if self.profile:
             told.append("--profile: see profile/<case>.json; profiling makes the first runs' steps longer")
         return tuple(told)

@@ -80,7 +80,7 @@ def import_tracing() -> None:
 
 
 def build() -> tuple[str, str, str]:
-    """This torch: its whole version, the commit it was built from, and with what it was built."""
+    """This torch: its whole version, the commit it was built from, and with what. One for CUDA starts the driver."""
     return str(torch.__version__), str(torch.version.git_version), torch.__config__.show()
 
 

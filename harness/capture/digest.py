@@ -74,7 +74,9 @@ def _digest(tensor: torch.Tensor) -> tuple[str, ctypes.Array[Any] | None]:
         content = _octets_at(tensor)
         return xxhash.xxh3_128_hexdigest(header + content), content
     if tensor.is_cuda:
-        return xxhash.xxh3_128_hexdigest(header + hash_on_device(octets(tensor))), None
+        whole = xxhash.xxh3_128(header)
+        whole.update(hash_on_device(octets(tensor)))
+        return whole.hexdigest(), None
     content = _octets_at(tensor)
     return xxhash.xxh3_128_hexdigest(header + _leaves(memoryview(content))), content
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
+from typing import Any
 
+import numpy
 import torch
 import xxhash
 
@@ -22,7 +24,7 @@ LeafHasher = Callable[[torch.Tensor], torch.Tensor]
 NUM_KNOWN = 3
 
 
-def hash_on_device(octets: torch.Tensor) -> bytes:
+def hash_on_device(octets: torch.Tensor) -> memoryview:
     """XXH3-128 of each 16 KiB in order and of the remainder, 16 bytes each, big-endian as in xxhash.
 
     `octets` is uint8 [bytes], contiguous. 16 bytes a leaf and the rest, under 16 KiB, are copied to the host at once.
@@ -32,9 +34,20 @@ def hash_on_device(octets: torch.Tensor) -> bytes:
     if whole.data_ptr() % 16 or whole.storage_offset() % 16:  # words are read two at a time
         whole = whole.clone()
     digests_L2 = leaf_hasher(octets.device)(whole.view(torch.int64).view(num_leaves, xxh3.LEAF_WORDS))
-    fetched = torch.cat([digests_L2.view(torch.uint8).flatten(), rest]).cpu().numpy()
-    leaves, rest_bytes = fetched[: 16 * num_leaves].view("<i8"), fetched[16 * num_leaves :].tobytes()
-    return leaves.byteswap().tobytes() + (xxhash.xxh3_128_digest(rest_bytes) if rest_bytes else b"")
+    fetched = _fetch(torch.cat([digests_L2.view(torch.uint8).flatten(), rest]))
+    leaves, rest_bytes = fetched[: 16 * num_leaves], fetched[16 * num_leaves :]
+    leaves.view("<i8").byteswap(inplace=True)
+    if not len(rest_bytes):
+        return leaves.data
+    return numpy.concatenate([leaves, numpy.frombuffer(xxhash.xxh3_128_digest(rest_bytes.data), numpy.uint8)]).data
+
+
+def _fetch(octets: torch.Tensor) -> numpy.ndarray[Any, numpy.dtype[numpy.uint8]]:
+    """A copy in host memory; a GPU's arrives in pinned memory, where it needs no second copy."""
+    fetched = torch.empty_like(octets, device="cpu", pin_memory=octets.device.type == "cuda")
+    fetched.copy_(octets)  # waits until it is there
+    found: numpy.ndarray[Any, numpy.dtype[numpy.uint8]] = fetched.numpy()
+    return found
 
 
 @functools.cache

@@ -48,14 +48,14 @@ _MAX_TOLD = 20
 
 def facts_of_process() -> Facts:
     """What every rank that this process forks is made of: loads torch."""
-    from bitproof.harness.torch_compat import build
+    from bitproof.harness.machine.torch_build import torch_build
 
     known = machine()
     facts = {name: str(known[name]) for name in _MACHINE if known.get(name) is not None}
     facts |= {
         "bitproof's sources": f"sha256 {own_digest()}",
         "commit": str(commit()),
-        "build of torch": f"sha256 {_digest_of_build(build())}",
+        "build of torch": f"sha256 {_digest_of_build(torch_build().parts())}",
         "files of torch": f"sha256 {torch_digest()[:16]}",
     }
     facts |= {f"run as Python starts: {name}": f"sha256 {digest[:16]}" for name, digest in start_up_code().items()}

@@ -13,8 +13,15 @@ from bitproof.harness.options import RunOptions
 from bitproof.harness.report.status import SUCCESS, UNJUDGED
 
 
-@command("doctor", "bitproof doctor", "bitproof doctor --device cuda --gpu")
-@takes(RunOptions, only=("device",), says={"device": "Where ranks compute."})
+@command("doctor", "bitproof doctor", "bitproof doctor --gpu", "bitproof doctor --gpu --share-gpus")
+@takes(
+    RunOptions,
+    only=("device", "share_gpus"),
+    says={
+        "device": "Where ranks compute.",
+        "share_gpus": "With --gpu, let 8 ranks share GPUs if there are fewer.",
+    },
+)
 def doctor_command(
     gpu: Annotated[
         bool, typer.Option("--gpu", help="Check on all GPUs what training steps need, then run the three main cases.")
@@ -25,7 +32,7 @@ def doctor_command(
 ) -> None:
     """Report what this machine can run, and why it cannot run the rest."""
     if gpu:
-        raise typer.Exit(_examine_gpus(report_dir))
+        raise typer.Exit(_examine_gpus(report_dir, share_gpus=options.share_gpus))
     from bitproof.harness.commands import doctor
 
     checks = []
@@ -37,11 +44,11 @@ def doctor_command(
     raise typer.Exit(SUCCESS if summary.is_ok else UNJUDGED)
 
 
-def _examine_gpus(report_dir: Path) -> int:
+def _examine_gpus(report_dir: Path, *, share_gpus: bool) -> int:
     from bitproof.harness.commands import doctor_gpu
 
     lines = []
-    for line in doctor_gpu.examine_gpus(report_dir):
+    for line in doctor_gpu.examine_gpus(report_dir, share_gpus=share_gpus):
         lines.append(line)
         print(line, flush=True)
     return doctor_gpu.status_of(lines)

@@ -1,13 +1,14 @@
 """`bitproof doctor --gpu`: what a machine's GPUs must do, tried one thing after the other, as a table of pass and fail.
 
 `gpu_checks/plan.py` has all of them, in order: first what a step relies on; then that a rank that is killed or hangs is
-named; then cases on all GPUs. What needs several GPUs and NCCL is not tried without them, and on a machine without GPUs
-nothing is: every such line says so, and NOT RUN is no pass.
+named; then cases on all GPUs. What needs several GPUs and NCCL is not tried without them, unless ranks may share GPUs,
+and on a machine without GPUs nothing is: every such line says so, and NOT RUN is no pass.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import platform
 import re
@@ -21,14 +22,14 @@ from typing import Literal
 
 from bitproof.harness.capture.environment import environment_variables
 from bitproof.harness.case import Case
-from bitproof.harness.commands.doctor import MAIN_CASES, Torch, probe_torch
+from bitproof.harness.commands.doctor import MAIN_CASES, NUM_RANKS, Torch, probe_torch
 from bitproof.harness.errors import CaseError
 from bitproof.harness.gpu_checks.first_hour import FirstHour, Outcome, earlier
 from bitproof.harness.gpu_checks.found import CheckResult
 from bitproof.harness.gpu_checks.plan import FIRST_HOUR, HUNG, KILLED, names_of
 from bitproof.harness.machine.determinism import ENVIRONMENT
 from bitproof.harness.machine.gpus import driver_version, gpu_topology, read_nccl_conf
-from bitproof.harness.options import RunOptions
+from bitproof.harness.options import Control, RunOptions
 from bitproof.harness.processes import framing
 from bitproof.harness.processes.started import Started
 from bitproof.harness.records import CaseResult, Verdict
@@ -58,8 +59,10 @@ class CheckLine:
         return f"{self.outcome:<7}  {self.name:<29}  {self.found}"
 
 
-def examine_gpus(report_dir: Path, torch: Torch | str | None = None) -> Iterator[CheckLine]:
-    """Every check, as soon as it is known, on all GPUs that torch can use.
+def examine_gpus(
+    report_dir: Path, torch: Torch | str | None = None, *, share_gpus: bool = False
+) -> Iterator[CheckLine]:
+    """Every check, as soon as it is known, on all GPUs that torch can use. With fewer than 8, ranks may share them.
 
     What is found is written to two files of `report_dir`, and a call that was cut short is gone on with
     (`first_hour.py`). Where there is no GPU nothing is written.
@@ -69,10 +72,11 @@ def examine_gpus(report_dir: Path, torch: Torch | str | None = None) -> Iterator
         yield from _not_run(FIRST_HOUR, why)
         return
     assert not isinstance(torch, str), "it has GPUs"
-    hour, cache = FirstHour(about=about(torch)), default_folder()
+    share_gpus = share_gpus and len(torch.gpus) < NUM_RANKS
+    hour, cache = FirstHour(about=about(torch, share_gpus=share_gpus)), default_folder()
     kept = {each.name: each for each in earlier(cache, hour.about)}
     began = time.monotonic()
-    for line in _lines(report_dir, torch, kept=tuple(kept)):
+    for line in _lines(report_dir, torch, kept=tuple(kept), share_gpus=share_gpus):
         seconds, began = time.monotonic() - began, time.monotonic()
         if line.name in kept:
             seconds, line = kept[line.name].seconds, replace(line, found=kept[line.name].found)
@@ -84,7 +88,7 @@ def examine_gpus(report_dir: Path, torch: Torch | str | None = None) -> Iterator
     replace(hour, is_over=True).keep(cache)
 
 
-def about(torch: Torch) -> dict[str, str]:
+def about(torch: Torch, *, share_gpus: bool = False) -> dict[str, str]:
     """The machine and the code that checks are of, and what else can change what they find."""
     libraries = sorted(
         f"{name} {found.version}" for found in distributions() if (name := found.name or "").startswith(_LIBRARIES)
@@ -94,7 +98,7 @@ def about(torch: Torch) -> dict[str, str]:
     return {
         "machine": platform.node(),
         "torch": torch.version,
-        "GPUs": ", ".join(torch.gpus),
+        "GPUs": ", ".join(torch.gpus) + (f", shared by {NUM_RANKS} ranks" if share_gpus else ""),
         "how they are joined": " / ".join(gpu_topology() or ["nvidia-smi does not say"]),
         "driver": driver_version(Path("/proc/driver/nvidia/version")) or "unknown",
         "NCCL": "yes" if torch.nccl else "no",
@@ -107,17 +111,17 @@ def about(torch: Torch) -> dict[str, str]:
 _LIBRARIES = ("nvidia-", "triton", "pytorch-triton")
 
 
-def _lines(report_dir: Path, torch: Torch, kept: tuple[str, ...]) -> Iterator[CheckLine]:
+def _lines(report_dir: Path, torch: Torch, kept: tuple[str, ...], *, share_gpus: bool) -> Iterator[CheckLine]:
     """Each check; what is kept of an earlier call passed, and is not tried."""
     yield from (CheckLine(name=name, outcome="pass", found="") for name in kept)
-    why, ranks = why_not_together(torch), len(torch.gpus)
+    why, ranks = why_not_together(torch, share_gpus=share_gpus), NUM_RANKS if share_gpus else len(torch.gpus)
     left = [name for name in ((*ALONE,) if why else NAMES) if name not in kept]
     if left:
-        yield from run_checks("cuda", ranks, left)
+        yield from run_checks("cuda", ranks, left, shared_gpus=len(torch.gpus) if share_gpus else None)
     if why:
         yield from _not_run((*TOGETHER, *names_of("rank", "case")), why)
     else:
-        yield from run_cases_on(ranks, report_dir, kept)
+        yield from run_cases_on(ranks, report_dir, kept, share_gpus=share_gpus)
 
 
 def _not_run(names: Iterable[str], why: str) -> Iterator[CheckLine]:
@@ -132,11 +136,13 @@ def why_not(torch: Torch | str) -> str | None:
     return None if torch.gpus else "no GPU that this torch can use"
 
 
-def why_not_together(torch: Torch) -> str | None:
+def why_not_together(torch: Torch, *, share_gpus: bool = False) -> str | None:
     """Why checks of several ranks cannot run here, in words; None when they can."""
     if not torch.nccl:
         return "this torch has no NCCL"
-    return None if len(torch.gpus) > 1 else "one GPU: there is nothing that NCCL could join"
+    if share_gpus or len(torch.gpus) > 1:
+        return None
+    return "one GPU: there is nothing that NCCL could join; --share-gpus has ranks share it"
 
 
 def status_of(lines: list[CheckLine]) -> int:
@@ -145,10 +151,11 @@ def status_of(lines: list[CheckLine]) -> int:
     return UNEXPECTED if "FAIL" in outcomes else SUCCESS if outcomes == {"pass"} else UNJUDGED
 
 
-def run_checks(device: str, ranks: int, names: Iterable[str]) -> Iterator[CheckLine]:
+def run_checks(device: str, ranks: int, names: Iterable[str], *, shared_gpus: int | None = None) -> Iterator[CheckLine]:
     """These checks of `gpu_checks/`, in a process that ends with them. One without a result has failed."""
     left = dict.fromkeys(names)
     arguments = ["--device", device, "--ranks", str(ranks), *(f"--name={name}" for name in left)]
+    arguments += [] if shared_gpus is None else ["--shared-gpus", str(shared_gpus)]
     with tempfile.TemporaryDirectory(prefix="bitproof-doctor-") as folder:
         log = Path(folder, "gpu_checks.log")
         process = Started("bitproof.harness.gpu_checks.run", arguments, log=log, environment=ENVIRONMENT)
@@ -165,9 +172,12 @@ def run_checks(device: str, ranks: int, names: Iterable[str]) -> Iterator[CheckL
 
 
 def run_cases_on(
-    ranks: int, report_dir: Path, kept: Iterable[str] = (), device: Device = "cuda"
+    ranks: int, report_dir: Path, kept: Iterable[str] = (), device: Device = "cuda", *, share_gpus: bool = False
 ) -> Iterator[CheckLine]:
-    """A rank that is killed, one that hangs, then the cases, on that many devices, but for those kept."""
+    """A rank that is killed, one that hangs, then the cases, on so many ranks, but for those kept.
+
+    Ranks that share GPUs meet over gloo: NCCL's kernels would wait for each other on one GPU, some 5 s a step.
+    """
     from bitproof.builtin_cases import CASES
 
     last, kept = ranks - 1, {*kept}
@@ -179,14 +189,15 @@ def run_cases_on(
         if name in kept:
             continue
         case = CASES[name] if name not in fail else replace(CASES[MAIN_CASES[0]], steps=2)
-        inject, timeout, tell = fail.get(name, (None, _CASE_SECONDS, tell_equal))
+        told: Tell = functools.partial(tell_equal, backend="gloo") if share_gpus else tell_equal
+        inject, timeout, tell = fail.get(name, (None, _CASE_SECONDS, told))
         try:
             case = on_ranks(case, ranks, is_for_all=name in fail or name in MAIN_CASES)
         except CaseError as error:
             why = " ".join(str(error).split())
             yield CheckLine(name=name, outcome="NOT RUN", found=f"no run on {ranks} GPUs: {why}")
             continue
-        yield try_case(case, name, inject, timeout, report_dir, tell, device)
+        yield try_case(case, name, inject, timeout, report_dir, tell, device, share_gpus=share_gpus)
 
 
 def on_ranks(case: Case, ranks: int, *, is_for_all: bool) -> Case:
@@ -209,11 +220,14 @@ def try_case(
     report_dir: Path,
     tell: Tell,
     device: Device = "cuda",
+    *,
+    share_gpus: bool = False,
 ) -> CheckLine:
     """Run a case, with controls where nothing has to fail; any error is a failure. On "cpu" it says nothing of GPUs."""
     from bitproof.harness.execute.launch import run_cases
 
-    options = RunOptions(device=device, timeout=timeout, inject=inject, control="never" if inject else "always")
+    control: Control = "never" if inject else "always"
+    options = RunOptions(device=device, timeout=timeout, inject=inject, control=control, share_gpus=share_gpus)
     folder = report_dir / f"doctor-gpu-{name.replace(' ', '-')}-{time.strftime('%Y%m%dT%H%M%S')}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -271,10 +285,10 @@ def _names(result: CaseResult, *wanted: str) -> tuple[bool, str]:
     return is_ok, f"{result.verdict.value}: {text[:200]}{expected}"
 
 
-def tell_equal(result: CaseResult, rank: int) -> tuple[bool, str]:
-    """The expected verdict, on GPUs over NCCL, with controls that agree."""
+def tell_equal(result: CaseResult, rank: int, backend: str = "nccl") -> tuple[bool, str]:
+    """The expected verdict, on GPUs over this backend, with controls that agree."""
     compared, mismatched = sum(result.compared.values()), sum(result.mismatched.values())
-    controls, is_joined = set(result.control.values()), result.device == "cpu" or result.backend == "nccl"
+    controls, is_joined = set(result.control.values()), result.device == "cpu" or result.backend == backend
     is_ok = result.verdict == Verdict(result.case.expected) and is_joined and controls == {"EQUAL"}
     where = f"{result.world_size} ranks, {result.device}, {result.collectives or result.backend}"
     error = f", {(result.error or '').partition(chr(10))[0]}" if result.error else ""

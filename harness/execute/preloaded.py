@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from bitproof.harness.errors import UsageError
+from bitproof.harness.machine.gpus import has_started_driver
 from bitproof.harness.user_code.missing import missing_package
 from bitproof.harness.user_code.user_file import loading
 
@@ -38,14 +39,12 @@ def _import(name: str) -> None:
                 fix="mend it, or leave it out of `preload`",
             )
         ) from error
-    import torch
-
     started = _num_threads() - before
-    if started > 0 or torch.cuda.is_initialized():
+    if started > 0 or has_started_driver():
         raise UsageError(
             f"the preloaded module {name} leaves a process that cannot be forked safely",
             expected="a module that starts no thread and touches no GPU as it is imported",
-            found=f"{started} new threads" if started > 0 else "a CUDA context",
+            found=f"{started} new threads" if started > 0 else "CUDA's driver, started",
             fix="leave it out of `preload`: each rank then imports it by itself",
         )
 

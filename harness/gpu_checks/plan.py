@@ -15,7 +15,7 @@ Kind = Literal["alone", "together", "rank", "case"]
 class Planned:
     """A check. `kind`: of one device, of all ranks, a rank that is made to fail, or a case by the check's name.
 
-    `seconds` is a guess, which no GPU has confirmed yet. `then` is what to do first where the check fails.
+    `seconds` is a guess, far above what one H100 took. `then` is what to do first where the check fails.
     """
 
     kind: Kind

@@ -25,13 +25,14 @@ from bitproof.harness.gpu_checks import checks, grouped, processes, together, to
 from bitproof.harness.gpu_checks.found import CheckResult
 from bitproof.harness.gpu_checks.setting import Answer, Setting
 from bitproof.harness.machine.determinism import set_determinism
-from bitproof.harness.machine.nccl import pin_nccl
+from bitproof.harness.machine.nccl import allow_shared_gpu, pin_nccl
 from bitproof.harness.processes import framing
 from bitproof.harness.processes.channel import send
 from bitproof.harness.processes.forked import Send, fork
 from bitproof.harness.processes.watching import Watch
 
 SECONDS = 180.0
+_MAX_BYTES_SHARED = 8 * 2**20  # ranks on one GPU meet through the loopback device
 
 ALONE: dict[str, Callable[[Setting], Answer]] = {
     "topology": topology.check_topology,
@@ -99,6 +100,8 @@ def _joined(setting: Setting, rank: int, store: str, check: Callable[[Setting, i
     if device.type == "cuda":
         torch.cuda.set_device(device)
         pin_nccl(os.environ, native=native)
+        if setting.shared_gpus:
+            allow_shared_gpu(os.environ, rank)
     mesh = Mesh(rank, Parallelism(world_size=setting.ranks, ep=1 if setting.ranks % 2 else 2), device)
     board: Any = SimpleNamespace(write=together.note)
     rooms = FileStore(store, setting.ranks)
@@ -118,7 +121,7 @@ def _repeated(name: str, compute: Callable[[int], Answer], ranks: int, seconds: 
             return result
         said += found
     unlike = processes.first_unlike(said)
-    told = f"{len(said)} processes on {ranks} devices: {said[0]}"
+    told = f"{len(said)} processes: {said[0]}"
     return CheckResult(name=name, is_ok=unlike is None, found=unlike or told)
 
 
@@ -168,8 +171,11 @@ def main() -> None:
     parser.add_argument("answers", type=int, help="file descriptor to answer through")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--shared-gpus", type=int, help="the GPUs that ranks share")
     parser.add_argument("--name", action="append", required=True, help="a check to run")
     options = parser.parse_args()
     os.set_inheritable(options.answers, False)
-    for found in run_checks(Setting(device=options.device, ranks=options.ranks), names=options.name):
+    max_bytes = _MAX_BYTES_SHARED if options.shared_gpus else Setting.max_bytes
+    setting = Setting(device=options.device, ranks=options.ranks, shared_gpus=options.shared_gpus, max_bytes=max_bytes)
+    for found in run_checks(setting, names=options.name):
         send(options.answers, found)

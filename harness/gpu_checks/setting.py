@@ -9,15 +9,18 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Where checks run: a device's type, the ranks, and the most bytes of a message or a tensor."""
+    """Where checks run: a device's type, the ranks, the GPUs that they share, if they do, and the most bytes of a
+    message or a tensor."""
 
     device: str = "cuda"
     ranks: int = 8
+    shared_gpus: int | None = None
     max_bytes: int = 64 * 2**20
 
     def device_of(self, rank: int) -> torch.device:
         """A rank's device."""
-        return torch.device("cpu") if self.device == "cpu" else torch.device(self.device, rank)
+        index = rank % self.shared_gpus if self.shared_gpus else rank
+        return torch.device("cpu") if self.device == "cpu" else torch.device(self.device, index)
 
 
 Answer = tuple[bool, str]

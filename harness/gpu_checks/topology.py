@@ -21,8 +21,8 @@ class Gpu:
 
 
 def gpus_of(setting: Setting) -> list[Gpu]:
-    """The device of each rank."""
-    count = setting.ranks
+    """The device of each rank; each device once where ranks share them."""
+    count = setting.shared_gpus or setting.ranks
     if setting.device == "cpu":
         return [Gpu("CPU", "0.0", 1, frozenset(range(count)) - {rank}) for rank in range(count)]
     found = []

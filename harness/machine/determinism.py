@@ -9,10 +9,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bitproof.harness.errors import PassError
 from bitproof.harness.records import Switch
+
+if TYPE_CHECKING:
+    import torch
 
 THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -49,6 +52,20 @@ def set_determinism(seed: int, *, fill_uninitialized: bool = True, num_threads: 
     numpy.random.seed(seed)
     torch.manual_seed(seed)
     return read_determinism() | {"seed": seed}
+
+
+def settle_attention(device: torch.device) -> None:
+    """Make the change of switches that torch's first attention call on a GPU makes, and take it back.
+
+    On GPUs such as an H100 it puts cuDNN's kernels first, whatever was set before; later calls leave the order alone.
+    """
+    import torch
+
+    from bitproof.harness import torch_compat
+
+    order, x = torch_compat.sdp_priority(), torch.zeros(1, 1, 64, 64, dtype=torch.bfloat16, device=device)
+    torch.nn.functional.scaled_dot_product_attention(x, x, x)
+    torch_compat.set_sdp_priority(order)
 
 
 def read_determinism() -> dict[str, Switch]:

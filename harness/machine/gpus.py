@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _COUNT = "import torch; print(torch.cuda.device_count())"
 _COUNT_SECONDS = 60
+_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
 _TOPOLOGY_SECONDS = 20
 _CUDA_VARIABLES = ("NCCL_", "CUBLASLT_", "CUDNN_", "NVIDIA_TF32_OVERRIDE")
 _OF_ONE_RUN = ("NCCL_HOSTID",)
@@ -47,6 +48,21 @@ def _count_elsewhere() -> int:
         return int(done.out.split()[-1]) if done.status == 0 else 0
     except (CommandError, ValueError, IndexError):
         return 0
+
+
+def has_started_driver() -> bool:
+    """Whether CUDA's driver was started in this process, by whomever: then nothing forked from it can use a GPU.
+
+    torch itself starts it for a mere question, such as what it was built with, and `torch.cuda.is_initialized` is
+    still false. Asking starts nothing.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    context = ctypes.c_void_p()
+    status: int = driver.cuCtxGetCurrent(ctypes.byref(context))
+    return status != _NOT_INITIALIZED
 
 
 def read_gpu_facts(device: torch.device) -> MachineFacts | None:

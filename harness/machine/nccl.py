@@ -16,6 +16,11 @@ OWN_SUMS = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple", "NCCL_NVLS_ENABLE": "0"
 """One algorithm and one protocol for every size, and no sums in the switch, whose order is not repeatable."""
 
 
+def allow_shared_gpu(environment: MutableMapping[str, str], rank: int) -> None:
+    """Let this rank's NCCL use a GPU that another rank has, too: two of one host are refused, so each has its own."""
+    environment["NCCL_HOSTID"] = f"bitproof-rank{rank}"
+
+
 def pin_nccl(environment: MutableMapping[str, str], *, native: bool) -> None:
     """Set what NCCL reads when it starts; with `native` sums are its own."""
     for name, value in (LAUNCH_ORDER | (OWN_SUMS if native else {})).items():

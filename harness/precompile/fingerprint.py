@@ -37,10 +37,10 @@ from bitproof.harness.errors import ArtifactError
 from bitproof.harness.graph.pipeline import PassRow
 from bitproof.harness.machine.compiler import compiled_for
 from bitproof.harness.machine.determinism import read_switches
+from bitproof.harness.machine.torch_build import torch_build
 from bitproof.harness.runtime.sources import own_digest, start_up_code, torch_digest
 from bitproof.harness.systems.graph import column_of
 from bitproof.harness.systems.graph_key import traced_part
-from bitproof.harness.torch_compat import build
 
 FORM = 2
 
@@ -79,7 +79,7 @@ def fingerprint_of(case: Case, system: str, device: torch.device) -> Fields:
         "sources": own_digest(),
         "device": device.type,
         "capability": _capability(device),
-        "torch": [*build(), torch_digest()],
+        "torch": [*torch_build().parts(), torch_digest()],
         "start_up": start_up_code(),
         "python": [sys.implementation.name, sys.version],
         "switches": {name: value for name, value in read_switches().items() if name not in _OF_STRESS},

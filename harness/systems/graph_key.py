@@ -134,7 +134,7 @@ def graph_cache_of(
 def _key(case: Case, system: str, installation: Installation, device: str) -> str:
     import torch
 
-    from bitproof.harness.torch_compat import build
+    from bitproof.harness.machine.torch_build import torch_build
 
     return json.dumps(
         {
@@ -144,7 +144,7 @@ def _key(case: Case, system: str, installation: Installation, device: str) -> st
             "device": device,
             "sources": installation.sources.digest,
             "others": installation.others,
-            "torch": build(),
+            "torch": torch_build().parts(),
             "processor": [platform.machine(), torch.backends.cpu.get_cpu_capability()],
             "python": [sys.version, sys.implementation.cache_tag, repr(sys.flags)],
             "switches": read_switches(),

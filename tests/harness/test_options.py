@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from bitproof.harness.options import RunOptions, Stress
 
 
@@ -20,6 +22,9 @@ def test_stress_warns_of_threads_only_where_there_are_several() -> None:
     assert "; 4 threads an operator, which by itself may move bits" in str(Stress(num_threads=4))
 
 
-def test_sharing_gpus_is_told_as_nccl_did_not_run() -> None:
+def test_sharing_gpus_is_told_with_what_joined_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     [shared] = RunOptions(share_gpus=True).remarks()
     assert shared == "--share-gpus: where GPUs were fewer than ranks, ranks shared them over gloo, and NCCL did not run"
+    monkeypatch.setenv("BITPROOF_SHARED_NCCL", "1")
+    [shared] = RunOptions(share_gpus=True).remarks()
+    assert shared.endswith("ranks shared them over NCCL, as if each were on a host of its own")

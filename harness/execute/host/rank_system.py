@@ -16,6 +16,8 @@ from bitproof.harness.execute.host.programs import (
     read_precompiled,
     with_fault,
 )
+from bitproof.harness.machine.determinism import settle_attention
+from bitproof.harness.machine.nccl import allow_shared_gpu
 from bitproof.harness.systems.registry import BUILT_IN, load_factory
 
 if TYPE_CHECKING:
@@ -41,8 +43,9 @@ def device_of(job: Job, rank: int) -> torch.device:
     device = torch.device(placement.device_of(job.device_index_of(rank)))
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        settle_attention(device)
     if placement.shared and placement.backend == "nccl":
-        os.environ["NCCL_HOSTID"] = f"bitproof-rank{rank}"  # NCCL refuses two ranks of one host on one GPU
+        allow_shared_gpu(os.environ, rank)
     return device
 
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bitproof.harness.disturb.faults import CATALOGUE, Fault, Named
-from bitproof.harness.errors import RankError, UsageError
+from bitproof.harness.errors import MachineError, RankError, UsageError
 from bitproof.harness.execute.host.job import Job
 from bitproof.harness.execute.host.kernels import make_kernels
 from bitproof.harness.execute.host.models import check_model
@@ -28,6 +28,7 @@ from bitproof.harness.execute.requests import AnyRequest, LocalRunRequest, RankS
 from bitproof.harness.execute.status_messages import End
 from bitproof.harness.machine.capacity import free_memory
 from bitproof.harness.machine.determinism import set_determinism
+from bitproof.harness.machine.gpus import has_started_driver
 from bitproof.harness.options import OnEvent
 from bitproof.harness.processes.process import num_cores
 from bitproof.harness.records import Event
@@ -322,9 +323,16 @@ def run_ranks(
 ) -> End:
     """Fork the ranks that have slots here from this very process, and watch them to their end.
 
-    Raises CaseError for a model that ranks cannot share, and MachineError for one that they cannot hold here.
+    Raises CaseError for a model that ranks cannot share, and MachineError for one that they cannot hold here, or where
+    no rank that is forked from here could use its GPU.
     """
     on_cpu = request.placement.device == "cpu"
+    if not on_cpu and has_started_driver():
+        raise MachineError(
+            "the process that ranks are forked from has started CUDA's driver, so none of them could use a GPU",
+            expected="code that asks nothing of CUDA before ranks are forked",
+            fix="leave modules that ask CUDA out of `preload`, and out of files that are read before ranks start",
+        )
     check_model(request.case, request.system, len(rank_slots.ranks), free_memory() if on_cpu else None)
     run = replace(request, timeout=max(0.0, request.timeout - prepare_seconds))
     job = Job(run=run, rank_slots=rank_slots, program=program, graph_cache=graph_cache)

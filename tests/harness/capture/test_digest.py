@@ -40,6 +40,10 @@ class OnGpu(torch.Tensor):
         OnGpu.fetched.append(self.nbytes)
         return super().cpu()
 
+    def copy_(self, other):
+        OnGpu.fetched.append(other.nbytes)
+        return super().copy_(other)
+
 
 GPU_WAYS = [lambda tensor: tensor.as_subclass(OnGpu)]
 if torch.cuda.is_available():

@@ -24,6 +24,7 @@ from bitproof.harness.commands.doctor_gpu import (
 )
 from bitproof.harness.execute import launch
 from bitproof.harness.gpu_checks import run
+from bitproof.harness.gpu_checks.setting import Setting
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import CaseResult, Verdict
 from tests.small import small
@@ -54,19 +55,52 @@ def test_without_a_gpu_nothing_is_run_and_every_line_says_so(tmp_path, torch, wh
 @pytest.mark.parametrize(
     ("torch", "why"),
     [
-        (replace(TWO, gpus=["H200"]), "one GPU: there is nothing that NCCL could join"),
+        (
+            replace(TWO, gpus=["H200"]),
+            "one GPU: there is nothing that NCCL could join; --share-gpus has ranks share it",
+        ),
         (replace(TWO, nccl=False), "this torch has no NCCL"),
     ],
 )
 def test_without_gpus_that_nccl_could_join_what_needs_one_device_is_run_and_no_more(monkeypatch, tmp_path, torch, why):
-    monkeypatch.setattr(
-        doctor_gpu, "run_checks", lambda device, ranks, names: [CheckLine(name="digests", outcome="pass", found=device)]
-    )
+    checked = [CheckLine(name="digests", outcome="pass", found="cuda")]
+    monkeypatch.setattr(doctor_gpu, "run_checks", lambda device, ranks, names, **others: checked)
     first, *others = examine_gpus(tmp_path, torch)
     assert (first.found, first.outcome) == ("cuda", "pass")
     assert [line.name for line in others] == [*TOGETHER, KILLED, HUNG, *CASES_TRIED]
     assert {(line.outcome, line.found) for line in others} == {("NOT RUN", why)}
     assert status_of([first, *others]) == 3
+
+
+def test_eight_ranks_share_one_gpu_where_they_are_told_to(monkeypatch, tmp_path):
+    """Over NCCL where a check is of it, and over gloo in cases; on eight GPUs there is nothing to share."""
+    ran = []
+
+    def run_checks(device, ranks, names, *, shared_gpus=None):
+        ran.append((ranks, shared_gpus))
+        return [CheckLine(name=name, outcome="pass", found="") for name in names]
+
+    def run_cases(cases, options, folder):
+        ran.append((cases[0].parallelism.world_size, options.share_gpus))
+        about = {"steps": 2, "world_size": 8, "device": "cuda", "control": EQUAL["control"]}
+        backend = "gloo" if options.share_gpus else "nccl"
+        return [CaseResult(case=cases[0], verdict=Verdict(cases[0].expected), backend=backend, **about)]
+
+    monkeypatch.setenv("BITPROOF_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(doctor_gpu, "run_checks", run_checks)
+    monkeypatch.setattr(launch, "run_cases", run_cases)
+    for num_gpus, share in ((1, True), (8, False)):
+        ran.clear()
+        lines = list(examine_gpus(tmp_path, replace(TWO, gpus=["H200"] * num_gpus), share_gpus=True))
+        assert ran[0] == (8, num_gpus if share else None)
+        assert set(ran[1:]) == {(8, share), (2, share)}
+        assert [x.name for x in lines if x.outcome != "pass"] == [KILLED, HUNG], "nobody was killed, nobody hung"
+
+
+def test_ranks_that_share_have_a_device_each_that_there_is():
+    setting = Setting(ranks=8, shared_gpus=2)
+    assert [setting.device_of(rank).index for rank in range(8)] == [0, 1] * 4
+    assert [Setting().device_of(rank).index for rank in range(8)] == [*range(8)]
 
 
 def test_the_command_ends_with_3_where_nothing_was_run(monkeypatch, tmp_path, capsys):

@@ -34,10 +34,10 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
             ran.append(name)
             return CheckLine(name=name, outcome="FAIL" if name == fails else "pass", found=f"found of {name}")
 
-        def run_cases(case, name, *others):
+        def run_cases(case, name, *others, **options):
             return run(name)
 
-        monkeypatch.setattr(doctor_gpu, "run_checks", lambda device, ranks, names: map(run, names))
+        monkeypatch.setattr(doctor_gpu, "run_checks", lambda device, ranks, names, **others: map(run, names))
         monkeypatch.setattr(doctor_gpu, "try_case", run_cases)
         for line in examine_gpus(tmp_path, torch):
             if line.name == until:

@@ -14,6 +14,7 @@ from bitproof.builtin_cases import CASES
 from bitproof.harness.case import AdamW, Batch, Case, Memory, Model, Parallelism, Pipeline, Precision
 from bitproof.harness.errors import ArtifactError
 from bitproof.harness.graph.passes import chunk
+from bitproof.harness.machine.torch_build import TorchBuild
 from bitproof.harness.precompile import fingerprint
 from bitproof.harness.precompile.fingerprint import UNDECIDED, digest_of, fingerprint_of, refuse_other
 
@@ -86,7 +87,7 @@ def test_another_system_is_refused() -> None:
     [
         (fingerprint, "own_digest", lambda: "edited", "sources"),
         (fingerprint, "FORM", 3, "form"),
-        (fingerprint, "build", lambda: ("2.14.0", "0" * 40, "flags"), "torch"),
+        (fingerprint, "torch_build", lambda: TorchBuild("2.14.0", "0" * 40, "flags"), "torch"),
         (fingerprint, "torch_digest", lambda: "edited", "torch"),
         (fingerprint, "start_up_code", lambda: {"sitecustomize": "sha256"}, "start up"),
         (fingerprint.sys, "version", "3.12.0 (main)", "python"),

@@ -29,7 +29,7 @@ from bitproof.harness.case import (
     Precision,
     Schedule,
 )
-from bitproof.harness.machine import gpus
+from bitproof.harness.machine import gpus, torch_build
 from bitproof.harness.machine.determinism import Switches, read_switches
 from bitproof.harness.runtime.sources import Installation, Sources
 from bitproof.harness.systems import graph_key
@@ -185,6 +185,7 @@ def key_of_gpu(rank: int = 0, index: int = 0) -> str:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: GPU)
+    monkeypatch.setattr(torch_build, "read_elsewhere", torch_build.read_here)
 
 
 def _gpu(**facts: object) -> Callable[[pytest.MonkeyPatch], None]:

@@ -16,6 +16,7 @@ import torch
 from torch.overrides import BaseTorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bitproof.harness import torch_compat
 from bitproof.harness.capture.recording_files import read_manifest
 from bitproof.harness.case.case_file import case_text
 from bitproof.harness.cli import main
@@ -26,6 +27,7 @@ from bitproof.harness.machine.determinism import (
     keeping_switches,
     read_switches,
     set_determinism,
+    settle_attention,
     tell_changes,
 )
 from tests.harness.execute.test_launch import toy
@@ -45,6 +47,20 @@ def test_a_switch_that_stays_as_it_was_set_is_not_told() -> None:
 def test_a_switch_is_told_with_what_it_was_what_it_is_and_where_it_was_changed() -> None:
     assert list(tell_changes(readings(SET, OFF, OFF))) == ["mkldnn_enabled True -> False by its factory"]
     assert list(tell_changes(readings(SET, SET, OFF))) == ["mkldnn_enabled True -> False in its steps"]
+
+
+def test_what_torchs_first_attention_call_on_a_gpu_changes_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an H100's does, seen on torch 2.11."""
+    before, orders = torch_compat.sdp_priority(), []
+
+    def attend(*given: torch.Tensor) -> torch.Tensor:
+        torch_compat.set_sdp_priority([*reversed(before)])
+        orders.append(torch_compat.sdp_priority())
+        return given[0]
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
+    settle_attention(torch.device("cpu"))
+    assert orders == [[*reversed(before)]] and torch_compat.sdp_priority() == before
 
 
 def test_the_lowest_rank_that_changed_a_switch_stands_for_all() -> None:

@@ -70,7 +70,8 @@ def test_assumptions_are_listed_where_they_are_made():
         lists[name] = assumed(found.graphs, found.proof.table.used())
     [buckets] = set(lists["experts_seq_bucketed"]) - set(lists["moe_seq"])
     assert "ascending ranks" in buckets
-    assert {*lists["moe_seq"], buckets} == {text for _, text in ASSUMPTIONS}
+    of_update = {text for name, text in ASSUMPTIONS if name.startswith("_fused_adam")}
+    assert {*lists["moe_seq"], buckets} == {text for _, text in ASSUMPTIONS} - of_update and len(of_update) == 1
 
 
 def test_early_accumulation_is_not_proved_and_the_moved_additions_are_shown():

@@ -71,6 +71,12 @@ def check_schedule(case: Case) -> None:
             + (" of two chunks each" if of_chunks > 1 else ""),
             found=f"batch.sequences={rows}",
         )
+    if pp > 1 and case.model.layers is not None and case.model.layers < case.stages:
+        raise CaseError(
+            f"case {case.name} has more stages than layers",
+            expected=f"model.layers of at least {case.stages}, one for each stage",
+            found=f"model.layers={case.model.layers}",
+        )
     if (schedule.tied or schedule.shared) and pp == 1:
         raise CaseError(
             f"case {case.name} ties parameters of two stages, and has no stages",

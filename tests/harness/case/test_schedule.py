@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bitproof.harness.case import Batch, Case, Chunking, Parallelism, Schedule, stage_of_layer
+from bitproof.harness.case import Batch, Case, Chunking, Model, Parallelism, Schedule, stage_of_layer
 from bitproof.harness.errors import CaseError
 
 PIPELINE = {
@@ -33,6 +33,7 @@ def test_earlier_stages_have_a_layer_more_where_layers_do_not_divide():
     ("changes", "told"),
     [
         ({"schedule": None}, "has a pipeline and does not say what goes through it"),
+        ({"model": Model(layers=1, dense_layers=0)}, "model.layers of at least 2, one for each stage"),
         ({"batch": Batch(sequences=6)}, "cannot be cut into micro-batches of equal size"),
         ({"batch": Batch(sequences=4), "chunking": Chunking(dim="batch", modules="layers.*")}, "a multiple of 8: 4"),
         ({"schedule": Schedule(micro_batches=1)}, "too few micro-batches to fill its pipeline"),

@@ -104,6 +104,10 @@ class StoredRecording(Recording):
             return super().from_step(first)
         return self._part(self.manifest, lambda step: step >= first)
 
+    def told_as(self, manifest: Manifest) -> Recording:
+        """The same records under another manifest."""
+        return super().told_as(manifest) if self.holds_records else StoredRecording(manifest, self._tables)
+
     def _part(self, manifest: Manifest, keeps: Callable[[Any], Any]) -> StoredRecording:
         """The rows whose step is to be kept, read when they are asked for."""
 

@@ -258,6 +258,4 @@ def shared_reference(recording: Recording, case: Case) -> Recording:
         raise RecordingError("a reference that has passes must be recorded for each prefix", found=manifest.system)
     recording = recording.first_steps(case.steps)
     pipeline = manifest.case["pipeline"] | {"until": case.pipeline.until}
-    return replace(
-        recording, manifest=replace(recording.manifest, case=recording.manifest.case | {"pipeline": pipeline})
-    )
+    return recording.told_as(replace(recording.manifest, case=recording.manifest.case | {"pipeline": pipeline}))

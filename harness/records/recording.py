@@ -245,6 +245,10 @@ class Recording:
             return self
         return Recording(self.manifest, {key: record for key, record in self.records.items() if key.step >= first})
 
+    def told_as(self, manifest: Manifest) -> Recording:
+        """The same records under another manifest."""
+        return Recording(manifest, self.records)
+
     @property
     def ranks(self) -> Sequence[int]:
         """The ranks with records, in ascending order."""

@@ -1,5 +1,7 @@
 """A long recording is read rank by rank, from the file that was checked."""
 
+from dataclasses import replace
+
 import pytest
 
 from bitproof.harness.capture import recording_files
@@ -44,6 +46,15 @@ def test_a_rank_is_read_again_from_the_file_that_was_checked(tmp_path):
     assert side.records_of(1) == dict(rows_of(1))
     assert side.losses(0) == ["0x1.0p+1", "0x1.1p+1"]
     assert side.records == dict(rows_of(0) + rows_of(1))
+
+
+def test_another_manifest_reads_no_record_and_keeps_those_that_were_changed(tmp_path):
+    side, other = joined(tmp_path / "here", rows_of(0), rows_of(1)), replace(MANIFEST, system="other")
+    told = side.told_as(other)
+    assert isinstance(told, StoredRecording) and not side.holds_records and not told.holds_records
+    assert (told.manifest, told.records_of(1)) == (other, dict(rows_of(1)))
+    side.records.clear()
+    assert side.told_as(other).records == {}
 
 
 def test_a_rank_that_recorded_nothing_has_no_records(tmp_path):

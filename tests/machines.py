@@ -82,6 +82,14 @@ def _closed(process: subprocess.Popen[str]) -> None:
         pass
 
 
+def _is_torchruns(path: Path) -> bool:
+    """Whether torchrun itself leaves a folder: it imports Dynamo, which makes one, to log an error of its own.
+
+    It does so when it has waited for the others' torchruns in the end and one of them had gone by then.
+    """
+    return path.name.startswith("torchinductor_") and not any(path.iterdir())
+
+
 class Machine:
     """One machine of a cluster: node `number`, with the host name `node0` and so on."""
 
@@ -112,7 +120,8 @@ class Machine:
         )
         self._boots += 1
         enter = ["nsenter", "-t", str(self._first), "-n", "--", "/bin/bash", "-c"]
-        cable = f"ip link add eth0 type veth peer name {self.name} netns {self.cluster.switch}"
+        card = f"02:00:00:00:00:{self.number + 1:02x}"  # it keeps its card: others remember which has an address
+        cable = f"ip link add eth0 address {card} type veth peer name {self.name} netns {self.cluster.switch}"
         cable += f" && ip addr add {self.address}/24 dev eth0 && ip link set eth0 up"
         subprocess.run([*enter, cable], check=True)
         self.cluster.at_switch(f"ip link set {self.name} master bridge; ip link set {self.name} up")
@@ -177,7 +186,7 @@ class Machine:
         if self._process is None:
             return found
         for folder in ("/scratch", "/dev/shm"):
-            found += [f"{folder}/{path.name}" for path in self.path(folder).iterdir()]
+            found += [f"{folder}/{path.name}" for path in self.path(folder).iterdir() if not _is_torchruns(path)]
         memory = self.path("/proc/sysvipc/shm").read_text().splitlines()[1:]
         found += [f"shared memory {line.split()[1]}" for line in memory]
         for kind in ("tcp", "tcp6"):

@@ -101,10 +101,23 @@ class Attempt:
         """What all have printed whose machine can still show it."""
         return "\n".join(self.output(number) for number in self.torchruns if self.entry.is_heard(number))
 
-    def commands(self) -> list[psutil.Process]:
-        """The commands of ours on the machine."""
-        agents = {each.pid for each in self.processes("torch.distributed.run")}
-        return [each for each in self.processes("run") if each.pid not in agents]
+    def commands(self, number: int | None = None) -> list[psutil.Process]:
+        """The commands of ours on a machine."""
+        agents = {each.pid for each in self.processes("torch.distributed.run", number)}
+        return [each for each in self.processes("run", number) if each.pid not in agents]
+
+    def ends_agents_that_wait(self) -> None:
+        """End torchruns that wait for each other when our commands have ended.
+
+        Over c10d torchrun compares times of day: it takes a machine whose clock is off for gone, and may then stay for
+        five minutes at its own end, whatever it has run.
+        """
+        until(ENDS_WITHIN, lambda: "report: " in self.output(0))
+        until(ENDS_WITHIN, lambda: not any(self.commands(number) for number in self.torchruns))
+        until(5, lambda: all(torchrun.poll() is not None for torchrun in self.torchruns.values()))
+        for number in self.torchruns:
+            for agent in self.processes("torch.distributed.run", number):
+                agent.terminate()
 
     def goes_on(self) -> None:
         """Let go of the rank that waits."""
@@ -656,6 +669,8 @@ def attempted(entry: Entry, cluster: Cluster, folder: Path) -> tuple[Attempt, fl
     finally:
         if entry.undo:
             entry.undo(attempt)
+        if entry.skewed and entry.rendezvous == "c10d":
+            attempt.ends_agents_that_wait()
         for number, torchrun in attempt.torchruns.items():
             if not until(ENDS_WITHIN, lambda torchrun=torchrun: _has_ended(torchrun)):
                 print(f"torchrun of node{number} goes on after {ENDS_WITHIN:g} s")

@@ -357,7 +357,8 @@ def test_buckets_are_also_summed_where_sums_are_rounded():
 
 def test_cases_of_compiled_backends_state_a_bound():
     for case in backends.CASES:
-        assert (case.expected, case.steps) == ("CLOSE", 1 if case.name == "inductor_moe" else 2)
+        rounds_much = case.precision.compute == "bfloat16"  # the second step's error would mean little
+        assert (case.expected, case.steps) == ("CLOSE", 1 if rounds_much else 2)
         assert 0 < case.close_within <= 0.5
         assert case.pipeline.backend != "fx"
     assert [case.name for case in backends.CASES if case.requires] == ["regional_inductor"]

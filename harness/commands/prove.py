@@ -13,15 +13,13 @@ from bitproof.harness.certificate.assumptions import assumed
 from bitproof.harness.errors import BitproofError, UsageError
 from bitproof.harness.graph.collector import collector_paused
 from bitproof.harness.graph.graph_options import GraphOptions, check_extra_passes
-from bitproof.harness.prove.answers import NOT_PROVED, PROVED, REFUSED, OutputAnswer, Proof
+from bitproof.harness.prove.answers import NOT_PROVED, PROVED, REFUSED, Proof, answer_lines
 from bitproof.harness.prove.certify import certificate_of, subject_of, write_certificate
 from bitproof.harness.prove.prove import NOT_TRIED, CaseProof, prove_case, why_not
 from bitproof.harness.prove.whole_step import UpdateProof
 from bitproof.harness.report.proofs import LAID_OUT_OTHERWISE
 from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, worst
 from bitproof.harness.torch_versions import torch_version
-
-SHOWN_OUTPUTS = 3
 
 STATE = "from equal parameters, buffers and optimizer state, where both read the same inputs"
 
@@ -133,7 +131,7 @@ def _lines(result: CaseProof) -> list[str]:
         lines.append(
             f"  operators that one side runs on all rows and the other on halves: {', '.join(proof.row_splits)}"
         )
-    return [*lines, *answer_lines(proof), *_update_lines(result.update)]
+    return [*lines, *answer_lines(proof, all_in="--json"), *_update_lines(result.update)]
 
 
 def _update_lines(update: UpdateProof | None) -> list[str]:
@@ -149,34 +147,6 @@ def _update_lines(update: UpdateProof | None) -> list[str]:
         told = f"    {first.output}: {first.verdict}" + (f": {first.reason}" if first.reason else "")
         lines += [told, *(f"      {line}" for line in (first.finding.lines() if first.finding else [])[:4])]
     return [*lines, f"  any number of steps: not shown, {update.induction.reason}"]
-
-
-def answer_lines(proof: Proof) -> list[str]:
-    """What is printed of the outputs that are not simply PROVED; several that part at the same calls as one."""
-    lines = []
-    if otherwise := [answer for answer in proof.answers if answer.output in proof.laid_out_otherwise]:
-        lines.append(f"  {LAID_OUT_OTHERWISE} ({len(otherwise)}):")
-        for answer in otherwise[:SHOWN_OUTPUTS]:
-            assert answer.layouts is not None
-            lines.append(
-                f"    {answer.output}: {answer.layouts[0]} in the reference, {answer.layouts[1]} in the candidate"
-            )
-        if len(otherwise) > SHOWN_OUTPUTS:
-            lines.append(f"    and {len(otherwise) - SHOWN_OUTPUTS} more; --json lists them")
-    alike: dict[tuple[str, ...], list[OutputAnswer]] = {}
-    for answer in proof.answers:
-        if answer.verdict != PROVED:
-            found = answer.finding.lines() if answer.finding else []
-            alike.setdefault((answer.verdict, answer.reason or "", *found), []).append(answer)
-    for (verdict, reason, *found), (first, *rest) in [*alike.items()][:SHOWN_OUTPUTS]:
-        others = f", and {len(rest)} more" if rest else ""
-        lines.append(f"  {first.output}{others}: {verdict}" + (f": {reason}" if reason else ""))
-        lines += [f"    seen to differ: {first.witness}"] if first.witness else []
-        lines += [f"    {line}" for line in found]
-    if len(alike) > SHOWN_OUTPUTS:
-        count = sum(len(answers) for answers in [*alike.values()][SHOWN_OUTPUTS:])
-        lines.append(f"  and {count} more; --json lists them")
-    return lines
 
 
 def _table_head() -> list[str]:

@@ -7,8 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bitproof.harness.certificate.assumptions import assumed
-from bitproof.harness.commands.prove import answer_lines
-from bitproof.harness.prove.answers import NOT_PROVED, PROVED, REFUSED
+from bitproof.harness.prove.answers import NOT_PROVED, PROVED
 from bitproof.harness.prove.pairs import PairProof
 from bitproof.harness.prove.programs.exported_file import read_exported
 from bitproof.harness.prove.programs.subjects import prove_equal
@@ -26,25 +25,14 @@ def prove_files(one: Path, other: Path, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(_data(found) | {"programs": [str(one), str(other)], "exit_status": status}, indent=1))
     else:
-        print("\n".join(_lines(found)))
+        print("\n".join(found.lines(all_in="--json")))
+        if found.proof is not None:
+            print("\n".join(["", "Assumptions:", *(f"- {text}" for text in _assumed(found))]))
     return status
 
 
 def _assumed(found: PairProof) -> list[str]:
     return [*assumed(found.graphs, found.proof.table.used())] if found.proof and found.graphs else []
-
-
-def _lines(found: PairProof) -> list[str]:
-    if found.proof is None:
-        return [f"{found.verdict}: {found.reason}"]
-    counts = {verdict: found.proof.count(verdict) for verdict in (PROVED, NOT_PROVED, REFUSED)}
-    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-    computed = f"; {found.evaluated} of {counts[PROVED]} computed and found so"
-    if found.not_evaluated:
-        computed += f" ({found.not_evaluated})"
-    lines = [f"{found.verdict}: {told} of {len(found.answers)} outputs{computed}", *answer_lines(found.proof)]
-    lines += [f"  for all sizes of {bound}" for bound in found.bounds]
-    return [*lines, "", "Assumptions:", *(f"- {text}" for text in _assumed(found))]
 
 
 def _data(found: PairProof) -> dict[str, object]:

@@ -19,11 +19,14 @@ from bitproof.harness.prove.explain import FirstDifferences, explain, row_splits
 from bitproof.harness.prove.graphs.export import RefusedError
 from bitproof.harness.prove.rules import RULES
 from bitproof.harness.prove.terms import Rule, Table
+from bitproof.harness.report.proofs import LAID_OUT_OTHERWISE
 
 PROVED, NOT_PROVED, REFUSED = "PROVED", "NOT PROVED", "REFUSED"
 
 PARAMETER, BUFFER, INPUT = "parameter ", "buffer ", "input "
 """Prefixes of the names of a graph's inputs."""
+
+SHOWN_OUTPUTS = 3
 
 MUST_READ = (PARAMETER, INPUT)
 """Kinds of inputs; a proved output must depend on at least one of each."""
@@ -178,3 +181,33 @@ def _layout(x: Any) -> str:
     numbers = zip(x.shape, x.strides, strict=True)
     strides = ["?" if not isinstance(s, int) else "-" if n == 1 else str(s) for n, s in numbers]
     return f"strides [{', '.join(strides)}]"
+
+
+def answer_lines(proof: Proof, *, all_in: str) -> list[str]:
+    """What is printed of the outputs that are not simply PROVED; several that part at the same calls as one.
+
+    `all_in` says where all of them are, if only some are printed."""
+    lines = []
+    if otherwise := [answer for answer in proof.answers if answer.output in proof.laid_out_otherwise]:
+        lines.append(f"  {LAID_OUT_OTHERWISE} ({len(otherwise)}):")
+        for answer in otherwise[:SHOWN_OUTPUTS]:
+            assert answer.layouts is not None
+            lines.append(
+                f"    {answer.output}: {answer.layouts[0]} in the reference, {answer.layouts[1]} in the candidate"
+            )
+        if len(otherwise) > SHOWN_OUTPUTS:
+            lines.append(f"    and {len(otherwise) - SHOWN_OUTPUTS} more; {all_in} lists them")
+    alike: dict[tuple[str, ...], list[OutputAnswer]] = {}
+    for answer in proof.answers:
+        if answer.verdict != PROVED:
+            found = answer.finding.lines() if answer.finding else []
+            alike.setdefault((answer.verdict, answer.reason or "", *found), []).append(answer)
+    for (verdict, reason, *found), (first, *rest) in [*alike.items()][:SHOWN_OUTPUTS]:
+        others = f", and {len(rest)} more" if rest else ""
+        lines.append(f"  {first.output}{others}: {verdict}" + (f": {reason}" if reason else ""))
+        lines += [f"    seen to differ: {first.witness}"] if first.witness else []
+        lines += [f"    {line}" for line in found]
+    if len(alike) > SHOWN_OUTPUTS:
+        count = sum(len(answers) for answers in [*alike.values()][SHOWN_OUTPUTS:])
+        lines.append(f"  and {count} more; {all_in} lists them")
+    return lines

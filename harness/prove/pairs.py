@@ -22,7 +22,16 @@ from torch.fx import GraphModule
 
 from bitproof.harness.certificate.data import Graph
 from bitproof.harness.graph.groups import GroupTable
-from bitproof.harness.prove.answers import MUST_READ, NOT_PROVED, PROVED, REFUSED, OutputAnswer, Proof, prove_graphs
+from bitproof.harness.prove.answers import (
+    MUST_READ,
+    NOT_PROVED,
+    PROVED,
+    REFUSED,
+    OutputAnswer,
+    Proof,
+    answer_lines,
+    prove_graphs,
+)
 from bitproof.harness.prove.evaluate import Evaluator, NotEvaluatedError, differing, run_graph, same_bits
 from bitproof.harness.prove.graphs.export import RefusedError, export_graph
 from bitproof.harness.prove.graphs.memory_layouts import Layouts
@@ -89,6 +98,29 @@ class PairProof:
     def answers(self) -> tuple[OutputAnswer, ...]:
         """Every output's answer; empty if the programs were refused as a whole."""
         return self.proof.answers if self.proof else ()
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines(all_in="`answers`"))
+
+    def lines(self, *, all_in: str) -> list[str]:
+        """The verdict, and of each output that is not PROVED the first calls that differ, or why it was refused.
+
+        If outputs are left out, the lines say that they are in `all_in`.
+        """
+        if self.proof is None:
+            return [f"{self.verdict}: {self.reason}"]
+        counts = {verdict: self.proof.count(verdict) for verdict in (PROVED, NOT_PROVED, REFUSED)}
+        told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+        computed = f"; {self.evaluated} of {counts[PROVED]} computed and found so"
+        if self.not_evaluated:
+            computed += f" ({self.not_evaluated})"
+        lines = [f"{self.verdict}: {told} of {len(self.answers)} outputs{computed}"]
+        lines += answer_lines(self.proof, all_in=all_in)
+        lines += [f"  for all sizes of {bound}" for bound in self.bounds]
+        if self.verdict == PROVED and self.induction is not None and (self.induction.state or self.induction.reason):
+            held = "PROVED" if self.induction.holds else f"not shown, {self.induction.reason}"
+            lines.append(f"  any number of steps: {held}")
+        return lines
 
     @property
     def differs(self) -> bool:

@@ -148,6 +148,17 @@ def test_four_lines_from_import_to_an_answer():
     assert not scope["found"].differs
 
 
+def test_what_is_printed_tells_the_calls_that_differ_and_nothing_else():
+    x = randn(4, 6)
+    assert str(bitproof.prove(lambda x: x + x, lambda x: 2 * x, x)) == (
+        "PROVED: 1 PROVED of 1 outputs; 1 of 1 computed and found so"
+    )
+    first, output, *rest = str(bitproof.prove(lambda x: (x + 1) * 3, lambda x: x * 3 + 3, x)).split("\n")
+    assert first.startswith("NOT PROVED: 1 NOT PROVED of 1 outputs") and output == "  output 0: NOT PROVED"
+    assert rest[0].startswith("    seen to differ: ") and "only the candidate computes aten.mul.Tensor" in rest[2]
+    assert str(bitproof.prove(lambda x: x[0].item(), lambda x: x, x)).startswith("REFUSED: ")
+
+
 def test_sizes_that_are_open_are_told_with_their_bounds():
     found = judged("open rows", EQUAL["open rows"])
     assert found.bounds == ("dim 0 of input 0: 2 to 64",)

@@ -23,7 +23,7 @@ from math import copysign, frexp, inf, isfinite, prod
 from pathlib import Path
 from typing import Any
 
-FORMAT = 9
+FORMAT = 10
 PARTS = ("reference.json", "candidate.json", "steps.json")
 REAL = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 WHOLE = {"int64": 8, "int32": 4}
@@ -720,14 +720,6 @@ LAUNCHES |= {"bitproof.offload": "offload", "bitproof.reload": "reload", "ao.off
 UNDERSTOOD = {*COLLECTIVES, f"{C10D}.wait_tensor.default"}
 UNDERSTOOD |= {"higher_order.flex_attention", "higher_order.flex_attention_backward"}
 REFUSED = ("aten.as_strided", "aten._reshape_alias", "aten.lift.", "_c10d_", "c10d.", "symm_mem.", "higher_order.")
-LAYOUT_ALONE = {
-    *(f"aten.{name}_like" for name in ("empty", "full", "ones", "rand", "randint", "randn", "zeros")),
-    *(f"aten.new_{name}" for name in ("empty", "empty_strided", "full", "ones", "zeros")),
-    *(f"aten.sym_{name}" for name in ("is_contiguous", "numel", "size", "storage_offset", "stride")),
-    *(f"aten.{name}" for name in ("dim", "is_contiguous", "is_floating_point", "is_same_size", "numel", "size")),
-    *("aten.storage_offset", "aten.stride", "aten.empty_quantized", "aten._assert_tensor_metadata"),
-    *("streams.record_stream", "streams.sync_dealloc"),
-}
 COPIES = {f"aten.{name}.default" for name in ("_to_copy", "clone", "contiguous", "copy_")}
 COPIES |= {"bitproof.offload.default", "bitproof.reload.default"}
 EXACT = {"aten._to_copy.default": "cast", "aten.where.self": "where", "aten.neg_.default": "neg"}
@@ -740,9 +732,7 @@ FILLS: dict[str, str | int] = {f"aten.{name}.default": "fill_value" for name in 
 FILLS |= {f"aten.{name}.default": 0 for name in ("zero_", "zeros", "zeros_like", "new_zeros")}
 FILLS |= {f"aten.{name}.default": 1 for name in ("ones", "ones_like", "new_ones")}
 FILLS |= {"aten.scalar_tensor.default": "s", "aten.fill.Scalar": "value", "aten.fill_.Scalar": "value"}
-UNWRITTEN = {"empty", "empty_like", "empty_permuted", "empty_quantized", "empty_strided", "new_empty"}
-UNWRITTEN |= {"new_empty_strided", "_empty_affine_quantized", "_empty_per_channel_affine_quantized", "_make_dep_token"}
-UNWRITTEN |= {"inductor_rand_eager_offset"}
+UNWRITTEN = ("empty", "new_empty", "_empty", "_make_dep_token", "inductor_rand_eager_offset")
 SPLIT = "aten.split_with_sizes_copy.default"
 RESHAPES = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
 CARRIERS = {f"aten.{x}.default" for x in ("embedding", "flip", "gather", "index_select")}
@@ -853,7 +843,8 @@ def _value(g: State, place: int, call: State) -> Json:
         raise UnknownError
     storages = {x[5] for value in call["given"] for x in tensors(value)}
     shows = not call["writes"] and storages and {x[5] for x in call["results"]} == storages
-    reads_none = name in WAITS or name == "ao.wait_tensor" or name in LAYOUT_ALONE or shows
+    is_new = op in FILLS or _is_unwritten(op)
+    reads_none = name in WAITS or name == "ao.wait_tensor" or is_new or shows
     if not reads_none and any(g["filling"].get(storage) for storage in storages):
         raise UnknownError
     if call["writes"]:
@@ -1037,8 +1028,12 @@ def _collect(g: State, place: int, call: State) -> Json:
     return _whole(state, t, call["own"]["tensor"][2])
 
 
+def _is_unwritten(op: str) -> bool:
+    return op.split(".")[-2:][0].startswith(UNWRITTEN)
+
+
 def _unwritten(g: State, place: int, call: State) -> Json:
-    if call["op"].split(".")[-2:][0] not in UNWRITTEN:
+    if not _is_unwritten(call["op"]):
         return NEXT
     own = call["own"]["tensor"]
     return _op(g, call, {}) if 0 in own[2] else find(g["s"], "fresh", g["side"], place, own[0], opened(own[2]))

@@ -114,7 +114,7 @@ class Walk:
                 return self._cat(call, args, places, read)
         elif op in (known.GATHER, known.REDUCE):
             return self._collective(call, args, places[0], read[0])
-        elif op.split(".")[-2:][0] in known.UNWRITTEN:
+        elif known.is_unwritten(op):
             fresh = "fresh", self.side, index, own.dtype, _pattern(own.shape)
             return self._opaque(call, {}) if 0 in own.shape else find(*fresh)
         elif call.results and read and isinstance(read[0], Tensor) and not call.writes:

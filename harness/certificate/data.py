@@ -36,7 +36,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-FORMAT = 9
+FORMAT = 10
 
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 """The real dtypes that exact operators compute in."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 
 from bitproof.harness.certificate.data import Call, Graph
+from bitproof.harness.certificate.operator_names import FILLS, is_unwritten
 from bitproof.harness.operators import Operator, known
 from bitproof.harness.operators.happens_before import NEVER_FREED, Order, Race
 
@@ -17,11 +18,11 @@ class InFlight:
         self._order = Order(_last_uses(graph))
 
     def races(self, call: Call) -> list[Race]:
-        """The races of a call's reads. A wait, a question about a layout or a view reads no memory."""
-        row = _row(call)
+        """The races of a call's reads. A wait, a view, and what fills or takes new memory read none."""
         read = set(self._storages(call.reads))
         is_shown = not call.writes and bool(read) and {x.storage for x in call.results} == read
-        return [] if row.wait or row.reads_layout or is_shown else self._order.races(read, ())
+        reads_none = _row(call).wait or is_shown or call.op in FILLS or is_unwritten(call.op)
+        return [] if reads_none else self._order.races(read, ())
 
     def races_of_write(self, storage: int) -> list[Race]:
         """The races of a write to a storage now."""

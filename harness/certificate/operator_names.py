@@ -17,13 +17,11 @@ FILLS |= {f"aten.{name}.default": 0 for name in ("zero_", "zeros", "zeros_like",
 FILLS |= {f"aten.{name}.default": 1 for name in ("ones", "ones_like", "new_ones")}
 FILLS |= {"aten.scalar_tensor.default": "s", "aten.fill.Scalar": "value", "aten.fill_.Scalar": "value"}
 PAD = "aten.constant_pad_nd.default"
-CARRIES = [
-    f"aten.{name}.default" for name in ["embedding", "flip", "gather", "index_select", "repeat", "roll", "tril", "triu"]
-]
-CARRIES += ["aten.index.Tensor"]
+CARRIES = [f"aten.{name}.default" for name in ("embedding", "flip", "gather", "index_select")]
+CARRIES += [*(f"aten.{name}.default" for name in ("repeat", "roll", "tril", "triu")), "aten.index.Tensor"]
 UPDATES = ("aten._fused_adam.default", "aten._fused_adamw.default")
-LAUNCHED = ("bitproof.offload.default", "bitproof.reload.default")
-COPIES = (CAST, "aten.clone.default", "aten.contiguous.default", "aten.copy_.default", *LAUNCHED)
+COPIES = [f"aten.{name}.default" for name in ("_to_copy", "clone", "contiguous", "copy_")]
+COPIES += ["bitproof.offload.default", "bitproof.reload.default"]
 RESHAPES = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
 SPLIT = "aten.split_with_sizes_copy.default"
 WAITS = ("_c10d_functional.wait_tensor.default", "bitproof.wait_offload.default", "bitproof.wait_reload.default")
@@ -34,6 +32,11 @@ COLLECTIVES = (GATHER, REDUCE, EXCHANGE, "_c10d_functional.all_reduce.default")
 SHOWING = ("view", SPLIT, *RESHAPES)
 UNDERSTOOD = (*COLLECTIVES, *WAITS, "higher_order.flex_attention", "higher_order.flex_attention_backward")
 REFUSED = ("aten.as_strided", "aten._reshape_alias", "aten.lift.", "_c10d_", "c10d.", "symm_mem.", "higher_order.")
-EMPTY = "_make_dep_token empty empty_like empty_permuted empty_quantized empty_strided inductor_rand_eager_offset "
-UNWRITTEN = {*f"{EMPTY}new_empty new_empty_strided _empty_affine_quantized _empty_per_channel_affine_quantized".split()}
+UNWRITTEN = ("empty", "new_empty", "_empty", "_make_dep_token", "inductor_rand_eager_offset")
+"""How operators begin that return uninitialized memory."""
 BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
+
+
+def is_unwritten(op: str) -> bool:
+    """Whether an operator, of any namespace and ending, returns uninitialized memory."""
+    return op.split(".")[-2:][0].startswith(UNWRITTEN)

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from bitproof.harness.certificate.data import Call, Graph, Size, Tensor, Term
+from bitproof.harness.certificate.operator_names import is_unwritten
 from bitproof.harness.certificate.types import SIDES
 from bitproof.harness.prove import known_operators
 from bitproof.harness.prove.data_dependent_sizes import Symbols, symbols_in
@@ -140,7 +141,7 @@ class Canonicalizer:
         return self._computed(index, call, args)
 
     def _computed(self, index: int, call: Call, args: Arguments) -> Any:
-        if call.op.split(".")[-2:][0] in known_operators.UNINITIALIZED:
+        if is_unwritten(call.op):
             if math.prod(x for x in call.value.shape if isinstance(x, int)) == 0:
                 return self._opaque(call, ())
             return self.table.make(("fresh", SIDES[self.side], index, call.value.dtype, _told(call.value.shape)))

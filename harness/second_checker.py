@@ -746,7 +746,8 @@ def nodes(argument: Json) -> list[int]:
     """The calls that an argument names."""
     if type(argument) is not list or not argument:
         return []
-    if argument[0] == "node" and len(argument) == 2:
+    if argument[0] == "node":
+        hold(len(argument) == 2, f"{argument} is no call")
         return [argument[1]]
     return [n for item in argument[1:] for n in nodes(item)] if argument[0] == "list" else []
 

@@ -187,10 +187,8 @@ class Walk:
                 return None
             args, read = {"self": args["self"], "other": args["self"]}, (*read, *read)
         dtypes = tuple(x.dtype for x in read)
-        is_known = (
-            [*args] in known.OPERANDS and len(args) == ARITY[name] and dtypes and is_exact(name, own.dtype, dtypes)
-        )
-        if not is_known or any(x.device != own.device or not _are_alike(x.shape, own.shape) for x in read):
+        fits = [*args] in known.OPERANDS and len(args) == ARITY[name] and dtypes and is_exact(name, own.dtype, dtypes)
+        if not fits or any(x.device != own.device or not _are_alike(x.shape, own.shape) for x in read):
             return None
         shapes = {x.shape for x in read}
         require(shapes == {own.shape} or windows.broadcast(shapes) == own.shape, f"{call.name} gives another shape")

@@ -36,6 +36,8 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
+from bitproof.harness.certificate.errors import require
+
 FORMAT = 10
 
 FLOATS = ("float64", "float32", "bfloat16", "float16")
@@ -155,8 +157,9 @@ class Certificate:
 def nodes_in(argument: Any) -> list[int]:
     """The calls that an argument refers to, in order."""
     match argument:
-        case ("node", index):
-            return [index]
+        case ("node", *found):
+            require(len(found) == 1, f"{argument} is no call")
+            return found
         case ("list", *items):
             return [index for item in items for index in nodes_in(item)]
     return []

@@ -119,6 +119,21 @@ def test_both_reject_inputs_that_share_memory(certificates):
     assert _of_edited(rule, _in_one_memory, subject=False) == (REJECTED, REJECTED)
 
 
+def test_both_reject_an_argument_that_names_a_call_and_something_more(certificates):
+    """Such a call would be taken for an operand, and not as one that is read: overwritten or in flight, for all one
+    knew."""
+
+    def more(values):
+        call = next(call for call in values[FILES[2]]["calls"] if call[1] == "aten.mul.Tensor")
+        call[2][1][1].append(None)
+
+    rule = next(
+        x for x in certificates if x.case == "rule" and '"aten.mul.Tensor"' in contents_of(x)[FILES[2]].decode()
+    )
+    assert _of_edited(rule, lambda values: None, subject=False) != (REJECTED, REJECTED)
+    assert _of_edited(rule, more, subject=False) == (REJECTED, REJECTED)
+
+
 @pytest.mark.parametrize(
     "edit",
     [

@@ -26,6 +26,7 @@ def test_the_checkers_own_tables_of_operators_say_what_the_provers_say() -> None
     assert {*own.COLLECTIVES} == known_operators.COLLECTIVES
     assert {*own.UNDERSTOOD} == {*own.COLLECTIVES, *own.WAITS, *known_operators.HIGHER_ORDER}
     names = {schema.name.split("::")[1] for schema in torch._C._jit_get_all_schemas()}
+    names -= {"inductor_rand_eager_offsets"}  # there once Inductor is imported; nothing that a proof takes
     assert {name for name in names | known_operators.UNINITIALIZED if own.is_unwritten(name)} == (
         known_operators.UNINITIALIZED
     )

@@ -96,7 +96,7 @@ def test_an_accepted_certificate_is_told_with_what_it_is_about_and_what_it_assum
         (lambda m: m["subject"].update(more=1), "what it is about has other parts"),
         (lambda m: m["subject"]["outputs"].pop(), "its list of outputs is not that of its graphs"),
         (lambda m: m["subject"].update(case="{}"), "it lacks: 'name'"),
-        (lambda m: m.update(format=5), "a certificate of format 5, which is not 9: made by another version"),
+        (lambda m: m.update(format=5), "a certificate of format 5, which is not 10: made by another version"),
         (lambda m: m.update(format=True), "the value True"),
         (lambda m: m.update(format=6.0), "the value 6.0"),
         (lambda m: m.update(extra=1), "its parts are not"),

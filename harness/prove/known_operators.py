@@ -229,6 +229,10 @@ SAME_BATCH = {
 }
 """Operators that do not check whether all their tensors have the same dims but for this many last ones."""
 
+LIES_BY_SHAPE = {"aten._scaled_dot_product_flash_attention_for_cpu_backward.default"}
+"""Operators that may read real numbers of several dtypes in unlike layouts. Of this one only sums of exponentials, in
+rows, have another dtype, and a scan tried each pair of layouts."""
+
 SIZES = overloads(lambda row: row.measures)
 """Operators that read a number from a tensor's layout."""
 

@@ -39,6 +39,9 @@ from tests.harness.prove.scan import Scanned, scan
 from tests.harness.prove.scan_calls import by_stem, calls_of, operators, recorded, that_mix
 
 AT_MOST = 40
+MOST_LAYOUTS = 120
+"""Calls of several dtypes of which it is only compared how results lie: every pair of layouts, more than once."""
+
 LEAST, LEAST_MIXED = 3, 6
 """Calls in which an operator that is listed did as it says."""
 
@@ -63,7 +66,7 @@ def main() -> int:
     logging.disable(logging.ERROR)  # fake values that fail are counted
     set_determinism(given.seed, fill_uninitialized=False)
     start = time.monotonic()
-    tried = given.names or (admitted.names() if given.mixture else None)
+    tried = given.names or (admitted.names(given.mixture) if given.mixture else None)
     ops = [op for op in operators() if tried is None or str(op) in tried]
     settings = f"torch {torch.__version__}, {given.calls} calls, {given.samples} samples, {given.seed}"
     notes = Notes(given.json, " ".join([settings, given.mixture]).strip())
@@ -80,6 +83,7 @@ def main() -> int:
             at_most=given.calls,
             chance=random.Random(f"{given.seed} {op}"),
             mixture=given.mixture,
+            layouts=MOST_LAYOUTS if given.mixture else 0,
         )
         for op in ops
     }

@@ -1,5 +1,6 @@
 """Operators that compute from shapes that they do not check: where these do not fit, they read or write beyond their
-tensors, or end the process. What autograd calls fits; a graph from elsewhere may not.
+tensors, or end the process. What autograd calls fits; a graph from elsewhere may not. And one whose fake is wrong for
+some shapes: of an index without dims beside another, `index` has a result of too few dims, and alone, other strides.
 
 Sizes are compared as they are written, since one that depends on data cannot be compared otherwise.
 """
@@ -29,6 +30,8 @@ def misfits(name: str, given: Mapping[str, Any]) -> bool:
             return _misfits_layer_norm(given)
         case "_scaled_dot_product_flash_attention_for_cpu" | "_scaled_dot_product_flash_attention_for_cpu_backward":
             return _misfits_attention(given)
+        case "index" | "_unsafe_index":
+            return any(x is not None and x.dim() == 0 for x in given["indices"])
     return False
 
 

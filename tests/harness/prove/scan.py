@@ -11,9 +11,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,11 +25,18 @@ from bitproof.harness.graph.operators import written_names
 from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
 from bitproof.harness.prove import known_operators as known
 from bitproof.harness.prove.graphs import admitted
-from bitproof.harness.prove.graphs.admitted import ALIKE, FLOATS, LAYOUTS, ROWS, layout_of, mixtures_of
+from bitproof.harness.prove.graphs.admitted import ALIKE, LAYOUTS, ROWS, layout_of, mixtures_of
 from bitproof.harness.prove.graphs.fitting import misfits
 from bitproof.harness.torch_compat import FakeTensorMode, OpOverload
-
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+from tests.harness.prove.scan_variants import (
+    Arguments,
+    by_name,
+    mixed_variants,
+    pairs_of_layouts,
+    replaced,
+    tensors_of,
+    variants,
+)
 
 GARBAGE = (0x11, 0xEE)
 """What freed memory is filled with before either of two runs."""
@@ -77,17 +83,6 @@ class Scanned:
 # -- calls --------------------------------------------------------------------------------------------
 
 
-def tensors_of(args: Arguments) -> list[Tensor]:
-    """The tensors among the arguments, in order, each as often as it stands there."""
-    return [x for x in pytree.tree_leaves(args) if isinstance(x, Tensor)]
-
-
-def replaced(args: Arguments, change: Callable[[Tensor], Any]) -> Arguments:
-    """The arguments with each tensor changed; one that stands twice is changed once."""
-    known_: dict[int, Any] = {}
-    return pytree.tree_map_only(Tensor, lambda x: known_.setdefault(id(x), change(x)), args)
-
-
 def copied(x: Tensor) -> Tensor:
     """The tensor with the same layout, in memory of its own that holds the same bytes."""
     own = torch.empty(0, dtype=x.dtype)
@@ -120,208 +115,51 @@ def described(op: OpOverload, args: Arguments) -> str:
     return f"{op}({', '.join(parts)})"
 
 
-# -- variants -----------------------------------------------------------------------------------------
-
-
-def _rows(x: Tensor) -> Tensor:
-    return x.contiguous()
-
-
-def _columns(x: Tensor) -> Tensor:
-    order = list(range(x.dim()))[::-1]
-    return x.permute(order).contiguous().permute(order)
-
-
-def _sliced(x: Tensor) -> Tensor:
-    """Every other element of something larger, not from its beginning."""
-    larger = torch.zeros([n * 2 + 2 for n in x.shape], dtype=x.dtype)
-    part = larger[tuple(slice(1, 1 + 2 * n, 2) for n in x.shape)]
-    return part.copy_(x)
-
-
-def _offset(x: Tensor) -> Tensor:
-    memory = torch.zeros(x.numel() + 3, dtype=x.dtype)
-    return memory[3:].view(x.shape).copy_(x)
-
-
-def _expanded(x: Tensor) -> Tensor:
-    """Its first row, over and over, in the memory of one."""
-    return x[:1].expand(x.shape) if x.dim() and x.shape[0] else x
-
-
-def _channels_last(x: Tensor) -> Tensor:
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return x.contiguous(memory_format=formats[x.dim()]) if x.dim() in formats else _swapped(x)
-
-
-def _swapped(x: Tensor) -> Tensor:
-    """The last two dims change places in memory."""
-    return x.transpose(-1, -2).contiguous().transpose(-1, -2) if x.dim() > 1 else x
-
-
-def _padded(x: Tensor) -> Tensor:
-    """Rows of something wider, not from its beginning."""
-    if not x.dim():
-        return x
-    wider = torch.zeros([*x.shape[:-1], x.shape[-1] + 3], dtype=x.dtype)
-    return wider[..., 2 : 2 + x.shape[-1]].copy_(x)
-
-
-def _outer_swapped(x: Tensor) -> Tensor:
-    """All dims but the last in another order in memory."""
-    if x.dim() < 3:
-        return x
-    order = [*range(x.dim() - 2, -1, -1), x.dim() - 1]
-    return x.permute(order).contiguous().permute(order)
-
-
-WAYS = {
-    "rows": _rows,
-    "padded": _padded,
-    "outer_swapped": _outer_swapped,
-    "columns": _columns,
-    "sliced": _sliced,
-    "offset": _offset,
-    "expanded": _expanded,
-    "channels_last": _channels_last,
-    "swapped": _swapped,
-}
-
-DTYPES = (torch.float64, torch.bfloat16, torch.float16)
-
-
-def variants(op: OpOverload, base: Arguments, chance: random.Random) -> Iterator[tuple[str, Arguments]]:
-    """The call as it is, then with all tensors in one layout, or at random: dtypes, flags, what is left out."""
-    if chance.random() < 0.5:
-        yield "as it is", base
-    plain = replaced(base, lambda x: x.detach())
-    lays, alike = list(WAYS.values()), list(WAYS.items())
-    chance.shuffle(alike)
-    while True:
-        if alike and chance.random() < 0.5:
-            name, lay = alike.pop()
-            yield name, replaced(plain, lay)
-            continue
-        mixed = replaced(plain, lambda x: chance.choice(lays)(x))
-        if chance.random() < 0.15:
-            mixed = _misfit(mixed, chance)
-        if chance.random() < 0.3:
-            dtype = chance.choice(DTYPES)
-            share = chance.choice([1.0, 1.0, 0.5])  # of the operands: all, or each by chance
-            is_other = lambda x: x.is_floating_point() and chance.random() < share  # noqa: E731
-            mixed = replaced(mixed, lambda x: x.to(dtype) if is_other(x) else x)
-        yield "mixed", _with_flags(op, mixed, chance)
-
-
-def _misfit(args: Arguments, chance: random.Random) -> Arguments:
-    """The call with one tensor larger, smaller or of other dims, as its operator may not expect."""
-    flat, tree = pytree.tree_flatten(args)
-    places = [place for place, x in enumerate(flat) if isinstance(x, Tensor) and x.numel() and x.dim()]
-    if len(places) < 2:
-        return args
-    place = chance.choice(places)
-    x = flat[place]
-    half = [max(1, n // 2) for n in x.shape]
-    changes = (
-        lambda: torch.cat([x, x], chance.choice([0, -1])),
-        lambda: x[: half[0]].contiguous(),
-        lambda: x[..., : half[-1]].contiguous(),
-        lambda: x.flatten().clone(),
-        lambda: x.flatten()[0].clone(),
-        lambda: x.unsqueeze(0).contiguous(),
-    )
-    flat[place] = chance.choice(changes)()
-    return pytree.tree_unflatten(flat, tree)
-
-
-NUMBERS = (torch.float32, *DTYPES)
-KINDS_TRIED = (torch.float32, torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64)
-
-
-def _in_rows_or_otherwise(chance: random.Random) -> Callable[[Tensor], Tensor]:
-    return lambda x: (_rows if chance.random() < 0.5 else chance.choice([*WAYS.values()]))(x)
-
-
-def mixed_variants(
-    op: OpOverload, base: Arguments, chance: random.Random, mixture: str
-) -> Iterator[tuple[str, Arguments]]:
-    """The call in other layouts with one tensor of another dtype than it had, each in turn, or with several; and with
-    its own dtypes, where it mixes them so."""
-    plain = replaced(base, lambda x: x.detach())
-    dtypes = NUMBERS if mixture == FLOATS else KINDS_TRIED
-    places = list(range(len(tensors_of(plain))))
-    is_mixed = mixture in mixtures_of(_by_name(op, plain))
-    turn = chance.choices(places, k=len(places)) if len(places) > 8 else places
-    for round_ in itertools.count() if len(places) > 1 else ():
-        for place in turn:
-            if is_mixed and chance.random() < 0.5:
-                yield "as it is", _with_flags(op, replaced(plain, _in_rows_or_otherwise(chance)), chance)
-            first, other = chance.sample(dtypes, 2) if mixture == FLOATS else (None, chance.choice(dtypes))
-            chosen = {place} if round_ % 3 < 2 else {place for place in places if chance.random() < 0.5}
-            number = itertools.count()
-
-            def change(x: Tensor, first=first, other=other, chosen=chosen, number=number) -> Tensor:
-                is_chosen = next(number) in chosen
-                if mixture == FLOATS and not x.is_floating_point():
-                    return x
-                x = x.to(other) if is_chosen else x if first is None else x.to(first)
-                return _in_rows_or_otherwise(chance)(x)
-
-            yield "mixed", _with_flags(op, pytree.tree_map_only(Tensor, change, plain), chance)
-
-
-def _with_flags(op: OpOverload, args: Arguments, chance: random.Random) -> Arguments:
-    given = _by_name(op, args)
-    for argument in op._schema.arguments:
-        name, kind = argument.name, str(argument.type)
-        value = given.get(name, argument.default_value)
-        if isinstance(value, bool) and chance.random() < 0.4:
-            given[name] = chance.random() < 0.5
-        elif kind.startswith("Optional[Tensor") and isinstance(value, Tensor) and chance.random() < 0.15:
-            given[name] = None
-        elif isinstance(value, float) and chance.random() < 0.3:
-            given[name] = chance.choice([0.0, 1.0, 0.5])
-    return (), given
-
-
-def _by_name(op: OpOverload, args: Arguments) -> dict[str, Any]:
-    names = [argument.name for argument in op._schema.arguments]
-    return dict(zip(names, args[0], strict=False)) | args[1]
-
-
 # -- one call -----------------------------------------------------------------------------------------
 
 
 def scan(
-    op: OpOverload, calls: Sequence[Arguments], *, at_most: int, chance: random.Random, mixture: str = ALIKE
+    op: OpOverload,
+    calls: Sequence[Arguments],
+    *,
+    at_most: int,
+    chance: random.Random,
+    mixture: str = ALIKE,
+    layouts: int = 0,
 ) -> Scanned:
     """Try variants of an operator's calls, in turns, until `at_most` ran or four times as many were tried. Those that
-    mix dtypes are tried if the operator is listed for it; with `mixture`, those alone, listed or not."""
+    mix dtypes are tried if the operator is listed for it; with `mixture`, those alone, listed or not. Of `layouts` more
+    it is only compared how results and fake ones lie."""
     seen = Scanned()
-    turns = [mixed_variants(op, call, chance, mixture) if mixture else variants(op, call, chance) for call in calls]
+    pairs = pairs_of_layouts(chance)
+    turns = [
+        mixed_variants(op, call, chance, mixture, pairs) if mixture else variants(op, call, chance) for call in calls
+    ]
+    ends = at_most + layouts
     with torch.no_grad():
-        while turns and seen.ran < at_most and seen.tried < 4 * at_most:
+        while turns and seen.ran < ends and seen.tried < 4 * ends and (seen.ran or seen.tried < 4 * at_most):
             for turn in turns:
-                if seen.ran >= at_most:
+                if seen.ran >= ends:
                     break
                 seen.tried += 1
                 try:
                     layout, args = next(turn)
                 except Exception:  # a layout that a tensor cannot have
                     continue
-                mixed = mixtures_of(_by_name(op, args))
+                mixed = mixtures_of(by_name(op, args))
                 if mixture not in mixed if mixture else not all(str(op) in admitted.names(each) for each in mixed):
                     continue
-                if try_call(op, args, seen):
+                if try_call(op, args, seen, is_whole=seen.ran < at_most):
                     seen.layouts[layout] = seen.layouts.get(layout, 0) + 1
     return seen
 
 
-def try_call(op: OpOverload, args: Arguments, seen: Scanned) -> bool:
-    """Run a call, and note what it does besides what a proof believes. Returns whether it ran on real values."""
+def try_call(op: OpOverload, args: Arguments, seen: Scanned, *, is_whole: bool = True) -> bool:
+    """Run a call, and note what it does besides what a proof believes; unless `is_whole`, only how its results lie.
+    Returns whether it ran on real values."""
     if any(x.layout != torch.strided or x.is_conj() or x.is_neg() or x.is_quantized for x in tensors_of(args)):
         return False
-    if misfits(str(op), _by_name(op, args)) or any(x.numel() > 100_000 for x in tensors_of(args)):
+    if misfits(str(op), by_name(op, args)) or any(x.numel() > 100_000 for x in tensors_of(args)):
         return False
     call = described(op, args)
     try:
@@ -331,14 +169,13 @@ def try_call(op: OpOverload, args: Arguments, seen: Scanned) -> bool:
     if not all(_is_plain(x) for x in first.results):
         return False  # a proof refuses results that are not plain memory
     seen.ran += 1
-    layout = layout_of(_by_name(op, args))
+    layout = layout_of(by_name(op, args))
     seen.in_layout[layout] = seen.in_layout.get(layout, 0) + 1
     for fault in first.faults:
         seen.add(fault, layout, call)
-    second = _run(op, args, GARBAGE[1], first.sizes)
-    if not _same(first, second):
+    if is_whole and not _same(first, _run(op, args, GARBAGE[1], first.sizes)):
         seen.add("it does not give one result of the same arguments", layout, call)
-    if not first.written and len({id(x) for x in tensors_of(args)}) > 1 and _depends_on_identity(op, args):
+    if is_whole and not first.written and len({id(x) for x in tensors_of(args)}) > 1 and _depends_on_identity(op, args):
         seen.add("its bits depend on whether two arguments are one tensor", layout, call)
     try:
         fake = _lay_of(*_fake(op, args))
@@ -397,7 +234,7 @@ def _run(op: OpOverload, args: Arguments, garbage: int, sizes: Sequence[int]) ->
 
 def draws(op: OpOverload, args: Arguments) -> bool:
     """Whether a proof takes a call for a random one."""
-    tagged = torch.Tag.nondeterministic_seeded in op.tags and _by_name(op, args).get("dropout_p") != 0.0
+    tagged = torch.Tag.nondeterministic_seeded in op.tags and by_name(op, args).get("dropout_p") != 0.0
     return tagged or str(op) in known.DRAWS
 
 

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bitproof.harness.graph.operators import written_names
 from bitproof.harness.prove.graphs.admitted import mixtures_of
 from bitproof.harness.torch_compat import OpOverload
-from tests.harness.prove.scan import Arguments, tensors_of
+from tests.harness.prove.scan_variants import Arguments, tensors_of
 
 NAMESPACES = ("aten", "prims")
 MOST_CALLS = 8

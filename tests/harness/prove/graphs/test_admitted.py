@@ -268,6 +268,17 @@ def test_a_call_must_lie_as_calls_of_several_dtypes_did(monkeypatch):
     assert "in rows alone" in admitted.why_not(aten.mul.Tensor, {"self": X.t(), "other": X.t().bfloat16()})
 
 
+def test_real_numbers_of_several_dtypes_lie_in_rows_or_all_alike():
+    """torch's kernels order the result's dims by the operands as they were given, its fakes by their casts."""
+    mul, columns, halves = aten.mul.Tensor, X.t().contiguous().t(), X.bfloat16()
+    assert admitted.why_not(mul, {"self": X, "other": ROW.bfloat16()}) is None
+    assert admitted.why_not(mul, {"self": columns, "other": columns.bfloat16()}) is None
+    assert admitted.why_not(mul, {"self": columns, "other": X}) is None
+    assert "in rows alone" in str(admitted.why_not(mul, {"self": columns, "other": halves}))
+    assert "in rows alone" in str(admitted.why_not(mul, {"self": columns, "other": halves[0, 0]}))
+    assert admitted.why_not(aten.mul_.Tensor, {"self": columns, "other": halves}) is None
+
+
 @pytest.mark.parametrize("mixture", admitted.MIXTURES)
 @pytest.mark.parametrize("name", [*LISTED, "aten.threshold_backward.default"])
 def test_a_scan_of_calls_that_mix_dtypes_agrees_with_the_list(mixture, name):

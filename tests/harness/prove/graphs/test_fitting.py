@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from bitproof.harness.prove.graphs import admitted, fitting
+from bitproof.harness.prove.graphs.export import RefusedError
 from tests.harness.prove.scan import Scanned, scan, try_call
-from tests.harness.prove.toy_graphs import aten, randn
+from tests.harness.prove.toy_graphs import aten, randn, verdict
 
 X, ROW = randn(4, 6), randn(6)
 
@@ -78,3 +79,31 @@ def test_a_scan_sees_that_a_call_reads_beyond_its_tensors(monkeypatch, name):
     monkeypatch.setattr("tests.harness.prove.scan.misfits", fitting.misfits)
     seen = scan(op, [((), call)], at_most=120, chance=random.Random(0))
     assert (READS in seen.faults) == (name == "_pdist_backward")
+
+
+@pytest.mark.parametrize("name", ["index", "_unsafe_index"])
+@pytest.mark.parametrize("lie", [lambda x: x, lambda x: x.transpose(0, 1).contiguous().transpose(0, 1)])
+def test_an_index_without_dims_is_refused_and_one_of_one_element_is_not(name, lie):
+    """Of `index(x, [i, j])` torch's fake forgets the dims of `i` where `j` has none."""
+    op, x, two = getattr(aten, name).Tensor, lie(randn(2, 3, 4)), torch.tensor([1, 0])
+    for indices in ([two, torch.tensor(1)], [torch.tensor(1)], [None, torch.tensor(1), None]):
+        assert "these do not fit" in str(admitted.why_not(op, {"self": x, "indices": indices}))
+    assert "these do not fit" not in str(admitted.why_not(op, {"self": x, "indices": [two, torch.tensor([1]), None]}))
+
+
+def test_the_fake_of_an_index_without_dims_is_wrong_beside_another(monkeypatch):
+    """Or this is mended, and the call above need not be refused."""
+    monkeypatch.setattr("tests.harness.prove.scan.misfits", lambda *_: False)
+    seen = Scanned()
+    assert try_call(aten.index.Tensor, ((randn(2, 3, 4), [torch.tensor([1, 0]), torch.tensor(1)]), {}), seen)
+    assert "its shape is another than its fake's" in seen.faults
+
+
+def test_a_transposition_of_an_index_without_dims_is_no_longer_proved_away():
+    """Its result has two dims, its fake one, of which `t` is nothing: it was PROVED, and differed."""
+    indices = torch.tensor([1, 0]), torch.tensor(1)
+    turned = lambda x, *own: aten.t.default(aten.index.Tensor(x + x, [*own]))  # noqa: E731
+    plain = lambda x, *own: aten.index.Tensor(x * 2, [*own])  # noqa: E731
+    with pytest.raises(RefusedError, match="these do not fit"):
+        verdict(turned, plain, randn(2, 3, 4), *indices)
+    assert verdict(plain, plain, randn(2, 3, 4), indices[0], torch.tensor([1])) == "PROVED"

@@ -1,10 +1,10 @@
 """All that bitproof uses of torch that is private, or that is not the same in every release it runs on.
 
 No other module touches either, but those beside it: `torch_distributed.py`, `torch_operators.py`, `torch_compile.py`,
-`torch_inductor.py` and `torch_sizes.py` for what their names say. So a new release of torch is met in these files.
-Private is a name with a leading underscore, and what stands in a module of such a name, in dynamo or in inductor.
-Operators under `torch.ops` are not: a graph is written in them, and torch keeps their schemas. `torch_versions.py` says
-which releases count.
+`torch_inductor.py`, `torch_sizes.py` and `torch_fakes.py` for what their names say. So a new release of torch is met in
+these files. Private is a name with a leading underscore, and what stands in a module of such a name, in dynamo or in
+inductor. Operators under `torch.ops` are not: a graph is written in them, and torch keeps their schemas.
+`torch_versions.py` says which releases count.
 
 What differs between them:
 

@@ -37,7 +37,7 @@ class GraphWriter:
         self.half: Half | None = None
         self._symbol = symbol
         self._extent = extent
-        self._fake_mode = step_fake_mode(_shape_env_without(symbol), remembers=False)
+        self._fake_mode = step_fake_mode(_shape_env_without(symbol), remembers=False, repeats=True)
         self._known: dict[Any, Any] = {}
         self._layouts: dict[Any, int] = {}
         self._layout_of: dict[Node, int] = {}

@@ -18,7 +18,15 @@ from bitproof.harness.torch_compat import TorchDispatchMode, open_dim, symbolic_
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCES = [path for top in ("harness", "reference", "cases") for path in sorted((ROOT / top).rglob("*.py"))]
-TORCH = ("torch_compat", "torch_compile", "torch_distributed", "torch_inductor", "torch_operators", "torch_sizes")
+TORCH = (
+    "torch_compat",
+    "torch_compile",
+    "torch_distributed",
+    "torch_fakes",
+    "torch_inductor",
+    "torch_operators",
+    "torch_sizes",
+)
 COMPAT = tuple(ROOT / "harness" / f"{name}.py" for name in TORCH)
 NAMES_IN_GRAPHS = ROOT / "harness" / "operators" / "rows.py"
 """It names what graphs of others call, and calls none of it."""

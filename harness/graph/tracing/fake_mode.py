@@ -8,7 +8,7 @@ same symbol, so equal sizes stay equal.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,28 +18,32 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from bitproof.harness.graph import symbols
 from bitproof.harness.graph.tracing import fake_kernels as fake_kernels  # registers a missing shape function
 from bitproof.harness.torch_compat import FakeTensorMode, promise
+from bitproof.harness.torch_fakes import FakeResults
 from bitproof.harness.torch_sizes import remember_arithmetic
 
 
-def step_fake_mode(shape_env: ShapeEnv, *, remembers: bool = True) -> FakeTensorMode:
+def step_fake_mode(shape_env: ShapeEnv, *, remembers: bool = True, repeats: bool = False) -> FakeTensorMode:
     """A FakeTensorMode with the above. It is no subclass, as higher-order operators look up their rules by exact class.
 
-    `remembers` switches torch's cache of calls by arguments, which costs more than the calls if none is repeated.
+    `remembers` switches torch's cache of calls by arguments, which costs more than the calls if none is repeated. With
+    `repeats` layers with symbols of their own are computed once (torch_fakes.py). A trace with an open dim does
+    without: sizes that are made again are other objects, and its tracer would number its nodes otherwise.
     """
     mode = FakeTensorMode(shape_env=shape_env)
     remember_arithmetic(shape_env)
     mode.cache_enabled = mode.cache_enabled and remembers
-    mode.dispatch = _Dispatch(mode, shape_env)  # type: ignore[method-assign]
+    compute = FakeResults(mode, shape_env, mode.dispatch) if repeats else mode.dispatch
+    mode.dispatch = _Dispatch(mode, shape_env, compute)  # type: ignore[method-assign]
     return mode
 
 
 class _Dispatch:
     """Runs one operator like torch's own dispatch, except for uneven all-to-alls."""
 
-    def __init__(self, mode: FakeTensorMode, shape_env: ShapeEnv) -> None:
+    def __init__(self, mode: FakeTensorMode, shape_env: ShapeEnv, compute: Callable[..., Any]) -> None:
         self._mode = mode
         self._shape_env = shape_env
-        self._plain = mode.dispatch
+        self._plain = compute
         self._num_rows: dict[Any, Any] = {}
 
     def __call__(

@@ -206,7 +206,7 @@ def trace_fixed_step(
 
     For inspection, not for passes: eager code operator by operator, including manual chunks.
     """
-    fake_mode = step_fake_mode(shape_env=ShapeEnv())
+    fake_mode = step_fake_mode(shape_env=ShapeEnv(), repeats=True)
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     names = [name for name, _ in model.named_parameters()]
     recorder = OriginRecorder(model)

@@ -93,7 +93,7 @@ class _Exporter:
         self.module = module
         self.partitions = groups.partitions()
         self.shape_env = ShapeEnv()
-        self.mode: FakeTensorMode = step_fake_mode(shape_env=self.shape_env)
+        self.mode: FakeTensorMode = step_fake_mode(shape_env=self.shape_env, repeats=True)
         self.open_sizes = OpenSizes(self.shape_env, bounds)
         self.inputs = list(zip(names, inputs, strict=True))
         self.values: dict[Node, Any] = {}

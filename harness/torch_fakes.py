@@ -1,0 +1,356 @@
+"""Fake results that are not computed again: layers repeat, and torch computes a layer's shapes as often as there are
+layers, those of rows that experts receive with symbols of their own each time, which its own cache takes for other
+calls.
+
+A call is known by its operator, by the layouts of the tensors that it reads and its other arguments, and by all that is
+known of its sizes' symbols, which are numbered in the order in which they occur: their ranges, and each condition that
+names one. Two calls alike in that differ by the names of symbols only, and what torch computes does not depend on
+names. So a result is kept as its sizes over these numbers, the storage that it shares with the argument, and which of
+its sizes is an argument's own, by identity, as tracers know sizes.
+
+Kept is only what can be made again: a result of plain tensors with no symbol that the arguments lack, of a call that
+writes nothing, and that taught torch nothing about sizes. What is made again is compared once with what torch made.
+torch computes all others. A mode keeps its own results, so that no trace depends on another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import sympy
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.experimental.sym_node import _NO_HINT, SymNode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+_COLLECTIVES = frozenset(
+    {
+        "_c10d_functional::all_gather_into_tensor",
+        "_c10d_functional::all_reduce",
+        "_c10d_functional::all_to_all_single",
+        "_c10d_functional::reduce_scatter_tensor",
+        "_c10d_functional::wait_tensor",
+    }
+)
+"""Operators outside of torch's own namespaces whose fake results depend on layouts alone."""
+
+_READS_STORAGE = frozenset({"aten::as_strided", "aten::as_strided_scatter", "aten::as_strided_copy"})
+"""Operators that depend on how long a storage is."""
+
+_PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
+
+
+class _Unkept(Exception):  # noqa: N818
+    """A call that torch has to compute."""
+
+
+class _Form(NamedTuple):
+    """What a size's node has apart from its expression."""
+
+    kind: type
+    hint: Any
+    is_sorted_sum: Any
+
+
+class _Size(NamedTuple):
+    """A size of a result: an argument's own, by its place, or an expression over numbered symbols. One `name`, one
+    node."""
+
+    own: int | None
+    name: int = 0
+    template: Any = None
+    numbers: tuple[int, ...] = ()
+    form: _Form | None = None
+
+
+class _Kept(NamedTuple):
+    """A tensor of a result; `shares` says whether its storage is that of the only tensor among the arguments."""
+
+    sizes: tuple[int | _Size, ...]
+    strides: tuple[int | _Size, ...]
+    offset: int | _Size
+    dtype: torch.dtype
+    device: torch.device
+    shares: bool
+
+
+class FakeResults:
+    """Calls of one mode and their results. `compute` is torch's own."""
+
+    def __init__(self, mode: FakeTensorMode, shape_env: ShapeEnv, compute: Callable[..., Any]) -> None:
+        self._mode = mode
+        self._env = shape_env
+        self._compute = compute
+        self._kept: dict[Hashable, tuple[type, list[_Kept]]] = {}
+        self._symbols = _Symbols(shape_env)
+        self._may_be_kept: dict[Any, bool] = {}
+
+    def __call__(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The result of a call, which is made again where it is known."""
+        may = self._may_be_kept.get(func)
+        if may is None:
+            may = self._may_be_kept[func] = _may_be_kept(func)
+        if not may or get_proxy_mode() is not None:
+            return self._compute(func, types, args, kwargs)
+        call = _Call(self._mode, self._symbols)
+        facts = call.read_all(args, kwargs)
+        if facts is None:
+            return self._compute(func, types, args, kwargs)
+        key = (func, *_switches(), *call.parts, facts)
+        if (known := self._kept.get(key)) is not None:
+            kind, tensors = known
+            sizes: dict[_Size, Any] = {}
+            made = [self._made(call, each, sizes) for each in tensors]
+            return made[0] if kind is FakeTensor else kind(made)
+        before = self._symbols.state()
+        result = self._compute(func, types, args, kwargs)
+        if self._symbols.state() == before and call.facts() == facts:
+            self._keep(key, call, result)
+        return result
+
+    def _keep(self, key: Hashable, call: _Call, result: Any) -> None:
+        tensors = [result] if type(result) is FakeTensor else result if type(result) in (list, tuple) else []
+        try:
+            kept = [call.kept(x) for x in tensors]
+            if kept and all(_same(x, self._made(call, each, {})) for x, each in zip(tensors, kept, strict=True)):
+                self._kept[key] = type(result), kept
+        except _Unkept:
+            pass
+
+    def _made(self, call: _Call, kept: _Kept, made: dict[_Size, Any]) -> FakeTensor:
+        shape = [call.size(n, made) for n in kept.sizes]
+        strides = [call.size(n, made) for n in kept.strides]
+        with in_kernel_invocation_manager(self._mode), self._env.suppress_guards():
+            empty = torch.empty_strided(shape, strides, dtype=kept.dtype, device="meta")
+            if kept.shares:
+                empty.set_(call.tensors[0].untyped_storage(), call.size(kept.offset, made), shape, strides)
+        return FakeTensor(self._mode, empty, kept.device)
+
+
+class _Call:
+    """One call: `parts` is what it reads, with sizes in the order in which they occur."""
+
+    def __init__(self, mode: FakeTensorMode, symbols: _Symbols) -> None:
+        self.tensors: list[FakeTensor] = []
+        self.parts: list[Hashable] = []
+        self._mode = mode
+        self._known = symbols
+        self._nodes: list[SymNode] = []
+        self._place: dict[int, int] = {}
+        self._number: dict[sympy.Symbol, int] = {}
+        self._results: list[SymNode] = []
+        self._name: dict[int, int] = {}
+
+    def read_all(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Hashable, ...] | None:
+        """Read all arguments, and return what is known of their symbols; None for a call that torch has to compute."""
+        try:
+            self.read(args)
+            self.read(kwargs)
+            return self.facts()
+        except _Unkept:
+            return None
+
+    def read(self, value: Any) -> None:
+        """Add an argument. Raises _Unkept for what is none of the usual ones."""
+        add = self.parts.append
+        kind: Any = type(value)
+        if kind is FakeTensor:
+            self._read_tensor(value)
+        elif kind is torch.SymInt:
+            self._read_size(value)
+        elif isinstance(value, list | tuple):
+            add(kind)
+            add(len(value))
+            for each in value:
+                self.read(each)
+        elif isinstance(value, Mapping):
+            add(tuple(value))
+            for each in value.values():
+                self.read(each)
+        elif isinstance(value, _PLAIN):
+            add(kind)  # 1, 1.0 and True are equal, and not alike
+            add(value)
+        else:
+            raise _Unkept
+
+    def _read_tensor(self, x: FakeTensor) -> None:
+        if x.fake_mode is not self._mode or x.constant is not None or x.real_tensor is not None:
+            raise _Unkept
+        self.tensors.append(x)
+        sizes, strides = x.shape, x.stride()
+        self.parts += (torch._C._dispatch_keys(x).raw_repr(), x.dtype, x.fake_device, x.requires_grad, len(sizes))
+        for n in (*sizes, *strides, x.storage_offset()):
+            if type(n) is int:
+                self.parts.append(n)
+            else:
+                self._read_size(n)
+
+    def _read_size(self, size: Any) -> None:
+        node = size.node
+        place = self._place.get(id(node))
+        if place is None:
+            place = self._place[id(node)] = len(self._nodes)
+            self._nodes.append(node)
+            template, symbols, form = self._known.template(node)
+            self.parts.append((template, tuple([self._number_of(symbol) for symbol in symbols]), form))
+        else:
+            self.parts.append(("again", place))
+
+    def _number_of(self, symbol: sympy.Symbol) -> int:
+        return self._number.setdefault(symbol, len(self._number))
+
+    def facts(self) -> tuple[Hashable, ...]:
+        """All that is known of the call's symbols, and of those that share conditions with them."""
+        known: list[Hashable] = []
+        told: set[Any] = set()
+        symbols = list(self._number)
+        for symbol in symbols:  # grows
+            known.append(self._known.of(symbol))
+            for condition in self._known.conditions(symbol):
+                if condition not in told:
+                    told.add(condition)
+                    template, names = self._known.expression(condition)
+                    known.append((template, tuple([self._number_of(name) for name in names])))
+                    symbols += [name for name in names if name not in symbols]
+        return tuple(known)
+
+    def kept(self, x: Any) -> _Kept:
+        """What makes a result again. Raises _Unkept where nothing does."""
+        if type(x) is not FakeTensor or x.constant is not None or x.real_tensor is not None or x.requires_grad:
+            raise _Unkept
+        if x.fake_mode is not self._mode or x.layout is not torch.strided or any(x is y for y in self.tensors):
+            raise _Unkept
+        storage = x.untyped_storage()._cdata
+        shares = any(storage == y.untyped_storage()._cdata for y in self.tensors)
+        offset = self._kept_size(x.storage_offset())
+        if (shares and len(self.tensors) != 1) or (not shares and offset != 0):
+            raise _Unkept
+        sizes, strides = (tuple(map(self._kept_size, of)) for of in (x.shape, x.stride()))
+        return _Kept(sizes, strides, offset, x.dtype, x.fake_device, shares)
+
+    def _kept_size(self, size: Any) -> int | _Size:
+        if type(size) is int:
+            return size
+        if (place := self._place.get(id(size.node))) is not None:
+            return _Size(place)
+        template, symbols, form = self._known.template(size.node)
+        if any(symbol not in self._number for symbol in symbols):
+            raise _Unkept
+        self._results.append(size.node)  # alive, so that no other has its identity
+        name = self._name.setdefault(id(size.node), len(self._name))
+        return _Size(None, name, template, tuple([self._number[symbol] for symbol in symbols]), form)
+
+    def size(self, kept: int | _Size, made: dict[_Size, Any]) -> Any:
+        """A result's size in this call; `made` has the others."""
+        if type(kept) is int:
+            return kept
+        assert isinstance(kept, _Size)
+        if kept.own is not None:
+            return torch.SymInt(self._nodes[kept.own])
+        if kept not in made:
+            symbols = list(self._number)
+            made[kept] = self._known.size(kept, tuple([symbols[n] for n in kept.numbers]))
+        return made[kept]
+
+
+class _Symbols:
+    """What an environment knows of its symbols."""
+
+    def __init__(self, env: ShapeEnv) -> None:
+        self._env = env
+        self._expressions: dict[Any, tuple[Any, tuple[sympy.Symbol, ...]]] = {}
+        self._instances: dict[Any, Any] = {}
+        self._conditions: dict[sympy.Symbol, list[Any]] = {}
+        self._num_conditions = 0
+
+    def state(self) -> Hashable:
+        """What changes when torch learns something about sizes, apart from their ranges."""
+        env = self._env
+        learned = (env.replacements, env.guards, env.axioms, env.divisible, env.var_to_range, env.size_like)
+        fresh = env.unbacked_symint_counter, len(env.pending_fresh_unbacked_symbols)
+        return env._version_counter, env.num_deferred_runtime_asserts, *map(len, learned), *fresh
+
+    def template(self, node: SymNode) -> tuple[Any, tuple[sympy.Symbol, ...], _Form]:
+        """A size's expression over numbers in place of symbols, these symbols, and what else its node has."""
+        if type(node) is not SymNode or node.shape_env is not self._env or node.fx_node or node.constant is not None:
+            raise _Unkept
+        template, symbols = self.expression(node._expr)
+        return template, symbols, _Form(node.pytype, node._hint, getattr(node, "_optimized_summation", None))
+
+    def expression(self, expression: Any) -> tuple[Any, tuple[sympy.Symbol, ...]]:
+        """An expression over numbers in place of its symbols, and these, in the order of their names."""
+        found = self._expressions.get(expression)
+        if found is None:
+            symbols = tuple(sorted(expression.free_symbols, key=lambda symbol: (len(symbol.name), symbol.name)))
+            template = expression.xreplace(dict(zip(symbols, self._numbers(symbols), strict=True)))
+            found = self._expressions[expression] = template, symbols
+            self._instances[found] = expression
+        return found
+
+    def size(self, kept: _Size, symbols: tuple[sympy.Symbol, ...]) -> torch.SymInt:
+        """A new size: what was kept, over these symbols."""
+        form, written = kept.form, (kept.template, symbols)
+        assert form is not None
+        expression = self._instances.get(written)
+        if expression is None:
+            expression = kept.template.xreplace(dict(zip(self._numbers(symbols), symbols, strict=True)))
+            self._instances[written] = expression
+        hint = _NO_HINT if form.hint is None else form.hint
+        return torch.SymInt(SymNode(expression, self._env, form.kind, hint, optimized_summation=form.is_sorted_sum))
+
+    @staticmethod
+    def _numbers(symbols: Sequence[sympy.Symbol]) -> list[sympy.Symbol]:
+        return [sympy.Symbol(f"n{i}", **dict(symbol._assumptions0)) for i, symbol in enumerate(symbols)]
+
+    def of(self, symbol: sympy.Symbol) -> Hashable:
+        """What is known of one symbol. Raises _Unkept where that is not all here."""
+        env = self._env
+        if env.guards or env.divisible or symbol in env.backed_var_to_val:
+            raise _Unkept
+        extent = env.var_to_range.get(symbol)
+        hinted = env.var_to_hint_override.get(symbol)
+        return extent, hinted, symbol in env.size_like, symbol in env.unbacked_inputs
+
+    def conditions(self, symbol: sympy.Symbol) -> Sequence[Any]:
+        """The conditions with which torch reasons that name a symbol, in their order, and what stands for it."""
+        if self._num_conditions != self._env.num_deferred_runtime_asserts:
+            self._num_conditions = self._env.num_deferred_runtime_asserts
+            self._conditions.clear()
+            for checks in self._env.deferred_runtime_asserts.values():
+                for check in checks:
+                    for name in self.expression(check.expr)[1]:
+                        self._conditions.setdefault(name, []).append(check.expr)
+        conditions = self._conditions.get(symbol, [])
+        stands_for_it = self._env.replacements.get(symbol)
+        return conditions if stands_for_it is None else [*conditions, sympy.Tuple(symbol, stands_for_it)]
+
+
+def _may_be_kept(func: Any) -> bool:
+    """Whether an operator's fake results depend on nothing but what a call is known by."""
+    if type(func) is not OpOverload or func._schema.is_mutable or torch.Tag.inplace_view in func.tags:
+        return False
+    if torch.Tag.data_dependent_output in func.tags:
+        return False
+    name = func._schema.name
+    return (func.namespace in ("aten", "prims") and name not in _READS_STORAGE) or name in _COLLECTIVES
+
+
+def _switches() -> tuple[Hashable, ...]:
+    """What calls depend on that is none of their arguments."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    return torch.get_default_dtype(), torch._C._get_default_device(), grad, inference, deterministic
+
+
+def _same(x: FakeTensor, made: FakeTensor) -> bool:
+    """Whether a result that was made again is like torch's."""
+    return _layout(x) == _layout(made)
+
+
+def _layout(x: FakeTensor) -> Hashable:
+    sizes = *x.shape, "strides", *x.stride(), x.storage_offset(), x.untyped_storage().nbytes()
+    written = tuple([(n.node._expr, n.node._hint) if isinstance(n, torch.SymInt) else n for n in sizes])
+    return written, x.dtype, x.fake_device, torch._C._dispatch_keys(x).raw_repr(), x.requires_grad, type(x)

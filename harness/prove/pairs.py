@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
+from torch.utils import deterministic
 
 from bitproof.harness.certificate.data import Graph
 from bitproof.harness.graph.groups import GroupTable
@@ -198,7 +200,7 @@ def evaluated(found: PairProof, reference: Provable, candidate: Provable, sets: 
     steps = reference, candidate
     for values in sets:
         if found.proof is not None:
-            with _one_thread():
+            with _as_on_a_rank():
                 found = _evaluated(found, steps, values)
     return found
 
@@ -338,11 +340,26 @@ def _one_generator_state() -> Iterator[None]:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """One thread per operator, as on ranks: the bits of large sums depend on the number of threads."""
+def _as_on_a_rank() -> Iterator[None]:
+    """One thread per operator, and uninitialized memory filled, as on ranks.
+
+    The bits of large sums depend on the number of threads, and rows that an operator leaves unwritten would hold
+    whatever was there: a difference that neither program computes.
+    """
     num_threads = torch.get_num_threads()
+    is_on, only_warns = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    filled = getattr(deterministic, "fill_uninitialized_memory")  # noqa: B009 (a property, which mypy does not know)
     torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    setattr(deterministic, "fill_uninitialized_memory", True)  # noqa: B010
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*deterministic")
+            yield
     finally:
         torch.set_num_threads(num_threads)
+        torch.use_deterministic_algorithms(is_on, warn_only=only_warns)
+        setattr(deterministic, "fill_uninitialized_memory", filled)  # noqa: B010

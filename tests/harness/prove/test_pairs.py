@@ -281,3 +281,22 @@ def test_what_is_drawn_alike_is_no_witness():
     other = bitproof.prove(step, lambda x: torch.empty_like(x).bernoulli_(0.25) * x, X)
     assert other.answers[0].witness
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_rows_that_an_operator_leaves_unwritten_are_no_witness():
+    x, w = randn(64, 32).bfloat16(), randn(4, 32, 16).bfloat16()
+    no_rows = torch.zeros(4, dtype=torch.int32)
+
+    def plain(x, w, offsets):
+        return torch._grouped_mm(x, w, offs=offsets)
+
+    def otherwise(x, w, offsets):
+        return torch._grouped_mm(x.relu() - (-x).relu(), w, offs=offsets)
+
+    found = bitproof.prove(plain, otherwise, x, w, no_rows)
+    assert found.verdict == "NOT PROVED" and not found.differs
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert (
+        bitproof.prove(plain, otherwise, x, w, torch.tensor([16, 32, 48, 64], dtype=torch.int32)).verdict
+        == "NOT PROVED"
+    )

@@ -1170,7 +1170,7 @@ def _bring_rows(g: State, rows: Json, first: Json, *others: Json) -> None:
 
 def _check_write(g: State, call: State) -> None:
     target = call["args"].get("self")
-    if call["writes"] != ["self"] or not call["op"].split(".")[1].endswith("_") or target[0] != "node":
+    if call["writes"] != ["self"] or not call["op"].split(".")[1].endswith("_") or target[:1] != ["node"]:
         raise UnknownError
     own = g["calls"][target[1]]["own"]
     hold(is_tensor(own), "a write to what is no tensor")

@@ -134,6 +134,19 @@ def test_both_reject_an_argument_that_names_a_call_and_something_more(certificat
     assert _of_edited(rule, more, subject=False) == (REJECTED, REJECTED)
 
 
+@pytest.mark.parametrize("written", ["", [], ["list"], 1, None])
+def test_both_say_the_same_of_a_write_to_what_is_no_call(certificates, written):
+    def edit(values):
+        call = next(call for call in values[FILES[2]]["calls"] if call[4] == ["self"])
+        call[2][0][1] = written
+
+    writing = [x for x in certificates if '["self"]' in contents_of(x)[FILES[2]].decode()]
+    assert writing
+    for certificate in writing:
+        first, second = _of_edited(certificate, edit, subject=certificate.subject is not None)
+        assert first == second
+
+
 @pytest.mark.parametrize(
     "edit",
     [

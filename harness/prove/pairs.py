@@ -346,14 +346,10 @@ def _as_on_a_rank() -> Iterator[None]:
     The bits of large sums depend on the number of threads, and rows that an operator leaves unwritten would hold
     whatever was there: a difference that neither program computes.
     """
-    num_threads = torch.get_num_threads()
-    is_on, only_warns = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    num_threads, mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
     filled = getattr(deterministic, "fill_uninitialized_memory")  # noqa: B009 (a property, which mypy does not know)
     torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_deterministic_debug_mode("warn")  # memory is filled in no other mode; Inductor's settings stay
     setattr(deterministic, "fill_uninitialized_memory", True)  # noqa: B010
     try:
         with warnings.catch_warnings():
@@ -361,5 +357,5 @@ def _as_on_a_rank() -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(num_threads)
-        torch.use_deterministic_algorithms(is_on, warn_only=only_warns)
+        torch.set_deterministic_debug_mode(mode)
         setattr(deterministic, "fill_uninitialized_memory", filled)  # noqa: B010

@@ -168,6 +168,20 @@ def test_a_call_that_teaches_torch_something_is_computed_again():
     assert mode.env.num_deferred_runtime_asserts > num_known
 
 
+def test_a_call_that_takes_a_symbol_which_its_result_does_not_show_is_computed_again():
+    mode = Mode()
+    plain = mode.fake.dispatch._compute
+
+    def compute(*args: Any) -> Any:
+        mode.size()
+        return plain(*args)
+
+    mode.fake.dispatch._compute = compute
+    x, y = mode.tensor(mode.size(), 8), mode.tensor(mode.size(), 8)
+    assert mode.num_computed(lambda: aten.neg.default(x)) > 0
+    assert mode.num_computed(lambda: aten.neg.default(y)) > 0
+
+
 def test_a_result_whose_bytes_are_written_otherwise_when_it_is_made_again_is_not_kept():
     mode = Mode()
     x = mode.tensor(mode.size(), mode.size())

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.export import Dim, export
 from torch.fx import symbolic_trace
+from torch.utils import deterministic
 
 import bitproof
 from tests.harness.prove.toy_graphs import randn
@@ -295,8 +296,21 @@ def test_rows_that_an_operator_leaves_unwritten_are_no_witness():
 
     found = bitproof.prove(plain, otherwise, x, w, no_rows)
     assert found.verdict == "NOT PROVED" and not found.differs
-    assert not torch.are_deterministic_algorithms_enabled()
     assert (
         bitproof.prove(plain, otherwise, x, w, torch.tensor([16, 32, 48, 64], dtype=torch.int32)).verdict
         == "NOT PROVED"
     )
+
+
+def test_computing_leaves_what_others_have_set_as_it_was(monkeypatch):
+    inductor = pytest.importorskip("torch._inductor.config")
+    monkeypatch.setattr(inductor, "deterministic", True)
+    monkeypatch.setattr(deterministic, "fill_uninitialized_memory", False)
+    for mode in (0, 2):
+        torch.set_deterministic_debug_mode(mode)
+        try:
+            assert bitproof.prove(torch.exp, torch.exp, randn(4, 6)).evaluated == 1
+            assert torch.get_deterministic_debug_mode() == mode
+            assert inductor.deterministic and not deterministic.fill_uninitialized_memory
+        finally:
+            torch.set_deterministic_debug_mode(0)

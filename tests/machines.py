@@ -82,14 +82,6 @@ def _closed(process: subprocess.Popen[str]) -> None:
         pass
 
 
-def _is_torchruns(path: Path) -> bool:
-    """Whether torchrun itself leaves a folder: it imports Dynamo, which makes one, to log an error of its own.
-
-    It does so when it has waited for the others' torchruns in the end and one of them had gone by then.
-    """
-    return path.name.startswith("torchinductor_") and not any(path.iterdir())
-
-
 class Machine:
     """One machine of a cluster: node `number`, with the host name `node0` and so on."""
 
@@ -186,7 +178,7 @@ class Machine:
         if self._process is None:
             return found
         for folder in ("/scratch", "/dev/shm"):
-            found += [f"{folder}/{path.name}" for path in self.path(folder).iterdir() if not _is_torchruns(path)]
+            found += [f"{folder}/{path.name}" for path in self.path(folder).iterdir()]
         memory = self.path("/proc/sysvipc/shm").read_text().splitlines()[1:]
         found += [f"shared memory {line.split()[1]}" for line in memory]
         for kind in ("tcp", "tcp6"):

@@ -101,6 +101,10 @@ class Attempt:
         """What all have printed whose machine can still show it."""
         return "\n".join(self.output(number) for number in self.torchruns if self.entry.is_heard(number))
 
+    def has_agents_error(self, number: int) -> bool:
+        """Whether a torchrun has logged an error of its own: to do so it imports Dynamo, which makes a folder."""
+        return bool(re.search(r"^E\d{4} .*torch/distributed/elastic/", self.output(number), re.MULTILINE))
+
     def commands(self, number: int | None = None) -> list[psutil.Process]:
         """The commands of ours on a machine."""
         agents = {each.pid for each in self.processes("torch.distributed.run", number)}
@@ -647,7 +651,8 @@ def attempted(entry: Entry, cluster: Cluster, folder: Path) -> tuple[Attempt, fl
     for machine in cluster.machines:
         machine.boot()
         attempt.older |= set(machine.path("/scratch").glob("bitproof-*"))
-        subprocess.run(f"rm -rf {machine.path('/reports')}/* {machine.path('/held')}", shell=True, check=True)
+        old = "/reports/*", "/held", "/scratch/torchinductor_*"  # the last is of a torchrun
+        subprocess.run(f"rm -rf {' '.join(str(machine.path(each)) for each in old)}", shell=True, check=True)
     due = named = float("nan")
     try:
         if entry.prepare:
@@ -702,8 +707,9 @@ def test_it_is_named_in_time_and_reported_and_leaves_nothing(
         left.clear()
         for machine in (cluster.machines[number] for number in attempt.torchruns):
             may = ("/scratch/bitproof-",) if entry.leaves_folder and machine is attempt.victim else ()
-            found = [each for each in machine.left() if not each.startswith(may)] if may else machine.left()
-            if found:
+            if attempt.has_agents_error(machine.number):
+                may += ("/scratch/torchinductor_",)
+            if found := [each for each in machine.left() if not each.startswith(may)]:
                 left[machine.name] = found
         return not left
 

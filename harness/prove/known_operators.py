@@ -233,6 +233,37 @@ LIES_BY_SHAPE = {"aten._scaled_dot_product_flash_attention_for_cpu_backward.defa
 """Operators that may read real numbers of several dtypes in unlike layouts. Of this one only sums of exponentials, in
 rows, have another dtype, and a scan tried each pair of layouts."""
 
+CHOOSES = {
+    "aten._grouped_mm.default": ("offs",),
+    "aten._unsafe_index.Tensor": ("indices",),
+    "aten.embedding.default": ("indices",),
+    "aten.gather.default": ("index",),
+    "aten.index.Tensor": ("indices",),
+    "aten.index_select.default": ("index",),
+    "aten.masked_fill.Scalar": ("mask",),
+    "aten.masked_fill.Tensor": ("mask",),
+    "aten.scatter.src": ("index",),
+    "aten.scatter.value": ("index",),
+    "aten.scatter_add.default": ("index",),
+    "aten.where.self": ("condition",),
+}
+"""Operators and those of their arguments that say which elements are taken, whose dtype is no other operand's matter: a
+test tries every pair of layouts of these and of the others."""
+
+TAKES_ANY_NUMBER = {
+    *(f"aten.{name}.Tensor" for name in ("add", "sub", "mul", "div")),
+    *(f"aten.{name}.Scalar" for name in ("add", "sub", "mul", "div", "rsub", "fmod", "remainder", "fill")),
+    *(f"aten.{name}.Scalar" for name in ("eq", "ne", "lt", "le", "gt", "ge")),
+    *(
+        f"aten.{name}.default"
+        for name in ("clamp", "clamp_min", "clamp_max", "full_like", "new_full", "constant_pad_nd")
+    ),
+    *("aten.masked_fill.Scalar", "aten.scatter.value"),
+    *("aten.where.Scalar", "aten.where.ScalarOther", "aten.where.ScalarSelf"),
+}
+"""Operators that may read a number of a kind above their tensors', such as a real one beside whole ones, or a truth
+value beside others: a test tries every dtype with every kind of number, in every layout."""
+
 SIZES = overloads(lambda row: row.measures)
 """Operators that read a number from a tensor's layout."""
 

@@ -39,8 +39,8 @@ from tests.harness.prove.scan import Scanned, scan
 from tests.harness.prove.scan_calls import by_stem, calls_of, operators, recorded, that_mix
 
 AT_MOST = 40
-MOST_LAYOUTS = 120
-"""Calls of several dtypes of which it is only compared how results lie: every pair of layouts, more than once."""
+MOST_MIXED = 160
+"""Calls of several dtypes of which it is only compared how results lie: every pair of dtypes, more than once."""
 
 LEAST, LEAST_MIXED = 3, 6
 """Calls in which an operator that is listed did as it says."""
@@ -83,7 +83,7 @@ def main() -> int:
             at_most=given.calls,
             chance=random.Random(f"{given.seed} {op}"),
             mixture=given.mixture,
-            layouts=MOST_LAYOUTS if given.mixture else 0,
+            layouts=MOST_MIXED if given.mixture else 0,
         )
         for op in ops
     }

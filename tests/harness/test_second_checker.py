@@ -216,6 +216,13 @@ def test_it_has_the_rules_and_the_assumptions_of_the_first():
     assert second_checker.ASSUMPTIONS == ASSUMPTIONS
 
 
+def test_the_page_takes_two_printed_pages():
+    """In Chromium, on A4 in two columns of 9 pt, tables and code of 8 pt, margins of 10 mm, it is full."""
+    page = PAGE.read_text()
+    assert len(page.split()) <= 3_145
+    assert len(page) <= 17_950
+
+
 def test_the_page_has_every_rule_kind_of_term_operator_and_assumption():
     text = PAGE.read_text()
     numbers = re.findall(r"\bformat\W+(\d+)", text)

@@ -2,8 +2,9 @@
 
 The list is in `admitted.txt`; `tests/benchmarks/scan_operators.py` checks it, and writes it with `--write`. It lacks
 operators that the scan could not call. A call whose tensors have several dtypes is on a list of its own besides, of
-operators that followed their fakes in such calls: many promote otherwise. In addition, each call's effects on memory,
-as its fake values show them, are compared with its schema.
+operators that followed their fakes in such calls: many promote otherwise. It has two dtypes, and its tensors lie in
+rows, or all alike: so no other order of dims, and no third dtype, is left for a scan to try. In addition, each call's
+effects on memory, as its fake values show them, are compared with its schema.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from bitproof.harness.graph.operators import written_names
 from bitproof.harness.prove import known_operators as known
 from bitproof.harness.prove.graphs.fitting import misfits
 from bitproof.harness.prove.windows import row_major
-from bitproof.harness.torch_compat import OpOverload
+from bitproof.harness.torch_compat import OpOverload, tree_leaves
 from bitproof.harness.torch_operators import schema_of, storage_key
 
 ROWS, INNER, ANY = LAYOUTS = ("rows", "inner-rows", "any-layout")
@@ -42,6 +43,12 @@ FLOATS, KINDS = MIXTURES = ("floats", "kinds")
 """What a call's tensors may mix, apart from each other: real numbers of several dtypes; and those, complex numbers of
 each dtype, integers of each dtype, and truth values."""
 
+NUMBERS = ((bool, torch.SymBool), (int, torch.SymInt), (float, torch.SymFloat), (complex,))
+"""Kinds of numbers, in the order in which torch promotes."""
+
+CHOOSING = (torch.int64, torch.int32, torch.bool)
+"""Dtypes of indices, of offsets and of masks."""
+
 FILES = {
     mixture: Path(__file__).with_name(name)
     for mixture, name in ((ALIKE, "admitted.txt"), (FLOATS, "mixed_floats.txt"), (KINDS, "mixed_kinds.txt"))
@@ -56,12 +63,31 @@ def names(mixture: str = ALIKE) -> Mapping[str, str]:
     return {f"{packet}.{overload}": layout for layout, packet, *own in rows for overload in own}
 
 
-def mixtures_of(given: Mapping[str, Any]) -> list[str]:
-    """Which of MIXTURES a call's arguments are."""
-    dtypes = {x.dtype for x in _tensors(given)}
+def mixtures_of(name: str, given: Mapping[str, Any]) -> list[str]:
+    """Which of MIXTURES the arguments of an operator's call are."""
+    dtypes = _dtypes_of(name, given)
     floats = {dtype for dtype in dtypes if dtype.is_floating_point}
     sizes = {FLOATS: len(floats), KINDS: len(dtypes - floats) + bool(floats)}
     return [mixture for mixture in MIXTURES if sizes[mixture] > 1]
+
+
+def mixes_as_tried(target: Any, given: Mapping[str, Any]) -> bool:
+    """Whether a call that mixes dtypes does so as those that a scan tries. Two dtypes, and all tensors in rows, or of
+    one shape and all alike: else torch's kernels order the dims of a result by the operands as they were given, and
+    some fakes by their casts. What writes in place gives what it is given, in whatever dtypes and layouts."""
+    if written_names(target):
+        return True
+    if len(_dtypes_of(str(target), given)) > 2:
+        return False
+    lies = {(tuple(map(str, x.shape)), tuple(map(str, x.stride()))) for x in _tensors(given)}
+    return str(target) in known.LIES_BY_SHAPE or len(lies) == 1 or layout_of(given) == ROWS
+
+
+def _dtypes_of(name: str, given: Mapping[str, Any]) -> set[torch.dtype]:
+    """The dtypes of a call's tensors, but for those that say which elements are taken: to these nothing is promoted."""
+    chosen = known.CHOOSES.get(name, ())
+    held = [(key, x) for key, value in given.items() for x in _tensors(value)]
+    return {x.dtype for key, x in held if not (key in chosen and x.dtype in CHOOSING)}
 
 
 def write(found: Mapping[str, str], mixture: str = ALIKE) -> None:
@@ -114,32 +140,52 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
     if _is_drawn_dropout(name, given) or _is_norm_in_training(name, given) or _is_update(name, given):
         return None
     if misfits(name, given):
-        why = "it reads beyond its tensors, or its result has another shape than its fake"
+        why = "it reads beyond its tensors, or its result lies otherwise than its fake"
         return f"{name} does not check the shapes that it reads, and these do not fit: {why}"
     allowed = names().get(name)
     if allowed is None:
         return f"{name} is not among the operators seen to do what their schemas and fake values say, and no more"
-    for mixture in mixtures_of(given):
-        if name not in names(mixture):
-            return (
-                f"{name} with tensors of {_dtypes_of(given)} is not among the calls of several dtypes that were tried"
-            )
-        if mixture == FLOATS and not (_lie_alike(given) or written_names(target) or name in known.LIES_BY_SHAPE):
-            allowed = ROWS
-        allowed = min(allowed, names(mixture)[name], key=LAYOUTS.index)
+    if name not in known.TAKES_ANY_NUMBER and _is_outranked(target, given):
+        return f"{name} with a number of another kind than its tensors of {_told(name, given)} is not among those tried"
+    mixtures = mixtures_of(name, given)
+    if not all(name in names(mixture) for mixture in mixtures):
+        return f"{name} with tensors of {_told(name, given)} is not among the calls of several dtypes that were tried"
+    if mixtures and not mixes_as_tried(target, given):
+        return (
+            f"{name} with tensors of {_told(name, given)} is not among the calls of several dtypes that were tried: "
+            "two dtypes, all tensors in rows or all alike"
+        )
+    allowed = min((allowed, *(names(mixture)[name] for mixture in mixtures)), key=LAYOUTS.index)
     if LAYOUTS.index(layout_of(given)) <= LAYOUTS.index(allowed):
         return None
     return f"{name} was seen to do what its schema and fake values say with tensors in {allowed} alone"
 
 
-def _lie_alike(given: Mapping[str, Any]) -> bool:
-    """Whether all tensors have one shape and lie alike. Where real numbers of several dtypes do not, torch's kernels
-    order the dims of a result by the operands as they were given, and some fakes by their casts."""
-    return len({(tuple(map(str, x.shape)), tuple(map(str, x.stride()))) for x in _tensors(given)}) == 1
+def _is_outranked(target: OpOverload, given: Mapping[str, Any]) -> bool:
+    """Whether a number, as an operand, is of a kind above that of all of a call's tensors, as a real one is beside
+    whole ones, or all are truth values. torch promotes by kinds, and some fakes do otherwise. What is written in place
+    keeps its own."""
+    if written_names(target):
+        return False
+    values = [x for key in _operands(target) for x in tree_leaves(given.get(key))]
+    numbers = {kind for x in values for kind, types in enumerate(NUMBERS) if type(x) in types}
+    tensors = {_kind_of(x.dtype) for x in _tensors(given)}
+    return bool(numbers and tensors) and (max(numbers) > max(tensors) or max(tensors) == 0)
 
 
-def _dtypes_of(given: Mapping[str, Any]) -> str:
-    return ", ".join(sorted({str(x.dtype).removeprefix("torch.") for x in _tensors(given)}))
+def _kind_of(dtype: torch.dtype) -> int:
+    """The place of a tensor's elements among NUMBERS."""
+    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else int(dtype != torch.bool)
+
+
+@functools.cache
+def _operands(target: OpOverload) -> tuple[str, ...]:
+    """The names of the arguments that may be numbers beside tensors."""
+    return tuple(x.name for x in schema_of(target).arguments if "number" in str(x.type) or "Tensor" in str(x.type))
+
+
+def _told(name: str, given: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in _dtypes_of(name, given)))
 
 
 def _is_drawn_dropout(name: str, given: Mapping[str, Any]) -> bool:

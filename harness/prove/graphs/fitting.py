@@ -1,6 +1,7 @@
 """Operators that compute from shapes that they do not check: where these do not fit, they read or write beyond their
 tensors, or end the process. What autograd calls fits; a graph from elsewhere may not. And one whose fake is wrong for
-some shapes: of an index without dims beside another, `index` has a result of too few dims, and alone, other strides.
+some indices: of one without dims beside another, `index` has a result of too few dims, and alone, other strides; of
+indices in columns the kernel's result has columns, too, the fake's has rows.
 
 Sizes are compared as they are written, since one that depends on data cannot be compared otherwise.
 """
@@ -13,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from bitproof.harness.prove import known_operators as known
+from bitproof.harness.prove.windows import row_major
 
 
 def misfits(name: str, given: Mapping[str, Any]) -> bool:
@@ -31,8 +33,16 @@ def misfits(name: str, given: Mapping[str, Any]) -> bool:
         case "_scaled_dot_product_flash_attention_for_cpu" | "_scaled_dot_product_flash_attention_for_cpu_backward":
             return _misfits_attention(given)
         case "index" | "_unsafe_index":
-            return any(x is not None and x.dim() == 0 for x in given["indices"])
+            return any(x is not None and (x.dim() == 0 or not _is_in_rows(x)) for x in given["indices"])
     return False
+
+
+def _is_in_rows(x: Tensor) -> bool:
+    """Whether elements lie in row-major order; those of one dim at any distance."""
+    if x.dim() == 1 or not all(isinstance(n, int) for n in (*x.shape[1:], *x.stride())):
+        return x.dim() == 1
+    own = zip(x.shape, x.stride(), row_major((1, *x.shape[1:])), strict=True)
+    return all(s == t for n, s, t in own if not isinstance(n, int) or n != 1) or 0 in x.shape[1:]
 
 
 def _sizes(x: Tensor) -> tuple[str, ...]:

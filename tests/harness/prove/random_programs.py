@@ -169,6 +169,8 @@ def _argument(kind: str, name: str, pool: list[Tensor], chance: random.Random) -
             return [Ref(place), *(Ref(chance.choice([place, chance.randint(0, last)])) for _ in range(2))]
         case "List[Optional[Tensor]]":
             return [Ref(4)]
+        case "int" if "dtype" in name:  # as a number, -1 say, it ends the process in torch 2.13
+            return chance.choice([*DTYPES, torch.int64, torch.bool])
         case "int" | "SymInt":
             return chance.choice([0, 1, -1, 0, 1, 2])
         case "List[int]" | "List[SymInt]":

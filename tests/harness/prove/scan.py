@@ -12,7 +12,7 @@ import contextlib
 import ctypes
 import functools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,14 +25,14 @@ from bitproof.harness.graph.operators import written_names
 from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
 from bitproof.harness.prove import known_operators as known
 from bitproof.harness.prove.graphs import admitted
-from bitproof.harness.prove.graphs.admitted import ALIKE, LAYOUTS, ROWS, layout_of, mixtures_of
+from bitproof.harness.prove.graphs.admitted import ALIKE, LAYOUTS, ROWS, layout_of, mixes_as_tried, mixtures_of
 from bitproof.harness.prove.graphs.fitting import misfits
 from bitproof.harness.torch_compat import FakeTensorMode, OpOverload
 from tests.harness.prove.scan_variants import (
     Arguments,
+    Mixes,
     by_name,
     mixed_variants,
-    pairs_of_layouts,
     replaced,
     tensors_of,
     variants,
@@ -128,13 +128,11 @@ def scan(
     layouts: int = 0,
 ) -> Scanned:
     """Try variants of an operator's calls, in turns, until `at_most` ran or four times as many were tried. Those that
-    mix dtypes are tried if the operator is listed for it; with `mixture`, those alone, listed or not. Of `layouts` more
-    it is only compared how results and fake ones lie."""
+    mix dtypes are tried if a proof takes such, and the operator is listed for it; with `mixture`, those alone, listed
+    or not. Of `layouts` more it is only compared how results and fake ones lie."""
     seen = Scanned()
-    pairs = pairs_of_layouts(chance)
-    turns = [
-        mixed_variants(op, call, chance, mixture, pairs) if mixture else variants(op, call, chance) for call in calls
-    ]
+    mixes = Mixes(op, mixture, chance) if mixture else None
+    turns = [mixed_variants(op, call, chance, mixes) if mixes else variants(op, call, chance) for call in calls]
     ends = at_most + layouts
     with torch.no_grad():
         while turns and seen.ran < ends and seen.tried < 4 * ends and (seen.ran or seen.tried < 4 * at_most):
@@ -146,12 +144,17 @@ def scan(
                     layout, args = next(turn)
                 except Exception:  # a layout that a tensor cannot have
                     continue
-                mixed = mixtures_of(by_name(op, args))
-                if mixture not in mixed if mixture else not all(str(op) in admitted.names(each) for each in mixed):
+                if not _is_to_be_tried(op, by_name(op, args), mixture):
                     continue
                 if try_call(op, args, seen, is_whole=seen.ran < at_most):
                     seen.layouts[layout] = seen.layouts.get(layout, 0) + 1
     return seen
+
+
+def _is_to_be_tried(op: OpOverload, given: Mapping[str, Any], mixture: str) -> bool:
+    mixed = mixtures_of(str(op), given)
+    fits = mixture in mixed if mixture else all(str(op) in admitted.names(each) for each in mixed)
+    return fits and (not mixed or mixes_as_tried(op, given))
 
 
 def try_call(op: OpOverload, args: Arguments, seen: Scanned, *, is_whole: bool = True) -> bool:

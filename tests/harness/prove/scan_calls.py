@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bitproof.harness.graph.operators import written_names
 from bitproof.harness.prove.graphs.admitted import mixtures_of
 from bitproof.harness.torch_compat import OpOverload
-from tests.harness.prove.scan_variants import Arguments, tensors_of
+from tests.harness.prove.scan_variants import Arguments, by_name, tensors_of
 
 NAMESPACES = ("aten", "prims")
 MOST_CALLS = 8
@@ -137,7 +137,7 @@ def calls_of(op: OpOverload, known: dict[str, list[Arguments]], stems: dict[str,
 
 def that_mix(op: OpOverload, known: dict[str, list[Arguments]], mixture: str) -> list[Arguments]:
     """An operator's recorded calls that mix dtypes so."""
-    return [args for args in known.get(str(op), []) if mixture in mixtures_of({"": tensors_of(args)})]
+    return [args for args in known.get(str(op), []) if mixture in mixtures_of(str(op), by_name(op, args))]
 
 
 def _that_run(op: OpOverload, calls: Any, at_most: int) -> list[Arguments]:

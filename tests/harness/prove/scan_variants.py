@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from bitproof.harness.graph.operators import written_names
+from bitproof.harness.prove import known_operators as known
 from bitproof.harness.prove.graphs.admitted import FLOATS, mixtures_of
 from bitproof.harness.torch_compat import OpOverload
 
@@ -141,8 +143,22 @@ def _misfit(args: Arguments, chance: random.Random) -> Arguments:
     return pytree.tree_unflatten(flat, tree)
 
 
-NUMBERS = (torch.float32, *DTYPES)
-KINDS_TRIED = (torch.float32, torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64)
+REAL = (torch.float32, *DTYPES)
+OTHER = (torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64)
+
+
+class Mixes:
+    """What an operator's calls of several dtypes mix, each in turn, in an order of chance: every ordered pair of
+    dtypes, and every layout of all tensors, or every pair of layouts where a proof asks for none."""
+
+    def __init__(self, op: OpOverload, mixture: str, chance: random.Random) -> None:
+        found = [*itertools.permutations(REAL if mixture == FLOATS else (*REAL, *OTHER), 2)]
+        found = [pair for pair in found if mixture == FLOATS or not {*pair} <= {*REAL}]
+        chance.shuffle(found)
+        is_free = written_names(op) or str(op) in known.LIES_BY_SHAPE or str(op) in known.CHOOSES
+        self.mixture = mixture
+        self.dtypes = itertools.cycle(found)
+        self.lays = pairs_of_layouts(chance) if is_free else _alike(chance)
 
 
 @dataclass(frozen=True)
@@ -167,24 +183,28 @@ class _Mix:
 
 
 def mixed_variants(
-    op: OpOverload, base: Arguments, chance: random.Random, mixture: str, pairs: Iterator[tuple[Lay, Lay]]
+    op: OpOverload, base: Arguments, chance: random.Random, mixes: Mixes
 ) -> Iterator[tuple[str, Arguments]]:
-    """The call with one tensor of another dtype than it had, each in turn, or with several; and with its own dtypes,
-    where it mixes them so. That tensor lies as the first of a pair says, the others as the second; now and then one is
-    a number, or is broadcast."""
+    """The call with one tensor of another dtype than the others, each in turn, or with several; and with its own
+    dtypes, where it mixes them so. That tensor lies as the first of two layouts says, the others as the second; among
+    rows one is a number now and then, or is broadcast."""
     plain = replaced(base, lambda x: x.detach())
     tensors = tensors_of(plain)
     places = range(len(tensors))
-    changing = [at for at in places if mixture != FLOATS or tensors[at].is_floating_point()]
-    is_mixed = mixture in mixtures_of(by_name(op, plain))
+    usual = max((x.dtype for x in tensors), key=[x.dtype for x in tensors].count, default=None)
+    is_mixed = mixes.mixture in mixtures_of(str(op), by_name(op, plain))
     for round_ in itertools.count() if len(places) > 1 else ():
         for place in chance.sample(places, min(len(places), 8)):
-            first, other = chance.sample(NUMBERS, 2) if mixture == FLOATS else (None, chance.choice(KINDS_TRIED))
+            first, other = next(mixes.dtypes)
             chosen = {place} if round_ % 3 < 2 else {at for at in places if chance.random() < 0.5}
-            dtypes = {at: other if at in chosen else first or tensors[at].dtype for at in changing}
-            keeps = is_mixed and chance.random() < 0.4
-            one, rest = next(pairs)
-            cuts = {chance.choice(places): chance.choice(FEWER)} if chance.random() < 0.2 else {}
+            dtypes = {at: other if at in chosen else first for at in places if tensors[at].dtype == usual}
+            if mixes.mixture != FLOATS and round_ % 2:  # the others keep theirs: an index has to be one
+                dtypes = {place: other}
+            keeps = is_mixed and chance.random() < 0.2
+            one, rest = next(mixes.lays)
+            cuts = (
+                {chance.choice(places): chance.choice(FEWER)} if one is rest is _rows and chance.random() < 0.4 else {}
+            )
             mix = _Mix({} if keeps else dtypes, {at: one if at == place else rest for at in places}, cuts)
             try:
                 args = mix.apply(plain)
@@ -203,7 +223,7 @@ FEWER = (
 
 
 def pairs_of_layouts(chance: random.Random) -> Iterator[tuple[Lay, Lay]]:
-    """Every pair of layouts, in an order of chance, over and over; every fourth is of rows."""
+    """Every pair of layouts, in an order of chance, over and over; every third is of rows."""
     found = list(itertools.product(WAYS.values(), repeat=2))
     while True:
         chance.shuffle(found)
@@ -211,6 +231,16 @@ def pairs_of_layouts(chance: random.Random) -> Iterator[tuple[Lay, Lay]]:
             if number % 3 == 0:
                 yield _rows, _rows
             yield pair
+
+
+def _alike(chance: random.Random) -> Iterator[tuple[Lay, Lay]]:
+    """Every layout for all tensors, in an order of chance, over and over; every other is of rows."""
+    found = [*WAYS.values()]
+    while True:
+        chance.shuffle(found)
+        for lay in found:
+            yield _rows, _rows
+            yield lay, lay
 
 
 def _with_flags(op: OpOverload, args: Arguments, chance: random.Random) -> Arguments:

@@ -246,11 +246,16 @@ def test_an_operator_whose_fake_has_another_dtype_where_operands_have_several_is
 
 
 def test_which_calls_mix_dtypes():
-    assert admitted.mixtures_of({"self": X, "other": [X, X]}) == []
-    assert admitted.mixtures_of({"self": X, "other": X.bfloat16()}) == ["floats"]
-    assert admitted.mixtures_of({"self": X, "indices": [None, X.long()]}) == ["kinds"]
-    assert admitted.mixtures_of({"self": X.bool(), "other": X.long()}) == ["kinds"]
-    assert admitted.mixtures_of({"self": X, "other": X.double(), "mask": X.bool()}) == ["floats", "kinds"]
+    def mixtures(name, **given):
+        return admitted.mixtures_of(f"aten.{name}", given)
+
+    assert mixtures("cat.default", tensors=[X, X]) == []
+    assert mixtures("mul.Tensor", self=X, other=X.bfloat16()) == ["floats"]
+    assert mixtures("mul.Tensor", self=X.bool(), other=X.long()) == ["kinds"]
+    assert mixtures("addcmul.default", self=X, tensor1=X.double(), tensor2=X.bool()) == ["floats", "kinds"]
+    assert mixtures("index.Tensor", self=X, indices=[None, X.long()]) == []
+    assert mixtures("index.Tensor", self=X, indices=[None, X.to(torch.uint8)]) == ["kinds"]
+    assert mixtures("where.self", condition=X > 0, self=X, other=X.bfloat16()) == ["floats"]
 
 
 @pytest.mark.parametrize("mixture", admitted.MIXTURES)
@@ -268,15 +273,45 @@ def test_a_call_must_lie_as_calls_of_several_dtypes_did(monkeypatch):
     assert "in rows alone" in admitted.why_not(aten.mul.Tensor, {"self": X.t(), "other": X.t().bfloat16()})
 
 
-def test_real_numbers_of_several_dtypes_lie_in_rows_or_all_alike():
-    """torch's kernels order the result's dims by the operands as they were given, its fakes by their casts."""
-    mul, columns, halves = aten.mul.Tensor, X.t().contiguous().t(), X.bfloat16()
-    assert admitted.why_not(mul, {"self": X, "other": ROW.bfloat16()}) is None
-    assert admitted.why_not(mul, {"self": columns, "other": columns.bfloat16()}) is None
-    assert admitted.why_not(mul, {"self": columns, "other": X}) is None
-    assert "in rows alone" in str(admitted.why_not(mul, {"self": columns, "other": halves}))
-    assert "in rows alone" in str(admitted.why_not(mul, {"self": columns, "other": halves[0, 0]}))
-    assert admitted.why_not(aten.mul_.Tensor, {"self": columns, "other": halves}) is None
+ODD = {"floats": torch.bfloat16, "kinds": torch.int64}
+COLUMNS = X.t().contiguous().t()
+
+
+@pytest.mark.parametrize("dtype", ODD.values())
+def test_tensors_of_several_dtypes_lie_in_rows_or_all_alike(dtype):
+    """torch's kernels order the result's dims by the operands as they were given, some fakes by their casts."""
+    odd = X.to(dtype)
+    assert admitted.why_not(aten.mul.Tensor, {"self": X, "other": odd[0]}) is None
+    assert admitted.why_not(aten.mul.Tensor, {"self": COLUMNS, "other": COLUMNS.to(dtype)}) is None
+    assert admitted.why_not(aten.mul.Tensor, {"self": COLUMNS, "other": X}) is None
+    for other in (odd, odd[0, 0], COLUMNS.to(dtype)[:, :1]):
+        assert "two dtypes, all tensors in rows or" in str(why_not("mul.Tensor", self=COLUMNS, other=other))
+        assert why_not("mul_.Tensor", self=COLUMNS, other=other) is None
+
+
+def test_tensors_of_three_dtypes_are_refused_unless_one_only_says_which_elements_are_taken():
+    given = {"self": X, "tensor1": X.double(), "tensor2": X}
+    assert why_not("addcmul.default", **given) is None
+    assert "two dtypes" in str(why_not("addcmul.default", **given | {"tensor2": X.bfloat16()}))
+    assert "two dtypes" in str(why_not("addcmul.default", **given | {"tensor2": X.long()}))
+    assert why_not("where.self", condition=X > 0, self=X, other=X.double()) is None
+
+
+def why_not(name, **given):
+    packet, _, overload = name.partition(".")
+    return admitted.why_not(getattr(getattr(aten, packet), overload), given)
+
+
+def test_a_number_of_a_kind_above_its_tensors_is_taken_of_operators_that_were_tried_with_all():
+    whole = X.long()
+    assert why_not("mul.Tensor", self=whole, other=0.5) is None
+    assert why_not("mul.Tensor", self=X, other=2) is None
+    assert why_not("lerp.Scalar", self=X, end=X, weight=2) is None
+    for number in (0.5, 1j):
+        refused = str(why_not("xlogy.Scalar_Other", self=whole, other=number))
+        assert "xlogy.Scalar_Other with a number of another kind than its tensors of int64" in refused
+    assert "number of another kind" in str(why_not("maximum.default", self=X > 0, other=2))
+    assert why_not("sum.dim_IntList", self=X > 0, dim=[1]) is None, "a dim is no operand"
 
 
 @pytest.mark.parametrize("mixture", admitted.MIXTURES)

@@ -1,0 +1,151 @@
+"""Operators that may mix kinds of operands, tried whole: in every layout, with every dtype and kind of number."""
+
+import itertools
+import warnings
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from bitproof.harness.prove import known_operators as known
+from bitproof.harness.prove.answers import PROVED
+from bitproof.harness.prove.graphs import admitted
+from bitproof.harness.prove.graphs.export import RefusedError
+from tests.harness.prove.scan import Scanned, try_call
+from tests.harness.prove.scan_variants import WAYS
+from tests.harness.prove.toy_graphs import aten, randn, verdict
+
+X = randn(4, 4, 4)
+SQUARE, LINE = torch.randint(0, 4, (4, 4)), torch.randint(0, 4, (4,))
+CUBE, MASK = torch.randint(0, 4, (4, 4, 4)), X > 0
+CHOOSING = {
+    "_grouped_mm.default": lambda lay, other: [(lay(randn(16, 16)), lay(randn(2, 16, 16)), ENDS)],
+    "_unsafe_index.Tensor": lambda lay, other: indexed(lay, other),
+    "embedding.default": lambda lay, other: [(lay(X[0]), other(SQUARE))],
+    "gather.default": lambda lay, other: [(lay(X), 1, other(CUBE))],
+    "index.Tensor": lambda lay, other: indexed(lay, other),
+    "index_select.default": lambda lay, other: [(lay(X), 1, other(LINE)), (lay(X), 1, other(LINE.int()))],
+    "masked_fill.Scalar": lambda lay, other: [(lay(X), other(MASK), 2), (lay(X[0]), other(MASK), 2)],
+    "masked_fill.Tensor": lambda lay, other: [(lay(X), other(MASK[0]), X[0, 0, 0])],
+    "scatter.src": lambda lay, other: [(lay(X), 1, other(CUBE), lay(X)), (lay(X), 1, other(CUBE), other(X))],
+    "scatter.value": lambda lay, other: [(lay(X), 1, other(CUBE), 2)],
+    "scatter_add.default": lambda lay, other: [(lay(X), 1, other(CUBE), lay(X)), (lay(X), 1, other(CUBE), other(X))],
+    "where.self": lambda lay, other: [
+        *((other(MASK), lay(x), other(y)) for x, y in itertools.product((X, X[0], X[0, 0, 0]), (X, X[0], X[:, :1]))),
+        (lay(MASK[0]), lay(X), other(X)),
+    ],
+}
+ENDS = torch.tensor([8, 16], dtype=torch.int32)
+
+
+def indexed(lay, other):
+    """Calls with one index or several, of unlike numbers of dims, beside one another or not."""
+    yield from ((lay(X), [other(SQUARE), other(LINE)]), (lay(X), [None, other(SQUARE)]))
+    yield from (
+        (lay(X), [other(SQUARE), None, LINE]),
+        (lay(X), [None, None, other(CUBE).int()]),
+        (lay(X), [MASK[0, 0]]),
+    )
+
+
+def op_of(name):
+    packet, _, overload = name.removeprefix("aten.").partition(".")
+    return getattr(getattr(aten, packet), overload)
+
+
+def tried(op, args, seen):
+    """Whether a proof takes a call, which is run then, too."""
+    given = dict(zip((x.name for x in op._schema.arguments), args, strict=False))
+    if admitted.why_not(op, given) is not None:
+        return False
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        return try_call(op, (args, {}), seen, is_whole=False)
+
+
+def test_every_operator_whose_arguments_choose_elements_is_tried():
+    assert {f"aten.{name}" for name in CHOOSING} == known.CHOOSES.keys()
+
+
+@pytest.mark.parametrize("name", CHOOSING)
+def test_what_chooses_elements_may_lie_otherwise_than_the_elements(name):
+    op, seen, taken, num_calls = op_of(name), Scanned(), 0, 0
+    for lay, other in itertools.product(WAYS.values(), repeat=2):
+        for args in CHOOSING[name](lay, other):
+            num_calls += 1
+            taken += tried(op, args, seen)
+    assert (seen.faults, seen.fakes_fail) == ({}, 0)
+    assert taken >= num_calls / (2 if name != "_unsafe_index.Tensor" else 20)
+
+
+@pytest.mark.parametrize("name", ["index.Tensor", "_unsafe_index.Tensor"])
+def test_indices_in_columns_are_refused_as_the_kernels_result_has_columns_too_and_the_fakes_has_not(name):
+    """Sums of what they give were PROVED equal for indices in rows and in columns, and were not."""
+    op, line, x = op_of(name), randn(16), randn(16, 16)
+    columns = aten.argsort.default(x).t().contiguous().t()
+    with FakeTensorMode() as mode:
+        fake = op(mode.from_tensor(line), [mode.from_tensor(columns)])
+    assert op(line, [columns]).stride() == (1, 16) != fake.stride(), "or this is mended"
+
+    def sums(turns):
+        def step(w, x):
+            index = aten.argsort.default(x)
+            if turns:
+                index = aten.clone.default(aten.t.default(index), memory_format=torch.contiguous_format).t()
+            return aten.sum.dim_IntList(aten.mul.Tensor(op(w, [index]), 3), [0])
+
+        return step
+
+    assert not torch.equal(sums(False)(line, x), sums(True)(line, x))
+    assert verdict(sums(False), sums(False), line, x) == PROVED
+    with pytest.raises(RefusedError, match="its result lies otherwise than its fake"):
+        verdict(sums(False), sums(True), line, x)
+
+
+LAYS = [*WAYS.values(), lambda x: x.flatten()[0].clone()]
+DTYPES = (
+    torch.bool,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+    torch.bfloat16,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+)
+NUMBERS = (True, 2, 0.5, 1 + 1j)
+
+
+def arguments(op, x, number):
+    """A call with a number wherever one may stand, but for `alpha`."""
+    rest = {"condition": x > 0, "mask": x > 0, "index": torch.zeros_like(x, dtype=torch.int64)}
+    rest |= {"size": [2, 3], "pad": [1, 0], "dim": 0}
+    tensor = {"Tensor": x, "number": number, "Optional[number]": number}
+    is_by_tensor = op._overloadname == "Tensor"
+    names = [each for each in op._schema.arguments if not each.has_default_value() or each.name in ("min", "value")]
+    return [
+        rest.get(each.name, number if is_by_tensor and each.name == "other" else tensor.get(str(each.type)))
+        for each in names
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(known.TAKES_ANY_NUMBER))
+def test_an_operator_that_may_read_a_number_of_any_kind_does_as_its_fake(name):
+    """Whole: eight dtypes, four kinds of numbers, nine layouts and none."""
+    op, seen = op_of(name), Scanned()
+    taken = sum(
+        tried(op, arguments(op, lay(torch.randint(0, 3, (3, 4, 2, 3)).to(dtype)), number), seen)
+        for dtype, lay, number in itertools.product(DTYPES, LAYS, NUMBERS)
+        if torch.result_type(torch.ones(1, dtype=dtype), number) != dtype or dtype == torch.bool
+    )
+    assert not seen.faults
+    assert taken - seen.fakes_fail >= 50
+
+
+@pytest.mark.parametrize("name", ["pow.Tensor_Scalar", "_foreach_pow.Scalar"])
+def test_truth_values_to_the_power_of_one_are_refused_as_their_fakes_have_another_dtype(name):
+    op, seen, x = op_of(name), Scanned(), X > 0
+    x = [x] if name.startswith("_") else x
+    assert "number of another kind" in str(admitted.why_not(op, {"self": x, "exponent": True}))
+    assert try_call(op, ((x, True), {}), seen, is_whole=False)
+    assert "its dtype is another than its fake's" in seen.faults, "or this is mended"

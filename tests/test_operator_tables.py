@@ -39,7 +39,10 @@ ALLOWED = {
     "harness/graph/plain.py": (1, "Python's arithmetic on sizes, by the names in a file"),
     "harness/graph/tracing/one_by_one.py": (2, "what runs in place of an operator over lists: code, by operator"),
     "harness/localize/logs/joined_logs.py": (1, "names in a log, of torch's own messages to one rank"),
-    "harness/prove/known_operators.py": (2, "operators that hand on a value, and such as take one dtype"),
+    "harness/prove/known_operators.py": (
+        4,
+        "operators that hand on a value, such as take one dtype, and what others may mix, as a test tries of each",
+    ),
     "harness/prove/rules.py": (2, "rules by the kind of a term, and which terms have signs"),
     "harness/sensitivity/formulas.py": (3, "which formula computes an operator otherwise: code, by operator"),
     "harness/torch_sizes.py": (1, "what torch's sizes compute, by the names of its methods"),

@@ -140,7 +140,7 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
     if _is_drawn_dropout(name, given) or _is_norm_in_training(name, given) or _is_update(name, given):
         return None
     if misfits(name, given):
-        why = "it reads beyond its tensors, or its result lies otherwise than its fake"
+        why = "it reads beyond its tensors, or its result has other strides or another shape than its fake"
         return f"{name} does not check the shapes that it reads, and these do not fit: {why}"
     allowed = names().get(name)
     if allowed is None:

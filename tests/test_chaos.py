@@ -360,6 +360,7 @@ class Entry:
     rendezvous: str
     named: str | None
     verdicts: tuple[str, ...] | None
+    or_else: tuple[str, ...] | None = None
     nodes: int = 2
     ranks: int = 1
     node: int = 1
@@ -570,7 +571,8 @@ ENTRIES = [
         name="rank_0_twice-static",
         rendezvous="static",
         named=r"this run has a rank 0 already",
-        verdicts=EQUAL,
+        verdicts=EQUAL,  # where rank 0 of node 0 comes first; else its torchrun ends, and the store with it
+        or_else=NOT_RUN,  # torchrun lets both go once two machines are there
         waits=_third_has_loaded,
         starts=((0, 0.0, 0), (2, 4.0, 0), (1, 8.0, 1)),
     ),
@@ -729,7 +731,7 @@ def test_it_is_named_in_time_and_reported_and_leaves_nothing(
             print(json.dumps(row), file=file)
     told = "\n".join(f"--- node{number}\n{attempt.output(number)[-3000:]}" for number in attempt.torchruns)
     print(json.dumps(row, indent=1), told)
-    assert verdicts == entry.verdicts
+    assert verdicts == entry.verdicts or (verdicts and verdicts == entry.or_else)
     assert left == {}
     if entry.named:
         assert found, "nobody is named"

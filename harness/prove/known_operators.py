@@ -242,6 +242,8 @@ CHOOSES = {
     "aten.index_select.default": ("index",),
     "aten.masked_fill.Scalar": ("mask",),
     "aten.masked_fill.Tensor": ("mask",),
+    "aten.nll_loss_backward.default": ("target",),
+    "aten.nll_loss_forward.default": ("target",),
     "aten.scatter.src": ("index",),
     "aten.scatter.value": ("index",),
     "aten.scatter_add.default": ("index",),
@@ -250,10 +252,19 @@ CHOOSES = {
 """Operators and those of their arguments that say which elements are taken, whose dtype is no other operand's matter: a
 test tries every pair of layouts of these and of the others."""
 
+COMPARES = ("eq", "ne", "lt", "le", "gt", "ge")
+
+TAKES_NUMBERS_AS_TENSORS = {
+    *(f"aten.{name}.Tensor" for name in ("add", "sub", "mul", "div", *COMPARES)),
+    *("aten.where.self", "aten.maximum.default", "aten.minimum.default"),
+}
+"""Operators that may read a tensor without dims beside others of another dtype: it is promoted otherwise, like a
+number, and a test tries every pair of dtypes."""
+
 TAKES_ANY_NUMBER = {
     *(f"aten.{name}.Tensor" for name in ("add", "sub", "mul", "div")),
     *(f"aten.{name}.Scalar" for name in ("add", "sub", "mul", "div", "rsub", "fmod", "remainder", "fill")),
-    *(f"aten.{name}.Scalar" for name in ("eq", "ne", "lt", "le", "gt", "ge")),
+    *(f"aten.{name}.Scalar" for name in COMPARES),
     *(
         f"aten.{name}.default"
         for name in ("clamp", "clamp_min", "clamp_max", "full_like", "new_full", "constant_pad_nd")

@@ -72,15 +72,19 @@ def mixtures_of(name: str, given: Mapping[str, Any]) -> list[str]:
 
 
 def mixes_as_tried(target: Any, given: Mapping[str, Any]) -> bool:
-    """Whether a call that mixes dtypes does so as those that a scan tries. Two dtypes, and all tensors in rows, or of
-    one shape and all alike: else torch's kernels order the dims of a result by the operands as they were given, and
-    some fakes by their casts. What writes in place gives what it is given, in whatever dtypes and layouts."""
+    """Whether a call that mixes dtypes does so as those that a scan tries. Two dtypes; all tensors in rows, or of one
+    shape and all alike: else torch's kernels order the dims of a result by the operands as they were given, and some
+    fakes by their casts; and none without dims beside others, which would be promoted otherwise, but of operators of
+    which a test tries all that. What writes in place gives what it is given, in whatever dtypes and layouts."""
+    name, tensors = str(target), [*_tensors(given)]
     if written_names(target):
         return True
-    if len(_dtypes_of(str(target), given)) > 2:
+    if len(_dtypes_of(name, given)) > 2:
         return False
-    lies = {(tuple(map(str, x.shape)), tuple(map(str, x.stride()))) for x in _tensors(given)}
-    return str(target) in known.LIES_BY_SHAPE or len(lies) == 1 or layout_of(given) == ROWS
+    if name not in known.TAKES_NUMBERS_AS_TENSORS and len({x.dim() == 0 for x in tensors}) > 1:
+        return False
+    lies = {(tuple(map(str, x.shape)), tuple(map(str, x.stride()))) for x in tensors}
+    return name in known.LIES_BY_SHAPE or len(lies) == 1 or layout_of(given) == ROWS
 
 
 def _dtypes_of(name: str, given: Mapping[str, Any]) -> set[torch.dtype]:
@@ -153,7 +157,7 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
     if mixtures and not mixes_as_tried(target, given):
         return (
             f"{name} with tensors of {_told(name, given)} is not among the calls of several dtypes that were tried: "
-            "two dtypes, all tensors in rows or all alike"
+            "two dtypes, all tensors in rows or all alike, none without dims beside others"
         )
     allowed = min((allowed, *(names(mixture)[name] for mixture in mixtures)), key=LAYOUTS.index)
     if LAYOUTS.index(layout_of(given)) <= LAYOUTS.index(allowed):

@@ -27,6 +27,8 @@ CHOOSING = {
     "index_select.default": lambda lay, other: [(lay(X), 1, other(LINE)), (lay(X), 1, other(LINE.int()))],
     "masked_fill.Scalar": lambda lay, other: [(lay(X), other(MASK), 2), (lay(X[0]), other(MASK), 2)],
     "masked_fill.Tensor": lambda lay, other: [(lay(X), other(MASK[0]), X[0, 0, 0])],
+    "nll_loss_backward.default": lambda lay, other: losses(lay, other),
+    "nll_loss_forward.default": lambda lay, other: [call[1:6] for call in losses(lay, other)],
     "scatter.src": lambda lay, other: [(lay(X), 1, other(CUBE), lay(X)), (lay(X), 1, other(CUBE), other(X))],
     "scatter.value": lambda lay, other: [(lay(X), 1, other(CUBE), 2)],
     "scatter_add.default": lambda lay, other: [(lay(X), 1, other(CUBE), lay(X)), (lay(X), 1, other(CUBE), other(X))],
@@ -36,6 +38,12 @@ CHOOSING = {
     ],
 }
 ENDS = torch.tensor([8, 16], dtype=torch.int32)
+
+
+def losses(lay, other):
+    """Backward calls of a loss: of each row, or of the weighted sum."""
+    yield other(X[0, 0]), lay(X[0]), other(LINE), None, 0, -100, torch.tensor(4.0)
+    yield X[0, 0, 0], lay(X[0]), other(LINE), other(X[0, 0]), 2, -100, torch.tensor(4.0)
 
 
 def indexed(lay, other):
@@ -140,6 +148,26 @@ def test_an_operator_that_may_read_a_number_of_any_kind_does_as_its_fake(name):
     )
     assert not seen.faults
     assert taken - seen.fakes_fail >= 50
+
+
+@pytest.mark.parametrize("name", sorted(known.TAKES_NUMBERS_AS_TENSORS))
+def test_an_operator_that_may_read_a_tensor_without_dims_of_another_dtype_does_as_its_fake(name):
+    """Whole: each pair of nine dtypes, in either place."""
+    op, seen, taken = op_of(name), Scanned(), 0
+    values = torch.randint(0, 3, (3, 4))
+    for (one, two), lay in itertools.product(
+        itertools.permutations((*DTYPES, torch.complex64), 2), [*WAYS.values()][:4]
+    ):
+        x, number = lay(values.to(one)), values[0, 0].to(two)
+        for args in ((x, number), (number, x)):
+            taken += tried(op, (lay(values > 0), *args) if name == "aten.where.self" else args, seen)
+    assert not seen.faults
+    assert taken >= 100
+
+
+def test_a_tensor_without_dims_beside_others_of_another_dtype_is_refused_elsewhere():
+    given = {"self": torch.tensor(1 + 1j), "vec1": X[0, 0].half(), "vec2": X[0, 0].half(), "beta": 0.6, "alpha": 0.2}
+    assert "none without dims" in str(admitted.why_not(aten.addr.default, given))
 
 
 @pytest.mark.parametrize("name", ["pow.Tensor_Scalar", "_foreach_pow.Scalar"])

@@ -74,8 +74,8 @@ def mixtures_of(name: str, given: Mapping[str, Any]) -> list[str]:
 def mixes_as_tried(target: Any, given: Mapping[str, Any]) -> bool:
     """Whether a call that mixes dtypes does so as those that a scan tries. Two dtypes; all tensors in rows, or of one
     shape and all alike: else torch's kernels order the dims of a result by the operands as they were given, and some
-    fakes by their casts; and none without dims beside others, which would be promoted otherwise, but of operators of
-    which a test tries all that. What writes in place gives what it is given, in whatever dtypes and layouts."""
+    fakes by their casts; and none without dims beside others, which would be promoted otherwise, unless a test tries
+    the operator with each dtype there. What writes in place gives what it is given, whatever the dtypes and layouts."""
     name, tensors = str(target), [*_tensors(given)]
     if written_names(target):
         return True

@@ -6,7 +6,10 @@ what an all-gather returns, what a rank gives to the others. Times are microseco
 all turns, each call waited for on the spot, as in eager code. What the two rank-order transports compute is compared
 bit for bit.
 
-`--step` times whole eager steps of moe_seq instead, over the two rank-order transports in turns: seconds of rank 0.
+`--step` times whole steps of the three cases instead, of both systems, over four transports in turns. Two exchange and
+record all: those in rank order. With "meetings alone" ranks wait for each other in each collective, but exchange, add
+and record nothing. With "none, unrecorded" no rank waits for another: what remains are the step's own calls, on as many
+elements. The last line has what the CPUs need for 20 steps of all, twice: no run with controls can be shorter.
 `--hogs N` keeps N processes busy beside it, as on a machine that has other things to do.
 """
 
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import hashlib
 import os
 import signal
@@ -35,18 +39,22 @@ from tabulate import tabulate
 
 from bitproof.builtin_cases import CASES
 from bitproof.harness.capture.recorder import Recorder
-from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.case import Case, Kind, Parallelism
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.processes.process import keep_to_one_core
+from bitproof.harness.systems.graph import GraphProgram, make_graph_system, prepare
 from bitproof.harness.torch_distributed import register_group, unregister_group
 from bitproof.reference.parallel import mesh as meshes
 from bitproof.reference.parallel.collectives import all_gather, all_to_all, reduce_scatter
 from bitproof.reference.parallel.mesh import FSDP, Mesh
-from bitproof.reference.parallel.rank_order_group import RankOrderGroup
+from bitproof.reference.parallel.rank_order_group import LoneGroup, RankOrderGroup
+from bitproof.reference.parallel.shared_memory_group import SharedMemoryGroup
 from bitproof.reference.step import make_eager
 from tests.ranks import on_ranks
 
 OWN, ORDERED, SHARED = "gloo's own", "rank order, gloo", "rank order, shared"
+MET, SILENT = "meetings alone", "none, unrecorded"
+STEP_CASES = ("transformer_batch", "moe_batch", "moe_seq")
 GROUPS = {OWN: "own", ORDERED: "ordered", SHARED: FSDP}
 KINDS: dict[str, Callable[[Tensor, int, str], Tensor]] = {
     "all-gather": all_gather,
@@ -71,15 +79,18 @@ def main() -> None:
     torch.set_num_threads(1)
     with busy(options.hogs):
         if options.step:
-            case = CASES["moe_seq"]
-            case = replace(case, parallelism=replace(case.parallelism, world_size=options.ranks))
-            rows = on_ranks(case.parallelism, lambda mesh: steps(case, mesh, options.steps), collectives="shared")[0]
+            rows = []
+            for name in STEP_CASES:
+                parallelism = replace(CASES[name].parallelism, world_size=options.ranks)
+                rows += step_rows(replace(CASES[name], parallelism=parallelism), options.steps)
         else:
             sizes = [64 << 2 * i for i in range(11) if options.smallest <= 64 << 2 * i <= options.largest]
             parallelism = Parallelism(world_size=options.ranks, ep=1)
             rows = on_ranks(parallelism, lambda mesh: calls(mesh, sizes, options.seconds), collectives="shared")[0]
     print(f"{options.ranks} ranks, {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}")
     print(tabulate(rows, headers="keys", floatfmt=".3f" if options.step else ".0f"))
+    if options.step:
+        print(limits(rows))
 
 
 @contextlib.contextmanager
@@ -140,16 +151,79 @@ def measure(kind: str, size: int, world_size: int, seconds: float) -> dict[str, 
     )
 
 
-def steps(case: Case, mesh: Mesh, count: int) -> list[dict[str, Any]]:
-    """A row for each of the rank-order transports: a step of the eager chunked system, recorded."""
+class Silent(LoneGroup):
+    """A group whose every rank behaves as if all held what it holds: nothing is exchanged, waited for or added.
+
+    A rank's tensors have as many elements as with the others, so its step calls the same operators.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        dist.ProcessGroup.__init__(self, group.rank(), group.size())  # type: ignore[call-arg]
+
+    def _all_gather(self, output: Tensor, x_N: Tensor) -> dist.Work:
+        return super()._all_gather(output.view(self.size(), -1), x_N.reshape(1, -1).expand(self.size(), -1))
+
+    def _reduce_scatter(self, output_N: Tensor, x: Tensor) -> dist.Work:
+        return super()._reduce_scatter(output_N, x.view(self.size(), -1)[self.rank()])
+
+
+class Met(Silent):
+    """A silent group whose ranks wait for each other in every collective, as they do in shared memory."""
+
+    def __init__(self, group: SharedMemoryGroup) -> None:
+        super().__init__(group)
+        self._ring = group.inline
+
+    def _all_to_all(self, *given: Any) -> dist.Work:
+        self._meet()
+        return super()._all_to_all(*given)
+
+    def _all_gather(self, *given: Any) -> dist.Work:
+        self._meet()
+        return super()._all_gather(*given)
+
+    def _reduce_scatter(self, *given: Any) -> dist.Work:
+        self._meet()
+        return super()._reduce_scatter(*given)
+
+    def _all_reduce(self, x: Tensor) -> dist.Work:
+        self._meet()
+        return super()._all_reduce(x)
+
+    def _meet(self) -> None:
+        self._ring.begin_post()
+        self._ring.end_post()
+        self._ring.begin_read()
+        self._ring.end_read()
+
+
+def step_rows(case: Case, count: int) -> list[dict[str, Any]]:
+    """A row for each system and transport: seconds of the slowest rank's step, and the CPU seconds of all ranks'."""
+    programs = {"eager_chunked": None, "graph": prepare(case, torch.device("cpu"))}
+    rows = []
+    for system, program in programs.items():
+        ranks = on_ranks(case.parallelism, functools.partial(steps, case, program, count), collectives="shared")
+        for label in ranks[0]:
+            clock, cpu = zip(*(found[label] for found in ranks), strict=True)
+            rows.append({"case": case.name, "system": system, "transport": label, "s": max(clock), "CPU s": sum(cpu)})
+    return rows
+
+
+def steps(case: Case, program: GraphProgram | None, count: int, mesh: Mesh) -> dict[str, tuple[float, float]]:
+    """The median seconds of this rank's step by the clock, and of the CPU, for each transport in turns."""
     set_determinism(case.seed)
     keep_to_one_core(mesh.rank, case.parallelism.world_size)
-    trainer = make_eager(case, mesh, mesh.device, True, lambda gradients: gradients)
-    groups: dict[str, dict[str, Any]] = {SHARED: dict(meshes.joined_groups), ORDERED: {}}
-    for name in groups[SHARED]:
+    if program is None:
+        trainer = make_eager(case, mesh, mesh.device, True, lambda gradients: gradients)
+    else:
+        trainer = make_graph_system(case, mesh, mesh.device, program, lambda gradients: gradients)
+    groups: dict[str, dict[str, Any]] = {SHARED: dict(meshes.joined_groups), ORDERED: {}, MET: {}, SILENT: {}}
+    for name, shared in groups[SHARED].items():
         over_gloo = [dist.new_group(ranks) for ranks in mesh.partition(name)]
         mine = [mesh.rank in ranks for ranks in mesh.partition(name)].index(True)
         groups[ORDERED][name] = RankOrderGroup(over_gloo[mine])
+        groups[MET][name] = Met(shared) if isinstance(shared, SharedMemoryGroup) else Silent(shared)
+        groups[SILENT][name] = Silent(shared)
     recorder = Recorder(mesh.rank)
     recorder.step = -1
     times: dict[str, list[tuple[float, float]]] = {label: [] for label in groups}
@@ -161,15 +235,28 @@ def steps(case: Case, mesh: Mesh, count: int) -> list[dict[str, Any]]:
             dist.barrier()
             began, computed = time.perf_counter(), time.process_time()
             recorder.step += 1
-            trainer.step(recorder.step, recorder.observe)
+            trainer.step(recorder.step, _unseen if label in (MET, SILENT) else recorder.observe)
             if turn:
                 times[label].append((time.perf_counter() - began, time.process_time() - computed))
-    rows = []
+    medians = {}
     for label, found in times.items():
-        seconds, cpu = ([pair[i] for pair in found] for i in (0, 1))
-        summary = {"median": statistics.median(seconds), "least": min(seconds), "most": max(seconds)}
-        rows.append({"transport": label} | summary | {"of the CPU": statistics.median(cpu)})
-    return rows
+        clock, cpu = zip(*found, strict=True)
+        medians[label] = (statistics.median(clock), statistics.median(cpu))
+    return medians
+
+
+def _unseen(kind: Kind, name: str, tensor: Tensor) -> None:
+    """Record nothing."""
+
+
+def limits(rows: list[dict[str, Any]], num_steps: int = 20) -> str:
+    """What the CPUs need for the steps of these cases, each system run twice."""
+    cores = len(os.sched_getaffinity(0))
+    told = []
+    for label in (SHARED, MET, SILENT):
+        cpu = sum(row["CPU s"] for row in rows if row["transport"] == label) * num_steps * 2
+        told.append(f"{label}: {cpu:.1f} CPU s, {cpu / cores:.1f} s on {cores} cores")
+    return f"\n{num_steps} steps of both systems, twice: {'; '.join(told)}"
 
 
 if __name__ == "__main__":

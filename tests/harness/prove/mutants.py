@@ -215,7 +215,7 @@ def scale_an_operand(module: GraphModule, chance: random.Random, node: Node) -> 
 
 
 def move_a_slice(module: GraphModule, chance: random.Random, node: Node) -> bool:
-    if node.target is not aten.slice.Tensor or len(node.args) < 4 or node.args[2] == 0:
+    if node.target is not aten.slice.Tensor or len(node.args) != 4 or node.args[2] == 0:
         return False
     read, dim, start, end = node.args
     node.args = (read, dim, start - 1, min(end, _value(read).shape[dim]) - 1)

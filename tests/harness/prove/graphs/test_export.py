@@ -122,6 +122,17 @@ def test_a_graph_that_returns_or_takes_something_else_is_refused():
         export_graph(module, ["parameter 0"], (W,), ["a", "b"], GroupTable())
 
 
+def test_taking_no_gradients_of_captured_tensors_is_no_call():
+    """Else a checker, which knows of no call without a result that leaves memory alone, distrusts what it reads."""
+    module, export = exported(lambda w, x: w * x, W, X)
+    plain = export()
+    [product] = [node for node in module.graph.nodes if node.op == "call_function"]
+    with module.graph.inserting_after(product):
+        for nothing in ((), [], None):
+            module.graph.call_function(operator.getitem, (((product,), nothing), 1))
+    assert export() == plain
+
+
 def test_a_call_of_what_is_no_operator_is_refused():
     module, export = exported(lambda w, x: w * x, W, X)
     [node] = [node for node in module.graph.nodes if node.op == "call_function"]

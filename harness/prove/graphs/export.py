@@ -180,7 +180,7 @@ class _Exporter:
         of_numbers = not op and all(symbols.is_number(self.values[x]) for x in node.all_input_nodes)
         if symbols.is_number(value) and (op in known.SIZES or of_numbers):
             return  # arithmetic on sizes: its readers have the size itself
-        if op in known.CHECKS or (op == "getitem" and (value is None or (type(value) in (list, tuple) and not value))):
+        if op in known.CHECKS or (op == "getitem" and (value is None or (isinstance(value, Sequence) and not value))):
             return  # a check, on which no bit depends; or an unneeded gradient among several
         if value is None and not operators.written_arguments(node):
             raise _refused(node, "a call that gives nothing, so that it is made for what else it does")

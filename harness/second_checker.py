@@ -2,7 +2,7 @@
 
 It was written from docs/reference/certificate.md, which defines the form and every rule, and shares no code with the
 first checker nor with any other file of this project: copy it, and read it beside that page, whose sections it follows.
-Its style differs on purpose. A term is a line of JSON, which is its key; what is known stands in tables: what
+Its style differs on purpose. A term is a list, and its text is its key; what is known stands in tables: what
 each kind of term is made of, which type it has, what each rule gives, and the lines of how a call's value is derived.
 
 Exit status: 0 the certificate is accepted and every output is proved, 1 one is not, 3 it is rejected.
@@ -31,7 +31,7 @@ BYTES = {**REAL, **WHOLE, "int16": 2}
 NUMBER, STATE, SEVERAL = "number", "state", "several"
 Json = Any
 State = dict[str, Any]
-"""Of the steps: `terms`, `last` (forms), `types`, `roots` (kinds of inputs that it reads), `at` (by lines of JSON)."""
+"""Of the steps: `terms`, `last` (forms), `types`, `roots` (kinds of inputs that it reads), `at` (by their texts)."""
 
 
 class FlawError(Exception):
@@ -48,7 +48,8 @@ def hold(holds: object, otherwise: str) -> None:
         raise FlawError(otherwise)
 
 
-line_of = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+line_of = repr
+"""The text of lists of numbers, strings and nothing, which no other has."""
 
 
 # -- Terms and their types ---------------------------------------------------------------------------
@@ -58,7 +59,13 @@ def _is_count(x: Json) -> bool:
     return type(x) is int and x >= 0
 
 
+def _are_counts(x: Json) -> bool:
+    return type(x) is list and {*map(type, x)} <= {int} and min(x, default=0) >= 0
+
+
 def _sizes(x: Json, named: list[int]) -> bool:
+    if _are_counts(x):
+        return True
     return type(x) is list and all(_size(n, named) and (type(n) is list or n >= 0) for n in x)
 
 
@@ -74,7 +81,7 @@ def _size(x: Json, named: list[int]) -> bool:
 
 
 def _shape(x: Json, named: list[int]) -> bool:
-    return type(x) is list and all(n is None or _is_count(n) for n in x)
+    return _are_counts(x) or (type(x) is list and all(n is None or _is_count(n) for n in x))
 
 
 def _groups(x: Json, named: list[int] | None = None) -> bool:
@@ -120,7 +127,7 @@ WORDS: dict[str, Callable[[Json, list[int]], bool]] = {
     "side": lambda x, named: x in ("reference", "candidate"),
     "int": lambda x, named: type(x) is int,
     "count": lambda x, named: _is_count(x),
-    "closed": lambda x, named: type(x) is list and all(map(_is_count, x)),
+    "closed": lambda x, named: _are_counts(x),
     "shape": _shape,
     "shape?": lambda x, named: x is None or _shape(x, named),
     "sizes": _sizes,
@@ -435,20 +442,20 @@ def take_step(state: State, step: Json) -> None:
     hint, place, last, types = step[3] if step[3:] else [], len(state["terms"]), state["last"], state["types"]
     hold(type(hint) is list and type(equals) is int, "no step")
     named, line = terms_named(term), line_of(term)
-    hold(all(0 <= t < place and last[t] == t for t in named), f"step {place} names no last form")
-    hold(line not in state["at"], f"step {place} has a term that an earlier one has")
+    if not all([0 <= t < place and last[t] == t for t in named]) or line in state["at"]:
+        raise FlawError(f"step {place} names no last form, or has a term that an earlier one has")
     own = TYPES[term[0]](types, *term[1:])
     if rule:
-        hold(rule in RULES and rule.partition("_")[0] == term[0], f"step {place}: no rule {rule} of {term[0]}")
-        hold(bool(hint) == (rule in HINTED), f"step {place}: a hint too many, or none")
-        hold(RULES[rule](state, term, *hint) == equals != place, f"step {place} does not follow by {rule}")
-        hold(types[equals] == own, f"step {place} changes its type")
-    else:
-        hold(equals == place and not hint, f"step {place} has no rule")
-    roots = {root for t in named for root in state["roots"][t]}
+        hold(rule in RULES and rule.partition("_")[0] == term[0], "no rule of such a term")
+        hold(bool(hint) == (rule in HINTED), "a hint too many, or none")
+        if RULES[rule](state, term, *hint) != equals or equals == place or types[equals] != own:
+            raise FlawError(f"step {place} does not follow by {rule}, or changes its type")
+    elif equals != place or hint:
+        raise FlawError(f"step {place} has no rule")
+    roots = frozenset().union(*[state["roots"][t] for t in named])
     if term[0] == "input":
         roots |= {root for root in ROOTS if term[1].startswith(root)}
-    for column, value in (("terms", term), ("last", equals), ("types", own), ("roots", frozenset(roots))):
+    for column, value in (("terms", term), ("last", equals), ("types", own), ("roots", roots)):
         state[column].append(value)
     state["at"][line] = place
 
@@ -458,7 +465,7 @@ ROOTS = ("parameter ", "input ")
 
 def find(state: State, *term: Json) -> int:
     """The last form of a term, which must have a step."""
-    place = state["at"].get(line_of(term))
+    place = state["at"].get(line_of([*term]))
     if place is None:
         raise FlawError(f"no step has the term {str(term)[:200]}")
     return int(state["last"][place])
@@ -765,7 +772,7 @@ def is_tensor(value: Json) -> bool:
 
 def is_closed(sizes: Iterable[Json]) -> bool:
     """Whether no size is open."""
-    return all(type(n) is int for n in sizes)
+    return {*map(type, sizes)} <= {int}
 
 
 def lies_closed(x: Json) -> bool:
@@ -1378,7 +1385,8 @@ def _is_value(own: Json) -> bool:
     dtype, device, shape, strides, offset, storage = found
     sizes = (*shape, *strides, offset)
     is_tensor_ = kind == "tensor" and type(dtype) is type(device) is str and len(shape) == len(strides)
-    return is_tensor_ and type(shape) is type(strides) is list and all(map(_is_size, sizes)) and _is_count(storage)
+    are_sizes = _are_counts([*sizes]) or all(map(_is_size, sizes))
+    return is_tensor_ and type(shape) is type(strides) is list and are_sizes and _is_count(storage)
 
 
 def _is_size(x: Json) -> bool:

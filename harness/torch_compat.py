@@ -1,10 +1,10 @@
 """All that bitproof uses of torch that is private, or that is not the same in every release it runs on.
 
 No other module touches either, but those beside it: `torch_distributed.py`, `torch_operators.py`, `torch_compile.py`,
-`torch_inductor.py`, `torch_sizes.py` and `torch_fakes.py` for what their names say. So a new release of torch is met in
-these files. Private is a name with a leading underscore, and what stands in a module of such a name, in dynamo or in
-inductor. Operators under `torch.ops` are not: a graph is written in them, and torch keeps their schemas.
-`torch_versions.py` says which releases count.
+`torch_inductor.py`, `torch_sizes.py`, `torch_fakes.py` and `torch_tracing.py` for what their names say. So a new
+release of torch is met in these files. Private is a name with a leading underscore, and what stands in a module of such
+a name, in dynamo or in inductor. Operators under `torch.ops` are not: a graph is written in them, and torch keeps their
+schemas. `torch_versions.py` says which releases count.
 
 What differs between them:
 
@@ -45,6 +45,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type as i
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 from torch.utils.hooks import BackwardHook
 
+from bitproof.harness.torch_tracing import quick_tracing
 from bitproof.harness.torch_versions import warning_of
 
 __all__ = [
@@ -107,7 +108,7 @@ def symbolic_graph(
         with fake_mode, enable_python_dispatcher():
             if decompositions:
                 return traced(*args)
-            with mock.patch.object(proxy_tensor, "_extract_tensor_metadata", lambda value: None):
+            with quick_tracing(), mock.patch.object(proxy_tensor, "_extract_tensor_metadata", lambda value: None):
                 return _without_tensor_meta(traced(*args))
 
     return trace

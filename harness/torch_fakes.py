@@ -16,6 +16,7 @@ torch computes all others. A mode keeps its own results, so that no trace depend
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import sympy
@@ -25,6 +26,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.sym_node import _NO_HINT, SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from bitproof.harness.torch_tracing import new_fake
 
 _COLLECTIVES = frozenset(
     {
@@ -67,7 +70,8 @@ class _Size(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """A tensor of a result; `shares` says whether its storage is that of the only tensor among the arguments."""
+    """A tensor of a result; `shares` says whether its storage is that of the only tensor among the arguments, and
+    `is_closed` that it has memory of its own and no open size, so that nothing is guarded."""
 
     sizes: tuple[int | _Size, ...]
     strides: tuple[int | _Size, ...]
@@ -75,6 +79,7 @@ class _Kept(NamedTuple):
     dtype: torch.dtype
     device: torch.device
     shares: bool
+    is_closed: bool
 
 
 class FakeResults:
@@ -123,11 +128,12 @@ class FakeResults:
     def _made(self, call: _Call, kept: _Kept, made: dict[_Size, Any]) -> FakeTensor:
         shape = [call.size(n, made) for n in kept.sizes]
         strides = [call.size(n, made) for n in kept.strides]
-        with in_kernel_invocation_manager(self._mode), self._env.suppress_guards():
+        guards = nullcontext() if kept.is_closed else self._env.suppress_guards()
+        with in_kernel_invocation_manager(self._mode), guards:
             empty = torch.empty_strided(shape, strides, dtype=kept.dtype, device="meta")
             if kept.shares:
                 empty.set_(call.tensors[0].untyped_storage(), call.size(kept.offset, made), shape, strides)
-        return FakeTensor(self._mode, empty, kept.device)
+        return new_fake(self._mode, empty, kept.device)
 
 
 class _Call:
@@ -229,7 +235,8 @@ class _Call:
         if (shares and len(self.tensors) != 1) or (not shares and offset != 0):
             raise _Unkept
         sizes, strides = (tuple(map(self._kept_size, of)) for of in (x.shape, x.stride()))
-        return _Kept(sizes, strides, offset, x.dtype, x.fake_device, shares)
+        is_closed = not shares and all([type(n) is int for n in (*sizes, *strides)])
+        return _Kept(sizes, strides, offset, x.dtype, x.fake_device, shares, is_closed)
 
     def _kept_size(self, size: Any) -> int | _Size:
         if type(size) is int:

@@ -69,6 +69,7 @@ FLOORS = (
         "bitproof.harness.printable",
         "bitproof.harness.second_checker",
         "bitproof.harness.shared_memory",
+        "bitproof.harness.torch_tracing",
         "bitproof.harness.torch_versions",
     },
     {"bitproof.harness.validate"},

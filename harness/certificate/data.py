@@ -115,7 +115,7 @@ class Graph:
         return any(call.op == "input" and call.name.startswith(STATE) for call in self.calls)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ProofStep:
     """A term, and the index of the term that it was rewritten to, its own if unchanged. `hint` is what the rule had to
     find."""

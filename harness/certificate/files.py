@@ -92,7 +92,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _frozen(value: Any) -> Any:
     """Arrays as tuples, and neither fractions nor truth values, which no part of a certificate has."""
     if type(value) is list:
-        return tuple([item if type(item) is int or type(item) is str else _frozen(item) for item in value])
+        return tuple([x if type(x) is int or type(x) is str or x is None else _frozen(x) for x in value])
     if isinstance(value, bool | float):
         raise ValueError(f"the value {value}")
     return {key: _frozen(item) for key, item in value.items()} if type(value) is dict else value
@@ -142,7 +142,7 @@ def _call(name: str, op: str, args: Any, value: Any, writes: Any, random: int, p
         type(name) is str and type(op) is str and random in (0, 1) and all(type(x) is str for x in (*names, *writes))
     )
     is_call &= type(args) is type(writes) is tuple and len(names) == len(args)
-    require(is_call, f"{str(name)[:80]} is no call")
+    require(is_call, lambda: f"{str(name)[:80]} is no call")
     return Call(name, op, args, _value(value), writes, bool(random), place)
 
 

@@ -37,21 +37,21 @@ class Terms:
         """Check one step: its term is new, its parts are in their last form and fit together, and its rule gives the
         stated term, of the same type."""
         place, term, below = len(self.terms), step.term, terms_in(step.term)
-        require(term not in self.places, f"step {place} has a term that has one already")
-        is_last = all(type(x) is int and 0 <= x < place and self.equals[x] == x for x in below)
-        require(is_last, f"step {place} reads no last form")
+        require(term not in self.places, lambda: f"step {place} has a term that has one already")
+        is_last = all([type(x) is int and 0 <= x < place and self.equals[x] == x for x in below])
+        require(is_last, lambda: f"step {place} reads no last form")
         own_type = self.type_of(term)
         if step.rule:
-            require(step.rule.split("_")[0] == term[0], f"step {place} applies {step.rule} to {term[0]}")
+            require(step.rule.split("_")[0] == term[0], lambda: f"step {place} applies {step.rule} to {term[0]}")
             found = RULES[step.rule](self, term, *step.hint)
             require(found is not None and found == step.equals, f"step {place} does not follow by {step.rule}")
             type_ = self.types[step.equals]
             require(type_ == own_type, lambda: f"step {place} rewrites {own_type} to {type_}")
         else:
-            require(step.equals == place and not step.hint, f"step {place} rewrites its term by no rule")
-        own = {kind for kind in ROOTS if term[0] == "input" and term[1].startswith(kind)}
+            require(step.equals == place and not step.hint, lambda: f"step {place} rewrites its term by no rule")
+        own = [kind for kind in ROOTS if term[0] == "input" and term[1].startswith(kind)]
         self.types.append(own_type)
-        self.roots.append(frozenset(own.union(*(self.roots[x] for x in below))))
+        self.roots.append(frozenset(own).union(*[self.roots[x] for x in below]))
         self.terms.append(term)
         self.equals.append(step.equals)
         self.places[term] = place

@@ -45,24 +45,29 @@ def type_of(term: Term, types: Sequence[Type]) -> Type:
             is_inside = type(offset) is int and windows.normal(*w) == w and (0 in shape or 0 <= offset <= last < size)
             require(is_inside, "a window shows what is not there, or has another form")
             return types[base][0], shape
-        case ("cat", (first, *_) as parts, dim):
-            rank = len(shape_of(types[first]))
-            require(type(dim) is int and 0 <= dim < rank, f"{dim} is no dim of {rank}")
-            shapes = [shape_of(types[x]) for x in parts]
-            fits = {(types[x][0], windows.put(shape, dim, 0)) for x, shape in zip(parts, shapes, strict=True)}
-            require(len(fits) == 1 and {*map(len, shapes)} == {rank}, "parts do not fit")
-            return types[first][0], windows.put(shapes[0], dim, sum(shape[dim] for shape in shapes))
+        case ("op" | "move" as kind, str(), arguments, dtype, shape):
+            for name, value in arguments:
+                require(type(name) is str, lambda: f"{name} is no argument's name")
+                _check_argument(value, types, STATE if name == "generator" and kind == "op" else kind)
+            return SEVERAL if dtype is None and shape is None else (_text(dtype), _pattern(shape))
         case ("exact", operator, dtype, str(), operands):
-            require(ARITY.get(operator) == len(operands), f"{operator} of {len(operands)} operands")
+            require(ARITY.get(operator) == len(operands), lambda: f"{operator} of {len(operands)} operands")
             told = [_tensor(types[x]) for x in operands]
             of_one_shape, listed = len({shape for _, shape in told}) == 1, (list(shape) for _, shape in told)
             require(of_one_shape, lambda: f"{operator} of operands of other shapes: {[*listed]}")
             dtypes = tuple(x for x, _ in told)
-            require(is_exact(operator, dtype, dtypes), f"{operator} to {dtype} of {[*dtypes]}")
+            require(is_exact(operator, dtype, dtypes), lambda: f"{operator} to {dtype} of {[*dtypes]}")
             return dtype, told[0][1]
+        case ("cat", (first, *_) as parts, dim):
+            rank = len(shape_of(types[first]))
+            require(type(dim) is int and 0 <= dim < rank, lambda: f"{dim} is no dim of {rank}")
+            shapes = [shape_of(types[x]) for x in parts]
+            fits = {(types[x][0], windows.put(shape, dim, 0)) for x, shape in zip(parts, shapes, strict=True)}
+            require(len(fits) == 1 and {*map(len, shapes)} == {rank}, "parts do not fit")
+            return types[first][0], windows.put(shapes[0], dim, sum(shape[dim] for shape in shapes))
         case ("number", str(dtype), str(text)):
             value = float.fromhex(text)
-            require(value.hex() == text and has(dtype, value), f"{text} is no number of {dtype}")
+            require(value.hex() == text and has(dtype, value), lambda: f"{text} is no number of {dtype}")
             return dtype, ()
         case ("gather", below, ranks):
             return types[below][0], (_num_ranks(ranks), *shape_of(types[below]))
@@ -73,11 +78,6 @@ def type_of(term: Term, types: Sequence[Type]) -> Type:
             return dtype, shape[1:]
         case ("input" | "constant", str(), str(dtype), shape):
             return dtype, _sizes(shape)
-        case ("op" | "move" as kind, str(), arguments, dtype, shape):
-            for name, value in arguments:
-                require(type(name) is str, f"{name} is no argument's name")
-                _check_argument(value, types, STATE if name == "generator" and kind == "op" else kind)
-            return SEVERAL if dtype is None and shape is None else (_text(dtype), _pattern(shape))
         case ("out", several, index, str(dtype), shape):
             require(types[several] == SEVERAL and type(index) is int and index >= 0, f"{index} of {types[several]}")
             return dtype, _pattern(shape)
@@ -138,7 +138,7 @@ def _tensor(found: Type) -> tuple[str, tuple[int | None, ...]]:
 
 
 def _text(value: Any) -> str:
-    require(type(value) is str, f"{value} is no dtype")
+    require(type(value) is str, lambda: f"{value} is no dtype")
     return str(value)
 
 
@@ -169,7 +169,7 @@ def _check_argument(value: Any, types: Sequence[Type], kind: str) -> None:
         case ("tensor", place, dtype, str(), shape, strides, lead) if kind == "op":
             told = dtype, tuple(n if type(n) is int else None for n in shape)
             require(types[place] == told, lambda: f"{types[place]} is read as {told}")
-            require(len(strides) == len(shape), f"{len(strides)} strides for {len(shape)} dims")
+            require(len(strides) == len(shape), lambda: f"{len(strides)} strides for {len(shape)} dims")
             _check_sizes((*shape, *strides, lead), types)
         case ("value", place) if kind == "move":
             _tensor(types[place])

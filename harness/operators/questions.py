@@ -13,6 +13,7 @@ COMMUNICATES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d
 """Namespaces of operators that communicate."""
 
 
+@functools.lru_cache(maxsize=1 << 12)
 def known(name: str) -> Operator:
     """The row of an operator such as `aten.empty_like`; of one that is in no row, a row that says nothing."""
     if (row := ROWS.get(name)) is not None:

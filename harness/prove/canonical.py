@@ -158,7 +158,7 @@ class Canonicalizer:
             return self._view(call, call.reads[0])
         if call.op in known_operators.COLLECTIVES:
             return self._collective(call, args)
-        if call.op in known_operators.CARRIES | known_operators.UPDATES:
+        if call.op in known_operators.CARRIES or call.op in known_operators.UPDATES:
             return self._results(call, "move", call.op, self._arguments(call, call.args, layouts=False))
         return self._opaque(call, call.args)
 

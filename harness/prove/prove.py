@@ -96,6 +96,9 @@ def prove_case(
         _check_alike(reference.step, candidate)
         other = Provable(candidate.module, reference.names, reference.inputs, reference.outputs, candidate_groups)
         sets = functools.partial(_sets_of_inputs, case, reference) if evaluate else None
+        for program in (reference.program, other):
+            assert program.graph  # as data, so that nobody asks for its fake values again
+            forget_values(program.module)
         found = prove_programs(reference.program, other, sets, rules=rules, lap=laps.lap)
     except RefusedError as error:
         return CaseProof(REFUSED, reason=told(error), seconds=laps.all(), case=case)
@@ -155,6 +158,13 @@ def _graph_of(case: Case, system: str, device: torch.device, options: GraphOptio
     return (
         precompiled_step(case, system, device) if system == PRECOMPILED else step_graph(case, system, device, options)
     )
+
+
+def forget_values(module: GraphModule) -> None:
+    """Free the fake values of a graph's nodes, half of the memory that it takes, but for its inputs'."""
+    for node in module.graph.nodes:
+        if node.op != "placeholder":
+            node.meta.pop("val", None)
 
 
 def _check_alike(reference: StepGraph, candidate: StepGraph) -> None:

@@ -26,6 +26,7 @@ TORCH = (
     "torch_inductor",
     "torch_operators",
     "torch_sizes",
+    "torch_tracing",
 )
 COMPAT = tuple(ROOT / "harness" / f"{name}.py" for name in TORCH)
 NAMES_IN_GRAPHS = ROOT / "harness" / "operators" / "rows.py"

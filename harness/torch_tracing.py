@@ -1,0 +1,72 @@
+"""What torch does for each call of a trace, without what it need not ask.
+
+A trace makes three fake tensors a call, and asks twice which device one is on, through both of its modes. Here a fake
+tensor gets its attributes at once, as copies of those that torch gave the first in its mode, and says itself where it
+is, as torch's own handler has it say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+
+_DEVICE = torch.ops.prim.device.default
+_ATTRIBUTES = "bitproof_attributes"
+"""The attribute of a mode with those of a new fake tensor, by device."""
+
+
+def new_fake(mode: FakeTensorMode, tensor: Tensor, device: torch.device) -> FakeTensor:
+    """A fake tensor on `device` that lies as a new plain tensor on the meta device does, in its memory.
+
+    It has what `FakeTensor(mode, tensor, device)` has. Gradients are not asked of `tensor`.
+    """
+    known: dict[torch.device, dict[str, Any]] = vars(mode).setdefault(_ATTRIBUTES, {})
+    if (attributes := known.get(device)) is None:
+        made = FakeTensor(mode, tensor, device)
+        known[device] = dict(vars(made))
+        return made
+    found: FakeTensor = Tensor._make_subclass(  # type: ignore[attr-defined]
+        FakeTensor, tensor, False, dispatch_device=True, device_for_backend_keys=device
+    )
+    if mode._allow_unsafe_data_ptr_access:
+        torch._C._set_warn_deprecated_on_mutable_data_ptr(found)
+    else:
+        torch._C._set_throw_on_mutable_data_ptr(found)
+    vars(found).update(attributes)
+    return found
+
+
+def device_asked(func: Any, args: Sequence[Any]) -> torch.device | None:
+    """The answer, if a call only asks on which device a fake tensor is; else None."""
+    return args[0].device if func is _DEVICE and len(args) == 1 and type(args[0]) is FakeTensor else None
+
+
+@contextmanager
+def quick_tracing() -> Iterator[None]:
+    """Within this, traces answer where a fake tensor is, and copy fake tensors for nodes, as above."""
+    own_dispatch, own_snapshot = ProxyTorchDispatchMode.__torch_dispatch__, proxy_tensor.snapshot_fake
+
+    def dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        device = device_asked(func, args)
+        return own_dispatch(mode, func, types, args, kwargs) if device is None else device
+
+    def snapshot(x: Tensor, include_real: bool = False) -> Tensor | None:
+        if include_real or type(x) is not FakeTensor:
+            return own_snapshot(x, include_real)
+        with torch._C._DisablePythonDispatcher(), in_kernel_invocation_manager(x.fake_mode):
+            plain = torch.ops.aten.detach.default(x)
+        return new_fake(x.fake_mode, plain, x.fake_device)
+
+    with (
+        mock.patch.object(ProxyTorchDispatchMode, "__torch_dispatch__", dispatch),
+        mock.patch.object(proxy_tensor, "snapshot_fake", snapshot),
+    ):
+        yield

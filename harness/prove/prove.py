@@ -97,7 +97,7 @@ def prove_case(
         other = Provable(candidate.module, reference.names, reference.inputs, reference.outputs, candidate_groups)
         sets = functools.partial(_sets_of_inputs, case, reference) if evaluate else None
         for program in (reference.program, other):
-            assert program.graph  # as data, so that nobody asks for its fake values again
+            assert program.graph  # as data: its fake values are not read again
             forget_values(program.module)
         found = prove_programs(reference.program, other, sets, rules=rules, lap=laps.lap)
     except RefusedError as error:

@@ -6,13 +6,15 @@ that misbehaves, and counts. Status 1: an operator that a proof admits (`harness
 not run at all. `--write` takes from that list what was contradicted, and leaves it the layouts in which nothing was:
 another scan may have seen what this one did not, so nothing is added. Of NAMEs (`aten.add.Tensor`), which are scanned
 alone, it writes the rows anew. With `--mixture` the admitted operators are called with tensors of several dtypes, and
-the list of those that may be is checked, or written (`mixed_floats.txt`, `mixed_kinds.txt`). With `--json FILE` a scan
+the list of those that may be is checked, or written (`mixed_floats.txt`, `mixed_kinds.txt`); with `--every-mix` too,
+with every pair of dtypes, in every way to share the two out among a call's tensors in rows. With `--json FILE` a scan
 that was cut off goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import logging
 import os
@@ -25,7 +27,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -35,12 +37,17 @@ import torch
 
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.prove.graphs import admitted
-from tests.harness.prove.scan import Scanned, scan
+from bitproof.harness.torch_compat import OpOverload
+from tests.harness.prove.scan import Scanned, is_to_be_tried, scan, try_call
 from tests.harness.prove.scan_calls import by_stem, calls_of, operators, recorded, that_mix
+from tests.harness.prove.scan_variants import Arguments, by_name, every_mix, tensors_of
 
 AT_MOST = 40
 MOST_MIXED = 160
 """Calls of several dtypes of which it is only compared how results lie: every pair of dtypes, more than once."""
+
+BASES = 3
+"""Calls of an operator of whose tensors every mix is tried."""
 
 LEAST, LEAST_MIXED = 3, 6
 """Calls in which an operator that is listed did as it says."""
@@ -58,6 +65,7 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=AT_MOST, help="calls of each operator that are to run")
     parser.add_argument("--samples", type=int, default=16, help="of torch's samples of each operator")
     parser.add_argument("--mixture", choices=admitted.MIXTURES, default=admitted.ALIKE, help="calls that mix dtypes so")
+    parser.add_argument("--every-mix", action="store_true", help="every pair of dtypes, for any of a call's tensors")
     parser.add_argument("--json", type=Path, help="keep what was seen of each operator here, and go on from it")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
@@ -68,7 +76,8 @@ def main() -> int:
     start = time.monotonic()
     tried = given.names or (admitted.names(given.mixture) if given.mixture else None)
     ops = [op for op in operators() if tried is None or str(op) in tried]
-    settings = f"torch {torch.__version__}, {given.calls} calls, {given.samples} samples, {given.seed}"
+    extent = "every mix" if given.every_mix else f"{given.calls} calls"
+    settings = f"torch {torch.__version__}, {extent}, {given.samples} samples, {given.seed}"
     notes = Notes(given.json, " ".join([settings, given.mixture]).strip())
     found = notes.read()
     known = recorded(given.samples)
@@ -76,17 +85,16 @@ def main() -> int:
     stems = by_stem(known, operators())
     seconds = time.monotonic() - start
     print(f"seed {given.seed}: {len(known)} operators have calls of torch's samples; {seconds:.0f} s", flush=True)
-    work = {
-        str(op): lambda op=op: scan(
-            op,
-            [*that_mix(op, halves, given.mixture), *calls_of(op, known, stems)],
-            at_most=given.calls,
-            chance=random.Random(f"{given.seed} {op}"),
-            mixture=given.mixture,
-            layouts=MOST_MIXED if given.mixture else 0,
-        )
-        for op in ops
-    }
+
+    def look(op: OpOverload) -> Scanned:
+        calls = [*that_mix(op, halves, given.mixture), *calls_of(op, known, stems)]
+        chance = random.Random(f"{given.seed} {op}")
+        if given.every_mix:
+            return scan_every_mix(op, calls, given.mixture, chance)
+        layouts = MOST_MIXED if given.mixture else 0
+        return scan(op, calls, at_most=given.calls, chance=chance, mixture=given.mixture, layouts=layouts)
+
+    work = {str(op): functools.partial(look, op) for op in ops}
     scan_apart({name: each for name, each in work.items() if name not in found}, given.jobs, found, notes)
     found = {name: found[name] for name in work}
     least = LEAST_MIXED if given.mixture else LEAST
@@ -97,6 +105,21 @@ def main() -> int:
         kept = {name: layout for name, layout in listed.items() if name not in found}
         admitted.write(honest | kept if given.names else narrowed(listed, found, honest), given.mixture)
     return status
+
+
+def scan_every_mix(op: OpOverload, calls: Iterable[Arguments], mixture: str, chance: random.Random) -> Scanned:
+    """Try every mix that a proof takes of BASES calls' tensors, chosen by chance out of those that have other numbers
+    of dims or other dtypes."""
+    seen, bases = Scanned(), dict[Hashable, Arguments]()
+    for call in calls:
+        bases.setdefault(tuple((x.dim(), x.dtype) for x in tensors_of(call)), call)
+    with torch.no_grad():
+        for base in chance.sample([*bases.values()], min(BASES, len(bases))):
+            for args in every_mix(op, base, mixture, chance):
+                if is_to_be_tried(op, by_name(op, args), mixture):
+                    seen.tried += 1
+                    try_call(op, args, seen, is_whole=False)
+    return seen
 
 
 def contradicts(seen: Scanned, layout: str) -> bool:

@@ -144,14 +144,15 @@ def scan(
                     layout, args = next(turn)
                 except Exception:  # a layout that a tensor cannot have
                     continue
-                if not _is_to_be_tried(op, by_name(op, args), mixture):
+                if not is_to_be_tried(op, by_name(op, args), mixture):
                     continue
                 if try_call(op, args, seen, is_whole=seen.ran < at_most):
                     seen.layouts[layout] = seen.layouts.get(layout, 0) + 1
     return seen
 
 
-def _is_to_be_tried(op: OpOverload, given: Mapping[str, Any], mixture: str) -> bool:
+def is_to_be_tried(op: OpOverload, given: Mapping[str, Any], mixture: str) -> bool:
+    """Whether a scan tries a call: one that mixes dtypes only if it does so as a proof takes it."""
     mixed = mixtures_of(str(op), given)
     fits = mixture in mixed if mixture else all(str(op) in admitted.names(each) for each in mixed)
     return fits and (not mixed or mixes_as_tried(op, given))

@@ -147,13 +147,36 @@ REAL = (torch.float32, *DTYPES)
 OTHER = (torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64)
 
 
+def pairs_of_dtypes(mixture: str) -> list[tuple[torch.dtype, torch.dtype]]:
+    """Every ordered pair of dtypes that mix so."""
+    found = itertools.permutations(REAL if mixture == FLOATS else (*REAL, *OTHER), 2)
+    return [pair for pair in found if mixture == FLOATS or not {*pair} <= {*REAL}]
+
+
+def every_mix(op: OpOverload, base: Arguments, mixture: str, chance: random.Random) -> Iterator[Arguments]:
+    """The call with its tensors in rows and of every pair of dtypes, in every way to share the two out among up to four
+    tensors, among more for each tensor alone; and with one dtype for those, while the others keep theirs."""
+    plain = replaced(base, lambda x: x.detach().contiguous())
+    places = range(len(tensors_of(plain)))
+    sizes = range(1, len(places) if len(places) <= 4 else 2)
+    parts = [part for size in sizes for part in itertools.combinations(places, size)]
+    pairs = pairs_of_dtypes(mixture)
+    for part, (first, other) in itertools.product(parts, [*pairs, *((None, x) for x in {other for _, other in pairs})]):
+        dtypes = {at: other if at in part else first for at in places if at in part or first}
+        mix = _Mix(dtypes, dict.fromkeys(places, _rows), {})
+        try:
+            args = mix.apply(plain)
+        except Exception:  # a dtype that its values cannot have
+            continue
+        yield _with_flags(op, args, chance)
+
+
 class Mixes:
     """What an operator's calls of several dtypes mix, each in turn, in an order of chance: every ordered pair of
     dtypes, and every layout of all tensors, or every pair of layouts where a proof asks for none."""
 
     def __init__(self, op: OpOverload, mixture: str, chance: random.Random) -> None:
-        found = [*itertools.permutations(REAL if mixture == FLOATS else (*REAL, *OTHER), 2)]
-        found = [pair for pair in found if mixture == FLOATS or not {*pair} <= {*REAL}]
+        found = pairs_of_dtypes(mixture)
         chance.shuffle(found)
         is_free = written_names(op) or str(op) in known.LIES_BY_SHAPE or str(op) in known.CHOOSES
         self.mixture = mixture

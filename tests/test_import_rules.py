@@ -53,6 +53,7 @@ FLOOR = {
     "bitproof.harness.operators.row",
     "bitproof.harness.operators.rows",
     "bitproof.harness.shared_memory",
+    "bitproof.harness.torch_tracing",
     "bitproof.harness.torch_versions",
     "bitproof.harness.torch_compat",
     "bitproof.harness.torch_compile",
@@ -109,7 +110,7 @@ FLOORS = (
 )
 # Arrows up that are still there, as `importer -> imported`, with the reason for each.
 KNOWN: dict[str, str] = {}
-TORCH = {f"bitproof.harness.torch_{part}" for part in ("compat", "compile", "distributed", "operators")}
+TORCH = {f"bitproof.harness.torch_{part}" for part in ("compat", "compile", "distributed", "operators", "tracing")}
 
 
 LINKED = {"harness": "harness", "reference": "reference", "cases": "builtin_cases"}

@@ -47,7 +47,7 @@ def type_of(term: Term, types: Sequence[Type]) -> Type:
             return types[base][0], shape
         case ("op" | "move" as kind, str(), arguments, dtype, shape):
             for name, value in arguments:
-                require(type(name) is str, lambda: f"{name} is no argument's name")
+                require(type(name) is str, "an argument's name is no text")
                 _check_argument(value, types, STATE if name == "generator" and kind == "op" else kind)
             return SEVERAL if dtype is None and shape is None else (_text(dtype), _pattern(shape))
         case ("exact", operator, dtype, str(), operands):

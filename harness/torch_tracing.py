@@ -33,7 +33,7 @@ def new_fake(mode: FakeTensorMode, tensor: Tensor, device: torch.device) -> Fake
         made = FakeTensor(mode, tensor, device)
         known[device] = dict(vars(made))
         return made
-    found: FakeTensor = Tensor._make_subclass(  # type: ignore[attr-defined]
+    found: FakeTensor = Tensor._make_subclass(
         FakeTensor, tensor, False, dispatch_device=True, device_for_backend_keys=device
     )
     if mode._allow_unsafe_data_ptr_access:

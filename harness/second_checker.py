@@ -446,8 +446,10 @@ def take_step(state: State, step: Json) -> None:
         raise FlawError(f"step {place} names no last form, or has a term that an earlier one has")
     own = TYPES[term[0]](types, *term[1:])
     if rule:
-        hold(rule in RULES and rule.partition("_")[0] == term[0], "no rule of such a term")
-        hold(bool(hint) == (rule in HINTED), "a hint too many, or none")
+        if rule not in RULES or rule.partition("_")[0] != term[0]:
+            raise FlawError(f"step {place}: no rule {str(rule)[:80]} of {term[0]}")
+        if bool(hint) != (rule in HINTED):
+            raise FlawError(f"step {place}: a hint too many, or none")
         if RULES[rule](state, term, *hint) != equals or equals == place or types[equals] != own:
             raise FlawError(f"step {place} does not follow by {rule}, or changes its type")
     elif equals != place or hint:

@@ -361,6 +361,7 @@ class Entry:
     named: str | None
     verdicts: tuple[str, ...] | None
     or_else: tuple[str, ...] | None = None
+    """What they come to where another comes first."""
     nodes: int = 2
     ranks: int = 1
     node: int = 1

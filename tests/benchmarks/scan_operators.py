@@ -70,6 +70,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
+    if given.every_mix and not given.mixture:
+        parser.error("--every-mix needs --mixture floats or --mixture kinds")
     warnings.simplefilter("ignore")
     logging.disable(logging.ERROR)  # fake values that fail are counted
     set_determinism(given.seed, fill_uninitialized=False)

@@ -87,7 +87,7 @@ class Ranks:
     start_seconds: float = 0.0
     memory: SharedMemory | None = None
     board: Board | None = None
-    port: int = 0
+    master_port: socket.socket | None = None
 
     def run(self, hangup: int | None = None) -> End:
         """Fork the ranks and watch them to their end; none is alive afterwards, whatever happens.
@@ -97,7 +97,7 @@ class Ranks:
         began, others = time.monotonic(), children()
         if self.job.rank_slots.server is None:  # a FileStore waits forever for a folder that is not there
             Path(self.job.rank_slots.store).parent.mkdir(parents=True, exist_ok=True)
-            self.port = _free_port()
+            self.master_port = reserved_port()
         self.log_of(0).parent.mkdir(parents=True, exist_ok=True)
         if self.job.watched:
             import bitproof.harness.localize.logs.call_log  # noqa: F401 - once, and not by each rank
@@ -115,15 +115,16 @@ class Ranks:
             for process in processes:
                 process.kill()
             end_children(but=others)  # processes that a system started and did not reap
+            if self.master_port is not None:
+                self.master_port.close()
             if self.memory is not None:
                 self.memory.close()
             self.board.close()
 
     def _fork(self, rank: int) -> Rank:
         def live(tell: Send) -> int:
-            os.environ.update(
-                environment_of(rank, self.job.run.case.parallelism.world_size, self.job.rank_slots, self.port)
-            )
+            port = 0 if self.master_port is None else self.master_port.getsockname()[1]
+            os.environ.update(environment_of(rank, self.job.run.case.parallelism.world_size, self.job.rank_slots, port))
             if (
                 self.job.rank_slots.server is None
             ):  # where others serve the store, they also say which cores a rank may have
@@ -244,7 +245,7 @@ def environment_of(rank: int, world_size: int, rank_slots: RankSlots, port: int)
     """What trainers read of who and how many they are, as torchrun says it; and that this is a rank of ours.
 
     The group that `init_process_group` would make by these is there before a trainer is made. One who wants a store at
-    MASTER_ADDR and MASTER_PORT finds the port free, or, on ranks that others started, what those said.
+    MASTER_ADDR and MASTER_PORT finds the port kept for it, or, on ranks that others started, what those said.
     """
     told = {
         FORKED: str(rank),
@@ -260,10 +261,15 @@ def environment_of(rank: int, world_size: int, rank_slots: RankSlots, port: int)
     return told | {"LOCAL_WORLD_SIZE": many, "MASTER_ADDR": host, "MASTER_PORT": str(number)}
 
 
-def _free_port() -> int:
-    """A free port on the loopback interface."""
-    with socket.create_server((_LOOPBACK, 0)) as listener:
-        return int(listener.getsockname()[1])
+def reserved_port() -> socket.socket:
+    """A socket on the loopback interface, whose port Linux gives to no other that asks for any while it is open.
+
+    It does not listen, so one who names the port and sets SO_REUSEADDR, as stores do, can listen there.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind((_LOOPBACK, 0))
+    return reserved
 
 
 def _run_reporting(

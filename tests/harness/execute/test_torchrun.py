@@ -1,5 +1,6 @@
 """Ranks that torchrun made: the same verdicts, and a rank that raises or is killed is still told by rank 0."""
 
+import atexit
 import contextlib
 import json
 import math
@@ -23,6 +24,7 @@ from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.case.case_file import case_text
 from bitproof.harness.errors import BitproofError, CaseError, RankError
 from bitproof.harness.execute.failures import Problem
+from bitproof.harness.execute.host.ranks import reserved_port
 from bitproof.harness.execute.launch import run_cases
 from bitproof.harness.execute.links import Links
 from bitproof.harness.execute.requests import MadeOf, MadeOfRequest
@@ -582,9 +584,13 @@ def command(*arguments, what=("-k", "unchunked")):
     return [sys.executable, "-m", "bitproof", "run", *what, *arguments, "--device", "cpu", "--no-control"]
 
 
+RESERVED = contextlib.ExitStack()
+atexit.register(RESERVED.close)
+
+
 def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return str(listener.getsockname()[1])
+    """A port that no test beside this one is given while this process lives."""
+    return str(RESERVED.enter_context(reserved_port()).getsockname()[1])
 
 
 def is_served(port):

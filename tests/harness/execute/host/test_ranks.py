@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from bitproof.harness.case import Case, Parallelism
-from bitproof.harness.execute.host.ranks import environment_of
+from bitproof.harness.execute.host.ranks import environment_of, reserved_port
 from bitproof.harness.execute.launch import run_cases
 from bitproof.harness.execute.requests import RankSlots
 from bitproof.harness.options import RunOptions
@@ -81,6 +83,18 @@ def test_a_trainer_of_others_trains_together_and_nothing_of_that_leaves_the_rank
         assert said["met"] == ["is here", "is here"], "their own store works, too"
         assert said["is_rank"] is False, "a command that a rank starts is nobody's rank"
     assert not {"RANK", "WORLD_SIZE", FORKED} & manifest["environment"].keys()
+
+
+def test_a_port_is_kept_for_the_store_of_a_trainer() -> None:
+    with reserved_port() as reserved:
+        address, port = reserved.getsockname()
+        with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
+            other.bind((address, port))
+        with socket.socket() as asking:
+            assert asking.connect_ex((address, port)) == errno.ECONNREFUSED
+        store = dist.TCPStore(address, port, 1, is_master=True)
+        store.set("rank 0", "is here")
+        assert dist.TCPStore(address, port, is_master=False).get("rank 0") == b"is here"
 
 
 @pytest.mark.parametrize("attribute", ["RANK", "WORLD_SIZE", "MASTER_ADDR"])

@@ -6,8 +6,9 @@ bits on some input. Told besides: where what is shown names a place at which the
 keep every bit are proved. No rank runs, so faults that only some inputs show are faults here, too. Rows that tamper
 with calls or with the order of sums strike behind a proof's back: they are left out. With `--witness` both graphs are
 run on random parameters of several magnitudes and the case's tokens, on all ranks in this process: of the outputs that
-are NOT PROVED it counts those whose bits differ on one of these, and names those where they do not. Where experts are
-chosen, and where softmax saturates, depends on magnitudes.
+are NOT PROVED it counts those whose bits differ on one of these, and names those where they do not, with the calls at
+which the difference ends on all of these inputs (`where_it_ends.py`). Where experts are chosen, and where softmax
+saturates, depends on magnitudes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -43,10 +44,18 @@ from bitproof.harness.prove.graphs.export import RefusedError, export_graph
 from bitproof.harness.prove.pairs import same_value
 from bitproof.harness.prove.prove import of_the_reference, random_inputs, traced_reference
 from bitproof.harness.systems.step_graphs import step_graph
+from tests.benchmarks.where_it_ends import steps_of, where_it_ends
 from tests.small import small
 
 FACTORS = (1.0, 10.0, 40.0, 0.1, 2.0, 3.0, 5.0, 7.0, 15.0, 20.0, 30.0, 0.3)
 """Of the random parameters: the first as a case is computed."""
+
+
+class Alike(NamedTuple):
+    """An output that differs on no inputs that were tried, and why not."""
+
+    output: str
+    why: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,7 @@ class Outcome:
     is_placed: bool = False
     num_others: int = 0  # outputs that are not PROVED
     unlike: int = 0  # of those that are NOT PROVED, those that were seen to differ
-    alike: tuple[str, ...] = ()  # and those that were not
+    alike: tuple[Alike, ...] = ()  # and those that were not
 
 
 class Subject:
@@ -80,33 +89,47 @@ class Subject:
         self.names, self.outputs, self.partitions = reference.names, reference.outputs, groups.partitions()
         self.inputs = functools.cache(lambda: random_inputs(case, reference.names, reference.inputs))
         self.bits = functools.cache(lambda factor: self.run(self.module, factor))
+        self.steps = functools.cache(lambda factor: steps_of(self.module, self.scaled(factor), self.partitions))
 
-    def run(self, module: GraphModule, factor: float) -> dict[str, list[Any]]:
-        """What a graph gives on every rank, by output, its real inputs multiplied. Raises RefusedError and
-        NotEvaluatedError."""
+    def scaled(self, factor: float) -> list[list[Any]]:
+        """Each rank's inputs, the real ones multiplied."""
         coordinates = [rank % self.case.parallelism.tp for rank in range(len(self.inputs()))]
-        inputs = [
+        return [
             [
                 x * factor if x.is_floating_point() else x + at * name.startswith(BUFFER)
                 for name, x in zip(self.names, own, strict=True)
             ]
             for own, at in zip(self.inputs(), coordinates, strict=True)
         ]
-        returned, held = run_graph(module, inputs, self.partitions)
+
+    def run(self, module: GraphModule, factor: float) -> dict[str, list[Any]]:
+        """What a graph gives on every rank, by output. Raises RefusedError and NotEvaluatedError."""
+        returned, held = run_graph(module, self.scaled(factor), self.partitions)
         found = {name: [own[place] for own in returned] for place, name in enumerate(self.outputs)}
         return found | {f"written {name}": [own[place] for own in held] for place, name in enumerate(self.names)}
 
-    def seen(self, module: GraphModule, outputs: Sequence[str]) -> tuple[int, tuple[str, ...]]:
-        """How many of these outputs differ on the inputs, and which do not, or why that is not known."""
+    def seen(self, module: GraphModule, outputs: Sequence[str]) -> tuple[int, tuple[Alike, ...]]:
+        """How many of these outputs differ on the inputs, and which do not, with the reason."""
         alike = [*outputs]
         for factor in FACTORS if outputs else ():
             try:
                 found = self.run(module, factor)
             except (RefusedError, NotEvaluatedError) as error:
-                return 0, (f"it does not run: {str(error).splitlines()[0]}",)
+                return 0, tuple(Alike(name, (f"it does not run: {str(error).splitlines()[0]}",)) for name in outputs)
             pairs = {name: [*zip(found[name], self.bits(factor)[name], strict=True)] for name in alike}
             alike = [name for name, both in pairs.items() if all(same_value(x, y) or _is_nan(x, y) for x, y in both)]
-        return len(outputs) - len(alike), tuple(alike)
+        return len(outputs) - len(alike), self.reasons(module, alike) if alike else ()
+
+    def reasons(self, module: GraphModule, alike: Sequence[str]) -> tuple[Alike, ...]:
+        """Where, on all inputs, the difference ends before it reaches these outputs."""
+        plain = [self.steps(factor) for factor in FACTORS]
+        changed = [steps_of(module, self.scaled(factor), self.partitions) for factor in FACTORS]
+        ends = where_it_ends(plain, changed, self.module, module)
+        nodes = dict(zip(self.outputs, module.graph.output_node().args[0], strict=True))
+        return tuple(
+            Alike(name, ends(nodes[name]) if name in nodes else ("an input that is written, which is not followed",))
+            for name in alike
+        )
 
     def prove(self, entry: Entry, witness: bool = False) -> Outcome:
         """Prove the case with a row in its graph. Raises UsageError where it finds nothing to strike."""
@@ -121,6 +144,10 @@ class Subject:
         left = [answer.output for answer in proof.answers if answer.verdict == NOT_PROVED]
         seen = self.seen(module, left) if witness and left else (0, ())
         return Outcome(proof.verdict, any(_is_at(call, sites) for call in shown), num_others, *seen)
+
+
+def _first(texts: Sequence[str]) -> str:
+    return "; ".join(texts[:3]) + (f" and {len(texts) - 3} more" if len(texts) > 3 else "")
 
 
 def _is_nan(*values: Any) -> bool:
@@ -169,11 +196,15 @@ def main() -> int:
         told += [f"{outcome.num_others} outputs"] if outcome.num_others else []
         told += ["at its place" if outcome.is_placed else "elsewhere"] if entry.is_fault else []
         told += [f"{outcome.unlike} seen to differ"] if options.witness and outcome.verdict == NOT_PROVED else []
-        told += [f"not {', '.join(outcome.alike[:3])} and so on, {len(outcome.alike)}"] if outcome.alike else []
+        told += [f"{len(outcome.alike)} not"] if outcome.alike else []
         seen[entry.is_fault] += outcome.unlike
         unseen[entry.is_fault] += len(outcome.alike)
         loud = "UNSOUND: " if entry.is_fault and outcome.verdict == PROVED else ""
         print(f"{loud}{entry.name} in {case.name}: {', '.join(told)}", flush=True)
+        why = Counter(alike.why for alike in outcome.alike)
+        for ends, count in why.most_common():
+            named = [alike.output for alike in outcome.alike if alike.why == ends]
+            print(f"    {count} as {_first(ends)}: {_first(named)}", flush=True)
     print(f"faults: {dict(faults)}; {placed} shown at a place where they struck; rewrites: {dict(rewrites)}")
     if options.witness:
         print(f"faults' outputs that are NOT PROVED: {seen[True]} seen to differ, {unseen[True]} not")

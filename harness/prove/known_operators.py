@@ -236,6 +236,8 @@ rows, have another dtype, and a scan tried each pair of layouts."""
 CHOOSES = {
     "aten._grouped_mm.default": ("offs",),
     "aten._unsafe_index.Tensor": ("indices",),
+    "aten._unsafe_masked_index.default": ("mask", "indices"),
+    "aten._unsafe_masked_index_put_accumulate.default": ("mask", "indices"),
     "aten.embedding.default": ("indices",),
     "aten.gather.default": ("index",),
     "aten.index.Tensor": ("indices",),

@@ -8,13 +8,13 @@ Sizes are compared as they are written, since one that depends on data cannot be
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from bitproof.harness.prove import known_operators as known
-from bitproof.harness.prove.windows import row_major
 
 
 def misfits(name: str, given: Mapping[str, Any]) -> bool:
@@ -33,16 +33,39 @@ def misfits(name: str, given: Mapping[str, Any]) -> bool:
         case "_scaled_dot_product_flash_attention_for_cpu" | "_scaled_dot_product_flash_attention_for_cpu_backward":
             return _misfits_attention(given)
         case "index" | "_unsafe_index":
-            return any(x is not None and (x.dim() == 0 or not _is_in_rows(x)) for x in given["indices"])
+            return _misfits_index(given["self"], given["indices"])
     return False
 
 
-def _is_in_rows(x: Tensor) -> bool:
-    """Whether elements lie in row-major order; those of one dim at any distance."""
-    if x.dim() == 1 or not all(isinstance(n, int) for n in (*x.shape[1:], *x.stride())):
-        return x.dim() == 1
-    own = zip(x.shape, x.stride(), row_major((1, *x.shape[1:])), strict=True)
-    return all(s == t for n, s, t in own if not isinstance(n, int) or n != 1) or 0 in x.shape[1:]
+def _misfits_index(x: Tensor, indices: Sequence[Tensor | None]) -> bool:
+    """torch orders the dims of a result by `x`'s strides, then by each index's; its fake by `x`'s alone. An index has a
+    dim of one element in place of each other dim, and so orders those of `x` that have one, too."""
+    if any(index is not None and (index.dim() == 0 or not _is_in_order(_dims_of(index))) for index in indices):
+        return True
+    own = _dims_of(x)
+    taken = [dim for dim, index in enumerate(indices) if index is not None]
+    left = [dim for dim in range(x.dim()) if dim not in taken]
+    single = [dim for dim in left if dim < taken[0] and isinstance(own[dim][0], int) and own[dim][0] == 1]
+    return any(not _is_in_order([own[dim], own[after]]) for dim in single for after in left if after > dim)
+
+
+def _dims_of(x: Tensor) -> list[tuple[Any, Any]]:
+    """Size and stride of each dim."""
+    return [*zip(x.shape, x.stride(), strict=True)]
+
+
+def _is_in_order(dims: Sequence[tuple[Any, Any]]) -> bool:
+    """Whether torch keeps dims in their order: each inner stride is smaller, or as large where it is of no more
+    elements. Dims that are expanded have no order. Sizes that are open are known in the first dim only."""
+    if len(dims) == 1:
+        return True
+    if not all(isinstance(n, int) for n in (*(n for n, _ in dims[1:]), *(s for _, s in dims))):
+        return False
+    held = [(n, s) for n, s in dims if s != 0]
+    return 0 in [n for n, _ in dims[1:]] or all(
+        s > inner or (s == inner and (m == 1 or (isinstance(n, int) and m <= n)))
+        for (n, s), (m, inner) in itertools.combinations(held, 2)
+    )
 
 
 def _sizes(x: Tensor) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bitproof.harness.prove.graphs import admitted, fitting
 from bitproof.harness.prove.graphs.export import RefusedError
@@ -91,6 +92,16 @@ def test_an_index_without_dims_is_refused_and_one_of_one_element_is_not(name, li
     assert "these do not fit" not in str(admitted.why_not(op, {"self": x, "indices": [two, torch.tensor([1]), None]}))
 
 
+def test_indices_may_be_expanded_from_rows_and_not_from_columns():
+    """As positions of tokens are, which all sequences of a batch share."""
+    rows, columns = torch.randint(0, 4, (2, 3)), torch.randint(0, 4, (3, 2)).t()
+    for lie in (lambda x: x.expand(4, 2, 3), lambda x: x[:, None].expand(2, 4, 3), lambda x: x[:, :1].expand(2, 3)):
+        step = lambda w, i, lie=lie: aten.index.Tensor(w, [lie(i)])  # noqa: E731
+        assert verdict(step, step, X, rows) == "PROVED"
+        fits = admitted.why_not(aten.index.Tensor, {"self": X, "indices": [lie(columns)]}) is None
+        assert fits == (lie(columns).dim() == 2), "one dim that is not expanded has no order"
+
+
 def test_the_fake_of_an_index_without_dims_is_wrong_beside_another(monkeypatch):
     """Or this is mended, and the call above need not be refused."""
     monkeypatch.setattr("tests.harness.prove.scan.misfits", lambda *_: False)
@@ -107,3 +118,35 @@ def test_a_transposition_of_an_index_without_dims_is_no_longer_proved_away():
     with pytest.raises(RefusedError, match="these do not fit"):
         verdict(turned, plain, randn(2, 3, 4), *indices)
     assert verdict(plain, plain, randn(2, 3, 4), indices[0], torch.tensor([1])) == "PROVED"
+
+
+@pytest.mark.parametrize("name", ["index", "_unsafe_index"])
+def test_an_index_behind_a_dim_of_one_element_that_lies_out_of_order_is_refused(name):
+    """The kernel's result lies in rows, the fake's as `x` does: sums of it and of a copy in that order were PROVED
+    equal, and were not."""
+    op, i = getattr(aten, name).Tensor, torch.arange(16)
+    x = randn(16, 16, 1)
+    turned = x.permute(2, 1, 0)
+    with FakeTensorMode() as mode:
+        fake = op(mode.from_tensor(turned), [None, mode.from_tensor(i)])
+    assert op(turned, [None, i]).stride()[1:] == (16, 1) != fake.stride()[1:], "or this is mended"
+    assert "these do not fit" in str(admitted.why_not(op, {"self": turned, "indices": [None, i]}))
+    for own, indices in ((turned, [i[:1], i, i]), (turned[0], [i]), (x.view(1, 16, 16).transpose(1, 2), [None, i])):
+        assert "these do not fit" not in str(admitted.why_not(op, {"self": own, "indices": indices}))
+
+
+def test_sums_of_what_is_taken_behind_a_dim_of_one_element_are_not_proved():
+    def sums(is_copied):
+        def step(x, i):
+            y = aten.index.Tensor(aten.permute.default(x, [2, 1, 0]), [None, i])
+            if is_copied:
+                rows = aten.clone.default(y.permute(2, 1, 0), memory_format=torch.contiguous_format)
+                y = aten.permute.default(rows, [2, 1, 0])
+            return aten.sum.dim_IntList(aten.mul.Tensor(y, 3), [1])
+
+        return step
+
+    x, i = randn(16, 16, 1), torch.arange(16)
+    assert not torch.equal(sums(False)(x, i), sums(True)(x, i))
+    with pytest.raises(RefusedError, match="its result has other strides"):
+        verdict(sums(False), sums(True), x, i)

@@ -87,7 +87,7 @@ def _whole_proof(result: CaseProof) -> Proof:
 
 def _proved(case: Case, options: GraphOptions, precompiled: Path | None) -> CaseProof:
     try:
-        return prove_case(case, options, precompiled=precompiled, follow=True)
+        return prove_case(case, options, precompiled=precompiled, follow=True, in_turn=False)
     except UsageError:
         raise
     except BitproofError as error:

@@ -55,18 +55,25 @@ Values = Sequence[Sequence[Any]]
 @dataclass(frozen=True)
 class Provable:
     """A graph with named inputs and outputs. Only the layouts of `inputs` matter, which may have open sizes, not their
-    values. `others` are the outputs that are no tensors."""
+    values. `others` are the outputs that are no tensors.
 
-    module: GraphModule
+    `written` is the graph as data where another process wrote it down. Without a `module` nothing can be computed.
+    """
+
+    module: GraphModule | None
     names: Sequence[str]
     inputs: Sequence[Any]
     outputs: Sequence[str]
     groups: GroupTable = field(default_factory=GroupTable)
     others: tuple[tuple[str, str], ...] = ()
+    written: tuple[Graph, SizeBounds] | None = None
 
     @functools.cached_property
     def exported(self) -> tuple[Graph, SizeBounds]:
         """The graph as data, and the bounds of its open sizes. Raises RefusedError."""
+        if self.written is not None:
+            return self.written
+        assert self.module is not None, "a graph or what was written of it"
         bounds = SizeBounds()
         graph = export_graph(self.module, self.names, self.inputs, self.outputs, self.groups, bounds)
         return graph, bounds
@@ -214,15 +221,18 @@ def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values
         return replace(found, not_evaluated="the step is not on the CPU")
     if len(given) > MOST_RANKS:
         return replace(found, not_evaluated=f"{len(given)} ranks are too many to be computed in one process")
-    constants = [x for step in steps for x in _constants(step.module)]
+    modules = [step.module for step in steps if step.module is not None]
+    if len(modules) < len(steps):
+        return replace(found, not_evaluated="another process traced the step")
+    constants = [x for module in modules for x in _constants(module)]
     before = [x.clone() for x in constants]
     by_name = [dict(zip(steps[0].names, own, strict=True)) for own in given]
     try:
         runs = []
-        for step, graph in zip(steps, found.graphs, strict=True):
+        for step, module, graph in zip(steps, modules, found.graphs, strict=True):
             ranks = [[own[name] for name in step.names] for own in by_name]
             with _one_generator_state():
-                runs.append(run_graph(step.module, ranks, step.groups.partitions(), watch=Layouts(graph)))
+                runs.append(run_graph(module, ranks, step.groups.partitions(), watch=Layouts(graph)))
     except NotEvaluatedError as error:
         return replace(found, not_evaluated=f"{error} is not computed here")
     except RefusedError as error:

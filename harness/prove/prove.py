@@ -12,25 +12,26 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from bitproof.harness.case import PRECOMPILED, PREPARED, Case
+from bitproof.harness.case import PREPARED, Case
 from bitproof.harness.graph.collector import collector_paused
 from bitproof.harness.graph.graph_options import GraphOptions
-from bitproof.harness.graph.groups import GroupTable
 from bitproof.harness.graph.tracing.trace import StepGraph
 from bitproof.harness.machine.determinism import set_determinism
-from bitproof.harness.prove.answers import BUFFER, INPUT, PARAMETER, PROVED, REFUSED
+from bitproof.harness.prove.answers import BUFFER, INPUT, PROVED, REFUSED
 from bitproof.harness.prove.graphs.export import RefusedError
 from bitproof.harness.prove.pairs import MOST_ELEMENTS, MOST_RANKS, PairProof, Provable, prove_programs, told
 from bitproof.harness.prove.precompiled import precompiled_step
+from bitproof.harness.prove.reference import Reference, graph_of, of_the_reference, reference_of
 from bitproof.harness.prove.terms import Rule
 from bitproof.harness.prove.whole_step import UpdateProof, prove_update
 from bitproof.harness.systems.autoplace import placed_case
-from bitproof.harness.systems.step_graphs import read_inputs, step_graph
+from bitproof.harness.systems.step_graphs import read_inputs
 
 KNOWN_SYSTEMS = ("eager", "eager_chunked", *PREPARED)
 
@@ -69,13 +70,14 @@ def prove_case(
     evaluate: bool = True,
     follow: bool = False,
     rules: dict[str, list[Rule]] | None = None,
+    in_turn: bool = True,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CaseProof:
     """Prove one case on tensors of `device`, by default the CPU; `options` bring passes into the candidate's graph.
 
     With `precompiled` the candidate is the step that this folder holds; with `follow` what follows a proved step is
-    proved, too. `seconds` of what is returned are those of
-    `clock`. This process is deterministic from then on, as a run's are: by that torch chooses operators.
+    proved, too. Unless `in_turn`, a forked process traces a large reference meanwhile. `seconds` of what is returned
+    are those of `clock`. This process is deterministic from then on, as a run's are: by that torch chooses operators.
 
     Raises what tracing and passes raise, and ArtifactError. What cannot be understood is part of the answer.
     """
@@ -85,15 +87,18 @@ def prove_case(
     case = placed_case(case)
     device = device or torch.device("cpu")
     laps = _Laps(clock)
-    reference = traced_reference(of_the_reference(case), device)
-    laps.lap("reference")
-    if precompiled is None:
-        candidate, candidate_groups = _graph_of(case, case.candidate, device, options or GraphOptions())
-    else:
-        candidate, candidate_groups = precompiled_step(case, case.candidate, device, precompiled)
-    laps.lap("candidate")
+    with reference_of(of_the_reference(case), device, in_turn=in_turn) as traced:
+        laps.lap("reference")
+        if precompiled is None:
+            candidate, candidate_groups = graph_of(case, case.candidate, device, options or GraphOptions())
+        else:
+            candidate, candidate_groups = precompiled_step(case, case.candidate, device, precompiled)
+        laps.lap("candidate")
+        reference = traced()
+    if not in_turn:
+        laps.lap("rest of the reference")
     try:
-        _check_alike(reference.step, candidate)
+        _check_alike(reference, candidate)
         other = Provable(candidate.module, reference.names, reference.inputs, reference.outputs, candidate_groups)
         sets = functools.partial(_sets_of_inputs, case, reference) if evaluate else None
         for module, _ in [(x.module, x.graph) for x in (reference.program, other)]:
@@ -108,80 +113,29 @@ def prove_case(
     return CaseProof(**vars(replace(found, seconds=laps.all())), case=case, update=update)
 
 
-def of_the_reference(case: Case) -> Case:
-    """The case without what its reference does not depend on, so that cases which share one share its trace."""
-    kept = ("reference", "chunking", "model", "parallelism", "batch", "schedule", "precision", "seed", "autoplace")
-    return Case(name="reference", family="prove", **{name: getattr(case, name) for name in kept})
-
-
-@dataclass(frozen=True)
-class _Reference:
-    """A reference's step, traced and as data. It is never changed."""
-
-    step: StepGraph
-    groups: GroupTable
-
-    @functools.cached_property
-    def inputs(self) -> list[Tensor]:
-        """Its inputs on fake values."""
-        return [node.meta["val"] for node in self.step.module.graph.find_nodes(op="placeholder")]
-
-    @functools.cached_property
-    def names(self) -> list[str]:
-        """The names of its inputs."""
-        return [
-            *(PARAMETER + name for name in self.step.parameter_names),
-            *(BUFFER + name for name in self.step.buffer_names),
-            *(f"{INPUT}{index}" for index in range(self.step.num_inputs)),
-        ]
-
-    @functools.cached_property
-    def outputs(self) -> list[str]:
-        """The names of its outputs."""
-        return ["loss", *(f"gradient of {name}" for name in self.step.parameter_names)]
-
-    @functools.cached_property
-    def program(self) -> Provable:
-        """It as what can be proved, written down as data once."""
-        return Provable(self.step.module, self.names, self.inputs, self.outputs, self.groups)
-
-
-@functools.lru_cache(maxsize=6)
-def traced_reference(case: Case, device: torch.device) -> _Reference:
-    """A case's reference; whole steps are large, so few are kept."""
-    return _Reference(*_graph_of(case, case.reference, device, GraphOptions()))
-
-
-def _graph_of(case: Case, system: str, device: torch.device, options: GraphOptions) -> tuple[StepGraph, GroupTable]:
-    """A system's step as it is known now, and the groups that it names."""
-    return (
-        precompiled_step(case, system, device) if system == PRECOMPILED else step_graph(case, system, device, options)
-    )
-
-
-def forget_values(module: GraphModule) -> None:
+def forget_values(module: GraphModule | None) -> None:
     """Free the fake values of a graph's nodes, half of the memory that it takes, but for its inputs'."""
-    for node in module.graph.nodes:
+    for node in module.graph.nodes if module is not None else ():
         if node.op != "placeholder":
             node.meta.pop("val", None)
 
 
-def _check_alike(reference: StepGraph, candidate: StepGraph) -> None:
+def _check_alike(reference: Reference, candidate: StepGraph) -> None:
     sides = [(g.parameter_names, g.buffer_names, g.num_inputs) for g in (reference, candidate)]
+    given = [node.meta.get("val") for node in candidate.module.graph.find_nodes(op="placeholder")]
     num_kept = len(reference.parameter_names) + len(reference.buffer_names)
-    if sides[0] != sides[1] or not _lie_alike(num_kept, reference.module, candidate.module):
+    if sides[0] != sides[1] or not _lie_alike(reference.inputs[:num_kept], given[:num_kept]):
         raise RefusedError("the two systems' models have other parameters, buffers or inputs", where="both graphs")
 
 
-def _lie_alike(num_kept: int, *modules: GraphModule) -> bool:
-    """Whether parameters and buffers, the first inputs, were traced with equal layouts, as far as graphs say: one that
-    was read from a file does not."""
-    sides = [[x.meta.get("val") for x in module.graph.find_nodes(op="placeholder")[:num_kept]] for module in modules]
+def _lie_alike(*sides: Sequence[Any]) -> bool:
+    """Whether parameters and buffers were traced with equal layouts, as far as graphs say: one that was read from a
+    file does not."""
     pairs = ((x, y) for x, y in zip(*sides, strict=False) if isinstance(x, Tensor) and isinstance(y, Tensor))
     return all((x.dtype, x.device, x.shape, x.stride()) == (y.dtype, y.device, y.shape, y.stride()) for x, y in pairs)
 
 
-def _sets_of_inputs(case: Case, reference: _Reference) -> list[list[list[Tensor]]]:
+def _sets_of_inputs(case: Case, reference: Reference) -> list[list[list[Tensor]]]:
     """The inputs on which a case is computed; of a step that is too large, or of too many ranks, no values."""
     world_size = case.parallelism.world_size
     if sum(x.numel() for x in reference.inputs) > MOST_ELEMENTS or world_size > MOST_RANKS:

@@ -54,7 +54,7 @@ def check_retraced(
     check_extra_passes(options.extra_passes, case)
     is_whole = certificate.reference.is_whole_step
     try:
-        found = prove_case(case, options, precompiled=precompiled, evaluate=False, follow=is_whole)
+        found = prove_case(case, options, precompiled=precompiled, evaluate=False, follow=is_whole, in_turn=False)
     except UsageError:
         raise
     except BitproofError as error:

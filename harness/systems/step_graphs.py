@@ -62,6 +62,12 @@ def step_graph(
     return graph, group_table(mesh)
 
 
+def num_parameters(case: Case) -> int:
+    """How many elements a rank's parameters have before their shards are gathered."""
+    model = build_sharded_model(case, Mesh(0, case.parallelism), torch.device("meta"), shares=True)
+    return sum(x.numel() for x in model.parameters())
+
+
 def read_inputs(case: Case, step: int) -> list[dict[str, Tensor]]:
     """What each rank reads at a step, or in its first micro-batch, by the names of the graph's last inputs."""
     documents, _ = text_source(case.batch.data)

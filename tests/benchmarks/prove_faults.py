@@ -42,7 +42,8 @@ from bitproof.harness.prove.evaluate import NotEvaluatedError, run_graph
 from bitproof.harness.prove.explain import Shown
 from bitproof.harness.prove.graphs.export import RefusedError, export_graph
 from bitproof.harness.prove.pairs import same_value
-from bitproof.harness.prove.prove import of_the_reference, random_inputs, traced_reference
+from bitproof.harness.prove.prove import random_inputs
+from bitproof.harness.prove.reference import of_the_reference, traced_reference
 from bitproof.harness.systems.step_graphs import step_graph
 from tests.benchmarks.where_it_ends import steps_of, where_it_ends
 from tests.small import small
@@ -78,7 +79,7 @@ class Subject:
         reference = traced_reference(of_the_reference(case), device)
         candidate, groups = step_graph(case, case.candidate, device, GraphOptions())
         self.reference: Graph = export_graph(
-            reference.step.module, reference.names, reference.inputs, reference.outputs, reference.groups
+            reference.module, reference.names, reference.inputs, reference.outputs, reference.groups
         )
         self.module = candidate.module
         self.write = functools.partial(

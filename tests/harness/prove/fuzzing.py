@@ -19,7 +19,8 @@ from bitproof.harness.graph.groups import Group, GroupTable
 from bitproof.harness.prove.answers import MUST_READ, PROVED, OutputAnswer, prove_graphs
 from bitproof.harness.prove.evaluate import run_graph, same_bits
 from bitproof.harness.prove.graphs.export import RefusedError, export_graph
-from bitproof.harness.prove.prove import of_the_reference, random_inputs, traced_reference
+from bitproof.harness.prove.prove import random_inputs
+from bitproof.harness.prove.reference import of_the_reference, traced_reference
 from tests.harness.prove.mutants import MUTATIONS, STEPS, Mutation, copied, inputs, mutate
 from tests.harness.prove.random_programs import NAMES, random_program
 from tests.harness.prove.rewrites import BREAKS, KEEPS
@@ -203,7 +204,7 @@ def one_layer(name: str) -> Subject:
     both = ((0, 1),)
     others = {"renamed": Group("renamed", both), "reversed": Group("reversed", ((1, 0),))}
     return Subject(
-        module=reference.step.module,
+        module=reference.module,
         names=reference.names,
         outputs=reference.outputs,
         groups=GroupTable(reference.groups.groups | others),

@@ -18,7 +18,7 @@ from bitproof.harness.case import Parallelism
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.prove.answers import prove_graphs
 from bitproof.harness.prove.graphs.export import RefusedError, export_graph
-from bitproof.harness.prove.prove import traced_reference
+from bitproof.harness.prove.reference import traced_reference
 from bitproof.harness.systems.step_graphs import step_graph
 from tests.harness.localize.defects import DEFECTS, Defect, find
 from tests.small import small

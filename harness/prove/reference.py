@@ -1,0 +1,141 @@
+"""A case's reference: its step, traced and as data, once for all cases that share it.
+
+A step that is too large to be computed is only read as data: another process may trace it, while this one traces the
+candidate.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from bitproof.harness.case import PRECOMPILED, Case
+from bitproof.harness.certificate.data import Graph
+from bitproof.harness.graph.graph_options import GraphOptions
+from bitproof.harness.graph.groups import GroupTable
+from bitproof.harness.graph.tracing.trace import StepGraph
+from bitproof.harness.processes.forked import Send, fork
+from bitproof.harness.prove.answers import BUFFER, INPUT, PARAMETER
+from bitproof.harness.prove.graphs.open_sizes import SizeBounds
+from bitproof.harness.prove.pairs import MOST_ELEMENTS, Provable
+from bitproof.harness.prove.precompiled import precompiled_step
+from bitproof.harness.systems.step_graphs import num_parameters, step_graph
+from bitproof.harness.torch_compat import FakeTensorMode
+
+PATIENCE_SECONDS = 60.0
+"""For how many seconds the process that traces the reference may take longer than three times what its parent took."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A reference's step. It is never changed. `inputs` are fake; only their layouts matter.
+
+    Where another process traced it, `module` is not here, and `written` is what `program` has as data.
+    """
+
+    parameter_names: list[str]
+    buffer_names: list[str]
+    inputs: list[Tensor]
+    groups: GroupTable
+    module: GraphModule | None
+    written: tuple[Graph, SizeBounds] | None = None
+
+    @property
+    def num_inputs(self) -> int:
+        """How many inputs are neither parameters nor buffers."""
+        return len(self.inputs) - len(self.parameter_names) - len(self.buffer_names)
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """The names of its inputs."""
+        return [
+            *(PARAMETER + name for name in self.parameter_names),
+            *(BUFFER + name for name in self.buffer_names),
+            *(f"{INPUT}{index}" for index in range(self.num_inputs)),
+        ]
+
+    @functools.cached_property
+    def outputs(self) -> list[str]:
+        """The names of its outputs."""
+        return ["loss", *(f"gradient of {name}" for name in self.parameter_names)]
+
+    @functools.cached_property
+    def program(self) -> Provable:
+        """It as what can be proved, written down as data once."""
+        return Provable(self.module, self.names, self.inputs, self.outputs, self.groups, written=self.written)
+
+
+def graph_of(case: Case, system: str, device: torch.device, options: GraphOptions) -> tuple[StepGraph, GroupTable]:
+    """A system's step as it is known now, and the groups that it names."""
+    return (
+        precompiled_step(case, system, device) if system == PRECOMPILED else step_graph(case, system, device, options)
+    )
+
+
+def of_the_reference(case: Case) -> Case:
+    """The case without what its reference does not depend on, so that cases which share one share its trace."""
+    kept = ("reference", "chunking", "model", "parallelism", "batch", "schedule", "precision", "seed", "autoplace")
+    return Case(name="reference", family="prove", **{name: getattr(case, name) for name in kept})
+
+
+@functools.lru_cache(maxsize=6)
+def traced_reference(case: Case, device: torch.device) -> Reference:
+    """A case's reference; whole steps are large, so few are kept."""
+    step, groups = graph_of(case, case.reference, device, GraphOptions())
+    inputs = [node.meta["val"] for node in step.module.graph.find_nodes(op="placeholder")]
+    assert len(inputs) == len(step.parameter_names) + len(step.buffer_names) + step.num_inputs
+    return Reference(step.parameter_names, step.buffer_names, inputs, groups, step.module)
+
+
+@contextmanager
+def reference_of(case: Case, device: torch.device, *, in_turn: bool) -> Iterator[Callable[[], Reference]]:
+    """A case's reference, for who asks what is yielded.
+
+    It is traced first, or, unless `in_turn`, by a forked process meanwhile if it is too large to be computed. Where
+    that process fails, or is late, it is traced again here, with whatever that raises. No process is forked beside
+    other threads, as what they hold would stay locked in it.
+    """
+    if in_turn or threading.active_count() > 1 or num_parameters(case) <= MOST_ELEMENTS:
+        reference = traced_reference(case, device)
+        yield lambda: reference
+        return
+    with tempfile.TemporaryDirectory(prefix="bitproof-") as folder:
+        file = Path(folder) / "reference"
+
+        def trace(_: Send) -> int:
+            reference = traced_reference(case, device)
+            lies = [(tuple(x.shape), x.stride(), x.dtype) for x in reference.inputs]
+            kept = reference.parameter_names, reference.buffer_names, lies, reference.groups, reference.program.exported
+            file.write_bytes(pickle.dumps(kept))
+            return 0
+
+        began, child = time.monotonic(), fork(trace, log=Path(folder) / "log")
+
+        def wait() -> Reference:
+            limit = PATIENCE_SECONDS + 2 * (time.monotonic() - began)
+            child.inlet.wait(limit)  # it sends nothing: until it ends
+            child.wait(1.0 if child.inlet.is_over else 0.0)
+            return _read(file, device) if child.status == 0 else traced_reference(case, device)
+
+        try:
+            yield wait
+        finally:
+            child.kill()
+
+
+def _read(file: Path, device: torch.device) -> Reference:
+    parameter_names, buffer_names, lies, groups, written = pickle.loads(file.read_bytes())
+    with FakeTensorMode():
+        inputs = [torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in lies]
+    return Reference(parameter_names, buffer_names, inputs, groups, None, written)

@@ -5,10 +5,10 @@ layers and all its ranks, and the graph with it is proved against the reference.
 bits on some input. Told besides: where what is shown names a place at which the fault struck, and which rewrites that
 keep every bit are proved. No rank runs, so faults that only some inputs show are faults here, too. Rows that tamper
 with calls or with the order of sums strike behind a proof's back: they are left out. With `--witness` both graphs are
-run on random parameters of several magnitudes and the case's tokens, on all ranks in this process: of the outputs that
-are NOT PROVED it counts those whose bits differ on one of these, and names those where they do not, with the calls at
-which the difference ends on all of these inputs (`where_it_ends.py`). Where experts are chosen, and where softmax
-saturates, depends on magnitudes.
+run on the case's tokens and random parameters, of several magnitudes, and with a router's rows near to each other, on
+all ranks in this process: of the outputs that are NOT PROVED it counts those whose bits differ on one of these, and
+names those where they do not, with the calls at which the difference ends on all of these inputs (`where_it_ends.py`).
+Where experts are chosen, and where softmax saturates, depends on magnitudes.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from bitproof.harness.disturb.faults import Entry, Site
 from bitproof.harness.disturb.mutate import mutate
 from bitproof.harness.errors import UsageError
 from bitproof.harness.graph.graph_options import GraphOptions
+from bitproof.harness.graph.operators import written_arguments
 from bitproof.harness.prove.answers import BUFFER, NOT_PROVED, PROVED, REFUSED, prove_graphs
 from bitproof.harness.prove.evaluate import NotEvaluatedError, run_graph
 from bitproof.harness.prove.explain import Shown
@@ -50,6 +51,17 @@ from tests.small import small
 
 FACTORS = (1.0, 10.0, 40.0, 0.1, 2.0, 3.0, 5.0, 7.0, 15.0, 20.0, 30.0, 0.3)
 """Of the random parameters: the first as a case is computed."""
+
+
+class Draw(NamedTuple):
+    """Random inputs: the factor of the real ones, and how near to each other a router's rows and the experts' biases
+    are, so that little decides which expert gets a token."""
+
+    factor: float
+    nearness: float | None = None
+
+
+DRAWS = (*(Draw(factor) for factor in FACTORS), *(Draw(1.0, 2.0**-bits) for bits in (16, 18, 20, 22)))
 
 
 class Alike(NamedTuple):
@@ -89,48 +101,47 @@ class Subject:
         assert plain.verdict == PROVED, f"{case.name} without a fault is {plain.verdict}"
         self.names, self.outputs, self.partitions = reference.names, reference.outputs, groups.partitions()
         self.inputs = functools.cache(lambda: random_inputs(case, reference.names, reference.inputs))
-        self.bits = functools.cache(lambda factor: self.run(self.module, factor))
-        self.steps = functools.cache(lambda factor: steps_of(self.module, self.scaled(factor), self.partitions))
+        self.bits = functools.cache(lambda draw: self.run(self.module, draw))
+        self.steps = functools.cache(lambda draw: steps_of(self.module, self.drawn(draw), self.partitions))
 
-    def scaled(self, factor: float) -> list[list[Any]]:
-        """Each rank's inputs, the real ones multiplied."""
+    def drawn(self, draw: Draw) -> list[list[Any]]:
+        """Each rank's inputs."""
         coordinates = [rank % self.case.parallelism.tp for rank in range(len(self.inputs()))]
         return [
-            [
-                x * factor if x.is_floating_point() else x + at * name.startswith(BUFFER)
-                for name, x in zip(self.names, own, strict=True)
-            ]
+            [_drawn(name, x, draw, at) for name, x in zip(self.names, own, strict=True)]
             for own, at in zip(self.inputs(), coordinates, strict=True)
         ]
 
-    def run(self, module: GraphModule, factor: float) -> dict[str, list[Any]]:
+    def run(self, module: GraphModule, draw: Draw) -> dict[str, list[Any]]:
         """What a graph gives on every rank, by output. Raises RefusedError and NotEvaluatedError."""
-        returned, held = run_graph(module, self.scaled(factor), self.partitions)
+        returned, held = run_graph(module, self.drawn(draw), self.partitions)
         found = {name: [own[place] for own in returned] for place, name in enumerate(self.outputs)}
         return found | {f"written {name}": [own[place] for own in held] for place, name in enumerate(self.names)}
 
     def seen(self, module: GraphModule, outputs: Sequence[str]) -> tuple[int, tuple[Alike, ...]]:
         """How many of these outputs differ on the inputs, and which do not, with the reason."""
         alike = [*outputs]
-        for factor in FACTORS if outputs else ():
+        for draw in DRAWS if outputs else ():
+            if not alike:
+                break
             try:
-                found = self.run(module, factor)
+                found = self.run(module, draw)
             except (RefusedError, NotEvaluatedError) as error:
                 return 0, tuple(Alike(name, (f"it does not run: {str(error).splitlines()[0]}",)) for name in outputs)
-            pairs = {name: [*zip(found[name], self.bits(factor)[name], strict=True)] for name in alike}
+            pairs = {name: [*zip(found[name], self.bits(draw)[name], strict=True)] for name in alike}
             alike = [name for name, both in pairs.items() if all(same_value(x, y) or _is_nan(x, y) for x, y in both)]
         return len(outputs) - len(alike), self.reasons(module, alike) if alike else ()
 
     def reasons(self, module: GraphModule, alike: Sequence[str]) -> tuple[Alike, ...]:
         """Where, on all inputs, the difference ends before it reaches these outputs."""
-        plain = [self.steps(factor) for factor in FACTORS]
-        changed = [steps_of(module, self.scaled(factor), self.partitions) for factor in FACTORS]
+        plain = [self.steps(draw) for draw in DRAWS]
+        changed = [steps_of(module, self.drawn(draw), self.partitions) for draw in DRAWS]
         ends = where_it_ends(plain, changed, self.module, module)
-        nodes = dict(zip(self.outputs, module.graph.output_node().args[0], strict=True))
-        return tuple(
-            Alike(name, ends(nodes[name]) if name in nodes else ("an input that is written, which is not followed",))
-            for name in alike
-        )
+        last = dict(zip(self.outputs, ((x,) for x in module.graph.output_node().args[0]), strict=True))
+        inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+        for name, held in zip(self.names, inputs, strict=True):
+            last[f"written {name}"] = tuple(x for x in module.graph.nodes if held in written_arguments(x))
+        return tuple(Alike(name, ends(*last[name])) for name in alike)
 
     def prove(self, entry: Entry, witness: bool = False) -> Outcome:
         """Prove the case with a row in its graph. Raises UsageError where it finds nothing to strike."""
@@ -145,6 +156,14 @@ class Subject:
         left = [answer.output for answer in proof.answers if answer.verdict == NOT_PROVED]
         seen = self.seen(module, left) if witness and left else (0, ())
         return Outcome(proof.verdict, any(_is_at(call, sites) for call in shown), num_others, *seen)
+
+
+def _drawn(name: str, x: Any, draw: Draw, at: int) -> Any:
+    """A rank's input; `at` is the rank's place among those that share a tensor."""
+    if not x.is_floating_point():
+        return x + at * name.startswith(BUFFER)
+    near = draw.nearness is not None and name.endswith(("router.weight", "expert_bias"))
+    return (x[:1] + x * draw.nearness if near else x) * draw.factor
 
 
 def _first(texts: Sequence[str]) -> str:

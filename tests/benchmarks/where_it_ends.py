@@ -67,8 +67,8 @@ def _differ(one: Bits, other: Bits) -> bool:
 
 def where_it_ends(
     plain: Sequence[Mapping[str, Step]], changed: Sequence[Mapping[str, Step]], before: GraphModule, after: GraphModule
-) -> Callable[[Node], tuple[str, ...]]:
-    """Ask of a node of the graph `after` where the difference ends on its way to it. A sequence has an entry for each
+) -> Callable[..., tuple[str, ...]]:
+    """Ask of nodes of the graph `after` where the difference ends on its way to them. A sequence has an entry for each
     set of inputs, with the steps of one graph."""
     runs = [*zip(plain, changed, strict=True)]
     old = {node.name: node for node in before.graph.nodes}
@@ -81,8 +81,8 @@ def where_it_ends(
     def gives_otherwise(name: str) -> bool:
         return any(_differ(one[name].gave, other[name].gave) for one, other in runs)
 
-    def ask(asked: Node) -> tuple[str, ...]:
-        ends, met, stack = [], {asked}, [asked]
+    def ask(*asked: Node) -> tuple[str, ...]:
+        ends, met, stack = [], {*asked}, [*asked]
         while stack:
             node = stack.pop()
             if node.name not in old or _own(node) != _own(old[node.name]):

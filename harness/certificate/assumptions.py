@@ -28,5 +28,6 @@ ASSUMPTIONS = (
 
 def assumed(graphs: Iterable[Graph], rules: Iterable[str]) -> tuple[str, ...]:
     """The assumptions of a proof by these rules about these graphs."""
-    names = {"", *rules, *(name for graph in graphs for call in graph.calls for name in call.op.split(".")[:2])}
+    operators = {call.op for graph in graphs for call in graph.calls}
+    names = {"", *rules, *(name for op in operators for name in op.split(".")[:2])}
     return tuple(text for name, text in ASSUMPTIONS if name in names)

@@ -156,13 +156,11 @@ class Certificate:
 
 def nodes_in(argument: Any) -> list[int]:
     """The calls that an argument refers to, in order."""
-    match argument:
-        case ("node", *found):
-            require(len(found) == 1, f"{argument} is no call")
-            return found
-        case ("list", *items):
-            return [index for item in items for index in nodes_in(item)]
-    return []
+    kind = argument[0] if type(argument) is tuple and argument else None
+    if kind == "node":
+        require(len(argument) == 2, lambda: f"{argument} is no call")
+        return [argument[1]]
+    return [index for item in argument[1:] for index in nodes_in(item)] if kind == "list" else []
 
 
 def terms_in(value: Any) -> list[int]:

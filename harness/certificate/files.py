@@ -89,10 +89,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+_LEAVES = frozenset({int, str, type(None)})
+
+
 def _frozen(value: Any) -> Any:
     """Arrays as tuples, and neither fractions nor truth values, which no part of a certificate has."""
     if type(value) is list:
-        return tuple([x if type(x) is int or type(x) is str or x is None else _frozen(x) for x in value])
+        return tuple([x if type(x) in _LEAVES else _frozen(x) for x in value])
     if isinstance(value, bool | float):
         raise ValueError(f"the value {value}")
     return {key: _frozen(item) for key, item in value.items()} if type(value) is dict else value

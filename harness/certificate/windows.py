@@ -1,11 +1,12 @@
 """The checker's own arithmetic for windows on tensors: (shape, strides, offset) over elements in row-major order.
 
 A window selects, at index i, element number offset + sum(i_k * stride_k). In its normal form the stride of a dim of
-size 1 is 0, and an empty window has only zeros.
+size 1 is 0, and an empty window has only zeros. Layers repeat, so what was computed last is kept: arguments are tuples.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise, zip_longest
 from math import prod
@@ -13,7 +14,10 @@ from math import prod
 Shape = Sequence[int]
 Window = tuple[tuple[int, ...], tuple[int, ...], int]
 
+_kept = functools.lru_cache(maxsize=1 << 14)
 
+
+@_kept
 def normal(shape: Shape, strides: Sequence[int], offset: int) -> Window:
     """A window in normal form."""
     if prod(shape) == 0:
@@ -21,6 +25,7 @@ def normal(shape: Shape, strides: Sequence[int], offset: int) -> Window:
     return tuple(shape), tuple(s * (n > 1) for n, s in zip(shape, strides, strict=True)), offset
 
 
+@_kept
 def steps_of(shape: Shape) -> tuple[int, ...]:
     """The row-major strides of a shape."""
     return tuple(accumulate(shape[:0:-1], lambda a, b: a * b, initial=1))[::-1] if shape else ()
@@ -63,6 +68,7 @@ def within(inner: Window, outer: Window) -> Window | None:
     return translated(inner[0], steps_of(inner[0]), inner[1], outer, inner[2])
 
 
+@_kept
 def translated(shape: Shape, weights: Shape, others: Shape, w: Window, offset: int = 0) -> Window | None:
     """Translate a window over weighted sums of indices of `shape` into one over the same indices with other weights, if
     that is a window.
@@ -83,7 +89,7 @@ def translated(shape: Shape, weights: Shape, others: Shape, w: Window, offset: i
             return None
         moves.append(move)
     is_inside = min(room, default=1) > 0 and min(w[2], *w[0], *w[1], 0) == 0 and 0 not in shape
-    return normal(w[0], moves[1:], offset + moves[0]) if is_inside else None
+    return normal(w[0], tuple(moves[1:]), offset + moves[0]) if is_inside else None
 
 
 def _merged(shape: Shape, ones: Shape, others: Shape) -> list[tuple[int, int, int]]:

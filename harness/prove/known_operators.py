@@ -220,6 +220,7 @@ CHECKS = overloads(lambda row: row.checks)
 """Operators whose only effect is to raise an error."""
 
 SAME_SHAPE = {f"aten.{name}_backward_data.default": ("grad_output", "output") for name in ("_softmax", "_log_softmax")}
+SAME_SHAPE |= {f"aten.binary_cross_entropy{end}.default": ("self", "target") for end in ("", "_backward")}
 """Operators that do not check shapes, and the arguments whose shapes must be equal."""
 
 SAME_BATCH = {

@@ -49,6 +49,12 @@ MOST_MIXED = 160
 BASES = 3
 """Calls of an operator of whose tensors every mix is tried."""
 
+MOST_TRIED = 400
+"""Calls of every pair of layouts after which no other call's are tried."""
+
+WHOLE = 0.25
+"""The share of calls in every pair of layouts whose bits are compared, too."""
+
 LEAST, LEAST_MIXED = 3, 6
 """Calls in which an operator that is listed did as it says."""
 
@@ -70,13 +76,12 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    if given.every_mix and not given.mixture:
-        parser.error("--every-mix needs --mixture floats or --mixture kinds")
     warnings.simplefilter("ignore")
     logging.disable(logging.ERROR)  # fake values that fail are counted
     set_determinism(given.seed, fill_uninitialized=False)
     start = time.monotonic()
-    tried = given.names or (admitted.names(given.mixture) if given.mixture else None)
+    is_of_listed = given.mixture or given.every_mix
+    tried = given.names or (admitted.names(given.mixture) if is_of_listed else None)
     ops = [op for op in operators() if tried is None or str(op) in tried]
     extent = "every mix" if given.every_mix else f"{given.calls} calls"
     settings = f"torch {torch.__version__}, {extent}, {given.samples} samples, {given.seed}"
@@ -117,10 +122,12 @@ def scan_every_mix(op: OpOverload, calls: Iterable[Arguments], mixture: str, cha
         bases.setdefault(tuple((x.dim(), x.dtype) for x in tensors_of(call)), call)
     with torch.no_grad():
         for base in chance.sample([*bases.values()], min(BASES, len(bases))):
+            if not mixture and seen.tried > MOST_TRIED:
+                break
             for args in every_mix(op, base, mixture, chance):
                 if is_to_be_tried(op, by_name(op, args), mixture):
                     seen.tried += 1
-                    try_call(op, args, seen, is_whole=False)
+                    try_call(op, args, seen, is_whole=not mixture and chance.random() < WHOLE)
     return seen
 
 
@@ -239,7 +246,7 @@ def scan_apart(work: Mapping[str, Callable[[], Scanned]], jobs: int, found: dict
             if (child.pipe in said and not child.read()) or time.monotonic() > child.deadline:
                 running.remove(child)
                 found[child.name] = child.end()
-                if (len(found) - num_before) % 50 == 0:
+                if (len(found) - num_before) % 10 == 0:
                     print(f"  {len(found)} of {len(work) + num_before}", file=sys.stderr, flush=True)
                     notes.write(found)
     notes.write(found)

@@ -10,7 +10,7 @@ effects on memory, as its fake values show them, are compared with its schema.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,8 +25,10 @@ from bitproof.harness.prove.windows import row_major
 from bitproof.harness.torch_compat import OpOverload, tree_leaves
 from bitproof.harness.torch_operators import schema_of, storage_key
 
-ROWS, INNER, ANY = LAYOUTS = ("rows", "inner-rows", "any-layout")
-"""Layouts of an operator's tensor arguments: row-major; contiguous in the last dim; any."""
+ROWS, INNER, ANY, LOOSE = LAYOUTS = ("rows", "inner-rows", "any-layout", "any-strides")
+"""Layouts of an operator's tensor arguments: row-major; contiguous in the last dim; any but the next; any, where torch
+may take a tensor for one in channels-last, or not for one, by the strides of dims of one element alone. Such a stride
+leads nowhere, but a convolution chooses its layout by it, and many fakes have another there than the kernel has."""
 
 SCANNED = ("aten", "prims")
 """The namespaces whose operators must be on the list."""
@@ -126,9 +128,26 @@ def _layout_of(x: Tensor) -> str:
         return ROWS
     inner = row_major((1, *shape[1:])) if shape else ()
     dims = [*zip(shape, strides, inner, strict=True)]
+    if is_channels_last(shape, strides) != is_channels_last(
+        shape, [t if isinstance(n, int) and n == 1 else s for n, s, t in dims]
+    ):
+        return LOOSE
     if all(s == t for n, s, t in dims if not isinstance(n, int) or n != 1):
         return ROWS
     return INNER if all(s == 1 for n, s, _ in dims[-1:] if not isinstance(n, int) or n != 1) else ANY
+
+
+def is_channels_last(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
+    """Whether torch takes a tensor for one whose channels, its dim 1, lie together: c10/core/MemoryFormat.h. Sizes that
+    depend on data count as more than one."""
+    if len(shape) not in (4, 5) or strides[1] == 0:
+        return False
+    least = 0
+    for dim in (1, *range(len(shape) - 1, 1, -1), 0):
+        if strides[dim] < least or (dim == 0 and least == strides[1]):
+            return False
+        least = strides[dim] * (shape[dim] if isinstance(shape[dim], int) else 2)
+    return True
 
 
 def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str | None:
@@ -159,10 +178,14 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
             f"{name} with tensors of {_told(name, given)} is not among the calls of several dtypes that were tried: "
             "two dtypes, all tensors in rows or all alike, none without dims beside others"
         )
-    allowed = min((allowed, *(names(mixture)[name] for mixture in mixtures)), key=LAYOUTS.index)
+    mixed = [names(mixture)[name] for mixture in mixtures]
+    if written_names(target):  # its result lies as it was given, whatever it read
+        mixed = [LOOSE if layout == ANY else layout for layout in mixed]
+    allowed = min((allowed, *mixed), key=LAYOUTS.index)
     if LAYOUTS.index(layout_of(given)) <= LAYOUTS.index(allowed):
         return None
-    return f"{name} was seen to do what its schema and fake values say with tensors in {allowed} alone"
+    odd = ", where dims of one element have strides as in rows" if layout_of(given) == LOOSE else ""
+    return f"{name} was seen to do what its schema and fake values say with tensors in {allowed} alone{odd}"
 
 
 def _is_outranked(target: OpOverload, given: Mapping[str, Any]) -> bool:

@@ -34,6 +34,8 @@ def misfits(name: str, given: Mapping[str, Any]) -> bool:
             return _misfits_attention(given)
         case "index" | "_unsafe_index":
             return _misfits_index(given["self"], given["indices"])
+        case "bincount":
+            return given.get("weights") is not None and 0 in given["self"].shape
     return False
 
 

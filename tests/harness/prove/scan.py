@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,16 +17,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from bitproof.harness.graph.operators import written_names
-from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
 from bitproof.harness.prove import known_operators as known
 from bitproof.harness.prove.graphs import admitted
-from bitproof.harness.prove.graphs.admitted import ALIKE, LAYOUTS, ROWS, layout_of, mixes_as_tried, mixtures_of
+from bitproof.harness.prove.graphs.admitted import ALIKE, LAYOUTS, LOOSE, ROWS, layout_of, mixes_as_tried, mixtures_of
 from bitproof.harness.prove.graphs.fitting import misfits
-from bitproof.harness.torch_compat import FakeTensorMode, OpOverload
+from bitproof.harness.torch_compat import OpOverload
+from tests.harness.prove.scan_layouts import difference, fake_lay_of, lay_of
 from tests.harness.prove.scan_variants import (
     Arguments,
     Mixes,
@@ -75,7 +73,7 @@ class Scanned:
             if self.crashed or layout in wrong:
                 break
             ran += self.in_layout.get(layout, 0)
-            if ran >= least and (layout == ROWS or self.in_layout.get(layout)):
+            if ran >= least and self.in_layout.get(layout, 0) >= {ROWS: 0, LOOSE: 2 * least}.get(layout, 1):
                 found = layout
         return found
 
@@ -90,14 +88,21 @@ def copied(x: Tensor) -> Tensor:
     return own.set_(memory, x.storage_offset(), x.size(), x.stride())
 
 
-def guarded(x: Tensor, garbage: int) -> Tensor:
-    """The same within memory that is full of garbage on both sides: what reads beyond it reads that."""
-    held = x.untyped_storage()
-    size = held.nbytes()
-    outer = torch.full((GUARD + -(-size // 64) * 64 + GUARD,), garbage, dtype=torch.uint8)
-    inner = torch.from_numpy(outer.numpy()[GUARD : GUARD + size]).untyped_storage()
-    inner.copy_(held)
-    return torch.empty(0, dtype=x.dtype).set_(inner, x.storage_offset(), x.size(), x.stride())
+def guarded(args: Arguments, garbage: int) -> Arguments:
+    """The same within memory that is full of garbage on both sides: what reads beyond it reads that. Tensors that
+    share memory do so still."""
+    own: dict[int, torch.UntypedStorage] = {}
+
+    def within(x: Tensor) -> Tensor:
+        held = x.untyped_storage()
+        if held._cdata not in own:
+            size = held.nbytes()
+            outer = torch.full((GUARD + -(-size // 64) * 64 + GUARD,), garbage, dtype=torch.uint8)
+            own[held._cdata] = torch.from_numpy(outer.numpy()[GUARD : GUARD + size]).untyped_storage()
+            own[held._cdata].copy_(held)
+        return torch.empty(0, dtype=x.dtype).set_(own[held._cdata], x.storage_offset(), x.size(), x.stride())
+
+    return replaced(args, within)
 
 
 def described(op: OpOverload, args: Arguments) -> str:
@@ -181,12 +186,17 @@ def try_call(op: OpOverload, args: Arguments, seen: Scanned, *, is_whole: bool =
         seen.add("it does not give one result of the same arguments", layout, call)
     if is_whole and not first.written and len({id(x) for x in tensors_of(args)}) > 1 and _depends_on_identity(op, args):
         seen.add("its bits depend on whether two arguments are one tensor", layout, call)
+    shares = len({x.untyped_storage()._cdata for x in tensors_of(args)}) < len(tensors_of(args))
+    if shares and not first.written and not _gives(op, replaced(args, copied), first):
+        seen.add("its bits depend on whether two arguments share memory", layout, call)
+    if is_whole and _is_of_values(op, args) and not _gives(op, replaced(args, lambda x: x.contiguous()), first):
+        seen.add("its bits depend on how its arguments lie", layout, call)
     try:
-        fake = _lay_of(*_fake(op, args))
+        fake = fake_lay_of(op, args)
     except Exception:
         seen.fakes_fail += 1
         return True
-    if fault := _difference(op, first.lay, fake):
+    if fault := difference(op, first.lay, fake):
         seen.add(fault, layout, call)
     return True
 
@@ -204,10 +214,6 @@ class _Outcome:
         return [x.untyped_storage().nbytes() for x in self.results if isinstance(x, Tensor)]
 
 
-def _leaves(results: Any) -> list[Any]:
-    return list(results) if isinstance(results, (tuple, list)) else [results]
-
-
 def _is_plain(x: Any) -> bool:
     if isinstance(x, (list, tuple)):
         return all(map(_is_plain, x))
@@ -217,13 +223,13 @@ def _is_plain(x: Any) -> bool:
 
 
 def _run(op: OpOverload, args: Arguments, garbage: int, sizes: Sequence[int]) -> _Outcome:
-    own = replaced(args, lambda x: guarded(x, garbage))
+    own = guarded(args, garbage)
     before = [(copied(x), _layout(x)) for x in tensors_of(own)]
     names, declared = _names(op, own), written_names(op)
     torch.set_rng_state(SEEDED)
     with _polluted(garbage, sizes):
         given = op(*own[0], **own[1])
-    results = [x for x in pytree.tree_leaves(_leaves(given))]
+    results = pytree.tree_leaves(given)
     faults = []
     if not torch.equal(SEEDED, torch.get_rng_state()) and not draws(op, args):
         faults.append("it draws random numbers and is not tagged so")
@@ -233,7 +239,7 @@ def _run(op: OpOverload, args: Arguments, garbage: int, sizes: Sequence[int]) ->
             faults.append(f"it changes the layout of {name}")
         elif x.untyped_storage()._cdata not in memory and not _same_bytes(x, old):
             faults.append(f"it writes {name}, which its schema does not say")
-    return _Outcome(results, tensors_of(own), _lay_of(results, tensors_of(own)), tuple(declared), faults)
+    return _Outcome(results, tensors_of(own), lay_of(results, tensors_of(own)), tuple(declared), faults)
 
 
 def draws(op: OpOverload, args: Arguments) -> bool:
@@ -290,6 +296,19 @@ def _same(one: _Outcome, other: _Outcome) -> bool:
     return all(_same_values(x, y) for x, y in pairs)
 
 
+def _gives(op: OpOverload, args: Arguments, expected: _Outcome) -> bool:
+    found = _run(op, args, GARBAGE[0], []).results
+    return all(_same_values(x, y) for x, y in zip(found, expected.results, strict=True))
+
+
+def _is_of_values(op: OpOverload, args: Arguments) -> bool:
+    """Whether a proof takes a call's results for a function of its tensors' values, however they lie."""
+    own = [str(x.dtype).removeprefix("torch.") for x in tensors_of(args)]
+    name = known.EXACT.get(str(op))
+    is_plain = by_name(op, args).keys() <= {"condition", "self", "other"}
+    return str(op) in known.CARRIES or (name is not None and is_plain and known.is_exact(name, own[-1], own))
+
+
 def _depends_on_identity(op: OpOverload, args: Arguments) -> bool:
     """Whether two arguments of one layout, made one tensor, give other bits than made two with the same values."""
     flat, tree = pytree.tree_flatten(args)
@@ -309,76 +328,3 @@ def _depends_on_identity(op: OpOverload, args: Arguments) -> bool:
         if not all(_same_values(x, y) for x, y in zip(outcomes[0].results, outcomes[1].results, strict=True)):
             return True
     return False
-
-
-# -- layouts, real and fake ---------------------------------------------------------------------------
-
-
-def _lay_of(results: Sequence[Any], inputs: Sequence[Tensor]) -> list[Any]:
-    """Each result's dtype, shape, strides, offset, and the first input or result that it shares memory with."""
-    owners: dict[Any, str] = {}
-    for number, x in enumerate(inputs):
-        owners.setdefault(_memory(x), f"input {number}")
-    found: list[Any] = []
-    for number, x in enumerate(results):
-        if isinstance(x, Tensor):
-            owner = owners.setdefault(_memory(x), f"result {number}")
-            found.append((x.dtype, tuple(x.shape), tuple(x.stride()), x.storage_offset(), owner))
-        else:
-            found.append(type(x).__name__.removeprefix("Sym").lower())
-    return found
-
-
-def _memory(x: Tensor) -> Any:
-    storage = x.untyped_storage()
-    return storage._cdata if x.device.type == "meta" or _is_fake(x) or not storage.nbytes() else storage.data_ptr()
-
-
-def _is_fake(x: Tensor) -> bool:
-    return isinstance(x, torch._subclasses.FakeTensor)
-
-
-@functools.cache
-def _mode() -> FakeTensorMode:
-    return step_fake_mode(ShapeEnv(), remembers=False)
-
-
-def _fake(op: OpOverload, args: Arguments) -> tuple[list[Any], list[Tensor]]:
-    mode = _mode()
-    memories: dict[int, Tensor] = {}
-    with mode, mode.shape_env.ignore_fresh_unbacked_symbols():
-
-        def fake(x: Tensor) -> Tensor:
-            storage = x.untyped_storage()
-            key = storage._cdata
-            if key not in memories:
-                memories[key] = torch.empty(storage.nbytes() // x.element_size(), dtype=x.dtype)
-            return memories[key].as_strided(x.shape, x.stride(), x.storage_offset())
-
-        own = replaced(args, fake)
-        given = op(*own[0], **own[1])
-        return list(pytree.tree_leaves(_leaves(given))), tensors_of(own)
-
-
-def _difference(op: OpOverload, real: Sequence[Any], fake: Sequence[Any]) -> str | None:
-    """How real results lie otherwise than fake ones; None where they do not, as far as sizes are numbers."""
-    if len(real) != len(fake):
-        return "it gives another number of results than its fake"
-    for mine, other in zip(real, fake, strict=True):
-        if not isinstance(mine, tuple) or not isinstance(other, tuple):
-            if mine != other:
-                return f"it gives a {mine if isinstance(mine, str) else 'tensor'} where its fake does not"
-            continue
-        if mine[0] != other[0]:
-            return "its dtype is another than its fake's"
-        if not all(isinstance(n, int) for n in (*other[1], *other[2], other[3])):
-            continue
-        if mine[1] != other[1]:
-            return "its shape is another than its fake's"
-        if 0 in mine[1]:
-            continue  # no element lies anywhere
-        if any(n > 1 and s != t for n, s, t in zip(mine[1], mine[2], other[2], strict=True)):
-            return "its strides are others than its fake's"
-        if (mine[3:] != other[3:]) and str(op) not in known.SHARES_UNTOLD:
-            return "it shares memory otherwise than its fake" if mine[4] != other[4] else "its offset is another"
-    return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +96,9 @@ WAYS = {
     "swapped": _swapped,
 }
 
+LOOSE_CALLS = 60
+"""Calls whose dims of one element have odd strides."""
+
 DTYPES = (torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -154,21 +157,86 @@ def pairs_of_dtypes(mixture: str) -> list[tuple[torch.dtype, torch.dtype]]:
 
 
 def every_mix(op: OpOverload, base: Arguments, mixture: str, chance: random.Random) -> Iterator[Arguments]:
-    """The call with its tensors in rows and of every pair of dtypes, in every way to share the two out among up to four
-    tensors, among more for each tensor alone; and with one dtype for those, while the others keep theirs."""
+    """The call with its tensors in every pair of layouts, or, with a mixture, in rows and of every pair of dtypes, in
+    every way to share the two out among up to four tensors, among more for each tensor alone."""
     plain = replaced(base, lambda x: x.detach().contiguous())
     places = range(len(tensors_of(plain)))
     sizes = range(1, len(places) if len(places) <= 4 else 2)
     parts = [part for size in sizes for part in itertools.combinations(places, size)]
+    if not mixture:
+        yield from _that_share_memory(plain, chance)
+        yield from (_with_flags(op, args, chance) for args in _loosened(plain, chance))
+    for mix in _dtypes_shared_out(parts, places, mixture) if mixture else _layouts_shared_out(parts, places, chance):
+        try:
+            args = mix.apply(plain)
+        except Exception:  # a dtype that its values cannot have, or a layout that a tensor cannot have
+            continue
+        yield _with_flags(op, args, chance)
+
+
+def _loosened(plain: Arguments, chance: random.Random) -> Iterator[Arguments]:
+    """The call with some dims of one element, of any stride, for all its tensors or for each by chance."""
+    most = max((x.dim() for x in tensors_of(plain)), default=0)
+    for _ in range(LOOSE_CALLS if most else 0):
+        dims = chance.sample(range(most), chance.randint(1, most))
+        share, lays = chance.choice([1.0, 1.0, 0.5]), chance.choices([*WAYS.values()], k=2)
+
+        def loose(x: Tensor, dims: Sequence[int] = dims, share: float = share, lays: Sequence[Lay] = lays) -> Tensor:
+            if chance.random() < share:
+                for dim in dims:
+                    x = x.narrow(dim, 0, 1) if dim < x.dim() and x.numel() else x
+            x = chance.choice(lays)(x)
+            odd = (1, 0, 7, x.numel())
+            strides = [
+                chance.choice(odd) if n == 1 and chance.random() < 0.6 else s
+                for n, s in zip(x.shape, x.stride(), strict=True)
+            ]
+            return x.as_strided(x.shape, strides)
+
+        yield replaced(plain, loose)
+
+
+def _that_share_memory(plain: Arguments, chance: random.Random) -> Iterator[Arguments]:
+    """The call with one tensor that shows elements of another, the first ones, the last ones or those of columns."""
+    flat, tree = pytree.tree_flatten(plain)
+    places = [at for at, x in enumerate(flat) if isinstance(x, Tensor) and x.numel() > 1]
+    for at, of in itertools.permutations(chance.sample(places, min(len(places), 4)), 2):
+        x, y = flat[of].flatten(), flat[at]
+        if x.dtype == y.dtype and x.numel() >= y.numel():
+            for shown in (x[: y.numel()], x[x.numel() - y.numel() :]):
+                for lay in (shown.view(y.shape), shown.view(y.shape[::-1]).permute([*range(y.dim())][::-1])):
+                    yield pytree.tree_unflatten([*flat[:at], lay, *flat[at + 1 :]], tree)
+
+
+def _dtypes_shared_out(parts: Sequence[Sequence[int]], places: Sequence[int], mixture: str) -> Iterator[_Mix]:
+    """Every pair of dtypes; and one dtype for some, while the others keep theirs."""
     pairs = pairs_of_dtypes(mixture)
     for part, (first, other) in itertools.product(parts, [*pairs, *((None, x) for x in {other for _, other in pairs})]):
         dtypes = {at: other if at in part else first for at in places if at in part or first}
-        mix = _Mix(dtypes, dict.fromkeys(places, _rows), {})
-        try:
-            args = mix.apply(plain)
-        except Exception:  # a dtype that its values cannot have
-            continue
-        yield _with_flags(op, args, chance)
+        yield _Mix(dtypes, dict.fromkeys(places, _rows), {})
+
+
+def _layouts_shared_out(parts: Sequence[Sequence[int]], places: Sequence[int], chance: random.Random) -> Iterator[_Mix]:
+    """Every pair of layouts; some with one tensor cut, so that it is broadcast, or with all cut to nothing; and of more
+    than two tensors, some with each in a layout of its own."""
+    parts = chance.sample(parts, 4) if len(places) > 4 else parts
+    found = [(part, pair) for part in parts for pair in itertools.permutations(WAYS.values(), 2)]
+    found += [((), (lay, lay)) for lay in WAYS.values()]
+    cut = chance.sample(found, len(found) // 3)
+    for number, (part, (one, rest)) in enumerate([*found, *cut]):
+        cuts = _cuts(places, chance) if places and number >= len(found) else {}
+        yield _Mix({}, {at: one if at in part else rest for at in places}, cuts)
+    for _ in range(len(WAYS) ** 2 if len(places) > 2 else 0):
+        yield _Mix({}, {at: chance.choice([*WAYS.values()]) for at in places}, {})
+
+
+def _cuts(places: Sequence[int], chance: random.Random) -> dict[int, Lay]:
+    cut = chance.choice([*FEWER, _nothing])
+    return dict.fromkeys(places, cut) if cut is _nothing else {chance.choice(places): cut}
+
+
+def _nothing(x: Tensor) -> Tensor:
+    return x[:0] if x.dim() else x
 
 
 class Mixes:

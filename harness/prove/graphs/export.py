@@ -8,7 +8,6 @@ do, so aliases follow from them and not from operators' names; any other operato
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -29,14 +28,15 @@ from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
 from bitproof.harness.graph.writer import CHUNK_KEY
 from bitproof.harness.prove import known_operators as known
 from bitproof.harness.prove.graphs import admitted
+from bitproof.harness.prove.graphs.constants import digest_of
 from bitproof.harness.prove.graphs.executed import runs_otherwise
 from bitproof.harness.prove.graphs.expressions import size_of
 from bitproof.harness.prove.graphs.open_sizes import OpenSizes, SizeBounds
 from bitproof.harness.prove.graphs.repeats import Lying, Repeats
+from bitproof.harness.prove.graphs.unsure_strides import unsure_product
 from bitproof.harness.prove.graphs.written_apart import add_copies, add_updates, add_zeros, results_of
 from bitproof.harness.prove.layouts import told_once
 from bitproof.harness.torch_compat import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload
-from bitproof.harness.torch_compat import disable_current_modes as without_modes
 from bitproof.harness.torch_operators import schema_of
 
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
@@ -81,6 +81,9 @@ def export_graph(
             found=str(len(returned)),
         )
     places = tuple((name, exporter.place_of(node, name)) for name, node in zip(outputs, returned, strict=True))
+    if call := unsure_product(exporter.calls):
+        what = f"{call.op} of a tensor that may have another stride where a dim has one element (`{call.name}`)"
+        raise RefusedError(what, where=str(call.place[-1] or "the graph"))
     return Graph(tuple(exporter.calls), places)
 
 
@@ -387,13 +390,6 @@ def _place(node: Node) -> CallOrigin:
         return CallOrigin()
     origin = origin_of(node)
     return CallOrigin(origin.module, origin.direction, node.meta.get(CHUNK_KEY), origin.source)
-
-
-def digest_of(x: Tensor) -> str:
-    """The digest of a tensor's bytes."""
-    with without_modes():
-        content = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return hashlib.sha256(content).hexdigest()
 
 
 def _refused(node: Node, what: str) -> RefusedError:

@@ -78,3 +78,49 @@ def test_an_operator_whose_fake_lies_otherwise_beside_an_expanded_operand_is_ref
         fakes = {key: mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for key, x in given.items()}
         assert op(**fakes).stride() != real, "or this is mended"
     assert "alone" in str(admitted.why_not(op, given))
+
+
+def multiplied(copies, of=aten.gelu.default):
+    """A product of what was computed, copied into rows first or not: the fake lies in rows already."""
+
+    def step(w, x):
+        y = of(x)
+        if copies:
+            y = aten.clone.default(y, memory_format=torch.contiguous_format)
+        return aten.mm.default(w, y)
+
+    return step
+
+
+def test_a_product_of_what_has_another_stride_than_its_fake_is_refused():
+    """These were PROVED equal, and had neither the same strides nor, of most inputs, the same bits."""
+    row, column = randn(1, 33), randn(73).as_strided((33, 1), (2, 33))
+    one, two = (multiplied(copies)(row, column) for copies in (False, True))
+    assert aten.gelu.default(column).stride() == (1, 33), "or this is mended"
+    assert not torch.equal(one, two)
+    for copies in (False, True):
+        with pytest.raises(RefusedError, match="of a tensor that may have another stride"):
+            verdict(multiplied(copies), multiplied(copies), row, column)
+
+
+def test_strides_are_unsure_until_a_dim_of_one_element_is_gone():
+    column, rows, row = randn(73).as_strided((33, 1), (2, 33)), randn(33, 1), randn(1, 33)
+    assert verdict(multiplied(False), multiplied(True), row, rows) == PROVED
+
+    def twice(w, x):
+        return aten.mm.default(w, aten.tanh.default(aten.gelu.default(x)))
+
+    def viewed(w, x):
+        return aten.mm.default(w, aten.t.default(aten.t.default(aten.gelu.default(x))))
+
+    def without(w, x):
+        return aten.sum.default(aten.mul.Tensor(w, aten.squeeze.dim(aten.gelu.default(x), 1)))
+
+    for step in (twice, viewed):
+        with pytest.raises(RefusedError, match="may have another stride"):
+            verdict(step, step, row, column)
+    assert verdict(without, without, row, column) == PROVED
+    assert (
+        verdict(multiplied(False, of=aten.alias.default), multiplied(False, of=aten.alias.default), row, column)
+        == PROVED
+    )

@@ -1,0 +1,17 @@
+"""The tensors that a graph holds, by their bytes."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+from bitproof.harness.torch_compat import disable_current_modes as without_modes
+
+
+def digest_of(x: Tensor) -> str:
+    """The digest of a tensor's bytes."""
+    with without_modes():
+        content = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return hashlib.sha256(content).hexdigest()

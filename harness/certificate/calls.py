@@ -69,7 +69,7 @@ class Walk:
 
     def _known(self, index: int) -> Any:
         """The value of a call; None if it is refused or was overwritten."""
-        require(0 <= index < len(self.values), f"call {index} is read before it runs")
+        require(0 <= index < len(self.values), lambda: f"call {index} is read before it runs")
         return None if index in self.stale else self.values[index]
 
     def _derive(self, index: int, call: Call, args: Mapping[str, Any]) -> Any:
@@ -153,7 +153,7 @@ class Walk:
 
     def _whole(self, place: int, shape: Sequence[int]) -> int:
         """All elements of a term in their order, in another shape."""
-        require(prod(shape) == prod(self.terms.shape(place)), f"{shape} is not as many elements as there are")
+        require(prod(shape) == prod(self.terms.shape(place)), lambda: f"{shape} is not as many elements as there are")
         return self.terms.view(place, windows.full(shape))
 
     def _cat(self, call: Call, args: Mapping[str, Any], places: Sequence[int], read: Sequence[Tensor]) -> int:
@@ -264,7 +264,7 @@ class Walk:
         match value:
             case ("node", index):
                 x, place = self.graph.calls[index].value, self.values[index]
-                require(isinstance(x, Tensor), f"{value} is no tensor")
+                require(isinstance(x, Tensor), lambda: f"{value} is no tensor")
                 if not layouts:
                     return ("value", place)
                 bytes_each = known.BYTES.get(x.dtype, 1)

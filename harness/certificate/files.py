@@ -40,8 +40,10 @@ def certificate_in(contents: dict[str, bytes], sums: str | None = None) -> Certi
         found = main["format"]
         require(found == FORMAT, f"a certificate of format {found}, which is not {FORMAT}: made by another version")
         if sums is not None:
-            lines = {*sums_of(contents).splitlines()} ^ {*sums.splitlines()}
-            unlike = {line[66:] for line in lines} | {name for name, _ in {*_sealed(contents)} ^ {*main["files"]}}
+            own = digests_of(contents)
+            lines = {f"{digest}  {name}" for name, digest in own} ^ {*sums.splitlines()}
+            sealed = {x for x in own if x[0] != MAIN} ^ {*main["files"]}
+            unlike = {line[66:] for line in lines} | {name for name, _ in sealed}
             require(not unlike, f"not what was certified: {', '.join(sorted(unlike))}")
         known = ("format", "case", "files", "answers", "assumptions", "subject")
         require({*main} == {*known}, f"its parts are not {', '.join(known)}")
@@ -67,11 +69,6 @@ def sums_of(contents: dict[str, bytes]) -> str:
     return "".join(f"{digest}  {name}\n" for name, digest in digests_of(contents))
 
 
-def _sealed(contents: dict[str, bytes]) -> tuple[tuple[str, str], ...]:
-    """The main file's entries about the other files."""
-    return tuple(x for x in digests_of(contents) if x[0] != MAIN)
-
-
 def _content(file: Path) -> bytes:
     found = file.stat()
     require(stat.S_ISREG(found.st_mode), f"{file.name} is not a regular file")  # a pipe would block
@@ -85,7 +82,7 @@ def _load(content: bytes) -> Any:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
-    require(len(found) == len(pairs), f"a name stands twice: {[name for name, _ in pairs][:8]}")
+    require(len(found) == len(pairs), lambda: f"a name stands twice: {[name for name, _ in pairs][:8]}")
     return found
 
 
@@ -158,7 +155,7 @@ def _value(value: Any) -> Any:
     if kind == "several":
         require(type(found) is tuple, "several results are no array")
         return tuple(map(_value, found))
-    require(kind == "tensor", f"{kind} is no kind of value")
+    require(kind == "tensor", lambda: f"{kind} is no kind of value")
     dtype, device, shape, strides, offset, storage = found
     is_layout = type(shape) is type(strides) is tuple and len(shape) == len(strides)
     require(is_layout, lambda: f"strides {strides!s:.80} for dims {shape!s:.80}")

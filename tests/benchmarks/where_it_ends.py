@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from bitproof.harness.graph.groups import Partition
 from bitproof.harness.prove.evaluate import run_graph
-from bitproof.harness.prove.graphs.export import digest_of
+from bitproof.harness.prove.graphs.constants import digest_of
 
 Inputs = Sequence[Sequence[Any]]
 Bits = tuple[str, ...]

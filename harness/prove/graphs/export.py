@@ -83,7 +83,7 @@ def export_graph(
     places = tuple((name, exporter.place_of(node, name)) for name, node in zip(outputs, returned, strict=True))
     if call := unsure_product(exporter.calls):
         what = f"{call.op} of a tensor that may have another stride where a dim has one element (`{call.name}`)"
-        raise RefusedError(what, where=str(call.place[-1] or "the graph"))
+        raise RefusedError(what, where=str((call.place or (None,))[-1] or "the graph"))
     return Graph(tuple(exporter.calls), places)
 
 

@@ -8,6 +8,8 @@
     watch                           a system of a function that trains once
     prove(f, g, *inputs), keeps_bits
                                     prove two functions, modules or graphs equal, or a graph and what a pass made of it
+    Check, Evidence, Finding, Sentence, Table, Code, setting
+                                    for checks of your own: what `--check FILE.py:CLASS` loads
     assert_bitwise_equal            two tensors, or structures of them, agree in every bit
     BitproofError and its kinds     every error that a call can raise
     Mesh, compiler_problem          for systems: a factory's argument, and why this machine cannot compile
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
         Precision,
         Schedule,
     )
+    from bitproof.harness.checks.check import Check, Evidence
     from bitproof.harness.errors import (
         ArtifactError,
         BitproofError,
@@ -51,20 +54,25 @@ if TYPE_CHECKING:
         UsageError,
     )
     from bitproof.harness.machine.compiler import compiler_problem
+    from bitproof.harness.powers.sensitivity.records import Sensitivity
     from bitproof.harness.prove.pairs import PairProof
     from bitproof.harness.prove.programs.keeps_bits import keeps_bits
     from bitproof.harness.prove.programs.subjects import prove_equal
     from bitproof.harness.records import (
         Bisection,
         CaseResult,
+        Code,
         Comparison,
         Divergence,
+        Finding,
         ProofOutcome,
         ProofVerdict,
-        Sensitivity,
+        Sentence,
         Shrunk,
+        Table,
         Verdict,
     )
+    from bitproof.harness.settings import setting
     from bitproof.harness.systems.watched_step import watch
     from bitproof.reference.parallel.mesh import Mesh
     from bitproof.runs import Run, assert_as_expected, cases, diff, history, record, run
@@ -92,8 +100,11 @@ _RECORDS = (
     "Divergence",
     "ProofOutcome",
     "ProofVerdict",
-    "Sensitivity",
+    "Code",
+    "Finding",
+    "Sentence",
     "Shrunk",
+    "Table",
     "Verdict",
 )
 _HOME = {
@@ -103,7 +114,11 @@ _HOME = {
     **dict.fromkeys(_ERRORS, "bitproof.harness.errors"),
     **dict.fromkeys(_SEARCHES, "bitproof.searches"),
     **dict.fromkeys(_RECORDS, "bitproof.harness.records"),
+    "Check": "bitproof.harness.checks.check",
+    "Evidence": "bitproof.harness.checks.check",
     "Comparison": "bitproof.harness.compare.verdict",
+    "Sensitivity": "bitproof.harness.powers.sensitivity.records",
+    "setting": "bitproof.harness.settings",
     "Mesh": "bitproof.reference.parallel.mesh",
     "keeps_bits": "bitproof.harness.prove.programs.keeps_bits",
     "PairProof": "bitproof.harness.prove.pairs",
@@ -122,10 +137,14 @@ __all__ = [
     "Case",
     "CaseError",
     "CaseResult",
+    "Check",
     "ChunkError",
     "Chunking",
+    "Code",
     "Comparison",
     "Divergence",
+    "Evidence",
+    "Finding",
     "MachineError",
     "Memory",
     "Mesh",
@@ -143,7 +162,9 @@ __all__ = [
     "Run",
     "Schedule",
     "Sensitivity",
+    "Sentence",
     "Shrunk",
+    "Table",
     "TraceError",
     "UsageError",
     "Verdict",
@@ -161,6 +182,7 @@ __all__ = [
     "record",
     "run",
     "sensitivity",
+    "setting",
     "shrink",
     "watch",
 ]

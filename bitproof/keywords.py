@@ -95,6 +95,7 @@ class RunSettings(LocalizeSettings, total=False):
     require_baseline: bool
     every_call: bool
     prove_first: bool
+    checks: Sequence[str | type[Any]]
     sensitivity: bool
     profile: bool
     verbose: bool

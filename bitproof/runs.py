@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from bitproof.harness.changes import Changes
+    from bitproof.harness.checks.check import Check
     from bitproof.harness.options import OnEvent, RunOptions
     from bitproof.harness.records import Comparison
     from bitproof.keywords import RecordSettings
@@ -142,11 +143,30 @@ def asked(
 
     _refuse_while_loading(name)
     sides = {"reference": _source(reference), "candidate": _source(candidate)}
+    checks, settings = _checks_of(settings) if name == "run" else ((), settings)
     changes, options = read_settings(name, taken, settings, Changes, RunOptions)
+    options = replace(options, active=checks)
     chosen = _case_of(**sides) if case is None else find_case(case)
     if case is not None:
         changes = replace(changes, reference=sides["reference"], candidate=sides["candidate"])
     return Asked(chosen if case is None else case, change_case(chosen, changes), changes, options)
+
+
+def _checks_of(settings: Mapping[str, Any]) -> tuple[tuple[Check, ...], dict[str, Any]]:
+    """The checks that a call switches on, and its other keywords. A check's options are keywords of the call."""
+    from bitproof.harness.checks.shipped import active, all_checks
+    from bitproof.harness.settings import checked, options_of
+
+    given = dict(settings)
+    asked = tuple(given.get("checks", ()))
+    found = all_checks(asked)
+    values: dict[str, Any] = {}
+    for check in found:
+        own = {each.keyword: given.pop(each.keyword) for each in options_of(check.Options) if each.keyword in given}
+        values |= checked(check.Options, own)
+    if asked:
+        given["checks"] = tuple(map(_source, asked))
+    return active(found, values), given
 
 
 def run_asked(

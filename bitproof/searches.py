@@ -19,8 +19,9 @@ from bitproof.runs import Asked, Run, System, asked, run_asked
 if TYPE_CHECKING:
     from bitproof.harness.case import Case
     from bitproof.harness.options import OnEvent
+    from bitproof.harness.powers.sensitivity.records import Sensitivity
     from bitproof.harness.prove.pairs import PairProof
-    from bitproof.harness.records import Bisection, ProofOutcome, Sensitivity, Shrunk
+    from bitproof.harness.records import Bisection, ProofOutcome, Shrunk
 
 
 def localize(
@@ -154,14 +155,15 @@ def sensitivity(
     unless it is 0. Returns None where the case is not as expected, so that nothing was measured. Raises UsageError for
     a call or a case that is wrong, before anything runs.
     """
-    from bitproof.harness.execute.transport import refuse_torchrun
-    from bitproof.harness.options import Effort
+    from bitproof.harness.powers.sensitivity.check import SensitivityCheck, SensitivityOptions
+    from bitproof.harness.powers.sensitivity.records import Effort
+    from bitproof.harness.powers.sensitivity.report import measured
 
-    refuse_torchrun("sensitivity", "is no work for many ranks: it replays them all in one process")
+    check = SensitivityCheck(SensitivityOptions(Effort(sample=sample, seconds=limit or None)))
     call = asked("sensitivity", SensitivitySettings, case, None, None, settings)
-    effort = Effort(sample=sample, seconds=limit or None)
-    call = replace(call, options=replace(call.options, device="cpu", control="never", sensitivity=effort))
-    return run_asked(call, report_dir, lambda event: None).result.sensitivity
+    check.refuse(call.options)
+    call = replace(call, options=replace(call.options, device="cpu", control="never", active=(check,)))
+    return measured(run_asked(call, report_dir, lambda event: None).result)
 
 
 @contextmanager

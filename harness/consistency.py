@@ -122,7 +122,6 @@ def _contradictions(result: CaseResult) -> Iterator[Contradiction]:
         yield _no(result, "as no control differs")
     yield from _misplaced(result)
     yield from _unfounded_baselines(result)
-    yield from _miscounted_calls(result)
     for kind, count in result.mismatched.items():
         compared = result.compared.get(kind, 0)
         if count > compared:
@@ -267,13 +266,6 @@ def _unfounded_baselines(result: CaseResult) -> Iterator[Contradiction]:
             yield Contradiction(field, "no EQUAL, as records differ or none was compared", status.value)
         if status == BaselineStatus.DRIFTED and not found.mismatched:
             yield Contradiction(field, "no DRIFTED, as no record differs", status.value)
-
-
-def _miscounted_calls(result: CaseResult) -> Iterator[Contradiction]:
-    for index, row in enumerate(result.sensitivity.rows if result.sensitivity else ()):
-        if not row.at_once <= row.seen <= row.tried - row.blind <= row.calls - row.blind:
-            told = f"{row.at_once} at once of {row.seen} seen, {row.blind} blind, {row.tried} tried of {row.calls}"
-            yield Contradiction(f"sensitivity.rows[{index}]", "at_once <= seen <= tried - blind, tried <= calls", told)
 
 
 def _miscounted(result: CaseResult) -> Iterator[Contradiction]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from bitproof.harness.errors import UsageError
 from bitproof.harness.records import ROLES as ROLES
@@ -47,17 +47,6 @@ class Stress:
         )
         threads = f"; {self.num_threads} threads an operator, which by itself may move bits of large sums and products"
         return disturbed + (threads if self.num_threads > 1 else "")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Effort:
-    """How much of a step is made wrong to measure its sensitivity: at most `sample` calls, for at most `seconds`.
-
-    None stands for all calls, and for any time.
-    """
-
-    sample: int | None = None
-    seconds: float | None = 600.0
 
 
 def check_seconds(value: float) -> str:
@@ -111,7 +100,7 @@ class RunOptions:
     place of those that it declares itself (see `harness.user_code.names`). `kept_graphs` is the folder of prepared
     graphs that are kept from run to run, None where every one shall be traced. `baseline_dir` is the folder of
     baselines that recordings are compared with, None for none; with `files_baselines` recordings are made to be such.
-    `sensitivity` is measured of each case that is as expected.
+    `active` are the checks that judge each case after its verdict, in order.
     """
 
     inject: str | None = setting(
@@ -263,17 +252,16 @@ class RunOptions:
     prove_first: bool = setting(
         False, "--prove-first", CHECKS, "Prove each case before any runs; list what may differ."
     )
-    sensitivity: Effort | None = settings(
-        None,
-        option(
-            "--sensitivity",
-            CHECKS,
-            "Measure how much of a step each case would notice, as `sensitivity` does.",
-            kind=bool,
-            default=False,
-        ),
-        read=lambda sensitivity: Effort() if sensitivity else None,
-        tell=lambda effort: {"sensitivity": effort is not None},
+    checks: tuple[str, ...] = setting(
+        (),
+        "--check",
+        CHECKS,
+        "Let a check of your own judge each case, too; its options become options of this command. Repeatable.",
+        keyword="checks",
+        kind=tuple[str | type[Any], ...],
+        typed=tuple[str, ...],
+        metavar="FILE.py:CLASS",
+        names_code=True,
     )
     timeout: float = setting(
         600.0, "--timeout", TIME, "Time limit of a case.", metavar="SECONDS", least=1, problem=check_seconds
@@ -305,12 +293,18 @@ class RunOptions:
     )
     profile: bool = setting(False, "--profile", MORE, "Write a trace of each rank's time, for Perfetto.")
     files_baselines: bool = False
+    active: tuple[Any, ...] = ()
     verbose: bool = setting(False, "--verbose -v", MORE, "Write the passes' debug logs to the logs.")
 
     def of_run(self, role: Role, *, is_stressed: bool) -> RunOptions:
         """What one run of a case's system follows: a fault, passes and names are the candidate's alone."""
-        mine = replace(self, stress=self.stress if is_stressed else None)
+        mine = replace(self, stress=self.stress if is_stressed else None, checks=(), active=())
         return mine if role == "candidate" else replace(mine, inject=None, extra_passes=(), names={})
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """The options of the active checks, which a replay repeats."""
+        return tuple(check.options for check in self.active)
 
     def remarks(self) -> tuple[str, ...]:
         """What readers of a report must know of how every case was run, an untested torch included."""

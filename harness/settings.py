@@ -159,9 +159,9 @@ def words(*values: Any, usual: Mapping[str, Any] | None = None) -> list[str]:
     `usual` has the defaults, by keyword, of a command whose defaults are others.
     """
     found: list[str] = []
-    for value in values:
-        now = told(value)
-        for each in options_of(type(value)):
+    for part in [part for value in values for part in (value, *getattr(value, "parts", ()))]:
+        now = told(part)
+        for each in options_of(type(part)):
             if each.repeats and now[each.keyword] != (usual or {}).get(each.keyword, each.default):
                 found += each.words(now[each.keyword])
     return found

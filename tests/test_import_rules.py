@@ -32,6 +32,7 @@ FLOOR = {
     "bitproof.harness.records.bisection",
     "bitproof.harness.records.comparison",
     "bitproof.harness.records.divergence",
+    "bitproof.harness.records.finding",
     "bitproof.harness.records.faults",
     "bitproof.harness.records.layout",
     "bitproof.harness.records.layout_bounds",
@@ -41,7 +42,6 @@ FLOOR = {
     "bitproof.harness.records.recording",
     "bitproof.harness.records.report",
     "bitproof.harness.records.result",
-    "bitproof.harness.records.sensitivity",
     "bitproof.harness.records.throughput",
     "bitproof.harness.ulps",
     "bitproof.harness.consistency",
@@ -93,6 +93,7 @@ FLOORS = (
     },
     {"bitproof.harness.records", "bitproof.harness.settings"},
     {"bitproof.harness.changes", "bitproof.harness.options"},
+    {"bitproof.harness.checks"},
     {"bitproof.harness.processes"},
     {"bitproof.harness.machine"},
     {"bitproof.harness.capture", "bitproof.harness.consistency", "bitproof.harness.graph"},
@@ -100,11 +101,11 @@ FLOORS = (
     {"bitproof.harness.compare", "bitproof.harness.report", "bitproof.harness.systems"},
     {"bitproof.harness.precompile"},
     {"bitproof.harness.history", "bitproof.harness.localize", "bitproof.harness.prove"},
-    {"bitproof.harness.sensitivity"},
     {"bitproof.harness.execute", "bitproof.harness.gpu_checks"},
     {"bitproof.builtin_cases"},
     {"bitproof.harness.commands"},
     {"bitproof.harness.cli"},
+    {"bitproof.harness.powers"},
     {"bitproof"},
     {"bitproof.builtin_cases.examples"},
 )
@@ -313,7 +314,9 @@ def test_only_the_worker_models_the_graph_step_its_placements_and_what_tries_or_
 
 
 def test_reports_read_records_only():
-    def forbidden(_: str, imported: str) -> bool:
+    def forbidden(name: str, imported: str) -> bool:
+        if (name, imported) == ("bitproof.harness.report.json", "bitproof.harness.checks.shipped"):
+            return False  # what a report says of a check, that check verifies
         return imported not in FLOOR and not within(imported, "bitproof.harness.report")
 
     assert offenders(lambda name: within(name, "bitproof.harness.report"), forbidden) == []
@@ -321,9 +324,18 @@ def test_reports_read_records_only():
 
 def test_nothing_imports_the_command_line():
     def is_outside(name: str) -> bool:
-        return name != "bitproof.__main__" and not within(name, "bitproof.harness.cli")
+        is_powers_command = within(name, "bitproof.harness.powers") and name.endswith(".cli")
+        return name != "bitproof.__main__" and not within(name, "bitproof.harness.cli") and not is_powers_command
 
     assert offenders(is_outside, lambda _, imported: within(imported, "bitproof.harness.cli")) == []
+
+
+def test_the_core_imports_no_power_and_no_power_another():
+    def forbidden(name: str, imported: str) -> bool:
+        power = ".".join(imported.split(".")[:4])
+        return within(imported, "bitproof.harness.powers") and not within(name, power)
+
+    assert offenders(lambda name: within(name, "bitproof.harness"), forbidden) == []
 
 
 def test_nothing_of_ours_imports_the_face_that_others_see():

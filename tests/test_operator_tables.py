@@ -44,7 +44,7 @@ ALLOWED = {
         "operators that hand on a value, such as take one dtype, and what others may mix, as a test tries of each",
     ),
     "harness/prove/rules.py": (2, "rules by the kind of a term, and which terms have signs"),
-    "harness/sensitivity/formulas.py": (3, "which formula computes an operator otherwise: code, by operator"),
+    "harness/powers/sensitivity/formulas.py": (3, "which formula computes an operator otherwise: code, by operator"),
     "harness/torch_sizes.py": (1, "what torch's sizes compute, by the names of its methods"),
     "reference/layers/router.py": (2, "the scores that a router may have, as a case names them"),
 }

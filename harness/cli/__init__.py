@@ -13,11 +13,12 @@ from collections.abc import Sequence
 
 # isort: off
 # Commands are listed in the order of these imports.
-from bitproof.harness.cli import listing, run, prove, check_certificate, faults, sensitivity, localize, shrink, record  # noqa: F401
+from bitproof.harness.cli import listing, run, prove, check_certificate, faults, localize, shrink, record  # noqa: F401
 from bitproof.harness.cli import accept, precompile, report, merge, history, doctor  # noqa: F401
 
 # isort: on
 from bitproof.harness.cli.app import app
+from bitproof.harness.cli.powers import load_commands
 from bitproof.harness.errors import BitproofError, UsageError
 from bitproof.harness.report.status import SUCCESS, UNJUDGED, error_status, worst
 from bitproof.harness.runtime import interrupts, launched
@@ -63,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     try:
+        load_commands(words)
+        run.declare_asked(words)
         app(args=words, prog_name="bitproof")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else SUCCESS if end.code is None else UNJUDGED

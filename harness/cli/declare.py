@@ -9,13 +9,17 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand
 
+from bitproof.harness.checks.check import Check
+from bitproof.harness.checks.shipped import active
 from bitproof.harness.cli.app import app
+from bitproof.harness.options import RunOptions
 from bitproof.harness.settings import Option, made, options_of, words_in
 
 EXIT_STATUSES = (
@@ -57,10 +61,12 @@ def takes(
     only: Sequence[str],
     usual: Mapping[str, Any] | None = None,
     says: Mapping[str, str] | None = None,
+    checks: Sequence[type[Check]] = (),
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options of some dataclasses, `only` those of these keywords; its last parameters are the made.
 
-    `usual` and `says` have the defaults and the help that are others than the field's, by keyword.
+    `usual` and `says` have the defaults and the help that are others than the field's, by keyword. The options of
+    `checks` come after them; the run options' `active` are the checks that these switch on.
     """
     usual, says = usual or {}, says or {}
 
@@ -77,9 +83,12 @@ def takes(
             for name, (part, options) in zip(mine, offered.items(), strict=True):
                 asked = {each.keyword: _from_words(each.kind, given.pop(each.keyword)) for each in options}
                 values[name] = made(part, {key: each for key, each in asked.items() if each is not None})
+                if part is RunOptions:
+                    values[name] = replace(values[name], active=_active(checks, given))
             body(**given, **values)
 
         typed = [each for options in offered.values() for each in options]
+        typed += [each for check in checks for each in options_of(check.Options)]
         params = [*own, *(_parameter(each, usual.get(each.keyword, each.default), says) for each in typed)]
         declared.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in params]
@@ -88,6 +97,13 @@ def takes(
         return declared
 
     return declare
+
+
+def _active(checks: Sequence[type[Check]], given: dict[str, Any]) -> tuple[Check, ...]:
+    """The checks that are switched on by what was given; takes their options out of it."""
+    own = [each for check in checks for each in options_of(check.Options)]
+    asked = {each.keyword: _from_words(each.kind, given.pop(each.keyword)) for each in own}
+    return active(checks, {name: value for name, value in asked.items() if value is not None})
 
 
 def _parameter(option: Option, default: Any, says: Mapping[str, str]) -> inspect.Parameter:

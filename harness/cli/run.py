@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +12,9 @@ import typer
 from bitproof.harness.case import Case
 from bitproof.harness.case.select import asks_for
 from bitproof.harness.changes import Changes
-from bitproof.harness.cli.app import CASES, Expression
+from bitproof.harness.checks.check import Check
+from bitproof.harness.checks.shipped import all_checks, shipped_checks
+from bitproof.harness.cli.app import CASES, Expression, app
 from bitproof.harness.cli.arguments import CaseFiles, ReportDir, case_words, chosen_cases
 from bitproof.harness.cli.declare import command, takes
 from bitproof.harness.commands.run import run_and_report
@@ -24,8 +28,6 @@ _OPTIONS = tuple(each.keyword for each in _ALL if each.keyword != "values")
 """Every setting, but for the values that only a recording keeps."""
 
 
-@command("run", "bitproof run -k moe_seq", "bitproof run --case case.json --steps 2 --control when-different")
-@takes(Changes, RunOptions, only=_OPTIONS)
 def run_command(
     expression: Expression = None,
     case_files: CaseFiles = None,
@@ -51,6 +53,28 @@ def run_command(
     cases = [case for case in cases if case.name not in not_run]
     replay = [*words(changes, options), *case_words(case_files)]
     raise typer.Exit(run_and_report(cases, options, report_dir, replay, not_run, part, left_out=left_out))
+
+
+def declare(checks: Sequence[type[Check]]) -> None:
+    """Add the command to the program, with the options of these checks."""
+    app.registered_commands[:] = [each for each in app.registered_commands if each.name != "run"]
+    examples = "bitproof run -k moe_seq", "bitproof run --case case.json --steps 2 --control when-different"
+    command("run", *examples)(takes(Changes, RunOptions, only=_OPTIONS, checks=checks)(run_command))
+
+
+def declare_asked(words: Sequence[str]) -> None:
+    """Give `run` the options of checks that installed packages bring or that these words name by `--check`.
+
+    As with pytest's `-p`, the words are read before the options that they bring are known.
+    """
+    if words[:1] != ["run"]:
+        return
+    asked = [after for word, after in pairwise(words) if word == "--check"]
+    asked += [word.partition("=")[2] for word in words if word.startswith("--check=")]
+    declare(all_checks(asked))
+
+
+declare(shipped_checks())
 
 
 def _left_out(cases: list[Case], device: DeviceRequest) -> dict[str, str]:

@@ -39,7 +39,7 @@ print(json.dumps({
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class MachineCheck:
     """One thing a run may need. `is_required` says whether the main cases need it."""
 
     name: str
@@ -63,7 +63,7 @@ class Torch:
     gpus: list[str]
 
 
-def examine(report_dir: Path, *, needs_gpus: bool = False) -> Iterator[Check]:
+def examine(report_dir: Path, *, needs_gpus: bool = False) -> Iterator[MachineCheck]:
     """Every check, cheapest first, each as soon as it is known. `needs_gpus`: runs are to take place on GPUs."""
     yield check_python(sys.version_info[:3])
     yield check_cores(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
@@ -80,31 +80,31 @@ def examine(report_dir: Path, *, needs_gpus: bool = False) -> Iterator[Check]:
         yield check_ranks_code(trace_as_two_ranks())
 
 
-def summarize(checks: list[Check]) -> Check:
+def summarize(checks: list[MachineCheck]) -> MachineCheck:
     """Whether the main cases can run here, and what stops them if not."""
     missing = [check.name for check in checks if check.is_required and not check.is_ok]
     names = ", ".join(MAIN_CASES)
     found = f"{names} can run" if not missing else f"{names} cannot run, because of: {', '.join(missing)}"
-    return Check(name="main cases", is_ok=not missing, found=found)
+    return MachineCheck(name="main cases", is_ok=not missing, found=found)
 
 
-def check_python(version: tuple[int, ...]) -> Check:
+def check_python(version: tuple[int, ...]) -> MachineCheck:
     """Python is new enough."""
     found = ".".join(map(str, version))
-    return Check(name="Python", is_ok=version >= MIN_PYTHON, found=found, fix="use Python 3.11 or newer")
+    return MachineCheck(name="Python", is_ok=version >= MIN_PYTHON, found=found, fix="use Python 3.11 or newer")
 
 
-def check_cores(num_cores: int) -> Check:
+def check_cores(num_cores: int) -> MachineCheck:
     """Cores are never too few: ranks share them, and only time is lost."""
     note = f"; {NUM_RANKS} ranks share them" if num_cores < NUM_RANKS else ""
-    return Check(name="cores", is_ok=True, found=f"{num_cores}{note}", is_required=False)
+    return MachineCheck(name="cores", is_ok=True, found=f"{num_cores}{note}", is_required=False)
 
 
-def check_memory(gib: float | None) -> Check:
+def check_memory(gib: float | None) -> MachineCheck:
     """Eight ranks of a tiny model fit."""
     if gib is None:
-        return Check(name="memory", is_ok=True, found="unknown on this system", is_required=False)
-    return Check(
+        return MachineCheck(name="memory", is_ok=True, found="unknown on this system", is_required=False)
+    return MachineCheck(
         name="memory",
         is_ok=gib >= NEEDED_GIB,
         found=f"{gib:.1f} GiB available, {NEEDED_GIB:.0f} needed for {NUM_RANKS} ranks",
@@ -112,7 +112,7 @@ def check_memory(gib: float | None) -> Check:
     )
 
 
-def check_report_dir(report_dir: Path) -> Check:
+def check_report_dir(report_dir: Path) -> MachineCheck:
     """Files can be made in the report folder, or in the nearest folder above it that exists."""
     folder = next(folder for folder in (report_dir.absolute(), *report_dir.absolute().parents) if folder.exists())
     try:
@@ -120,58 +120,60 @@ def check_report_dir(report_dir: Path) -> Check:
             pass
     except OSError as error:
         fix = "choose another folder with --report-dir"
-        return Check(name="report folder", is_ok=False, found=f"{report_dir}: {error.strerror or error}", fix=fix)
-    return Check(name="report folder", is_ok=True, found=f"{report_dir} can be written")
+        return MachineCheck(
+            name="report folder", is_ok=False, found=f"{report_dir}: {error.strerror or error}", fix=fix
+        )
+    return MachineCheck(name="report folder", is_ok=True, found=f"{report_dir} can be written")
 
 
-def check_compiler(problem: str | None) -> Check:
+def check_compiler(problem: str | None) -> MachineCheck:
     """Inductor compiles for the CPU with what CXX names, else g++. A program was compiled to see that it works."""
     found = f"{compiler()} compiles" if problem is None else f"{problem}; the cases of family backends need it"
     fix = "install g++, or name another compiler in CXX"
-    return Check(name="C++ compiler", is_ok=problem is None, found=found, fix=fix, is_required=False)
+    return MachineCheck(name="C++ compiler", is_ok=problem is None, found=found, fix=fix, is_required=False)
 
 
-def check_program(name: str, programs: tuple[str, ...], needed_by: str, fix: str) -> Check:
+def check_program(name: str, programs: tuple[str, ...], needed_by: str, fix: str) -> MachineCheck:
     """A program that later needs, and no main case does."""
     path = next((path for program in programs if (path := shutil.which(program))), None)
     found = path or f"none found, needed only by {needed_by}"
-    return Check(name=name, is_ok=path is not None, found=found, fix=fix, is_required=False)
+    return MachineCheck(name=name, is_ok=path is not None, found=found, fix=fix, is_required=False)
 
 
-def check_torch(torch: Torch | str, *, needs_gpus: bool = False) -> Iterator[Check]:
+def check_torch(torch: Torch | str, *, needs_gpus: bool = False) -> Iterator[MachineCheck]:
     """torch and what it can do: its version, gloo, GPUs. A text says why it cannot be asked."""
     supported = torch_versions.SUPPORTED
     if isinstance(torch, str):
-        yield Check(name="torch", is_ok=False, found=torch, fix=f"pip install torch, {supported}")
+        yield MachineCheck(name="torch", is_ok=False, found=torch, fix=f"pip install torch, {supported}")
         return
     version = torch.version
     tested = (
         f"{'one' if torch_versions.is_tested(version) else 'none'} of the tested {', '.join(torch_versions.TESTED)}"
     )
-    yield Check(
+    yield MachineCheck(
         name="torch",
         is_ok=torch_versions.is_supported(version),
         found=f"{version}, {tested}; supported: {supported}",
         fix="install a supported torch",
     )
     found = "available" if torch.gloo else "not built into this torch"
-    yield Check(name="gloo", is_ok=torch.gloo, found=found, fix="install a torch built with gloo")
+    yield MachineCheck(name="gloo", is_ok=torch.gloo, found=found, fix="install a torch built with gloo")
     yield _check_gpus(torch.gpus, has_nccl=torch.nccl, is_required=needs_gpus)
 
 
-def check_trial(results: list[CaseResult] | str) -> Check:
+def check_trial(results: list[CaseResult] | str) -> MachineCheck:
     """Small cases came out as they must: what else is examined may all be there, and a release of torch not trace."""
     fix = f"install a tested torch: {', '.join(torch_versions.TESTED)}"
     if isinstance(results, str):
-        return Check(name="trial", is_ok=False, found=results, fix=fix)
+        return MachineCheck(name="trial", is_ok=False, found=results, fix=fix)
     failed = [result for result in results if result.verdict != Verdict.EQUAL]
     if failed:
         found = "; ".join(f"{result.case.name} in small: {_tell_failure(result)}" for result in failed)
-        return Check(name="trial", is_ok=False, found=found, fix=fix)
+        return MachineCheck(name="trial", is_ok=False, found=found, fix=fix)
     names = " and ".join(result.case.name for result in results)
     seconds = sum(result.seconds.total or 0.0 for result in results)
     found = f"{names} in small are EQUAL, {seconds:.0f} s: traced, 2 ranks forked, 1 step of eager_chunked and graph"
-    return Check(name="trial", is_ok=True, found=found)
+    return MachineCheck(name="trial", is_ok=True, found=found)
 
 
 def run_trial() -> list[CaseResult] | str:
@@ -194,14 +196,14 @@ def run_trial() -> list[CaseResult] | str:
         return f"{type(error).__name__}: {error}"
 
 
-def check_ranks_code(found: str | None) -> Check:
+def check_ranks_code(found: str | None) -> MachineCheck:
     """A small step, split over tensor and expert ranks, is one code on the first rank and the last.
 
     One trace serves all ranks, and so does a precompiled step: a coordinate in the code would be wrong on all but one.
     """
     told = "a small step is the same on the first rank and the last, whose coordinates all differ"
     fix = "read the coordinate from a buffer that each rank owns"
-    return Check(name="one code", is_ok=found is None, found=found or told, fix=fix)
+    return MachineCheck(name="one code", is_ok=found is None, found=found or told, fix=fix)
 
 
 def trace_as_two_ranks() -> str | None:
@@ -257,20 +259,20 @@ def available_gib() -> float | None:
         return gib
 
 
-def _check_gpus(gpus: list[str], *, has_nccl: bool, is_required: bool) -> Check:
+def _check_gpus(gpus: list[str], *, has_nccl: bool, is_required: bool) -> MachineCheck:
     """A GPU a rank, and NCCL. Required where runs are to take place on them: fewer, or gloo, is no such run."""
     if not gpus:
         found = "none, or none that this torch can use; cases run on the CPU with gloo"
         fix = "install the GPUs' driver and a build of torch for CUDA" if is_required else None
-        return Check(name="GPUs", is_ok=False, found=found, fix=fix, is_required=is_required)
+        return MachineCheck(name="GPUs", is_ok=False, found=found, fix=fix, is_required=is_required)
     names = f"{len(gpus)} ({', '.join(dict.fromkeys(gpus))})"
     if not has_nccl:
         found = f"{names}, and this torch has no NCCL: no run would test what joins them"
-        return Check(name="GPUs", is_ok=False, found=found, fix="install a build of torch with NCCL")
+        return MachineCheck(name="GPUs", is_ok=False, found=found, fix="install a build of torch with NCCL")
     if len(gpus) < NUM_RANKS:
         found = (
             f"{names}, for {NUM_RANKS} ranks: --device cuda takes --world-size {len(gpus)}, or --share-gpus over gloo"
         )
         fix = f"take a machine with {NUM_RANKS} GPUs"
-        return Check(name="GPUs", is_ok=not is_required, found=found, fix=fix, is_required=is_required)
-    return Check(name="GPUs", is_ok=True, found=f"{names}, NCCL", is_required=is_required)
+        return MachineCheck(name="GPUs", is_ok=not is_required, found=found, fix=fix, is_required=is_required)
+    return MachineCheck(name="GPUs", is_ok=True, found=f"{names}, NCCL", is_required=is_required)

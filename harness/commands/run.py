@@ -70,10 +70,6 @@ def run_and_report(
     """
     if options.prove_first:
         _refuse_proofs_under_torchrun()
-    if options.sensitivity is not None:
-        from bitproof.harness.execute.transport import refuse_torchrun
-
-        refuse_torchrun("sensitivity", "is no work for many ranks: it replays them all in one process")
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)
         reports = launched.is_first()

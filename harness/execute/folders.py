@@ -32,6 +32,10 @@ class CaseFolders:
         files = (self.run_dir / "logs" / self.case.name).rglob("*.log")
         return sorted((path.relative_to(self.run_dir).as_posix() for path in files), key=_by_number)
 
+    def log_of(self, check: str) -> Path:
+        """The log of a check."""
+        return self.run_dir / "logs" / self.case.name / f"{check}.log"
+
     def graphs(self, role: Role) -> Path:
         """Where a side's graphs go; where both sides have one, the reference's says so."""
         twin = role == "reference" and {self.case.reference, self.case.candidate} <= {*TRACED}

@@ -24,7 +24,6 @@ from bitproof.harness.machine.describe import commit, describe_machine
 from bitproof.harness.machine.devices import Placement, lease_gpus
 from bitproof.harness.options import DeviceRequest, OnEvent, RunOptions
 from bitproof.harness.records import CaseResult, Drift
-from bitproof.harness.sensitivity.sensing import Sensing, sense_apart
 from bitproof.harness.systems.registry import BUILT_IN, check_system
 
 _DRIFT_TIMEOUT = 300.0  # seconds, of the values of two recordings
@@ -46,6 +45,8 @@ def run_cases(
     cases = list(cases)
     if options.require_baseline and options.baseline_dir is None:
         raise UsageError("--require-baseline needs --baseline", fix="add --baseline")
+    for check in options.active:
+        check.refuse(options)
     if options.inject is not None:
         fault = parse_fault(options.inject)
         for case in cases:
@@ -117,6 +118,7 @@ def _run_cases(
         from bitproof.harness.compare.baselines import hold_against_baselines
         from bitproof.harness.execute.case_run import CaseRun
         from bitproof.harness.execute.drifted import with_moved_calls
+        from bitproof.harness.execute.run_checks import with_findings
 
         def judge(case: Case, placement: Placement, sessions: Sequence[Session], on_event: OnEvent) -> CaseResult:
             own = sessions[0] if sessions else client
@@ -130,17 +132,7 @@ def _run_cases(
                 result = run.result()
                 result = hold_against_baselines(result, run.recordings(), measure_drift, options)
                 result = with_moved_calls(result, run, run.recordings(), files=options.files_baselines)
-            if options.sensitivity is None or not result.as_expected:
-                return result
-            task = Sensing(
-                case=result.case,
-                recording=run.recordings()["candidate"].resolve(),
-                effort=options.sensitivity,
-                extra_passes=options.extra_passes,
-                packing=None if run.every_call is None else tuple(sorted(run.every_call.found.packing)),
-            )
-            log = run_dir / "logs" / case.name / "sensitivity.log"
-            return replace(result, sensitivity=sense_apart(task, placement.device, log))
+                return with_findings(result, run, options) if options.active else result
 
         todo = list(zip(cases, [client.place(case) for case in cases], strict=True))
         if places:

@@ -30,6 +30,7 @@ from bitproof.harness.records.faults import (
     FaultStatus,
     Score,
 )
+from bitproof.harness.records.finding import Block, Code, Finding, Sentence, Table
 from bitproof.harness.records.layout_bounds import LayoutBounds, LayoutRow
 from bitproof.harness.records.partition import Partition
 from bitproof.harness.records.placed import Placed, PlacedTensor
@@ -77,14 +78,6 @@ from bitproof.harness.records.result import (
     group_keys,
     zero_counts,
 )
-from bitproof.harness.records.sensitivity import (
-    FormulaRow,
-    Sensitivity,
-    SensitivityRow,
-    UnseenCall,
-    by_direction,
-    wilson,
-)
 from bitproof.harness.records.throughput import Throughput, throughput_rows
 from bitproof.harness.ulps import (
     BUCKETS,
@@ -109,11 +102,13 @@ __all__ = [
     "BaselineStatus",
     "Bisection",
     "BlamedCall",
+    "Block",
     "CaseFindings",
     "CaseResult",
     "CaseSeconds",
     "ChainLink",
     "Closeness",
+    "Code",
     "Comparison",
     "Count",
     "Differing",
@@ -123,7 +118,7 @@ __all__ = [
     "FaultOutcome",
     "FaultStatus",
     "FaultsFound",
-    "FormulaRow",
+    "Finding",
     "GraphIdentity",
     "Histogram",
     "KeptCalls",
@@ -151,23 +146,20 @@ __all__ = [
     "Role",
     "Sample",
     "Score",
-    "Sensitivity",
-    "SensitivityRow",
+    "Sentence",
     "Shard",
     "Shrunk",
     "Step",
     "Switch",
+    "Table",
     "TensorDifference",
     "Throughput",
     "TorchCompile",
-    "UnseenCall",
     "Verdict",
-    "by_direction",
     "group_keys",
     "needs_one_rank",
     "required_kinds",
     "throughput_rows",
     "ulp_bucket",
-    "wilson",
     "zero_counts",
 ]

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from bitproof.harness.case import KINDS, USUAL_KINDS, Case, Kind
 from bitproof.harness.records.artifact import Artifact
 from bitproof.harness.records.divergence import BlamedCall, Divergence
+from bitproof.harness.records.finding import Finding
 from bitproof.harness.records.layout_bounds import LayoutBounds
 from bitproof.harness.records.partition import Partition
 from bitproof.harness.records.placed import Placed
 from bitproof.harness.records.proof import ProofOutcome
 from bitproof.harness.records.recording import ROLES, Key, Role
-from bitproof.harness.records.sensitivity import Sensitivity
 from bitproof.harness.records.throughput import Throughput
 from bitproof.harness.ulps import Count, Histogram
 from bitproof.harness.validate import GROWING, That
@@ -225,10 +225,11 @@ class CaseFindings:
     `error` is a failure's whole text, including the rank's traceback. `memory` is each side's peak of allocated device
     memory during the steps, in MiB, None on a CPU. `differing` has the first MAX_DIFFERING keys that differ, in the
     order of computation, `differing_left_out` the number of further ones. `baseline` has each side that was compared
-    with its baseline. `kept_graph`: the graph came from an earlier run; None if there was no graph. `proof` and
-    `sensitivity` are None if not requested. `partition` describes a partitioned graph, `artifact` the precompiled step,
-    `placed` the solved placements, `throughput` each side's speed in its first run, `layouts` what two layouts had to
-    agree in, `sums_over_ranks` how each side's ranks added, in words, if a system of ours ran on several.
+    with its baseline. `kept_graph`: the graph came from an earlier run; None if there was no graph. `proof` is None if
+    not requested. `checks` has each check's finding by its name. `partition` describes a partitioned graph, `artifact`
+    the precompiled step, `placed` the solved placements, `throughput` each side's speed in its first run, `layouts`
+    what two layouts had to agree in, `sums_over_ranks` how each side's ranks added, in words, if a system of ours ran
+    on several.
     """
 
     verdict: Verdict
@@ -240,13 +241,13 @@ class CaseFindings:
     baseline: dict[Role, BaselineResult] = field(default_factory=dict)
     proof: ProofOutcome | None = None
     kept_graph: bool | None = None
-    sensitivity: Sensitivity | None = None
     partition: Partition | None = None
     artifact: Artifact | None = None
     placed: Placed | None = None
     throughput: dict[Role, Throughput] = field(default_factory=dict)
     layouts: LayoutBounds | None = None
     sums_over_ranks: dict[Role, str] = field(default_factory=dict)
+    checks: dict[str, Finding] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -290,16 +291,17 @@ class CaseResult(CaseFindings):
 
     @property
     def as_expected(self) -> bool:
-        """Whether the case got its expected verdict and differences, and no baseline drifted.
+        """Whether the case got its expected verdict and differences, no baseline drifted and no check objects.
 
         Exactly the kinds that the case lists must differ, and by no more than its bound. A case that expects CLOSE
         lists no kinds, and EQUAL satisfies it, as it is within any bound.
         """
-        return self.agrees_as_expected and not any(map(self.sides_with, _OBJECTIONS))
+        has_objection = any(map(self.sides_with, _OBJECTIONS)) or any(self.objections())
+        return self.agrees_as_expected and not has_objection
 
     @property
     def agrees_as_expected(self) -> bool:
-        """Like `as_expected`, but ignores baselines."""
+        """Like `as_expected`, but ignores baselines and checks."""
         if self.case.expected == "CLOSE":
             return self.verdict in (Verdict.CLOSE, Verdict.EQUAL)
         if self.is_beyond_bound:
@@ -313,6 +315,12 @@ class CaseResult(CaseFindings):
         if bound is None or self.verdict != Verdict.DIFFERENT:
             return False
         return found is None or found.bound != bound or not found.is_within
+
+    def objections(self) -> Iterator[tuple[str, str]]:
+        """Each check that objects or could not judge, by name, with its reason."""
+        for name, found in self.checks.items():
+            if reason := found.objection or found.unjudged:
+                yield name, reason
 
     def sides_with(self, status: BaselineStatus) -> list[Role]:
         """The sides with this baseline status."""

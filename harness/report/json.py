@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import math
 import stat
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
+from bitproof.harness.checks.shipped import SHIPPED, shipped
 from bitproof.harness.consistency import contradiction, contradiction_in
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.records import CaseResult, Divergence, Report, Shard
@@ -63,9 +65,11 @@ def read(path: Path) -> Report:
 
 
 def parse(text: str, where: str = FILE_NAME) -> Report:
-    """The report in a JSON text. Unknown fields are passed over: schema 1 grows by adding fields."""
+    """The report in a JSON text. Unknown fields are passed over: a schema grows by adding fields."""
     try:
-        entry = read_checked(ReportEntry, parse_json(text), "report", RecordingError, damaged="is damaged", where=where)
+        entry = read_checked(
+            ReportEntry, upgraded(parse_json(text)), "report", RecordingError, damaged="is damaged", where=where
+        )
     except (ValueError, RecursionError) as error:
         raise RecordingError("a report is not JSON", found=str(error), where=where) from error
     report = Report(
@@ -88,6 +92,17 @@ def parse(text: str, where: str = FILE_NAME) -> Report:
     return report
 
 
+def upgraded(values: Any) -> Any:
+    """A report of schema 1 as one of schema 2: what belonged to a check is under that check's name."""
+    if not isinstance(values, dict) or values.get("schema") != 1:
+        return values
+    for case in values["cases"] if isinstance(values.get("cases"), list) else ():
+        for name in SHIPPED if isinstance(case, dict) else ():
+            if (data := case.pop(name, None)) is not None:
+                case.setdefault("checks", {})[name] = asdict(shipped(name).finding(data))
+    return values
+
+
 def _result(entry: CaseEntry, field: str, where: str) -> CaseResult:
     """A case's result. A verdict that its own evidence does not carry is worse than none, and refused."""
     result = entry.result()
@@ -97,6 +112,10 @@ def _result(entry: CaseEntry, field: str, where: str) -> CaseResult:
             raise _damaged(f"{field}.{name}", f"{getattr(case, name)!r}, by its case", getattr(entry, name), where)
     if found := contradiction(result):
         raise _damaged(f"{field}.{found.field}", found.expected, found.found, where)
+    for name, finding in result.checks.items():
+        if refused := shipped(name).contradiction(finding.data) if name in SHIPPED else None:
+            path, expected, wrong = refused
+            raise _damaged(f"{field}.checks.{name}.data.{path}", expected, wrong, where)
     if entry.as_expected not in (None, result.as_expected):
         expected = f"{json.dumps(result.as_expected)}, by its verdict"
         raise _damaged(f"{field}.as_expected", expected, entry.as_expected, where)

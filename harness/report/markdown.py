@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bitproof.harness.records import BUCKETS, CaseResult, Divergence, PassReport, Report, Sensitivity, throughput_rows
-from bitproof.harness.report import proofs, sensitivity, text
+from bitproof.harness.records import BUCKETS, CaseResult, Divergence, PassReport, Report, throughput_rows
+from bitproof.harness.report import blocks, proofs, text
 from bitproof.harness.report.case_row import row_of
 from bitproof.harness.report.markdown_text import Strong, code_block, folded, inline, strong, table_of
 from bitproof.harness.report.schema import FlatDivergence
@@ -148,8 +148,8 @@ def _case_details(report: Report, result: CaseResult) -> str:
     if result.proof:
         lines = "\n".join(proofs.tell(result.case.name, result.proof))
         parts.append(f"### Proof\n\n{code_block(text.shorten(lines, MAX_ERROR_CHARS, 'report.json has it'))}")
-    if result.sensitivity:
-        parts.append(f"### Sensitivity\n\n{_sensitivity(result, result.sensitivity)}")
+    for name, found in result.checks.items():
+        parts.append("\n\n".join([f"### Check {inline(name)}", *blocks.markdown(found)]))
     if result.error:
         parts.append(f"### Error\n\n{code_block(text.shorten(result.error, MAX_ERROR_CHARS))}")
     if result.first_divergence:
@@ -196,13 +196,6 @@ def _case_details(report: Report, result: CaseResult) -> str:
         passes = [(p.name, f"{p.seconds:.3f}", p.nodes_before, p.nodes_after) for p in result.passes]
         parts += [f"### Passes\n\n{table_of(headers, passes)}", *_pass_details(result.passes)]
     return "\n\n".join([inline(_brief(result.where)), *(strong(_brief(remark)) for remark in result.remarks), *parts])
-
-
-def _sensitivity(result: CaseResult, found: Sensitivity) -> str:
-    """The tables of sensitivity."""
-    parts = [inline(_brief(sensitivity.headline(result)))]
-    parts += [f"{title}:\n\n{table_of(headers, rows)}" for title, headers, rows in sensitivity.tables(found)]
-    return "\n\n".join(parts)
 
 
 def _divergence(first: Divergence) -> str:

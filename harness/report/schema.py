@@ -302,7 +302,7 @@ class ReportEntry:
 
     __pydantic_config__ = GROWING
 
-    schema: Literal[1]
+    schema: Literal[1, 2]
     run_id: RunId
     exit_status: Count
     environment: dict[str, Any]
@@ -319,7 +319,7 @@ class ReportEntry:
     def of(report: Report) -> ReportEntry:
         """A report in the form of the file."""
         return ReportEntry(
-            schema=1,
+            schema=2,
             run_id=report.run_id,
             exit_status=report.exit_status,
             environment=report.environment,

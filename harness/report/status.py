@@ -16,8 +16,10 @@ WORST_FIRST = (WRONG_CALL, UNJUDGED, UNEXPECTED, SUCCESS)
 
 
 def case_status(result: CaseResult) -> int:
-    """0 as expected, 3 not judged, either itself or against a baseline, 1 judged and not as expected."""
+    """0 as expected, 3 not judged, by itself, against a baseline or by a check, 1 judged and not as expected."""
     if result.verdict in (Verdict.UNVERIFIED, Verdict.ERROR) or result.sides_with(BaselineStatus.UNVERIFIED):
+        return UNJUDGED
+    if any(found.unjudged for found in result.checks.values()):
         return UNJUDGED
     return SUCCESS if result.as_expected else UNEXPECTED
 

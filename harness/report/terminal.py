@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TextIO
 
 from bitproof.harness.records import BaselineStatus, CaseResult, Report, Verdict
-from bitproof.harness.report import proofs, text
+from bitproof.harness.report import blocks, proofs, text
 from bitproof.harness.report.case_row import row_of
 
 COLORS = {
@@ -37,6 +37,9 @@ def print_report(report: Report, stream: TextIO | None = None) -> None:
             console.print(f"{result.case.name}: {result.layouts.tell()}")
         for remark in result.remarks:
             console.print(f"{result.case.name}: {remark}")
+        for name, found in result.checks.items():
+            if shown := "\n".join(blocks.brief_lines(found)):
+                console.print(f"{result.case.name}: {name}: {shown}")
         if result.baseline:
             lines = "\n".join(text.baselines(result))
             console.print(f"{result.case.name}: {lines}")
@@ -98,6 +101,8 @@ def tell_case(report: Report, result: CaseResult) -> list[str]:
         lines.append(f"  first divergence: {row.where}")
         if blamed := text.blame(result.first_divergence):
             lines.append(f"  to blame: {blamed}")
+    for name, reason in result.objections():
+        lines.append(f"  check {name}: {reason}")
     if result.error:
         lines += [f"  {line}" for line in text.shorten(result.error, MAX_ERROR_CHARS).splitlines()]
     return [*lines, f"  replay: {text.replay_command(report, result)}"]

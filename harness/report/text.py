@@ -22,7 +22,7 @@ from bitproof.harness.records import (
     TensorDifference,
     Verdict,
 )
-from bitproof.harness.report import faults, sensitivity
+from bitproof.harness.report import faults
 
 CASE_FILE = "--case"
 """The option that names a case by its file; a report's other options select by name."""
@@ -55,15 +55,19 @@ def expectation(result: CaseResult) -> str:
 def outcome(result: CaseResult) -> str:
     """A case's verdict, with the kinds that differ at the first differing step, and objections.
 
-    Objections are a difference larger than expected, and drifted baselines. The measured sensitivity follows, if any.
+    Objections are a difference larger than expected, drifted baselines and those of checks. The checks' clauses follow.
     """
     differs = f" ({', '.join(result.differing_kinds)})" if result.differing_kinds else ""
     beyond = " beyond the bound" if result.is_beyond_bound else ""
     drifted = [f", {side} DRIFTED" for side in result.sides_with(BaselineStatus.DRIFTED)]
     missing = [f", no baseline of {side}" for side in result.sides_with(BaselineStatus.MISSING)]
     unverified = [f", baseline of {side} UNVERIFIED" for side in result.sides_with(BaselineStatus.UNVERIFIED)]
-    sees = sensitivity.clause(result.sensitivity)
-    return "".join([result.verdict.value, differs, beyond, *drifted, *missing, *unverified, sees and f", {sees}"])
+    objecting = [
+        f", {name} objects" if found.objection else f", {name} could not judge" if found.unjudged else ""
+        for name, found in result.checks.items()
+    ]
+    brief = [f", {found.brief}" for found in result.checks.values() if found.brief]
+    return "".join([result.verdict.value, differs, beyond, *drifted, *missing, *unverified, *objecting, *brief])
 
 
 def tally(report: Report) -> str:

@@ -12,7 +12,9 @@ import typer
 
 import bitproof
 from bitproof.harness.changes import Changes
+from bitproof.harness.checks.shipped import shipped_checks
 from bitproof.harness.cli.app import app
+from bitproof.harness.cli.powers import load_commands
 from bitproof.harness.errors import UsageError
 from bitproof.harness.options import RunOptions
 from bitproof.harness.settings import Option, made, options_of
@@ -26,13 +28,15 @@ from bitproof.keywords import (
     read_settings,
 )
 
-ALL = {each.keyword: each for part in (Changes, RunOptions) for each in options_of(part)}
+CHECKS = tuple(check.Options for check in shipped_checks())
+ALL = {each.keyword: each for part in (Changes, RunOptions, *CHECKS) for each in options_of(part)}
 OF_A_CALL = {"expression", "case_files", "shard", "report_dir", "case", "system", "out", "force", "help"}
 """What both faces have as parameters of their own, or what chooses several cases and prints."""
 
 
 def flags_of(command: str) -> dict[str, list[str]]:
     """The options of a command by keyword, without those that are its own."""
+    load_commands([command])
     [found] = [each for name, each in typer.main.get_command(app).commands.items() if name == command]  # type: ignore[attr-defined]
     return {each.name: sorted(each.opts) for each in found.params if each.name not in OF_A_CALL}
 

@@ -11,7 +11,9 @@ from bitproof.harness.case import KINDS
 from bitproof.harness.cli import main
 from bitproof.harness.commands.merge import merge
 from bitproof.harness.errors import RecordingError
-from bitproof.harness.records import ROLES, Sensitivity, SensitivityRow
+from bitproof.harness.powers.sensitivity.records import Sensitivity, SensitivityRow
+from bitproof.harness.powers.sensitivity.report import finding_of, measured
+from bitproof.harness.records import ROLES
 from bitproof.harness.report import json as report_json
 from tests.harness.forging import make_recording
 from tests.harness.reports import COMPARED, case, result, write_report, write_shard
@@ -46,11 +48,11 @@ TAMPERED = [
 def test_calls_that_are_seen_were_tried(tmp_path):
     row = SensitivityRow(module="norm", direction="forward", calls=5, tried=4, seen=3, at_once=2, blind=1)
     told = Sensitivity(steps=1, ranks=2, rows=[row])
-    run_dir = write_report(tmp_path, [result(case(), sensitivity=told)])
-    assert report_json.read(run_dir / "report.json").cases[0].sensitivity == told
+    run_dir = write_report(tmp_path, [result(case(), checks={"sensitivity": finding_of(told)})])
+    assert measured(report_json.read(run_dir / "report.json").cases[0]) == told
     for wrong in ({"seen": 4}, {"tried": 6}, {"at_once": 4}, {"blind": 2}):
-        tamper(run_dir, put("sensitivity", "rows", 0, value=vars(row) | wrong))
-        with pytest.raises(RecordingError, match=r"sensitivity\.rows\[0\] is damaged"):
+        tamper(run_dir, put("checks", "sensitivity", "data", "rows", 0, value=vars(row) | wrong))
+        with pytest.raises(RecordingError, match=r"checks\.sensitivity\.data\.rows\[0\] is damaged"):
             report_json.read(run_dir / "report.json")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bitproof.harness.changes import Changes
-from bitproof.harness.options import Effort, RunOptions, Stress
+from bitproof.harness.options import RunOptions, Stress
 from bitproof.harness.runtime.disk_cache import default_folder
 from bitproof.harness.settings import made, told, words
 
@@ -27,7 +27,7 @@ def test_what_is_at_its_default_is_not_repeated() -> None:
         ({"control": "never"}, "--no-control"),
         ({"stress": True, "stress_threads": 3}, "--stress --stress-threads 3"),
         ({"extra_passes": ("a.b:c", "d:e@before=chunk")}, "--extra-pass a.b:c --extra-pass d:e@before=chunk"),
-        ({"sensitivity": True, "every_call": True, "prove_first": True}, "--every-call --prove-first --sensitivity"),
+        ({"every_call": True, "prove_first": True}, "--every-call --prove-first"),
         ({"jobs": "auto"}, ""),
     ],
 )
@@ -66,5 +66,5 @@ def test_a_command_with_other_defaults_repeats_what_is_not_at_them() -> None:
 
 @pytest.mark.parametrize("make", [lambda: Stress(num_threads=2), lambda: Stress()])
 def test_stress_is_told_as_it_was_asked_for(make: Callable[[], Stress]) -> None:
-    options = RunOptions(stress=make(), sensitivity=Effort())
+    options = RunOptions(stress=make())
     assert made(RunOptions, told(options)).stress == make()

@@ -1,7 +1,7 @@
 """What is wrong in a report, one objection after the other, for the forms that CI systems read: SARIF and annotations.
 
-An objection is a case that is not as expected, or a side of it that parts from its baseline. It has the file and line
-of the call to blame, where one is known.
+An objection is a case that is not as expected, a side of it that differs from its baseline, or what a check says. It
+has the file and line of the call to blame, if one is known.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ RULES = {
     "UNVERIFIED": "Evidence is missing",
     "ERROR": "A rank died, raised or hung, or a pass refused the graph",
     "DRIFTED": "A system computes other bits than its baseline",
+    "CHECK": "A check objects to a case, or could not judge it",
     "MISSING": "A system has no baseline of this environment, and must have one",
 }
 _MAX_DEPTH = 4
@@ -57,6 +58,9 @@ def objections(report: Report) -> Iterator[Objection]:
         if not result.agrees_as_expected:
             yield _of_case(report, result)
         yield from _of_baselines(report, result)
+        for name, reason in result.objections():
+            message = f"{result.case.name}: check {name}: {reason}"
+            yield _objection("CHECK", result, message, None, name)
 
 
 def _of_case(report: Report, result: CaseResult) -> Objection:

@@ -24,11 +24,12 @@ from bitproof.harness.records import (
     CaseResult,
     Closeness,
     Divergence,
+    Finding,
     PassReport,
     Report,
     throughput_rows,
 )
-from bitproof.harness.report import proofs, sensitivity, text
+from bitproof.harness.report import blocks, proofs, text
 from bitproof.harness.report.case_row import CaseRow, row_of
 from bitproof.harness.report.html import heatmaps
 from bitproof.harness.report.html.heatmaps import KindHeat, TensorHeat
@@ -118,7 +119,7 @@ class CaseBlock(CaseRow):
     replay: str
     about: list[tuple[str, str]]
     proved: str
-    sees: str
+    checks: list[tuple[str, Finding]]
     remarks: list[str]
     error: str
     divergence: DivergenceBlock | None
@@ -202,7 +203,10 @@ def _case(report: Report, result: CaseResult, limits: Limits) -> CaseBlock:
         replay=text.replay_command(report, result),
         about=about,
         proved=text.shorten("\n".join(proofs.tell(case.name, result.proof)), MAX_ERROR_CHARS) if result.proof else "",
-        sees=text.shorten("\n".join(sensitivity.tell(result)), MAX_ERROR_CHARS) if result.sensitivity else "",
+        checks=[
+            (name, dataclasses.replace(found, blocks=tuple(map(blocks.shortened, found.blocks))))
+            for name, found in result.checks.items()
+        ],
         remarks=[cut(remark, MAX_ERROR_CHARS) for remark in result.remarks],
         error=text.shorten(result.error or "", limits.error_chars),
         divergence=_divergence(result, first) if first else None,

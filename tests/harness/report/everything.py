@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+from bitproof.harness.powers.sensitivity.records import FormulaRow, Sensitivity, SensitivityRow, UnseenCall
+from bitproof.harness.powers.sensitivity.report import finding_of
 from bitproof.harness.records import (
     Artifact,
     BaselineResult,
@@ -14,7 +16,8 @@ from bitproof.harness.records import (
     CaseResult,
     CaseSeconds,
     Closeness,
-    FormulaRow,
+    Code,
+    Finding,
     Key,
     LayoutBounds,
     LayoutRow,
@@ -26,11 +29,10 @@ from bitproof.harness.records import (
     ProofVerdict,
     Report,
     Score,
-    Sensitivity,
-    SensitivityRow,
+    Sentence,
     Shard,
+    Table,
     Throughput,
-    UnseenCall,
 )
 from bitproof.harness.report.status import exit_status
 
@@ -72,6 +74,13 @@ def everything(localized: CaseResult, make_result: Any, closeness: Closeness, dr
         seconds=1.0,
     )
     unmeasured = Sensitivity(reason="nothing to replay")
+    own = Finding(
+        brief="more memory",
+        objection="too much memory",
+        unjudged="no memory",
+        blocks=(Sentence("much"), Table("memory", ("side",), (("reference",),)), Code("log", "lines")),
+        data={"growth": 0.5},
+    )
     proof = ProofOutcome(
         otherwise=1,
         laid_out_otherwise=["gradient of w"],
@@ -127,7 +136,7 @@ def everything(localized: CaseResult, make_result: Any, closeness: Closeness, dr
     bad = replace(
         localized,
         first_divergence=first,
-        sensitivity=sensitivity,
+        checks={"sensitivity": finding_of(sensitivity), "own": own},
         proof=proof,
         placed=placed,
         throughput={"candidate": throughput},
@@ -145,7 +154,7 @@ def everything(localized: CaseResult, make_result: Any, closeness: Closeness, dr
         stress={"reference": "EQUAL", "candidate": "EQUAL"},
     )
     broken = make_result("broken", "ERROR", error="rank 3 died", losses={"reference": [], "candidate": []})
-    broken = replace(broken, sensitivity=unmeasured)
+    broken = replace(broken, checks={"sensitivity": finding_of(unmeasured)})
     beyond = replace(closeness, tensors_beyond=1, largest_error=0.5, first_beyond=Key(0, "grad", "w", 0))
     near = make_result("near", "CLOSE", expected="CLOSE")
     far = make_result("far", "DIFFERENT", expected="CLOSE", closeness=replace(beyond, first_beyond_error=0.5))

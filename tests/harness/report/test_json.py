@@ -27,7 +27,7 @@ def test_infinity_and_nan_among_what_was_measured_are_null(make_report, make_res
 def test_the_schema_holds_every_promised_field(make_report, make_result):
     values = report_json.to_dict(make_report(make_result(verdict="DIFFERENT")))
     assert {"schema", "run_id", "exit_status", "environment", "cases"} <= set(values)
-    assert values["schema"] == 1
+    assert values["schema"] == 2
     promised = (
         "name verdict expected reference candidate world_size steps device backend compared mismatched control "
         "losses first_divergence error seconds memory"
@@ -76,7 +76,7 @@ def _set(path, value):
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (_set(["schema"], 2), "report.schema is damaged"),
+        (_set(["schema"], 3), "report.schema is damaged"),
         (_set(["cases"], {}), "report.cases is damaged"),
         (_set(["environment"], None), "report.environment is damaged"),
         (_set(["exit_status"], True), "report.exit_status is damaged"),

@@ -56,7 +56,7 @@ def test_a_report_of_an_older_version_fits_the_schema_and_is_read(validator) -> 
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        (["schema"], 2),
+        (["schema"], 3),
         (["cases", 0, "verdict"], "PASS"),
         (["cases", 0, "compared", "grad"], -1),
         (["cases", 0, "compared"], {}),

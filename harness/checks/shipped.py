@@ -1,0 +1,140 @@
+"""The checks that exist: those that ship, those of installed packages, and classes of a user's file.
+
+No check's module is imported before its options are needed: a table says which options belong to a shipped check, so a
+run that uses none of them loads none of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from bitproof.harness.checks.check import Check
+from bitproof.harness.errors import UsageError
+from bitproof.harness.settings import made, options_of
+from bitproof.harness.user_code.user_file import run_file
+
+GROUP = "bitproof.checks"
+"""The entry-point group in which installed packages name their checks."""
+
+SHIPPED = {"sensitivity": "bitproof.harness.powers.sensitivity.check:SensitivityCheck"}
+"""Each shipped check by name, in the order in which they run."""
+
+EXPECTED = "FILE.py:CLASS or MODULE:CLASS, a subclass of bitproof.Check with a `name` and a `judge`"
+
+
+@functools.cache
+def shipped(name: str) -> type[Check]:
+    """The shipped check of a name."""
+    return _taken(SHIPPED[name])
+
+
+def shipped_checks() -> tuple[type[Check], ...]:
+    """The shipped checks."""
+    return tuple(map(shipped, SHIPPED))
+
+
+def all_checks(asked: Sequence[str | type[Check]] = ()) -> tuple[type[Check], ...]:
+    """The shipped checks, those of installed packages, then the `asked` ones: classes, or as `--check` names them.
+
+    Raises UsageError for one that cannot be loaded, and for two of one name.
+    """
+    found: dict[str, type[Check]] = {}
+    for source, check in _sources(asked):
+        if (other := found.setdefault(check.name, check)) is not check:
+            raise UsageError(
+                f"two checks are named {check.name!r}",
+                found=f"{other.__module__}.{other.__name__} and {source}",
+                fix="rename one of them",
+            )
+    return tuple(found.values())
+
+
+def _sources(asked: Sequence[str | type[Check]]) -> Iterator[tuple[str, type[Check]]]:
+    for name, source in SHIPPED.items():
+        yield source, shipped(name)
+    for point in entry_points(group=GROUP):
+        yield f"entry point {point.name}", checked(point.load(), f"entry point {point.name} of {GROUP}")
+    for each in asked:
+        yield str(each), load(each) if isinstance(each, str) else checked(each, repr(each))
+
+
+@functools.cache
+def load(source: str) -> type[Check]:
+    """The check of `--check FILE.py:CLASS` or `MODULE:CLASS`. Raises UsageError if there is none."""
+    try:
+        return checked(_taken(source), source)
+    except UsageError:
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise UsageError(
+            f"check {source} cannot be loaded",
+            expected=EXPECTED,
+            found=f"{type(error).__name__}: {error}",
+            where=f"{last.filename}:{last.lineno}",
+        ) from error
+
+
+def _taken(source: str) -> Any:
+    file, colon, name = source.rpartition(":")
+    if not colon:
+        raise UsageError(f"check {source!r} names no class", expected=EXPECTED)
+    if file.endswith(".py"):
+        if not Path(file).is_file():
+            raise UsageError(f"the file of check {name} does not exist", expected=EXPECTED, found=file)
+        module, _ = run_file(Path(file))
+    else:
+        module = importlib.import_module(file)
+    if not hasattr(module, name):
+        classes = [each for each, value in vars(module).items() if isinstance(value, type) and issubclass(value, Check)]
+        own = ", ".join(each for each in classes if each != "Check") or "no check"
+        raise UsageError(f"{file} has no class {name}", expected=EXPECTED, found=own)
+    return getattr(module, name)
+
+
+def checked(found: Any, source: str) -> type[Check]:
+    """A check whose class says what a run needs to know. Raises UsageError for any other object."""
+    problem = ""
+    if not (isinstance(found, type) and issubclass(found, Check)):
+        problem = f"{found!r} is no subclass of bitproof.Check"
+    elif not isinstance(getattr(found, "name", None), str) or not found.name.isidentifier():
+        problem = f"{found.__name__}.name is {getattr(found, 'name', 'missing')!r}, no identifier"
+    elif found.judge is Check.judge:
+        problem = f"{found.__name__} does not define judge(self, evidence)"
+    elif not is_dataclass(found.Options):
+        problem = f"{found.__name__}.Options is no dataclass"
+    elif own := [each.name for each in fields(found.Options) if "setting" not in each.metadata]:
+        problem = f"field {own[0]} of {found.__name__}.Options is no bitproof.setting(...)"
+    if problem:
+        raise UsageError(f"{source} is not a check", expected=EXPECTED, found=problem)
+    refuse_taken_options([found])
+    return found
+
+
+def active(checks: Sequence[type[Check]], given: Mapping[str, Any]) -> tuple[Check, ...]:
+    """The checks that these option values, by keyword, switch on."""
+    found = [check.of(made(check.Options, given)) for check in checks]
+    return tuple(check for check in found if check is not None)
+
+
+def refuse_taken_options(checks: Sequence[type[Check]]) -> None:
+    """Raise UsageError if an option of a check is one that a run or a case already has."""
+    from bitproof.harness.changes import Changes
+    from bitproof.harness.options import RunOptions
+
+    taken = {
+        name for part in (Changes, RunOptions) for each in options_of(part) for name in (*each.names, each.keyword)
+    }
+    for check in checks:
+        for each in options_of(check.Options):
+            if clash := taken & {*each.names, each.keyword}:
+                raise UsageError(
+                    f"check {check.name} has an option that exists already", found=min(clash), fix="rename the option"
+                )

@@ -1,0 +1,16 @@
+"""The commands that powers bring, each loaded only when it is called, or when help lists them all."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+
+COMMANDS = {"sensitivity": "bitproof.harness.powers.sensitivity.cli"}
+"""The module that declares each command."""
+
+
+def load_commands(words: Sequence[str]) -> None:
+    """Declare the command that these words call; all of them if the words call none by name, as `--help` does."""
+    called = words[0] if words else ""
+    for name in [called] if called in COMMANDS else COMMANDS if called.startswith("-") or not called else ():
+        importlib.import_module(COMMANDS[name])

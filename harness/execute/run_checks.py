@@ -1,0 +1,61 @@
+"""The checks of a case, one after the other, each with the findings of those before it.
+
+A check may be a user's code: an exception in it becomes a finding that says so, and the case counts as not judged.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from bitproof.harness.capture.recording_files import read_recording
+from bitproof.harness.checks.check import Check, Evidence
+from bitproof.harness.errors import BitproofError
+from bitproof.harness.options import RunOptions
+from bitproof.harness.records import CaseResult, Code, Finding, Verdict
+
+if TYPE_CHECKING:
+    from bitproof.harness.execute.case_run import CaseRun
+
+
+def with_findings(result: CaseResult, run: CaseRun, options: RunOptions) -> CaseResult:
+    """The result with each active check's finding. After an ERROR there is nothing to judge, so no check runs."""
+    if result.verdict == Verdict.ERROR:
+        return result
+    for check in options.active:
+        if (finding := judged(check, evidence_of(result, run, options, check.name))) is not None:
+            result = replace(result, checks=result.checks | {check.name: finding})
+    return result
+
+
+def evidence_of(result: CaseResult, run: CaseRun, options: RunOptions, name: str) -> Evidence:
+    """What the check of that name judges a case by."""
+    return Evidence(
+        result=result,
+        options=options,
+        log=run.folders.log_of(name),
+        path=lambda role: run.recordings()[role].resolve(),
+        recording=run.recording,
+        run=lambda role: read_recording(run.run_again(role, f"check-{name}")),
+        packing=None if run.every_call is None else tuple(sorted(run.every_call.found.packing)),
+    )
+
+
+def judged(check: Check, evidence: Evidence) -> Finding | None:
+    """What a check finds. A finding that could not be written, or none that is a finding, counts as not judged."""
+    try:
+        found = check.judge(evidence)
+        if not isinstance(found, Finding | None):
+            return Finding(unjudged=f"judge returned {type(found).__name__}, neither a Finding nor None")
+        if found is not None:
+            json.dumps(found.data, allow_nan=False)
+        return found
+    except BitproofError as error:
+        return Finding(unjudged=error.what, blocks=(Code("error", str(error)),))
+    except (Exception, SystemExit) as error:
+        return Finding(
+            unjudged=f"it raised {type(error).__name__}: {error}"[:500],
+            blocks=(Code("traceback", traceback.format_exc()),),
+        )

@@ -1,0 +1,38 @@
+"""One `bitproof sensitivity`: run cases, measure and print their sensitivity, and return the exit status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bitproof.harness.case import Case
+from bitproof.harness.commands.run import run_and_report
+from bitproof.harness.options import RunOptions
+from bitproof.harness.powers.sensitivity.report import measured
+from bitproof.harness.records import CaseResult, Report
+from bitproof.harness.report import blocks
+from bitproof.harness.report.status import UNJUDGED, worst
+
+
+def sensitivity(cases: Sequence[Case], options: RunOptions, report_dir: Path, replay: Sequence[str] = ()) -> int:
+    """Run cases, measure what their comparison sees, print and write it; return the exit status.
+
+    That is a run's; and 3 where a case that is as expected could not be measured.
+    """
+    missing: list[CaseResult] = []
+
+    def tell(report: Report) -> Mapping[str, str]:
+        missing.extend(filter(_is_missing, report.cases))
+        for result in report.cases:
+            found = result.checks.get("sensitivity")
+            told = "\n".join(blocks.lines(found)) if found else "sensitivity not measured: the case is not as expected"
+            print(f"{result.case.name}: {result.verdict}, {told}\n")
+        return {}
+
+    status = run_and_report(cases, options, report_dir, replay, tell=tell)
+    return worst([status, *(UNJUDGED for _ in missing)])
+
+
+def _is_missing(result: CaseResult) -> bool:
+    found = measured(result)
+    return result.as_expected and (found is None or found.share is None)

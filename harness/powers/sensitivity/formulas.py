@@ -1,0 +1,264 @@
+"""Neighbouring formulas: what a call could compute as well, by another order, dtype or number of roundings.
+
+None of them is wrong by more than rounding, and each is what a fusion, another kernel or a decomposition would do. The
+order of every sum is said where it is written.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitproof.harness.powers.sensitivity.lockstep import Get
+from bitproof.harness.powers.sensitivity.program import Program, ReplayedCall, Slot, filled
+
+aten = torch.ops.aten
+
+Arguments = Mapping[str, Any]
+Formula = Callable[..., Any]
+"""Takes the call's arguments, by place and name, and gives what the call would give."""
+
+
+def _wide(function: Formula) -> Formula:
+    """The call with its floating-point arguments in float64, its results rounded back once."""
+
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        dtypes = [x.dtype for x in args if isinstance(x, Tensor) and x.is_floating_point()]
+
+        def widened(x: Any) -> Any:
+            return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
+
+        kwargs = {
+            name: torch.float64 if name == "dtype" and value else widened(value) for name, value in kwargs.items()
+        }
+        given = function(*(torch.float64 if isinstance(x, torch.dtype) else widened(x) for x in args), **kwargs)
+        return given.to(dtypes[0]) if isinstance(given, Tensor) else given
+
+    return computed
+
+
+def _sum_backwards(x: Tensor, dims: Any = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
+    """A sum over the last index first."""
+    dims = list(range(x.dim())) if not dims else list(dims)
+    return aten.sum.dim_IntList(x.flip(dims), dims, keepdim, **kwargs)
+
+
+def _mean_backwards(x: Tensor, dims: Any = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
+    """A mean over the last index first."""
+    dims = list(range(x.dim())) if not dims else list(dims)
+    return aten.mean.dim(x.flip(dims), dims, keepdim, **kwargs)
+
+
+def _mean_by_product(x: Tensor, dims: Any = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
+    """A sum times one over the number of summands."""
+    dims = list(range(x.dim())) if not dims else list(dims)
+    count = functools.reduce(lambda n, dim: n * x.shape[dim], dims, 1)
+    return aten.sum.dim_IntList(x, dims, keepdim, **kwargs) * (1 / count)
+
+
+def _mm_in_halves(x: Tensor, y: Tensor) -> Tensor:
+    """A product over the first half of the inner dim, plus that over the second."""
+    half = x.shape[-1] // 2
+    return torch.matmul(x[..., :half], y[..., :half, :]) + torch.matmul(x[..., half:], y[..., half:, :])
+
+
+def _mm_backwards(x: Tensor, y: Tensor) -> Tensor:
+    """A product whose inner dim is reversed."""
+    return torch.matmul(x.flip(-1), y.flip(-2))
+
+
+def _grouped_in_float32(x: Tensor, y: Tensor, offs: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
+    """Each group's product in float32, rounded once."""
+    assert offs is not None
+    bounds = [0, *offs.tolist()]
+    pairs = list(itertools.pairwise(bounds))
+    if y.dim() == 3:  # rows of x by group, a matrix each
+        parts = [x[a:b].float() @ y[i].float() for i, (a, b) in enumerate(pairs)]
+        return torch.cat([*parts, x.new_zeros(x.shape[0] - bounds[-1], y.shape[-1]).float()]).to(x.dtype)
+    return torch.stack([x[:, a:b].float() @ y[a:b].float() for a, b in pairs]).to(x.dtype)
+
+
+def _truncated(x: Tensor, **kwargs: Any) -> Tensor:
+    """A cast to bfloat16 that cuts the lower bits off."""
+    return (x.view(torch.int32) & -65536).view(torch.float32).to(kwargs["dtype"])
+
+
+def _softmax_by_steps(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    power = (x - x.amax(dim, keepdim=True)).exp()
+    return power / power.sum(dim, keepdim=True)
+
+
+def _log_softmax_by_steps(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    return x - x.logsumexp(dim, keepdim=True)
+
+
+def _attention_by_steps(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, is_causal: bool = False, **kwargs: Any
+) -> tuple[Any, ...]:
+    """Scores, softmax and their product with the values one after the other, in float32."""
+    scale = kwargs.get("scale") or q.shape[-1] ** -0.5
+    scores = q.float() @ k.float().transpose(-2, -1) * scale
+    if (mask := kwargs.get("attn_mask")) is not None:
+        scores = scores + mask
+    if is_causal:
+        future = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(future, float("-inf"))
+    out = (scores.softmax(-1) @ v.float()).to(q.dtype)
+    return out, scores.logsumexp(-1)
+
+
+def _embedding_backwards(grad: Tensor, indices: Tensor, num: int, padding: int, by_count: bool) -> Tensor:
+    """Rows of one token are added from the last to the first."""
+    rows, places = grad.reshape(-1, grad.shape[-1]).flip(0), indices.reshape(-1).flip(0)
+    return aten.embedding_dense_backward.default(rows, places, num, padding, by_count)
+
+
+def _adamw_by_steps(
+    params: Any, grads: Any, means: Any, squares: Any, maxima: Any, steps: Any, **kwargs: Any
+) -> list[tuple[Tensor, Tensor]]:
+    """AdamW as its paper writes it, an operator a sign, none fused: parameters and first moments."""
+    lr, beta1, beta2 = float(kwargs["lr"]), kwargs["beta1"], kwargs["beta2"]
+    given = []
+    for x, g, m, v, step in zip(params, grads, means, squares, steps, strict=True):
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g * g
+        moved = (m / (1 - beta1 ** float(step))) / ((v / (1 - beta2 ** float(step))).sqrt() + kwargs["eps"])
+        given.append((x - lr * (moved + kwargs["weight_decay"] * x), m))
+    return given
+
+
+_FORMULAS: dict[str, list[tuple[str, Formula]]] = {
+    "rsqrt": [("1 / sqrt(x)", lambda x: 1 / x.sqrt()), ("in float64", _wide(aten.rsqrt.default))],
+    "sigmoid": [("1 / (1 + exp(-x))", lambda x: 1 / (1 + (-x).exp())), ("in float64", _wide(aten.sigmoid.default))],
+    "silu": [("x sigmoid(x) in two roundings", lambda x: x * x.sigmoid()), ("in float64", _wide(aten.silu.default))],
+    "silu_backward": [("in float64", _wide(aten.silu_backward.default))],
+    "sigmoid_backward": [("g (s - s s)", lambda g, s: g * (s - s * s))],
+    "exp": [("in float64", _wide(aten.exp.default))],
+    "div": [("times the reciprocal", lambda x, y: x * (1 / y))],
+    "sum": [("from the last summand", _sum_backwards)],
+    "mean": [("from the last summand", _mean_backwards), ("times 1 / n", _mean_by_product)],
+    "mm": [
+        ("two halves of the inner dim", _mm_in_halves),
+        ("inner dim reversed", _mm_backwards),
+        ("in float64", _wide(aten.mm.default)),
+    ],
+    "bmm": [("two halves of the inner dim", _mm_in_halves), ("in float64", _wide(aten.bmm.default))],
+    "_grouped_mm": [("each group in float32", _grouped_in_float32)],
+    "_softmax": [("by steps", _softmax_by_steps)],
+    "_log_softmax": [("by steps", _log_softmax_by_steps)],
+    "_scaled_dot_product_flash_attention_for_cpu": [("by steps in float32", _attention_by_steps)],
+    "embedding_dense_backward": [("from the last row", _embedding_backwards)],
+}
+"""By operator, what else it could compute: a name for it, and how."""
+
+
+def names_of(program: Program, call: ReplayedCall) -> list[str]:
+    """The neighbouring formulas that a call has."""
+    return [name for name, _ in _all(program, call)]
+
+
+def computed(program: Program, call: ReplayedCall, name: str, gets: list[Get]) -> dict[tuple[int, int], Any]:
+    """What a call gives by a neighbouring formula, by slot and rank. `gets` are each rank's values."""
+    formula = dict(_all(program, call))[name]
+    return {key: value for rank in range(len(gets)) for key, value in formula(gets, rank)}
+
+
+Slots = Iterator[tuple[tuple[int, int], Any]]
+
+
+def _all(program: Program, call: ReplayedCall) -> Iterator[tuple[str, Callable[[list[Get], int], Slots]]]:
+    if call.partition is not None:
+        if call.operator in ("reduce_scatter_tensor", "all_reduce"):
+            yield "from the last rank", functools.partial(_from_last_rank, call)
+        return
+    if call.operator == "_fused_adamw_":
+        yield "by steps", functools.partial(_stepwise, call)
+    for name, formula in _FORMULAS.get(call.operator, ()):
+        yield name, functools.partial(_given_by, call, formula)
+    if call.operator == "_to_copy" and call.kwargs.get("dtype") is torch.bfloat16:
+        yield "cut, not rounded", functools.partial(_cut, call)
+    if call.operator in ("add", "sub") and not call.kwargs and len(call.args) == 2:
+        yield from _sums(program, call)
+
+
+def _given_by(call: ReplayedCall, formula: Formula, gets: list[Get], rank: int) -> Slots:
+    get = gets[rank]
+    kwargs = {name: filled(value, get) for name, value in call.kwargs.items()}
+    found, usual = formula(*filled(call.args, get), **kwargs), get(call.result)
+    if isinstance(usual, tuple):  # outputs that the formula does not compute stay as they are
+        found = (*found, *usual[len(found) :])
+        yield (call.result, rank), tuple(_like(x, y) for x, y in zip(found, usual, strict=True))
+    else:
+        yield (call.result, rank), _like(found, usual)
+
+
+def _cut(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
+    x = filled(call.args[0], gets[rank])
+    if x.dtype is torch.float32:
+        yield (call.result, rank), _like(_truncated(x, dtype=torch.bfloat16), gets[rank](call.result))
+
+
+def _stepwise(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
+    get = gets[rank]
+    kwargs = {name: filled(value, get) for name, value in call.kwargs.items()}
+    new = dict(call.writes)
+    by_steps = _adamw_by_steps(*filled(call.args, get), **kwargs)
+    for x, mean, (value, moment) in zip(call.args[0], call.args[2], by_steps, strict=True):
+        yield (new[x.number], rank), value
+        yield (new[mean.number], rank), moment
+
+
+def _from_last_rank(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
+    """The group's sum, from its last rank down to its first."""
+    assert call.partition is not None
+    group = next(ranks for ranks in call.partition if rank in ranks)
+    xs = [gets[peer](call.args[0].number) for peer in reversed(group)]
+    if call.operator == "reduce_scatter_tensor":
+        xs = [x.chunk(len(group))[group.index(rank)] for x in xs]
+    yield (call.result, rank), _like(functools.reduce(torch.add, xs), gets[rank](call.result))
+
+
+def _sums(program: Program, call: ReplayedCall) -> Iterator[tuple[str, Callable[[list[Get], int], Slots]]]:
+    """Of a sum with a product in it: rounded once; of one whose first summand is a sum: added the other way round."""
+    for place, read in enumerate(call.args):
+        maker = program.makers.get(read.number) if isinstance(read, Slot) else None
+        if maker is None or maker.partition is not None or maker.kwargs or len(maker.args) != 2:
+            continue
+        if maker.operator == "mul":
+            yield f"product {place} not rounded (FMA)", functools.partial(_fused, call, maker, place)
+        elif call.operator == maker.operator == "add" and place == 0:
+            yield "a + (b + c)", functools.partial(_reassociated, call, maker)
+
+
+def _fused(call: ReplayedCall, maker: ReplayedCall, place: int, gets: list[Get], rank: int) -> Slots:
+    get = gets[rank]
+    usual = get(call.result)
+    sides = [filled(x, get) for x in call.args]
+    if not all(isinstance(x, Tensor) and x.is_floating_point() for x in sides):
+        return
+    first, second = (filled(x, get) for x in maker.args)
+    exact = (first.double() if isinstance(first, Tensor) else first) * (
+        second.double() if isinstance(second, Tensor) else second
+    )
+    wide = [exact if index == place else x.double() for index, x in enumerate(sides)]
+    total = wide[0] - wide[1] if call.operator == "sub" else wide[0] + wide[1]
+    yield (call.result, rank), _like(total, usual)
+
+
+def _reassociated(call: ReplayedCall, maker: ReplayedCall, gets: list[Get], rank: int) -> Slots:
+    get = gets[rank]
+    a, b, c = (*(filled(x, get) for x in maker.args), filled(call.args[1], get))
+    if all(isinstance(x, Tensor) and x.is_floating_point() for x in (a, b, c)):
+        yield (call.result, rank), _like(a + (b + c), get(call.result))
+
+
+def _like(value: Any, usual: Any) -> Any:
+    """The value in the dtype and with the strides of the usual one."""
+    if not isinstance(value, Tensor) or value is usual:
+        return value
+    return torch.empty_strided(usual.shape, usual.stride(), dtype=usual.dtype).copy_(value)

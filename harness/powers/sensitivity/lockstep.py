@@ -1,0 +1,113 @@
+"""A program run for all ranks in this one process, in lockstep: a collective takes what the group's ranks hold.
+
+Each call is the one that a rank makes, on values that lie as a rank's do, so its bits are a rank's; sums over ranks are
+added in the group's order. That this is so is not assumed: every measured step is compared with a recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitproof.harness.errors import PassError
+from bitproof.harness.powers.sensitivity.perturb import copied, tensors_of
+from bitproof.harness.powers.sensitivity.program import Program, ReplayedCall, Source, filled
+from bitproof.harness.prove.evaluate import NotEvaluatedError, collective
+from bitproof.harness.torch_operators import storage_key
+
+Get = Callable[[int], Any]
+"""A slot's value on one rank."""
+
+Ranks = Sequence[Sequence[Any]]
+"""The values of all slots: of each rank, by the number of the slot."""
+
+
+def run_call(call: ReplayedCall, get: Get) -> list[tuple[int, Any]]:
+    """What a call that is no collective leaves in its slots, from a rank's values; these stay as they are."""
+    if call.is_wait:
+        return [(call.result, get(call.args[0].number))]
+    if not call.writes:
+        return [(call.result, call.function(*filled(call.args, get), **_named(call, get)))]
+    written = {old: copied(get(old)) for old, _ in call.writes}
+
+    def read(slot: int) -> Any:
+        return written[slot] if slot in written else get(slot)
+
+    result = call.function(*filled(call.args, read), **_named(call, read))
+    return [(call.result, result), *((new, written[old]) for old, new in call.writes)]
+
+
+def _named(call: ReplayedCall, get: Get) -> Mapping[str, Any]:
+    return {name: filled(value, get) for name, value in call.kwargs.items()}
+
+
+def run_collective(call: ReplayedCall, group: Sequence[int], gets: Sequence[Get]) -> list[Any]:
+    """What a collective gives each rank of a group, in the group's order. `gets` are by rank, of the whole world.
+
+    Raises RuntimeError where ranks disagree about what they send each other, as a group would, or hang.
+    """
+    arguments: list[Any] = [() for _ in gets]
+    for rank in group:
+        arguments[rank] = filled(call.args, gets[rank])[:-1]
+    if call.operator == "all_to_all_single":
+        for place, rank in enumerate(group):
+            sent = [int(arguments[peer][2][place]) for peer in group]
+            if sent != [int(size) for size in arguments[rank][1]]:
+                raise RuntimeError(f"rank {rank} expects {arguments[rank][1]} rows and is sent {sent}")
+    elif len({(tuple(arguments[rank][0].shape), arguments[rank][0].dtype) for rank in group}) > 1:
+        raise RuntimeError("ranks hand a collective tensors of several shapes")
+    found = collective(f"{call.operator_namespace}.{call.operator}", (tuple(group),), arguments)
+    return [found[rank] for rank in group]
+
+
+@torch.no_grad()
+def run_step(program: Program, before: Sequence[dict[Source, Tensor]]) -> list[list[Any]]:
+    """The values of all slots after a step, by rank; `before` is what each rank holds and reads.
+
+    Raises PassError for a step that has no such form: see `harness.powers.sensitivity.program`.
+    """
+    ranks: list[list[Any]] = [[None] * program.num_slots for _ in before]
+    for values, own in zip(ranks, before, strict=True):
+        for source, slot in program.inputs.items():
+            values[slot] = own[source]
+    gets = [values.__getitem__ for values in ranks]
+    for call in program.calls:
+        if call.partition is None:
+            for values, get in zip(ranks, gets, strict=True):
+                for slot, value in run_call(call, get):
+                    values[slot] = value
+            continue
+        try:
+            for group in call.partition:
+                for rank, value in zip(group, run_collective(call, group, gets), strict=True):
+                    ranks[rank][call.result] = value
+        except NotEvaluatedError as error:
+            raise PassError(f"a collective cannot be carried in one process: {error}") from error
+    _refuse_written_views(program, ranks[0])
+    return ranks
+
+
+def _refuse_written_views(program: Program, values: Sequence[Any]) -> None:
+    """Raise PassError where memory is written while an earlier view of it is read later."""
+    sharing: dict[int, list[int]] = {}
+    for slot, value in enumerate(values):
+        for x in tensors_of(value):
+            sharing.setdefault(storage_key(x), []).append(slot)
+    for call in program.calls:
+        for old, _ in call.writes:
+            for x in tensors_of(values[old]):
+                for other in sharing[storage_key(x)]:
+                    late = [index for index in program.readers[other] if index > call.index]
+                    if other != old and late:
+                        raise PassError(
+                            "memory is overwritten that an earlier view reads later: no single call can be repeated",
+                            found=f"{call.operator} {call.node}, then {program.calls[late[0]].operator}",
+                        )
+
+
+def after(program: Program, values: Sequence[Any]) -> dict[Source, Tensor]:
+    """A rank's parameters, buffers and optimizer state after a step."""
+    return {source: values[slot] for source, slot in program.last.items()}

@@ -1,0 +1,144 @@
+"""A case's sensitivity as plain values: which calls of a step would expose the smallest possible error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from bitproof.harness.ulps import Count
+from bitproof.harness.validate import GROWING
+
+Z = 1.959963984540054
+"""95% of a normal distribution are within this many standard deviations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How much of a step is made wrong to measure its sensitivity: at most `sample` calls, for at most `seconds`.
+
+    None stands for all calls, and for any time.
+    """
+
+    sample: int | None = None
+    seconds: float | None = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SensitivityRow:
+    """The calls of one module pattern in one direction: how many exist, were tried, detected, and are inherently blind.
+
+    `at_once` counts the calls detected with the first element, in the first step.
+    """
+
+    __pydantic_config__ = GROWING
+
+    module: str
+    direction: str
+    calls: Count = 0
+    tried: Count = 0
+    seen: Count = 0
+    at_once: Count = 0
+    blind: Count = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnseenCall:
+    """A call whose error of one ULP was not detected, or that is inherently blind, and what absorbed the error."""
+
+    __pydantic_config__ = GROWING
+
+    operator: str
+    module: str
+    direction: str
+    chunk: int | None = None
+    node: str = ""
+    is_blind: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormulaRow:
+    """A neighbouring formula of an operator: calls tried; where it was detected, gave the same bits, or was
+    absorbed."""
+
+    __pydantic_config__ = GROWING
+
+    operator: str
+    formula: str
+    tried: Count = 0
+    seen: Count = 0
+    same: Count = 0
+    lost: Count = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sensitivity:
+    """The errors that one case's compared tensors detect. If nothing was measured, `reason` says why and all else is
+    empty.
+
+    `steps` of the case's steps were measured. `sampled` means that not all calls were tried: then `interval` is
+    Wilson's 95% interval for the share. `unseen` lists undetected and inherently blind calls, `formulas` the results of
+    neighbouring formulas. `shown` counts detected calls by the kind of the first compared tensor that differs, or
+    "failure" if a call failed. `seconds` is wall time, over `processes`.
+    """
+
+    __pydantic_config__ = GROWING
+
+    steps: Count = 0
+    ranks: Count = 0
+    rows: list[SensitivityRow] = field(default_factory=list)
+    unseen: list[UnseenCall] = field(default_factory=list)
+    formulas: list[FormulaRow] = field(default_factory=list)
+    shown: dict[str, Count] = field(default_factory=dict)
+    seconds: float | None = None
+    processes: Count = 1
+    reason: str | None = None
+
+    def total(self, name: Literal["calls", "tried", "seen", "at_once", "blind"]) -> int:
+        """A column's sum."""
+        return sum(getattr(row, name) for row in self.rows)
+
+    @property
+    def can_see(self) -> int:
+        """The tried calls that are not inherently blind."""
+        return self.total("tried") - self.total("blind")
+
+    @property
+    def share(self) -> float | None:
+        """The share of detected calls among the tried ones that are not inherently blind; None if there are none."""
+        return self.total("seen") / self.can_see if self.can_see else None
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether only a sample of the calls was tried."""
+        return self.total("tried") < self.total("calls")
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95% confidence interval of the share of all calls; None if all or none were tried."""
+        return wilson(self.total("seen"), self.can_see) if self.is_sampled and self.can_see else None
+
+
+def wilson(hits: int, tries: int) -> tuple[float, float]:
+    """Wilson's score interval of 95% for a share: E. B. Wilson, J. Am. Stat. Assoc. 22 (1927), 209."""
+    share = hits / tries
+    middle = (share + Z * Z / (2 * tries)) / (1 + Z * Z / tries)
+    half = Z * math.sqrt(share * (1 - share) / tries + Z * Z / (4 * tries * tries)) / (1 + Z * Z / tries)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def by_direction(rows: Iterable[SensitivityRow]) -> list[SensitivityRow]:
+    """Totals over all modules, one row per direction."""
+    found: dict[str, list[SensitivityRow]] = {}
+    for row in rows:
+        found.setdefault(row.direction, []).append(row)
+    return [
+        SensitivityRow(
+            module="all",
+            direction=direction,
+            **{name: sum(getattr(row, name) for row in own) for name in ("calls", "tried", "seen", "at_once", "blind")},
+        )
+        for direction, own in found.items()
+    ]

@@ -1,0 +1,99 @@
+"""A case's sensitivity in reports: a clause next to the verdict, and tables of detected and undetected calls."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.powers.sensitivity.records import Sensitivity, SensitivityRow, by_direction
+from bitproof.harness.records import CaseResult, Finding, Sentence, Table
+from bitproof.harness.validate import read
+
+HEADERS = ("module", "direction", "calls", "tried", "seen", "at once", "blind", "share")
+FORMULA_HEADERS = ("operator", "neighbouring formula", "calls", "seen", "same bits", "lost")
+REASON_HEADERS = ("direction", "operator", "calls", "what became of the difference")
+MAX_REASONS = 25
+
+
+def clause(found: Sensitivity) -> str:
+    """Beside a verdict: `sees 97.8% of 2,826 calls`; of a sample `sees 97.8% (96.9-98.4%) of 2,826 calls`."""
+    if found.share is None:
+        return ""
+    low, high = found.interval or (0.0, 0.0)
+    about = f" ({100 * low:.1f}-{100 * high:.1f}%)" if found.interval else ""
+    return f"sees {percent(found.share)}{about} of {found.total('calls') - found.total('blind'):,} calls"
+
+
+def percent(share: float) -> str:
+    """A share to one decimal; never 100% while something is missing."""
+    rounded = f"{100 * share:.1f}%"
+    return "99.9%" if rounded == "100.0%" and share < 1 else rounded
+
+
+def headline(found: Sensitivity) -> str:
+    """A case's sensitivity in a line."""
+    if found.share is None:
+        return f"sensitivity not measured: {found.reason or 'no call was tried'}"
+    tried = f", by a sample of {found.total('tried'):,}" if found.is_sampled else ""
+    seconds = "" if found.seconds is None else f"; {found.seconds:.0f} s"
+    steps = "1 step" if found.steps == 1 else f"{found.steps} steps"
+    return (
+        f"{clause(found)}{tried} ({found.total('at_once'):,} at once, by the first element in the first step; "
+        f"{found.total('blind'):,} more are blind by nature), {found.ranks} ranks, {steps}{seconds}"
+    )
+
+
+def rows(found: Sensitivity) -> list[tuple[str, ...]]:
+    """A row for each module and direction with calls that were tried, after those for all modules together."""
+    return [_row(row) for row in [*by_direction(found.rows), *found.rows] if row.tried]
+
+
+def _row(row: SensitivityRow) -> tuple[str, ...]:
+    can_see = row.tried - row.blind
+    counts = (row.calls, row.tried, row.seen, row.at_once, row.blind)
+    return (row.module, row.direction, *map(str, counts), percent(row.seen / can_see) if can_see else "-")
+
+
+def formula_rows(found: Sensitivity) -> list[tuple[str, ...]]:
+    """A row for each operator's neighbouring formula."""
+    return [(x.operator, x.formula, *map(str, (x.tried, x.seen, x.same, x.lost))) for x in found.formulas]
+
+
+def reason_rows(found: Sensitivity, is_blind: bool) -> list[tuple[str, ...]]:
+    """How differences were lost before any compared tensor, the most frequent first."""
+    told = Counter((x.direction, x.operator, x.reason) for x in found.unseen if x.is_blind == is_blind)
+    return [(way, name, str(count), reason) for (way, name, reason), count in told.most_common()]
+
+
+def tables(found: Sensitivity) -> Iterator[tuple[str, Sequence[str], list[tuple[str, ...]]]]:
+    """Every table: its title, headers and rows."""
+    yield "calls seen, by module and direction", HEADERS, rows(found)
+    for title, is_blind in (("calls not seen", False), ("calls blind by nature", True)):
+        told = reason_rows(found, is_blind)
+        if told:
+            more = f", the first {MAX_REASONS} of {len(told)} kinds" if len(told) > MAX_REASONS else ""
+            yield title + more, REASON_HEADERS, told[:MAX_REASONS]
+    if found.shown:
+        yield "first shown by", ("kind", "calls"), [(kind, str(count)) for kind, count in found.shown.items()]
+    if found.formulas:
+        yield "neighbouring formulas", FORMULA_HEADERS, formula_rows(found)
+
+
+def finding_of(found: Sensitivity) -> Finding:
+    """What the check `sensitivity` reports."""
+    parts = [Table(title, tuple(headers), tuple(rows)) for title, headers, rows in tables(found)] if found.rows else []
+    return Finding(brief=clause(found), blocks=(Sentence(headline(found)), *parts), data=asdict(found))
+
+
+def measured(result: CaseResult) -> Sensitivity | None:
+    """A case's sensitivity; None if it was not asked for, or the case was not as expected."""
+    finding = result.checks.get("sensitivity")
+    return None if finding is None else read_data(finding.data)
+
+
+def read_data(data: dict[str, Any]) -> Sensitivity:
+    """The sensitivity in a finding's data. Raises RecordingError for data that is none."""
+    return read(Sensitivity, data, "checks.sensitivity.data", RecordingError, damaged="is damaged")

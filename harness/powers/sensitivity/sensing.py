@@ -1,0 +1,227 @@
+"""Measure what a case's compared tensors see, in a process of its own, from what the candidate's ranks recorded.
+
+1. Replay a step for all ranks in this process, and check that it has the recorded bits.
+2. Fork a process a core. Each examines its share of the calls, in an order drawn from the case's seed, so that what the
+   time suffices for is a random sample.
+3. What was not seen is tried again in the next step, whose state is another: what is wrong in a step and shows in none
+   of its compared tensors, parameters and optimizer state among them, is gone after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bitproof.harness.case import Case
+from bitproof.harness.errors import BitproofError, RankError
+from bitproof.harness.powers.sensitivity.records import Effort, Sensitivity
+from bitproof.harness.processes import framing
+from bitproof.harness.processes.apart import Lost, answer_all, answers_apart
+from bitproof.harness.processes.forked import Send, fork
+from bitproof.harness.processes.process import num_cores
+from bitproof.harness.processes.watching import Watch
+
+if TYPE_CHECKING:
+    from bitproof.harness.powers.sensitivity.examine import CallFinding
+    from bitproof.harness.powers.sensitivity.measure import Steps
+    from bitproof.harness.powers.sensitivity.spread import Fate
+
+_LOOK_SECONDS = 1.0
+MARGIN = 300.0
+"""Seconds that tracing, the replay of steps and the last calls may take beyond the time for calls."""
+
+FIRST_STEP = 0.8
+"""Which part of the time may go into the first step; what is left is for the calls that were not seen there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sensing:
+    """What is to be measured: a case whose candidate's recording lies at `recording`.
+
+    `extra_passes` are those that took part in it. Where every call was compared, `packing` names the graph's nodes that
+    were left aside, as they only pack right values.
+    """
+
+    case: Case
+    recording: Path
+    effort: Effort = field(default_factory=Effort)
+    extra_passes: tuple[str, ...] = ()
+    packing: tuple[str, ...] | None = None
+
+
+def sense_apart(task: Sensing, device: str, log: Path) -> Sensitivity:
+    """What a process of its own finds out of a case that ran on `device`."""
+    if device != "cpu":
+        return Sensitivity(reason=f"steps are replayed on the CPU, and this case ran on {device}")
+    timeout = float("inf") if task.effort.seconds is None else task.effort.seconds + MARGIN
+    found = answers_apart("bitproof.harness.powers.sensitivity.sensing", task, Sensitivity, 1, log, timeout)
+    with contextlib.closing(found) as answers:
+        answer = next(answers)
+    return Sensitivity(reason=answer.reason) if isinstance(answer, Lost) else answer
+
+
+def main() -> None:
+    """The process that measures: `harness.powers.sensitivity.sensing PIPE`."""
+    answer_all(Sensing, lambda task: iter([outcome_of(task)]))
+
+
+def outcome_of(task: Sensing) -> Sensitivity:
+    """What one case's compared tensors see; why nothing was measured, where it cannot be."""
+    from bitproof.harness.capture.recording_files import read_recording
+    from bitproof.harness.graph.graph_options import GraphOptions
+    from bitproof.harness.machine.determinism import set_determinism
+    from bitproof.harness.powers.sensitivity.measure import Steps, why_not
+
+    began = time.monotonic()
+    if (reason := why_not(task.case)) is not None:
+        return Sensitivity(reason=reason)
+    set_determinism(task.case.seed)
+    try:
+        recording = read_recording(task.recording)
+        steps = Steps.of(task.case, GraphOptions(extra_passes=task.extra_passes))
+        steps.advance(recording)
+        search = _Search(task, steps, began)
+        while search.examine() and steps.step + 1 < task.case.steps:
+            steps.advance(recording)
+    except BitproofError as error:
+        return Sensitivity(reason=str(error))
+    return replace(search.outcome(), seconds=round(time.monotonic() - began, 3))
+
+
+class _Search:
+    """All calls of a case, as far as they are examined."""
+
+    def __init__(self, task: Sensing, steps: Steps, began: float) -> None:
+        self._task = task
+        self._steps = steps
+        self._began = began
+        self._order = [call.index for call in steps.program.calls if call.counts]
+        random.Random(f"{task.case.seed} calls").shuffle(self._order)
+        self._order = self._order[: task.effort.sample]
+        self._found: dict[int, CallFinding] = {}
+        self._at_once: set[int] = set()
+        self._processes = num_cores()
+        self._num_steps = 0
+
+    def examine(self) -> bool:
+        """Examine in this step what is not seen yet; whether anything is left that a later step might show."""
+        is_first = not self._found
+        pending = [index for index in self._order if is_first or self._is_open(index)]
+        deadline = None
+        if self._task.effort.seconds is not None:
+            deadline = self._began + self._task.effort.seconds * (FIRST_STEP if is_first else 1)
+        tried = 0
+        for finding in self._examined(pending, deadline):
+            self._note(finding)
+            tried += 1
+        if tried == len(pending) or is_first:
+            self._num_steps += 1
+        late = deadline is not None and time.monotonic() > self._began + (self._task.effort.seconds or 0)
+        return not late and any(map(self._is_open, self._found))
+
+    def _is_open(self, index: int) -> bool:
+        """Whether a later step might show more of a call."""
+        found = self._found.get(index)
+        return found is not None and (found.shown is None or bool(_unseen_formulas(found)))
+
+    def _note(self, finding: CallFinding) -> None:
+        """Add what this step says to what earlier ones said: seen once is seen, and blind is what never showed."""
+        known = self._found.get(finding.call)
+        if known is None:
+            if finding.shown and finding.tries == 1:
+                self._at_once.add(finding.call)
+            self._found[finding.call] = finding
+            return
+        self._found[finding.call] = replace(
+            known,
+            shown=known.shown or finding.shown,
+            is_blind=known.is_blind and finding.is_blind,
+            neighbours={**known.neighbours, **finding.neighbours},
+        )
+
+    def _examined(self, pending: Sequence[int], deadline: float | None) -> Iterator[CallFinding]:
+        """The processes' findings, as they arrive. Raises RankError if one of them dies."""
+        from bitproof.harness.powers.sensitivity.examine import Examiner
+        from bitproof.harness.powers.sensitivity.spread import Compared
+
+        seed = f"{self._task.case.seed} {self._steps.step}"
+        program, ranks, packing = self._steps.program, self._steps.ranks, self._task.packing
+        compared = None if packing is None else Compared.of(program, ranks, packing)
+        examiner = Examiner(program, ranks, seed, isolated, compared)
+
+        def share(first: int) -> Iterator[CallFinding]:
+            for index in pending[first :: self._processes]:
+                if deadline is not None and time.monotonic() > deadline:
+                    return
+                known = self._found.get(index)
+                formulas = None if known is None else _unseen_formulas(known)
+                may_be_blind = known is None or known.is_blind
+                needs_ulp = known is None or known.shown is None
+                yield examiner.examine(index, may_be_blind=may_be_blind, formulas=formulas, needs_ulp=needs_ulp)
+
+        yield from _forked([functools.partial(share, first) for first in range(self._processes)])
+
+    def outcome(self) -> Sensitivity:
+        """All of it, summed up."""
+        from bitproof.harness.powers.sensitivity.summary import summed_up
+
+        found = summed_up(self._steps.program, self._found, self._at_once)
+        return replace(
+            found,
+            steps=self._num_steps,
+            ranks=self._task.case.parallelism.world_size,
+            processes=self._processes,
+        )
+
+
+def _unseen_formulas(found: CallFinding) -> list[str]:
+    return [name for name, answer in found.neighbours.items() if answer != "seen"]
+
+
+def _forked(shares: Sequence[Callable[[], Iterator[CallFinding]]]) -> Iterator[CallFinding]:
+    """What forked processes yield, a share each, in the order in which it comes. Raises RankError where one dies."""
+    from bitproof.harness.powers.sensitivity.examine import CallFinding
+
+    def live(share: Callable[[], Iterator[CallFinding]], send: Send) -> None:
+        for finding in share():
+            send(finding)
+
+    children = [fork(functools.partial(live, share)) for share in shares]
+    try:
+        with Watch(children) as watch:
+            while not watch.is_over:
+                for _, line in watch.look(_LOOK_SECONDS):
+                    yield framing.read(line, CallFinding)
+                for child in children:
+                    if child.status:
+                        raise RankError(
+                            "a process that follows errors through a step failed",
+                            found=f"exit status {child.status}",
+                            fix="see the log for what it said",
+                        )
+    finally:
+        for child in children:
+            child.kill()
+
+
+def isolated(run: Callable[[], Fate]) -> Fate:
+    """A forked process's answer on what became of an error. If it crashes, a run would fail visibly, too."""
+    from bitproof.harness.powers.sensitivity.spread import FAILURE, Fate
+
+    def live(send: Send) -> None:
+        with contextlib.suppress(BaseException):  # it has said nothing then
+            send(run())
+
+    child = fork(live)
+    try:
+        line = child.inlet.wait(None)
+    finally:
+        child.kill()
+    fate: Fate = framing.read(line, Fate) if line else Fate(FAILURE)
+    return fate

@@ -1,0 +1,161 @@
+"""Follow a wrong value through a step: only what reads something wrong is computed again, in the program's order.
+
+What comes out with the recorded bits ends there: rounding, a product with zero, a choice that stays the same, swallowed
+the difference. It has been seen as soon as a compared tensor is wrong, or a call fails, as the run would.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import operator
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bitproof.harness.capture.digest import digest
+from bitproof.harness.localize.logs.call_log import NOT_LOGGED
+from bitproof.harness.powers.sensitivity.lockstep import Ranks, run_call, run_collective
+from bitproof.harness.powers.sensitivity.perturb import same, tensors_of
+from bitproof.harness.powers.sensitivity.program import Program, ReplayedCall
+
+FAILURE = "failure"
+"""How a difference is seen that makes a call fail: stands where else the kind of a compared tensor does."""
+
+KERNELS_REFUSE = (RuntimeError, IndexError, ValueError, TypeError, OverflowError)
+"""What kernels, and collectives, raise of wrong arguments; anything else is a mistake of ours."""
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What became of a difference: the kind of the first compared tensor that shows it, None where none does.
+
+    `lost` are the calls, by index, that read something wrong and gave what they always give; -1 for a value that
+    no call reads.
+    """
+
+    shown: str | None = None
+    lost: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What shows an error where every call is compared: a logged call gives what no call of the step gave.
+
+    `values` are the digests of all values, by rank; `packing` are nodes whose calls are not compared.
+    """
+
+    program: Program
+    values: Sequence[frozenset[str]]
+    packing: frozenset[str]
+
+    @staticmethod
+    def of(program: Program, ranks: Ranks, packing: Collection[str]) -> Compared:
+        """Of a step, whose values are those of the reference, too."""
+        values = [frozenset(digest(x) for value in own for x in tensors_of(value)) for own in ranks]
+        return Compared(program, values, frozenset(packing))
+
+    def shows(self, slot: int, rank: int, value: Any) -> bool:
+        """Whether a value in a slot is one that the comparison of calls finds."""
+        call = self.program.makers.get(slot)
+        while call is not None and (call.is_wait or call.function is operator.getitem):  # logged as its launch's
+            call = self.program.makers.get(call.args[0].number)
+        if call is None or not call.counts or call.operator in NOT_LOGGED or call.node in self.packing:
+            return False
+        return any(digest(x) not in self.values[rank] for x in tensors_of(value))
+
+
+@torch.no_grad()
+def follow(
+    program: Program, ranks: Ranks, wrong: Mapping[tuple[int, int], Any], compared: Compared | None = None
+) -> Fate:
+    """What becomes of wrong values, by slot and rank, of a step whose values are `ranks`."""
+    found = _Wrong(program, ranks, compared)
+    for (slot, rank), value in wrong.items():
+        found.note(slot, rank, value)
+    while found.shown is None and found.waiting:
+        index = heapq.heappop(found.waiting)
+        try:
+            found.repeat(program.calls[index], found.on.pop(index))
+        except KERNELS_REFUSE:  # a run would fail of it
+            return Fate(FAILURE)
+    return Fate(found.shown, () if found.shown else tuple(dict.fromkeys(found.lost)))
+
+
+@torch.no_grad()
+def readers_agree(program: Program, ranks: Ranks, slot: int, rank: int, value: Any) -> bool:
+    """Whether all that read a slot on a rank give their recorded bits again, from another copy of its value."""
+    found = _Wrong(program, ranks)
+    found.give(slot, rank, value)
+    for index in program.readers[slot]:
+        found.repeat(program.calls[index], {rank})
+    return not found.has_noted
+
+
+class _Wrong:
+    """The wrong values so far, and the calls that have to be repeated, on which ranks."""
+
+    def __init__(self, program: Program, ranks: Ranks, compared: Compared | None = None) -> None:
+        self._program = program
+        self._ranks = ranks
+        self._compared = compared
+        self._values: dict[tuple[int, int], Any] = {}
+        self.waiting: list[int] = []
+        self.on: dict[int, set[int]] = {}
+        self.shown: str | None = None
+        self.lost: list[int] = []
+        self.has_noted = False
+
+    def give(self, slot: int, rank: int, value: Any) -> None:
+        """Have a slot read as holding a value on a rank."""
+        self._values[slot, rank] = value
+
+    def note(self, slot: int, rank: int, value: Any) -> None:
+        """A slot holds something wrong on a rank."""
+        self.give(slot, rank, value)
+        self.has_noted = True
+        if slot in self._program.shown:
+            self.shown = self.shown or self._program.shown[slot]
+        elif self._compared is not None and self._compared.shows(slot, rank, value):
+            self.shown = self.shown or "activation"
+        for index in self._program.readers[slot]:
+            if index not in self.on:
+                self.on[index] = set()
+                heapq.heappush(self.waiting, index)
+            self.on[index].add(rank)
+        if not self._program.readers[slot] and slot not in self._program.shown:
+            self.lost.append(-1)
+
+    def repeat(self, call: ReplayedCall, wrong_on: set[int]) -> None:
+        """Make a call again where it reads something wrong."""
+        if call.partition is None:
+            for rank in sorted(wrong_on):
+                self._hold(call, rank, run_call(call, functools.partial(self._get, rank)))
+            return
+        gets = [functools.partial(self._get, rank) for rank in range(len(self._ranks))]
+        for group in call.partition:
+            if wrong_on & set(group):
+                values = run_collective(call, group, gets)
+                differ = [self._differs(call.result, rank, x) for rank, x in zip(group, values, strict=True)]
+                if not any(differ):
+                    self.lost.append(call.index)
+
+    def _hold(self, call: ReplayedCall, rank: int, given: Sequence[tuple[int, Any]]) -> None:
+        """Compare what a repeated call gives with what it gave."""
+        if not any([self._differs(slot, rank, value) for slot, value in given if self._is_known(slot)]):
+            self.lost.append(call.index)
+
+    def _is_known(self, slot: int) -> bool:
+        return bool(self._program.readers[slot]) or slot in self._program.shown
+
+    def _differs(self, slot: int, rank: int, value: Any) -> bool:
+        if same(value, self._ranks[rank][slot]):
+            return False
+        self.note(slot, rank, value)
+        return True
+
+    def _get(self, rank: int, slot: int) -> Any:
+        key = slot, rank
+        return self._values[key] if key in self._values else self._ranks[rank][slot]

@@ -1,0 +1,205 @@
+"""What a trainer's update calls, written down once on one rank: every rank calls the same.
+
+The update is run for that, under a dispatch mode, on what the rank holds; what it changed is put back. Its collectives
+are not: what they would return has the right shape and no rank's values.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from bitproof.harness.errors import PassError
+from bitproof.harness.graph.groups import Partition
+from bitproof.harness.graph.operators import COLLECTIVE_NAMESPACES, name_of, written_names
+from bitproof.harness.localize.logs.calls import Place
+from bitproof.harness.powers.sensitivity.program import (
+    BUFFER,
+    PARAM,
+    STATE,
+    Program,
+    ReplayedCall,
+    Slot,
+    Source,
+    Variables,
+    slots_in,
+)
+from bitproof.harness.torch_compat import TorchDispatchMode
+from bitproof.harness.torch_operators import schema_of
+
+AT = Place(None, "update")
+
+
+class Optimizer(Protocol):
+    """The attributes of an optimizer that are used here."""
+
+    def state(self) -> Any:
+        """Names and tensors of its state."""
+        ...
+
+
+class TrainerLike(Protocol):
+    """The attributes of a trainer that are used here; see `reference.step`."""
+
+    parameters: Mapping[str, Any]
+    state_buffers: Mapping[str, Tensor]
+    model: Any
+    optimizer: Any
+    data: Any
+
+    def update(self, gradients: Mapping[str, Tensor]) -> None:
+        """Change parameters, optimizer state and buffers as a step's end does."""
+        ...
+
+
+def held(trainer: TrainerLike) -> dict[Source, Tensor]:
+    """What a rank's trainer holds between two steps, once it has an optimizer state."""
+    buffers = dict(trainer.model.named_buffers())
+    found: dict[Source, Tensor] = {(PARAM, name): x.detach() for name, x in trainer.parameters.items()}
+    found |= {(BUFFER, name): x for name, x in buffers.items()}
+    return found | {(STATE, name): x for name, x in trainer.optimizer.state()}
+
+
+def begin_state(trainer: TrainerLike) -> None:
+    """Have the trainer make its optimizer state, all zeros, as its first update would."""
+    before = [(x, x.detach().clone()) for x in held(trainer).values()]
+    with _Tape(Program(), {}, runs_only=True):
+        trainer.update(_zeros(trainer))
+    with torch.no_grad():
+        for x, value in before:
+            x.copy_(value)
+        for _, x in trainer.optimizer.state():
+            x.zero_()
+
+
+def add_update(program: Program, trainer: TrainerLike, partitions: Mapping[str, Partition]) -> None:
+    """Add the calls of the update; `trainer` is one rank's, whose values stay what they are.
+
+    Gradients are what the program compares under their names. Raises PassError where the update reads what is no part
+    of a trainer's state.
+    """
+    gradients = _zeros(trainer)
+    known = held(trainer)
+    before = [(x, x.clone()) for x in known.values()]
+    tape = _Tape(program, partitions)
+    for source, x in known.items():
+        program.input(source)
+        tape.know(x, program.last[source])
+    for name, parameter in trainer.parameters.items():  # the optimizer passes the parameter itself
+        tape.know(parameter, program.last[PARAM, name])
+    for name, x in gradients.items():
+        tape.know(x, program.compared["grad", name])
+    with tape:
+        trainer.update(gradients)
+    for source, x in known.items():
+        program.last[source] = tape.read(trainer.parameters[source[1]] if source[0] == PARAM else x)
+    with torch.no_grad():
+        for x, value in before:
+            x.copy_(value)
+
+
+def _zeros(trainer: TrainerLike) -> dict[str, Tensor]:
+    return {name: torch.zeros_like(x) for name, x in trainer.parameters.items()}
+
+
+class _Tape(TorchDispatchMode):
+    """Writes down each call. Tensors are known by who they are, and kept, so that no other gets their identity."""
+
+    def __init__(self, program: Program, partitions: Mapping[str, Partition], *, runs_only: bool = False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._program = program
+        self._partitions = partitions
+        self._runs_only = runs_only
+        self._variables = Variables(program)
+        self._kept: list[Tensor] = []
+
+    def know(self, x: Tensor, slot: int) -> None:
+        """Say which slot holds a tensor."""
+        self._variables.of[id(x)] = slot
+        self._kept.append(x)
+
+    def read(self, x: Tensor) -> int:
+        """The slot that holds a tensor now. Raises PassError for an unknown one."""
+        if id(x) not in self._variables.of:
+            raise PassError(
+                "the update reads a tensor that is no part of what a rank holds between steps",
+                expected="parameters, gradients, buffers and the optimizer's state",
+                found=f"{x.dtype} of shape {tuple(x.shape)}",
+            )
+        return self._variables.read(id(x))
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a call and write it down."""
+        kwargs = kwargs or {}
+        is_collective = getattr(function, "namespace", None) in COLLECTIVE_NAMESPACES
+        is_wait = is_collective and name_of(function) == "wait_tensor"
+
+        def run() -> Any:
+            return args[0] if is_wait else args[0].clone() if is_collective else function(*args, **kwargs)
+
+        if self._runs_only or name_of(function).startswith("_record_function"):
+            return run()
+        frozen = self._frozen(tuple(args)), {name: self._frozen(value) for name, value in kwargs.items()}
+        written = [] if is_collective else self._written(function, args, kwargs)
+        writes = tuple(self._variables.write(id(x)) for x in written)
+        result = run()
+        call = ReplayedCall(
+            index=len(self._program.calls),
+            function=function,
+            args=frozen[0],
+            kwargs=frozen[1],
+            result=self._program.slot(),
+            writes=writes,
+            reads=tuple(sorted(set(slots_in(list(frozen))))),
+            partition=self._partitions[str(args[-1])] if is_collective and not is_wait else None,
+            is_wait=is_wait,
+            counts=not is_wait,
+            operator=name_of(function),
+            node="",
+            place=AT,
+        )
+        self._program.calls.append(call)
+        if isinstance(result, Tensor) and not any(result is x for x in written):
+            self.know(result, call.result)
+        elif isinstance(result, (tuple, list)):
+            for place, x in enumerate(result):
+                self.know(x, self._element(call, place))
+        return result
+
+    def _element(self, call: ReplayedCall, place: int) -> int:
+        """The slot of one of several results."""
+        slot = self._program.slot()
+        self._program.calls.append(
+            ReplayedCall(
+                index=len(self._program.calls),
+                function=operator.getitem,
+                args=(Slot(call.result), place),
+                kwargs={},
+                result=slot,
+                reads=(call.result,),
+                counts=False,
+                operator="getitem",
+                node="",
+                place=AT,
+            )
+        )
+        return slot
+
+    def _frozen(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return Slot(self.read(value))
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._frozen(item) for item in value)
+        return value
+
+    def _written(self, function: Any, args: Any, kwargs: Any) -> list[Tensor]:
+        """The tensors that a call writes, each once."""
+        names = [argument.name for argument in schema_of(function).arguments]
+        given = dict(zip(names, args, strict=False)) | kwargs
+        values = [given.get(name) for name in written_names(function)]
+        flat = [x for value in values for x in (value if isinstance(value, (list, tuple)) else [value])]
+        return list({id(x): x for x in flat if isinstance(x, Tensor)}.values())

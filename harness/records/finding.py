@@ -1,0 +1,70 @@
+"""What a check finds of a case: data for programs, blocks for readers, and whether it objects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from bitproof.harness.validate import GROWING
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A paragraph: `Sentence("peak memory: 512 MiB, reference 480 MiB")`."""
+
+    __pydantic_config__ = GROWING
+
+    text: str
+    block: Literal["sentence"] = "sentence"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with a title above it; each row has as many cells as `headers`."""
+
+    __pydantic_config__ = GROWING
+
+    title: str
+    headers: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    block: Literal["table"] = "table"
+
+    def __post_init__(self) -> None:
+        """Write each cell as text. Raises ValueError for a row that has not a cell for each header."""
+        rows = tuple(tuple(map(str, row)) for row in self.rows)
+        if any(len(row) != len(self.headers) for row in rows):
+            raise ValueError(f"table {self.title!r} has a row without {len(self.headers)} cells")
+        object.__setattr__(self, "rows", rows)
+
+
+@dataclass(frozen=True)
+class Code:
+    """Lines in a fixed-width font, with a title above them."""
+
+    __pydantic_config__ = GROWING
+
+    title: str
+    text: str
+    block: Literal["code"] = "code"
+
+
+Block = Sentence | Table | Code
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What one check found of one case.
+
+    `brief` is a clause that reports print beside the verdict, as in "EQUAL, sees 97.8% of 2,826 calls"; "" prints
+    nothing. `objection` says why the case is not as expected (exit status 1), `unjudged` why the check could not judge
+    (exit status 3); "" for neither. `blocks` are the check's part of each report, in order. `data` are JSON values for
+    programs, at `cases[i].checks.NAME.data` in report.json.
+    """
+
+    __pydantic_config__ = GROWING
+
+    brief: str = ""
+    objection: str = ""
+    unjudged: str = ""
+    blocks: tuple[Block, ...] = ()
+    data: dict[str, Any] = field(default_factory=dict)

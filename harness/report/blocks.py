@@ -1,0 +1,60 @@
+"""A check's finding in each form of a report. No form knows a check by name: it prints what the blocks hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bitproof.harness.records import Block, Code, Finding, Sentence, Table
+from bitproof.harness.report.markdown_text import code_block, inline, strong, table_of
+
+MAX_CHARS = 4_000
+MAX_ROWS = 200
+"""The most characters of a text and rows of a table that a page shows; report.json has all."""
+
+
+def markdown(finding: Finding) -> Iterator[str]:
+    """The finding's reasons and blocks as parts of a Markdown page."""
+    yield from (strong(reason) for reason in (finding.objection, finding.unjudged) if reason)
+    for block in finding.blocks:
+        match shortened(block):
+            case Sentence(text=text):
+                yield inline(text)
+            case Table(title=title, headers=headers, rows=rows):
+                yield f"{inline(title)}:\n\n{table_of(headers, rows)}"
+            case Code(title=title, text=text):
+                yield f"{inline(title)}:\n\n{code_block(text)}"
+
+
+def lines(finding: Finding) -> Iterator[str]:
+    """The whole finding as lines of a terminal."""
+    yield from (reason for reason in (finding.objection, finding.unjudged) if reason)
+    for block in finding.blocks:
+        match shortened(block):
+            case Sentence(text=text):
+                yield text
+            case Table(title=title, headers=headers, rows=rows):
+                from tabulate import tabulate
+
+                yield from ("", f"{title}:", *tabulate(rows, headers, disable_numparse=True).splitlines())
+            case Code(title=title, text=text):
+                yield from ("", f"{title}:", *text.splitlines())
+
+
+def brief_lines(finding: Finding) -> Iterator[str]:
+    """The part of a finding that a run prints at its end: all of one that objects, else its sentences."""
+    if finding.objection or finding.unjudged:
+        yield from lines(finding)
+    else:
+        yield from (block.text for block in finding.blocks if isinstance(block, Sentence))
+
+
+def shortened(block: Block) -> Block:
+    """A block that fits a page. For example, a table of 300 rows ends after 200 and says that 100 more exist."""
+    if isinstance(block, Table):
+        more = len(block.rows) - MAX_ROWS
+        last = (f"... {more} more, in report.json", *[""] * (len(block.headers) - 1))
+        return block if more <= 0 else Table(block.title, block.headers, (*block.rows[:MAX_ROWS], last))
+    if len(block.text) <= MAX_CHARS:
+        return block
+    text = f"{block.text[:MAX_CHARS]} ... (report.json has the rest)"
+    return Sentence(text) if isinstance(block, Sentence) else Code(block.title, text)

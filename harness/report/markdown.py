@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bitproof.harness.records import BUCKETS, CaseResult, Divergence, PassReport, Report, throughput_rows
-from bitproof.harness.report import blocks, proofs, text
+from bitproof.harness.report import blocks, causes, proofs, text
 from bitproof.harness.report.case_row import row_of
 from bitproof.harness.report.markdown_text import Strong, code_block, folded, inline, strong, table_of
 from bitproof.harness.report.schema import FlatDivergence
@@ -55,6 +55,7 @@ def render(report: Report) -> str:
         *([f"Shard {report.shard} of {len(report.shard.selection)} selected cases."] if report.shard else []),
         f"Verdicts: {text.tally(report)}." if report.cases else "No case was run.",
         *([_verdict_table(report.cases, proofs.has_proofs(report))] if report.cases else []),
+        *_causes(report),
         *(strong(_brief(remark)) for remark in text.remarks(report)),
         *_not_run(report),
     ]
@@ -99,6 +100,19 @@ def _verdict_table(results: Iterable[CaseResult], with_proofs: bool) -> str:
         for row in map(row_of, results)
     ]
     return _bounded_table((*headers, "first divergence", "seconds"), rows)
+
+
+def _causes(report: Report) -> Iterator[str]:
+    """What is wrong with each case that is not as expected, the cause included, and the command that repeats it."""
+    shown, more = causes.explained(report)
+    for result in shown:
+        head = f"### {inline(_brief(f'{result.case.name}: {row_of(result).sentence}'))}"
+        rows = [f"- {inline(label)}: {inline(found)}" for label, found in causes.lines_of(result)]
+        replay = text.replay_command(report, result)
+        again = [code_block(replay)] if len(replay) <= MAX_VALUE_CHARS else []
+        yield "\n\n".join(filter(None, [head, "\n".join(rows), *again]))
+    if more:
+        yield f"{more} more cases are not as expected; the table has them."
 
 
 def _not_run(report: Report) -> Iterator[str]:

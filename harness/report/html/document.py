@@ -29,7 +29,7 @@ from bitproof.harness.records import (
     Report,
     throughput_rows,
 )
-from bitproof.harness.report import blocks, proofs, text
+from bitproof.harness.report import blocks, causes, proofs, text
 from bitproof.harness.report.case_row import CaseRow, row_of
 from bitproof.harness.report.html import heatmaps
 from bitproof.harness.report.html.heatmaps import KindHeat, TensorHeat
@@ -142,12 +142,15 @@ def render(report: Report) -> str:
         error_chars=fair_share((min(len(result.error or ""), MAX_ERROR_CHARS) for result in results), MAX_ERRORS_CHARS),
         pass_rows=max(3, min(MAX_VALUES, MAX_PASS_ROWS // max(1, num_passes))),
     )
+    wrong, more = causes.explained(report)
     page: str = template().render(
         report=report,
         status=status_text(report),
         tally=text.tally(report),
         remarks=text.remarks(report),
         loudest=proofs.loudest(report),
+        causes=[{"row": row_of(result), "lines": causes.lines_of(result)} for result in wrong],
+        more_causes=more,
         has_proofs=proofs.has_proofs(report),
         rows=[row_of(result) for result in report.cases],
         cases=[_case(report, result, limits) for result in results],

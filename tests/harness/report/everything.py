@@ -256,6 +256,7 @@ def check_markdown(text: str) -> None:
     inline = [child for token in tokens for child in token.children or ()]
     assert {token.type.removesuffix("_open").removesuffix("_close") for token in tokens} <= {
         *("heading", "paragraph", "inline", "table", "thead", "tbody", "tr", "th", "td", "fence", "html_block"),
+        *("bullet_list", "list_item"),
     }
     assert {child.type for child in inline} <= {
         *("text", "text_special", "strong_open", "strong_close", "html_inline", "softbreak"),

@@ -1,0 +1,48 @@
+"""What is wrong with a case, in a few labelled lines, for the top of a report: the reader sees the cause first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bitproof.harness.records import BaselineStatus, CaseResult, Report
+from bitproof.harness.report import text
+
+MAX_CASES = 20
+"""The most cases that a page explains at its top; its table has all."""
+MAX_CHARS = 600
+_LEFT_OUT = "report.json has the rest"
+
+
+def explained(report: Report) -> tuple[list[CaseResult], int]:
+    """The cases that are not as expected and shown at the top of a page, and the number of further ones."""
+    found = [result for result in report.cases if not result.as_expected]
+    return found[:MAX_CASES], max(0, len(found) - MAX_CASES)
+
+
+def lines_of(result: CaseResult) -> list[tuple[str, str]]:
+    """Each line's label and text. For example:
+
+    first difference: step 0, rank 3, grad layers.1.moe.w: 213 of 256 elements differ, by 16 ULPs at most
+    to blame: mul.Tensor of layers.1.moe (forward, chunk 1) on rank 0 gives another output ... (moe.py:68)
+    pass: chunk
+    """
+    return [(label, text.shorten(found, MAX_CHARS, _LEFT_OUT)) for label, found in _lines(result)]
+
+
+def _lines(result: CaseResult) -> Iterator[tuple[str, str]]:
+    if result.error and (first := result.error.strip().partition("\n")[0]):
+        yield "error", first
+    if result.first_divergence:
+        divergence = result.first_divergence
+        where = text.locate(divergence, result.case)
+        much = text.extent(divergence.tensor)
+        yield "first difference", f"{where}: {much}" if much else where
+        yield "to blame", text.blame(divergence) or "no call was found"
+        if divergence.pass_:
+            yield "pass", divergence.pass_
+    for role, about in result.baseline.items():
+        if about.status in (BaselineStatus.DRIFTED, BaselineStatus.MISSING, BaselineStatus.UNVERIFIED):
+            call = text.blame_of(about.call)
+            yield f"baseline of {role}", f"{about.status}, moved first: {call}" if call else about.status.value
+    for name, reason in result.objections():
+        yield f"check {name}", reason

@@ -1,6 +1,6 @@
 """Which GPU each rank of a launcher uses, and its number on its machine.
 
-No launcher's variable is needed: ranks tell rank 0 where they are and which GPUs they see. So ranks that all see eight
+No launcher's variable is needed: ranks send rank 0 where they are and which GPUs they see. So ranks that all see eight
 GPUs, ranks of `srun --gpus-per-task=1` that see one each, and machines with unequal numbers of ranks are one case.
 """
 

@@ -25,7 +25,7 @@ _UUIDS = ("GPU-", "MIG-")
 class Whereabouts:
     """Where a rank is: its machine, its LOCAL_RANK if its launcher set a number, and the GPUs that it sees, in order.
 
-    `node` separates the launcher's agents on one machine, each of which counts its own ranks from 0. A GPU's name is
+    `node` separates the launcher's agents on one machine, and each agent counts its own ranks from 0. A GPU's name is
     its UUID, or else its number on the machine.
     """
 

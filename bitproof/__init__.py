@@ -4,7 +4,7 @@
     run, record, diff               run a case, record one system, compare two recordings
     localize, bisect, shrink, prove, sensitivity
                                     find a cause, a pass, a smaller case, a proof; measure what a comparison sees
-    Run, Comparison, Verdict        the results of a run; history: those of earlier runs
+    Run, Comparison, Verdict        the results of a run
     watch                           a system of a function that trains once
     prove(f, g, *inputs), keeps_bits
                                     prove two functions, modules or graphs equal, or a graph and what a pass made of it
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from bitproof.harness.settings import setting
     from bitproof.harness.systems.watched_step import watch
     from bitproof.reference.parallel.mesh import Mesh
-    from bitproof.runs import Run, assert_as_expected, cases, diff, history, record, run
+    from bitproof.runs import Run, assert_as_expected, cases, diff, record, run
     from bitproof.searches import bisect, localize, prove, sensitivity, shrink
 
 _CASE = ("AdamW", "Batch", "Case", "Chunking", "Memory", "Model", "Parallelism", "Pipeline", "Precision", "Schedule")
@@ -92,7 +92,7 @@ _ERRORS = (
     "TraceError",
     "UsageError",
 )
-_RUNS = ("Run", "assert_as_expected", "cases", "diff", "history", "record", "run")
+_RUNS = ("Run", "assert_as_expected", "cases", "diff", "record", "run")
 _SEARCHES = ("bisect", "localize", "prove", "sensitivity", "shrink")
 _RECORDS = (
     "Bisection",
@@ -174,7 +174,6 @@ __all__ = [
     "cases",
     "compiler_problem",
     "diff",
-    "history",
     "keeps_bits",
     "localize",
     "prove",

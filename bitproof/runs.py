@@ -60,7 +60,7 @@ class Run:
         The other side of a tensor that one side alone recorded is missing. Raises RecordingError where the run left no
         recordings of both systems, as after an error.
         """
-        from bitproof.harness.history.frames import frame_of_run
+        from bitproof.frames import frame_of_run
 
         return frame_of_run(self.result, self.folder)
 
@@ -311,16 +311,6 @@ def diff(first: str | Path, second: str | Path) -> Comparison:
     from bitproof.harness.commands.record import compare_recordings
 
     return compare_recordings(Path(first), Path(second))
-
-
-def history(path: str | Path = "reports/history.sqlite", *, last: int = 30) -> pd.DataFrame:
-    """The results of each case in the newest `last` runs of a history, one row per run and case, by time.
-
-    `bitproof history add` writes that file. Raises RecordingError for a file that is no history.
-    """
-    from bitproof.harness.history.frames import frame_of_history
-
-    return frame_of_history(Path(path), last)
 
 
 def find_case(case: Case | str) -> Case:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bitproof.harness.case import Case, Chunking
+from bitproof.harness.case.case import are_foreign
 from bitproof.harness.case.texts import data_of_file
 from bitproof.harness.errors import CaseError, UsageError
 from bitproof.harness.settings import CHANGES, option, setting, settings
@@ -79,7 +80,10 @@ def change_case(case: Case, changes: Changes) -> Case:
         name: value for name in ("reference", "candidate", "steps") if (value := getattr(changes, name)) is not None
     }
     if changes.world_size is not None:
-        values["parallelism"] = replace(case.parallelism, world_size=changes.world_size)
+        systems = (values.get("reference", case.reference), values.get("candidate", case.candidate))
+        # A user's trainers need not have the case's experts.
+        ep = 1 if are_foreign(*systems) and changes.world_size % case.parallelism.ep else case.parallelism.ep
+        values["parallelism"] = replace(case.parallelism, world_size=changes.world_size, ep=ep)
     if changes.data is not None:
         values["batch"] = replace(case.batch, data=changes.data)
     for name in ("observe", "preload"):

@@ -367,6 +367,22 @@ def count_gpus_by_driver() -> int | None:
     return None if count < 0 else count
 
 
+def name_visible_gpus(count: int) -> list[str]:
+    """Names of the GPUs that this process may use, in torch's order; `count` is how many.
+
+    These are UUIDs from the driver's library, or, if that fails, what CUDA_VISIBLE_DEVICES calls them.
+    """
+    visible = torch.cuda._parse_visible_devices()[:count]
+    try:
+        uuids = torch.cuda._raw_device_uuid_nvml() or []
+        by_name = [str(each) for each in visible]
+        ordinals = [each for each in visible if isinstance(each, int)]
+        ordinals = ordinals or torch.cuda._transform_uuid_to_ordinals(by_name, uuids)
+        return [uuids[ordinal] for ordinal in ordinals] if len(ordinals) == len(visible) else by_name
+    except Exception:
+        return [str(each) for each in visible]
+
+
 def sleep_on_stream(cycles: int) -> None:
     """Keep the current CUDA stream busy for so many cycles of the GPU's clock, while the host goes on."""
     torch.cuda._sleep(cycles)

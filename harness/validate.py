@@ -9,6 +9,7 @@ ones: NamedTuples know no strictness, and would take `true` for a number.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import json
 import typing
@@ -134,7 +135,8 @@ def read(
         told, expected, shown = _tell(cls, first)
         if first["type"] == "whole":
             damaged = None
-        raise error(f"{path} {damaged or told}", expected=expected, found=shown, where=where) from refusal
+        fix = _meant(cls, first["loc"]) if first["type"] == "unexpected_keyword_argument" else None
+        raise error(f"{path} {damaged or told}", expected=expected, found=shown, where=where, fix=fix) from refusal
     return _restored(found) if has_halves else found
 
 
@@ -165,15 +167,23 @@ def _tell(cls: type[Any], refusal: Any) -> tuple[str, str | None, str]:
     return told, str(expected), found
 
 
+def _meant(cls: Any, path: Sequence[str | int]) -> str | None:
+    """The field that an unknown one was probably meant as: one spelled nearly so, or one of a part."""
+    *parents, unknown = path
+    own = _fields_at(cls, parents)
+    inside = [f"{part}.{name}" for part in own for name in _fields_at(cls, [*parents, part]) if name == unknown]
+    close = inside[:1] or difflib.get_close_matches(str(unknown), own, n=1)
+    return f"did you mean {close[0]}?" if close else None
+
+
 def _fields_at(cls: Any, path: Sequence[str | int]) -> list[str]:
-    """The fields of the dataclass that lies at a path."""
+    """The fields of the dataclass that lies at a path; none if a plain value lies there."""
     for part in path:
-        hints = typing.get_type_hints(cls) if dataclasses.is_dataclass(cls) else {}
-        found = hints.get(str(part), cls)
-        while not dataclasses.is_dataclass(found) and typing.get_args(found):
-            nested = [option for option in typing.get_args(found) if option is not type(None)]
-            found = nested[-1]
-        cls = found
+        if dataclasses.is_dataclass(cls):
+            cls = typing.get_type_hints(cls).get(str(part), cls)
+        while not dataclasses.is_dataclass(cls) and typing.get_args(cls):
+            nested = [option for option in typing.get_args(cls) if option is not type(None)]
+            cls = nested[-1]
     return [item.name for item in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
 
 

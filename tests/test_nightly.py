@@ -13,7 +13,6 @@ import pytest
 
 from bitproof.harness.case import Case
 from bitproof.harness.cli import main
-from bitproof.harness.history.database import read_nights
 from bitproof.harness.records import Score
 from bitproof.harness.report import json as report_json
 from tests.harness.reports import case, result, write_report, write_shard
@@ -26,12 +25,12 @@ JOBS = WORKFLOW["jobs"]
 STEPS = [step for job in JOBS.values() for step in job["steps"]]
 
 # What stands in for `bitproof` in the steps: `run`, `faults` and `sensitivity` run nothing, and take the folder that
-# the fixture `nightly` made for them, and their status; `merge` and `history` are bitproof's own.
+# the fixture `nightly` made for them, and their status; `merge` is bitproof's own.
 PROGRAM = f"""#!/bin/sh -e
 made={{made}}/$RUN_ID
 case $1 in
   doctor) exit 0 ;;
-  merge | history) PYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)} -m bitproof "$@" ;;
+  merge) PYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)} -m bitproof "$@" ;;
 esac
 echo "$*" >> "$made/calls"
 what=$1
@@ -69,12 +68,12 @@ def test_every_shell_step_is_a_script():
 
 def test_every_call_of_bitproof_is_one_that_bitproof_takes():
     found = [line for step in STEPS for line in commands(step.get("run", ""))]
-    assert [line[0] for line in found] == ["doctor", "run", "faults", "sensitivity", "merge", "history", "history"]
+    assert [line[0] for line in found] == ["doctor", "run", "faults", "sensitivity", "merge"]
     for line in found:
         assert main([*line, "--help"]) == 0, "which is said when everything before it was understood"
 
 
-@pytest.mark.parametrize("line", ["run --shards 1/2", "merge --db x", "history keep", "nightly"])
+@pytest.mark.parametrize("line", ["run --shards 1/2", "merge --db x", "history add x", "nightly"])
 def test_the_check_of_calls_sees_what_bitproof_does_not_take(line):
     assert main([*line.split(), "--help"]) == 2
 
@@ -163,15 +162,11 @@ def test_nights_end_as_they_should_and_are_kept(nightly, tmp_path):
     summary = (tmp_path / "summary.md").read_text()
     assert summary.count("# shard1") == summary.count("# shard2") == summary.count("# sensitivity") == 2
     assert "Exit status 1: some case did not get its expected verdict." in summary
-    assert "2 nights, " in summary
     status, runner = nightly(3, killed=2)
     assert (status, runner.jobs["strength"], report_of(runner).faults) == (1, 1, Score(faults=3, killed=2))
     assert [result.case.name for result in report_of(runner).cases] == ["a", "b"]
     summary = (tmp_path / "summary.md").read_text()
-    assert "bitproof faults: 2 of 3 faults killed" in summary and "faults killed 3 of 3 -> 2 of 3" in summary
-    nights = read_nights(tmp_path / "artifacts" / "history" / "history.sqlite", 10)
-    assert [night.exit_status for night in nights] == [0, 1, 1]
-    assert (tmp_path / "artifacts" / "history" / "history.html").is_file()
+    assert "bitproof faults: 2 of 3 faults killed" in summary
 
 
 @pytest.mark.ranks
@@ -185,29 +180,11 @@ def test_a_night_whose_shard_is_lost_is_not_judged(nightly, tmp_path):
     status, runner = nightly(3, shards=(137, "EQUAL"))
     assert status == 3, runner.output
     assert [result.verdict.value for result in report_of(runner).cases] == ["UNVERIFIED", "EQUAL"]
-    assert [night.exit_status for night in read_nights(tmp_path / "artifacts" / "history" / "history.sqlite", 10)] == [
-        3
-    ]
 
 
 @pytest.mark.ranks
-def test_a_night_that_leaves_nothing_is_not_judged_and_leaves_the_history_alone(nightly, tmp_path):
-    (tmp_path / "cache" / "history-0").mkdir(parents=True)
+def test_a_night_that_leaves_nothing_is_not_judged(nightly, tmp_path):
     status, runner = nightly(4, shards=(2, 2))
     assert status == 3, runner.output
     assert [name for name, outcome in runner.results.items() if outcome != "success"] == ["End as the run did"]
     assert [path.name for path in (tmp_path / "artifacts").iterdir()] == ["faults"]
-    assert len(list((tmp_path / "cache").iterdir())) == 1
-
-
-@pytest.mark.ranks
-def test_a_history_that_cannot_be_used_fails_the_night_and_is_not_replaced(nightly, tmp_path):
-    (tmp_path / "cache" / "history-0").mkdir(parents=True)
-    (tmp_path / "cache" / "history-0" / "history.sqlite").write_text("damaged " * 200)
-    status, runner = nightly(5)
-    assert status == 3, runner.output
-    assert [name for name, outcome in runner.results.items() if outcome != "success"] == [
-        "Add this night to the history"
-    ]
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["history-0"]
-    assert report_of(runner).exit_status == 0

@@ -23,7 +23,7 @@ from bitproof.harness.case.bounds import (
 from bitproof.harness.case.case_parts import AdamW, Batch, Chunking, Memory, Model, Parallelism, Precision
 from bitproof.harness.case.observed import check_observed
 from bitproof.harness.case.schedule import Schedule, check_schedule
-from bitproof.harness.case.traced import Pipeline, check_traced
+from bitproof.harness.case.traced import COMPILED, Pipeline, check_traced
 from bitproof.harness.errors import CaseError
 from bitproof.harness.validate import STRICT, read
 
@@ -137,7 +137,8 @@ class Case:
                 f"case {self.name} lists unknown kinds", expected=", ".join(KINDS), found=", ".join(sorted(unknown))
             )
         self._check_bounds()
-        if self.resume_at is not None and not (self.is_foreign and 0 < self.resume_at < self.steps):
+        are_both_yours = is_factory(self.reference) and is_factory(self.candidate)
+        if self.resume_at is not None and not (are_both_yours and 0 < self.resume_at < self.steps):
             raise CaseError(
                 f"case {self.name} has its candidate end and go on where it cannot",
                 expected=f"two systems of yours, and resume_at from 1 to steps - 1, that is {self.steps - 1}",
@@ -253,8 +254,8 @@ class Case:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether both systems are a user's factories, `FILE:FACTORY`, which may ignore any field of the case."""
-        return is_factory(self.reference) and is_factory(self.candidate)
+        """Whether both systems are a user's trainers, which may ignore any field of the case, such as its model."""
+        return are_foreign(self.reference, self.candidate)
 
     def stated(self) -> dict[str, Any]:
         """Like `to_dict`, but without the defaults of a foreign case, which may be untrue for its systems.
@@ -294,3 +295,9 @@ def file_of(source: str) -> Path | None:
 def is_factory(system: str) -> bool:
     """Whether a system is named as a user's factory, in a module or a file."""
     return ":" in system
+
+
+def are_foreign(reference: object, candidate: object) -> bool:
+    """Whether both systems are a user's trainers: two factories, or one that also runs under torch.compile."""
+    names = [each for each in (reference, candidate) if isinstance(each, str) and is_factory(each)]
+    return len(names) == 2 or (names == [reference] and candidate == COMPILED)

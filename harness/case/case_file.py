@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bitproof.harness.case import Case
-from bitproof.harness.case.case import file_of, is_factory
+from bitproof.harness.case.case import are_foreign, file_of
 from bitproof.harness.case.texts import data_of_file, is_text_of_ours
 from bitproof.harness.errors import CaseError
 from bitproof.harness.validate import parse
@@ -109,8 +109,7 @@ def _with_defaults(values: dict[str, Any], path: Path) -> dict[str, Any]:
     """What a file may leave out."""
     values = {"family": path.stem, **values}
     parallelism = values.get("parallelism", {})
-    systems = (values.get("reference"), values.get("candidate"))
-    if isinstance(parallelism, dict) and all(isinstance(each, str) and is_factory(each) for each in systems):
+    if isinstance(parallelism, dict) and are_foreign(values.get("reference"), values.get("candidate")):
         values["parallelism"] = {"ep": 1, **parallelism}
         if isinstance(other := values.get("reference_parallelism"), dict):
             values["reference_parallelism"] = {"ep": 1, **other}

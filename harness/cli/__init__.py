@@ -14,7 +14,7 @@ from collections.abc import Sequence
 # isort: off
 # Commands are listed in the order of these imports.
 from bitproof.harness.cli import listing, run, prove, check_certificate, faults, localize, shrink, record  # noqa: F401
-from bitproof.harness.cli import accept, precompile, report, merge, history, doctor  # noqa: F401
+from bitproof.harness.cli import accept, precompile, report, merge, doctor  # noqa: F401
 
 # isort: on
 from bitproof.harness.cli.app import app
@@ -36,9 +36,14 @@ WRITING = (
     "sensitivity",
     "precompile",
     "merge",
-    "history add",
 )
 """The commands that leave files behind. What all others do is print."""
+
+_REMOVED = {
+    "history": "keep each run's report.json, for instance as an artifact of CI, and compare two runs with "
+    "`bitproof report RUN_DIR --format comment --against EARLIER_RUN_DIR`"
+}
+"""Commands of earlier releases, and what to use instead."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     try:
+        if words and words[0] in _REMOVED:
+            raise UsageError(f"`bitproof {words[0]}` was removed", fix=_REMOVED[words[0]])
         load_commands(words)
         run.declare_asked(words)
         app(args=words, prog_name="bitproof")
@@ -83,4 +90,4 @@ def _tell_lost(printed: SafeStream, words: list[str]) -> int:
     """Say that standard output was lost; returns the exit status for that alone."""
     assert printed.lost is not None
     print(f"bitproof: standard output cannot be written: {printed.lost.strerror}", file=sys.stderr)
-    return SUCCESS if words[:1] and {words[0], " ".join(words[:2])} & set(WRITING) else UNJUDGED
+    return SUCCESS if words and words[0] in WRITING else UNJUDGED

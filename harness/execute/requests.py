@@ -60,16 +60,19 @@ class MachineRequest(Request[Machine]):
 
 @dataclass(frozen=True, kw_only=True)
 class MadeOf:
-    """What this machine's ranks are made of, by name: see `harness.capture.made_of`."""
+    """What this machine's ranks are made of, by name: see `harness.capture.made_of`; and the GPUs that they see."""
 
     facts: dict[str, str]
+    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class MadeOfRequest(Request[MadeOf]):
-    """What the host is made of, and so every rank that it forks."""
+    """What the host is made of, and so every rank that it forks; with `names_gpus`, also which GPUs it sees."""
 
     answer = MadeOf
+
+    names_gpus: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +198,8 @@ class RankSlots:
     """The ranks of a run that one host starts, their rendezvous, and the files that they record into.
 
     `part` is a template with `{rank}`. `store` is a file, or, with `server` (host and port of an existing store), a
-    prefix of its keys. `local_rank`, if it is not the rank, selects the GPU.
+    prefix of its keys. Then a launcher started the rank: `local_rank` and `local_world_size` are what torchrun calls
+    so, and `gpu` is the index of its GPU.
     """
 
     ranks: tuple[int, ...]
@@ -203,6 +207,8 @@ class RankSlots:
     store: str
     server: tuple[str, int] | None = None
     local_rank: int | None = None
+    local_world_size: int | None = None
+    gpu: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from bitproof.harness.case import Case
 from bitproof.harness.errors import CaseError
 from bitproof.harness.machine.describe import gpu_models
 from bitproof.harness.options import CollectivesRequest
+from bitproof.harness.runtime import launched
 from bitproof.harness.shared_memory import is_supported
 
 
@@ -127,6 +128,8 @@ def unmet_requirement(case: Case, request: str) -> str | None:
         return None if importlib.util.find_spec("scipy") else "it needs scipy, the extra `placement`"
     num_gpus, ranks = len(gpu_models()), case.most_ranks
     if request == "cuda" and num_gpus:  # too few GPUs are a mistake of the call: `place` reports it
+        return None
+    if num_gpus and launched.is_rank() and request == "auto":  # other machines have GPUs, too
         return None
     if num_gpus and place(request, ranks, num_gpus).device == case.requires:
         return None

@@ -40,6 +40,18 @@ def num_gpus() -> int:
     return _count_elsewhere() if counted is None else counted
 
 
+def visible_gpus() -> tuple[str, ...]:
+    """Names of the GPUs that torch can use, in torch's order, equal in all processes of the machine.
+
+    Example: ("GPU-5f1c...",) for one of `srun --gpus-per-task=1`, whose index is 0 in each rank. As `num_gpus`, this
+    touches no GPU.
+    """
+    from bitproof.harness.torch_compat import name_visible_gpus
+
+    count = num_gpus()
+    return tuple(name_visible_gpus(count)) if count else ()
+
+
 def _count_elsewhere() -> int:
     """If the driver's library fails, torch counts by starting CUDA, in a separate process."""
     command = [sys.executable, "-c", _COUNT]

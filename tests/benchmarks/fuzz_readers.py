@@ -37,7 +37,6 @@ from bitproof.harness.certificate.check import check
 from bitproof.harness.certificate.errors import RejectedError
 from bitproof.harness.certificate.files import read_certificate
 from bitproof.harness.errors import BitproofError
-from bitproof.harness.history.database import add_runs, read_nights
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.options import ROLES
 from bitproof.harness.precompile import file
@@ -116,7 +115,6 @@ def targets(folder: Path) -> list[Target]:
     (steps / "step.json").write_text(json.dumps(file.read(steps).value))
     (folder / "case.json").write_text(case_text(CASE))
     recordings = {name: make_recording(folder / name, CASE) for name in ("plain", "manifest", "table")}
-    add_runs(folder / "history.sqlite", [run])
     write_certificate(example(), folder / "certificate")
 
     def certificate() -> None:
@@ -140,7 +138,6 @@ def targets(folder: Path) -> list[Target]:
             15,
             lambda: vouch(recordings["table"]),
         ),
-        Target("history", folder / "history.sqlite", lambda: read_nights(folder / "history.sqlite", 30), 5),
         Target("faults", folder / "faults.json", lambda: read_found(folder / "faults.json"), 8),
         Target(
             "precompiled, sum fits",

@@ -24,6 +24,14 @@ def test_changes_of_a_command_line_go_into_the_case() -> None:
     assert change_case(FIRST, Changes()) == FIRST
 
 
+def test_a_users_trainers_take_any_number_of_ranks() -> None:
+    mine = Changes(reference="a.py:make", candidate="compiled", world_size=1)
+    assert change_case(FIRST, mine).parallelism == Parallelism(world_size=1, ep=1)
+    assert change_case(FIRST, replace(mine, world_size=4)).parallelism == Parallelism(world_size=4)
+    with pytest.raises(CaseError, match="expert parallelism must divide the world size"):
+        change_case(FIRST, replace(mine, candidate="graph"))
+
+
 def test_a_file_that_is_called_as_a_text_of_ours_stays_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("pydoc").write_text("mine")

@@ -391,3 +391,15 @@ def test_a_case_that_contradicts_itself_ends_with_2_and_its_error(tmp_path):
         "  found: batch.sequences=3\n"
         "  fix: choose 4\n"
     )
+
+
+@pytest.mark.parametrize(
+    "words", [["history"], ["history", "add", "reports/latest"], ["history", "show", "--plot", "x"]]
+)
+def test_a_command_that_was_removed_is_refused_with_what_to_use_instead(words, capsys):
+    assert main(words) == 2
+    assert capsys.readouterr().err == (
+        "UsageError: `bitproof history` was removed\n"
+        "  fix: keep each run's report.json, for instance as an artifact of CI, and compare two runs with "
+        "`bitproof report RUN_DIR --format comment --against EARLIER_RUN_DIR`\n"
+    )

@@ -78,7 +78,6 @@ def test_no_command_takes_a_tampered_equal_for_one(tmp_path, capsys, change):
     shards = [write_shard(tmp_path, index, 2, SELECTION) for index in (1, 2)]
     tamper(shards[0], change)
     assert main(["report", str(shards[0])]) == 3
-    assert main(["history", "add", str(shards[0]), "--db", str(tmp_path / "history.sqlite")]) == 3
     assert main(["merge", *map(str, shards), "--report-dir", str(tmp_path / "merged")]) == 3
     assert "1 EQUAL, 1 UNVERIFIED" in capsys.readouterr().out
 
@@ -218,7 +217,6 @@ def test_fewer_comparisons_than_the_recordings_beside_a_report_show_are_refused(
     assert report_json.read(folder / "report.json").exit_status == 0, "by itself it is a report as good as any"
     assert main(["report", str(folder)]) == 3
     assert "report.cases[0].compared is damaged" in capsys.readouterr().err
-    assert main(["history", "add", str(folder), "--db", str(tmp_path / "history.sqlite")]) == 3
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ from bitproof.harness.execute.two_halves import join_halves
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.localize.logs.replay import archive_of, read_value
 from bitproof.harness.machine.determinism import first_changed, set_determinism, tell_changes
-from bitproof.harness.machine.gpus import num_gpus
+from bitproof.harness.machine.gpus import num_gpus, visible_gpus
 from bitproof.harness.operators.crossings import crossed
 from bitproof.harness.options import OnEvent
 from bitproof.harness.records import Closeness, GraphIdentity, LayoutBounds, Meeting, PassSettings
@@ -91,7 +91,7 @@ class Answerer:
             case MachineRequest():
                 return Machine(gpus=num_gpus())
             case MadeOfRequest():
-                return MadeOf(facts=facts_of_process())
+                return MadeOf(facts=facts_of_process(), gpus=visible_gpus() if request.names_gpus else ())
             case RunRequest():
                 return self._run(request)
             case LocalRunRequest():

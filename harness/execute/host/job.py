@@ -68,7 +68,7 @@ class Job:
 
     def device_index_of(self, rank: int) -> int:
         """The number that chooses a rank's GPU."""
-        return rank if self.rank_slots.local_rank is None else self.rank_slots.local_rank
+        return rank if self.rank_slots.gpu is None else self.rank_slots.gpu
 
     def part_of(self, rank: int) -> Path:
         """The file that a rank records into."""

@@ -257,7 +257,7 @@ def environment_of(rank: int, world_size: int, rank_slots: RankSlots, port: int)
         one_machine = {"LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": _LOOPBACK, "MASTER_PORT": str(port)}
         return told | one_machine | {"TORCHELASTIC_USE_AGENT_STORE": "False"}
     host, number = rank_slots.server
-    many = os.environ.get("LOCAL_WORLD_SIZE", str(world_size))
+    many = str(world_size if rank_slots.local_world_size is None else rank_slots.local_world_size)
     return told | {"LOCAL_WORLD_SIZE": many, "MASTER_ADDR": host, "MASTER_PORT": str(number)}
 
 

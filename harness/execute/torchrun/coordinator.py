@@ -8,19 +8,18 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from bitproof.harness.capture.made_of import Facts
 from bitproof.harness.case import Case
 from bitproof.harness.errors import BitproofError, CaseError, RankError
 from bitproof.harness.execute.failures import Failure, Problem, blame, error_of_hang
 from bitproof.harness.execute.host_process import Abandoned, HostLost, HostProcess
 from bitproof.harness.execute.requests import (
     LocalRunRequest,
-    MachineRequest,
+    MadeOf,
     MadeOfRequest,
     RankSlots,
     Request,
@@ -31,8 +30,9 @@ from bitproof.harness.execute.status_messages import End
 from bitproof.harness.execute.torchrun.messages import FILES, Account, Farewell, Hello, Message, unpack
 from bitproof.harness.execute.torchrun.peers import Peers
 from bitproof.harness.execute.torchrun.rendezvous import Rendezvous
+from bitproof.harness.execute.torchrun.seats import Seat, own_local_rank, own_machine, place_seats
 from bitproof.harness.machine.determinism import ENVIRONMENT
-from bitproof.harness.machine.devices import Placement, place
+from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import ROLES, OnEvent
 from bitproof.harness.records import CaseResult
 from bitproof.harness.runtime import interrupts
@@ -56,13 +56,6 @@ def check_world_size(cases: Sequence[Case]) -> None:
     """Raise CaseError when a case has another world size than torchrun."""
     world_size = int(os.environ["WORLD_SIZE"])
     for case in cases:
-        if case.resume_at is not None and (local := os.environ.get("LOCAL_WORLD_SIZE")) not in (None, str(world_size)):
-            raise CaseError(
-                f"case {case.name} has its candidate load what it saved, which other machines may not see",
-                expected="all ranks on one machine",
-                found=f"WORLD_SIZE={world_size}, LOCAL_WORLD_SIZE={local}",
-                fix="run it on one machine",
-            )
         if {case.of(role).parallelism.world_size for role in ROLES} != {world_size}:
             raise CaseError(
                 f"case {case.name} does not fit the ranks that torchrun started",
@@ -113,6 +106,7 @@ def _joined(run_dir: Path, options: RunOptions) -> Iterator[Coordinator]:
         problem = None
         try:
             coordinator.join()
+            os.environ.update(LOCAL_RANK=str(coordinator.seat.local_rank))  # what decides who reports for a machine
             yield coordinator
         except GeneratorExit:
             raise
@@ -149,9 +143,11 @@ class Coordinator:
         self.work = work
         self.rank = rank
         self.world_size = int(os.environ["WORLD_SIZE"])
-        self._local_rank = int(os.environ.get("LOCAL_RANK", rank))
+        self.seat = Seat(local_rank=rank, local_world_size=self.world_size)
+        """This rank's number on its node, and its GPU, once all ranks have come."""
+        self._seats = [self.seat]
+        self._told_of: str | None = None
         self.peers = Peers(rank, self.world_size, work)
-        self._num_gpus: int | None = None
         self._own_dir = self._first_dir = run_dir.resolve()
         self._host = self._start_host()
 
@@ -167,15 +163,24 @@ class Coordinator:
 
         Raises RankError, naming them, where some do not come, and CaseError where some are made of other things.
         """
-        rendezvous = Rendezvous(self.peers, self.options.timeout, self._facts)
-        hello = Hello(token="", rank=self.rank, world_size=self.world_size, node=_node(), run_dir=str(self._own_dir))
+        rendezvous = Rendezvous(self.peers, self.options.timeout, self._made_of)
+        hello = Hello(
+            token="",
+            rank=self.rank,
+            world_size=self.world_size,
+            node=_node(),
+            machine=own_machine(),
+            local_rank=own_local_rank(os.environ),
+            run_dir=str(self._own_dir),
+        )
         self._rendezvous = rendezvous  # it may serve the store
         try:
             if self.rank:
                 welcome = rendezvous.come(hello)
-                self._first_dir, self._own_dir = welcome.run_dir, welcome.own_dir
+                self._first_dir, self._own_dir, self.seat = welcome.run_dir, welcome.own_dir, welcome.seat
             else:
-                rendezvous.call_roll(hello)
+                self._seats = rendezvous.call_roll(hello)
+                self.seat = self._seats[0]
         except BaseException as error:
             named = self.peers.launcher.error_of_dead_siblings() if isinstance(error, interrupts.STOPS) else None
             if self.rank == 0:
@@ -188,10 +193,15 @@ class Coordinator:
             raise
 
     def place(self, case: Case) -> Placement:
-        """Where this machine's ranks run. Raises CaseError when it asks for GPUs that are not there."""
-        if self._num_gpus is None and self.options.device != "cpu":
-            with suppress(RankError):  # a host that cannot start says so again, as each case's result
-                self._num_gpus = self._ask_host(MachineRequest(), _START_SECONDS).gpus
+        """Where all ranks run. Raises CaseError if it asks for GPUs that are not there, or for a disk that all see."""
+        machines = len({seat.machine for seat in self._seats})
+        if case.resume_at is not None and machines > 1:
+            raise CaseError(
+                f"case {case.name} has its candidate load what it saved, which other machines may not see",
+                expected="all ranks on one machine",
+                found=f"{len(self._seats)} ranks on {machines} machines",
+                fix="run it on one machine",
+            )
         if self.options.collectives == "shared":
             raise CaseError(
                 "the ranks that torchrun made do not share memory, and may be on several machines",
@@ -199,9 +209,12 @@ class Coordinator:
                 found="--collectives shared",
                 fix="leave --collectives out, or run without torchrun",
             )
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", case.parallelism.world_size))
         asked = None if self.options.collectives == "auto" else self.options.collectives
-        return place(self.options.device, local, self._num_gpus or 0, asked, share_gpus=self.options.share_gpus)
+        placement, why = place_seats(self.options.device, self._seats, asked, share_gpus=self.options.share_gpus)
+        if why is not None and why != self._told_of:
+            print(f"bitproof: no GPU is used: {why}", file=sys.stderr, flush=True)
+            self._told_of = why
+        return placement
 
     def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
         """Rank 0: have all ranks run a system, or its own host answer what needs no ranks. Raises what went wrong."""
@@ -266,7 +279,9 @@ class Coordinator:
             part=str(files[0]),
             store=f"bitproof/{self.peers.token}/{number}",
             server=(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])),
-            local_rank=self._local_rank,
+            local_rank=self.seat.local_rank,
+            local_world_size=self.seat.local_world_size,
+            gpu=self.seat.gpu,
         )
         account = Account(run=number, clock=time.time() - time.monotonic())
         try:
@@ -321,10 +336,11 @@ class Coordinator:
             self._host = self._start_host()
             raise lost.error from lost
 
-    def _facts(self, is_gone: Callable[[], bool]) -> Facts | None:
-        """This rank's versions and code, from its host; None once `is_gone` returns True."""
+    def _made_of(self, is_gone: Callable[[], bool]) -> MadeOf | None:
+        """This rank's versions, code and GPUs, from its host; None once `is_gone` returns True."""
+        request = MadeOfRequest(names_gpus=self.options.device != "cpu")
         try:
-            return self._host.ask(MadeOfRequest(), _START_SECONDS, lambda event: None, is_gone).facts
+            return self._host.ask(request, _START_SECONDS, lambda event: None, is_gone)
         except Abandoned:
             self._host = self._start_host()
             return None

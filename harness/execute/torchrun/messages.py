@@ -10,6 +10,7 @@ from bitproof.harness.errors import RankError
 from bitproof.harness.execute.failures import Problem
 from bitproof.harness.execute.requests import ARCHIVE, VALUES, RunRequest
 from bitproof.harness.execute.status_messages import End
+from bitproof.harness.execute.torchrun.seats import Seat
 from bitproof.harness.processes import framing
 from bitproof.harness.records import CaseResult
 
@@ -21,22 +22,26 @@ FILES = ("", VALUES, ARCHIVE)
 class Hello:
     """A rank's first message to rank 0: who it is, and the folder of its run there.
 
-    `node` names its machine, equal on all ranks of one. What it is made of follows, once its host has loaded torch.
+    `node` names its machine, equal on all ranks of one, and `machine` separates machines of one name. `local_rank` is
+    its launcher's number for it, if it has one. What it is made of follows, once its host has loaded torch.
     """
 
     token: str
     rank: int
     world_size: int
     node: str
+    machine: str = ""
+    local_rank: int | None = None
     run_dir: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Welcome:
-    """Rank 0's answer, once all are there: its own run folder, and where this rank's machine writes its logs."""
+    """Rank 0's answer, once all are there: its own run folder, where this rank's machine writes its logs, its seat."""
 
     run_dir: Path
     own_dir: Path
+    seat: Seat
 
 
 @dataclass(frozen=True, kw_only=True)

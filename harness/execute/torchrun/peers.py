@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from bitproof.harness.capture.made_of import Facts, tell_ranks
+from bitproof.harness.capture.made_of import tell_ranks
 from bitproof.harness.errors import BitproofError, RankError
 from bitproof.harness.execute.failures import Problem
 from bitproof.harness.execute.links import Line, Links, allow_open_files
@@ -38,7 +38,7 @@ class Peers:
         self.lost: BitproofError | None = None
         """Why no further run has a chance."""
         self.lines: dict[int, Line] = {}
-        self.made_of: dict[int, Facts] = {}
+        self.made_of: dict[int, MadeOf] = {}
         self.accounts: dict[int, tuple[Account, Path | None]] = {}
         self.left: dict[int, Problem] = {}
         self.heard: list[Message] = []
@@ -78,8 +78,8 @@ class Peers:
             case Account():
                 if message.run == self.run_number:  # a late message is about a run that has ended
                     self.accounts[rank] = message, files
-            case MadeOf(facts=facts):
-                self.made_of[rank] = facts
+            case MadeOf():
+                self.made_of[rank] = message
             case Failed():
                 if message.run == self.run_number:
                     self.note_failed()

@@ -15,13 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bitproof.harness.capture.made_of import Facts, differences, tell_ranks
+from bitproof.harness.capture.made_of import differences, tell_ranks
 from bitproof.harness.errors import BitproofError, CaseError, RankError
 from bitproof.harness.execute.failures import Problem
 from bitproof.harness.execute.links import Line
 from bitproof.harness.execute.requests import MadeOf
 from bitproof.harness.execute.torchrun.messages import Farewell, Hello, Welcome, read_message
 from bitproof.harness.execute.torchrun.peers import Peers
+from bitproof.harness.execute.torchrun.seats import Seat, Whereabouts, seat
 from bitproof.harness.execute.torchrun.store import Store
 from bitproof.harness.processes import framing
 
@@ -34,23 +35,23 @@ _LAST_SECONDS = 8.0
 _HOST_MARGIN = 15.0
 """How much longer than for a rank to come its host may take to say what it is made of."""
 
-AskFacts = Callable[[Callable[[], bool]], Facts | None]
-"""Returns this rank's versions and code from its host; None once its argument, a function, returns True."""
+AskMadeOf = Callable[[Callable[[], bool]], MadeOf | None]
+"""Returns this rank's versions, code and GPUs from its host; None once its argument, a function, returns True."""
 
 
 class Rendezvous:
     """How one rank comes together with all others, within `timeout` seconds."""
 
-    def __init__(self, peers: Peers, timeout: float, ask_facts: AskFacts) -> None:
+    def __init__(self, peers: Peers, timeout: float, ask_made_of: AskMadeOf) -> None:
         self._peers = peers
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
-        self._ask_facts = ask_facts
+        self._ask_made_of = ask_made_of
         self._store: Store | None = None  # where rank 0 serves it, its ranks meet there until the end
         self._told_at, self._told = time.monotonic(), ""
 
-    def call_roll(self, own: Hello) -> None:
-        """Rank 0: wait for all others, see that all are made of the same, and let them begin.
+    def call_roll(self, own: Hello) -> list[Seat]:
+        """Rank 0: wait for all others, see that all are made of the same, and let them begin; returns all ranks' seats.
 
         Raises RankError, naming them, where some do not come, and CaseError where some are made of other things.
         """
@@ -77,17 +78,27 @@ class Rendezvous:
                 self._tell_missing(arrived)
                 self._wait_for("", deadline, arrived)
         self._peers.meet_latecomer = lambda line, said: self._meet(line, said, arrived)
-        self._peers.made_of[0] = self._ask_facts(self._peers.has_lost) or {}
+        self._peers.made_of[0] = self._ask_made_of(self._peers.has_lost) or MadeOf(facts={})
         while len(self._peers.made_of) < self._peers.world_size:
             self._peers.listen()
             self._peers.refuse_lost("before it had said what it is made of")
             self._wait_for("not all said what they are made of", deadline + _HOST_MARGIN, self._peers.made_of)
-        differences([self._peers.made_of[rank] for rank in range(self._peers.world_size)], all_told=True).refuse()
-        folders: dict[str, Path] = {}
-        for rank in sorted(arrived):
-            folders.setdefault(arrived[rank].node, Path(arrived[rank].run_dir))
+        made_of = [self._peers.made_of[rank] for rank in range(self._peers.world_size)]
+        differences([each.facts for each in made_of], all_told=True).refuse()
+        hellos = [arrived[rank] for rank in range(self._peers.world_size)]
+        folders: dict[tuple[str, str], Path] = {}
+        for hello in hellos:
+            folders.setdefault((hello.machine, hello.node), Path(hello.run_dir))
+        seats = seat(
+            [
+                Whereabouts(machine=hello.machine, node=hello.node, local_rank=hello.local_rank, gpus=each.gpus)
+                for hello, each in zip(hellos, made_of, strict=True)
+            ]
+        )
         for rank, line in self._peers.lines.items():
-            self._peers.links.tell(line, Welcome(run_dir=Path(own.run_dir), own_dir=folders[arrived[rank].node]))
+            own_dir = folders[hellos[rank].machine, hellos[rank].node]
+            self._peers.links.tell(line, Welcome(run_dir=Path(own.run_dir), own_dir=own_dir, seat=seats[rank]))
+        return seats
 
     def _meet(self, line: Line, said: dict[str, Any], arrived: dict[int, Hello]) -> None:
         """Take a newcomer in, or send it away."""
@@ -189,12 +200,12 @@ class Rendezvous:
     def _tell_made_of(self, line: Line) -> None:
         """Send rank 0 this rank's versions and code from its host, or the reason why it cannot take part."""
         try:
-            facts = self._ask_facts(lambda: line.gone is not None or self._peers.launcher.ended() is not None)
+            made_of = self._ask_made_of(lambda: line.gone is not None or self._peers.launcher.ended() is not None)
         except BitproofError as error:
             self._peers.links.tell(line, Farewell(problem=Problem.of(error, f"rank {self._peers.rank}")))
             raise
-        if facts is not None:
-            self._peers.links.tell(line, MadeOf(facts=facts))
+        if made_of is not None:
+            self._peers.links.tell(line, made_of)
 
     def _connect(self, addresses: Sequence[str], port: int) -> Line:
         problem: OSError = OSError("rank 0 gave no address")

@@ -63,9 +63,12 @@ class Launcher:
         torchrun ends all ranks of a machine when one of them has died, and says to none of them which one that was.
         Where the system does not show who are its children (other than Linux), None.
         """
-        if self._parent is None or not (processes := children_environments(self._parent)):
+        told = [os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
+        if self._parent is None or not all(map(str.isdecimal, told)):
             return None
-        rank, local_rank, count = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        if not (processes := children_environments(self._parent)):
+            return None
+        rank, local_rank, count = map(int, told)
         living = {int(value) for each in processes for name, value in each if name == "RANK"}
         first = rank - local_rank
         dead = [each for each in range(first, first + count) if each not in living]

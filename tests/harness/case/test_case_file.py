@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bitproof.builtin_cases.chunking import moe_seq
-from bitproof.harness.case import Model
+from bitproof.harness.case import Model, Parallelism
 from bitproof.harness.case.case_file import LARGEST, case_text, read_case
 from bitproof.harness.errors import CaseError
 
@@ -61,6 +61,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         ({"model": {"layers": 0}}, "model.layers is out of range"),
         ({"model": {"layers": True}}, "case.model.layers has the wrong type"),
         ({"model": {"depth": 3}}, "case.model.depth is not a field"),
+        ({"world_size": 1}, "case.world_size is not a field"),
         ({"name": "../../etc"}, "a case name serves as a folder name and in -k expressions"),
         ({"optimizer": {"betas": [0.9]}}, "case.optimizer.betas[1] is missing"),
         ({"optimizer": {"betas": []}}, "case.optimizer.betas[0] is missing"),
@@ -158,3 +159,35 @@ def test_options_and_preloaded_modules_are_the_users(tmp_path: Path) -> None:
     assert replace(case, options={}) != case
     described(tmp_path, "a.json", name="a", reference="eager", preload=["os/path"])
     assert "case a preloads what is no module" in refused(file, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "meant"),
+    [
+        ({"steeps": 2}, "steps"),
+        ({"world_size": 1}, "parallelism.world_size"),
+        ({"lr": 0.1}, "optimizer.lr"),
+        ({"model": {"layer": 2}}, "layers"),
+        ({"zzz": 2}, None),
+    ],
+)
+def test_an_unknown_field_is_refused_with_the_one_that_was_probably_meant(
+    tmp_path: Path, changes: dict[str, Any], meant: str | None
+) -> None:
+    file = tmp_path / "case.json"
+    file.write_text(json.dumps(moe_seq.to_dict() | changes))
+    assert refusal(file).partition("\n  fix: ")[2] == (f"did you mean {meant}?" if meant else "")
+
+
+def test_a_trainer_that_is_its_own_candidate_under_torch_compile_needs_no_experts(tmp_path: Path) -> None:
+    """Neither side is a model of ours, so nothing of the default model is so of the case."""
+    file = tmp_path / "case.json"
+    values = {"name": "mine", "reference": "a.py:make", "candidate": "compiled", "parallelism": {"world_size": 1}}
+    file.write_text(json.dumps(values))
+    case = read_case(file)
+    assert case.is_foreign and case.parallelism == Parallelism(world_size=1, ep=1)
+    assert "model" not in case.stated() and case.stated()["parallelism"]["world_size"] == 1
+    file.write_text(case_text(case))
+    assert read_case(file) == case
+    file.write_text(json.dumps(values | {"candidate": "graph"}))
+    assert "expert parallelism must divide the world size" in refusal(file)

@@ -12,7 +12,6 @@ from bitproof.harness.cli.app import app
 COMMANDS = {
     name: command
     for name, command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
-    if name != "history"
 }
 
 

@@ -31,8 +31,9 @@ from bitproof.harness.execute.requests import MadeOf, MadeOfRequest
 from bitproof.harness.execute.torchrun import coordinator as coordinator_module
 from bitproof.harness.execute.torchrun import rendezvous as rendezvous_module
 from bitproof.harness.execute.torchrun import store as store_module
-from bitproof.harness.execute.torchrun.coordinator import Coordinator, check_world_size
+from bitproof.harness.execute.torchrun.coordinator import Coordinator
 from bitproof.harness.execute.torchrun.messages import Account, Failed, unpack
+from bitproof.harness.execute.torchrun.seats import Whereabouts, seat
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import RunOptions
 from bitproof.harness.processes import framing
@@ -190,23 +191,27 @@ def test_another_world_size_than_torchruns_is_refused(tmp_path, monkeypatch):
     )
 
 
-def test_a_run_that_goes_on_is_refused_where_machines_do_not_see_each_others_folders(monkeypatch):
-    for name, value in {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(CaseError, match="load what it saved, which other machines may not see"):
-        check_world_size([resume_fsdp])
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    check_world_size([resume_fsdp])
-
-
-def test_ranks_of_torchrun_do_not_share_memory(tmp_path):
-    """They may be on several machines. Without a word of it they meet over gloo."""
+def seated(*ranks, **options):
+    """Rank 0, once all ranks have come."""
     coordinator = object.__new__(Coordinator)
-    coordinator._num_gpus, case = 0, Case(name="toy", family="toy", reference="eager", candidate="graph")
-    coordinator.options = RunOptions(device="cpu")
-    assert coordinator.place(case) == Placement("cpu", "gloo")
-    coordinator.options = RunOptions(device="cpu", collectives="shared")
+    coordinator._seats, coordinator._told_of, coordinator.options = seat(ranks), None, RunOptions(**options)
+    return coordinator
+
+
+def test_a_run_that_goes_on_is_refused_where_machines_do_not_see_each_others_folders():
+    a, b = (Whereabouts(machine=name, node="") for name in "ab")
+    with pytest.raises(CaseError, match="load what it saved, which other machines may not see") as error:
+        seated(a, b, device="cpu").place(resume_fsdp)
+    assert "found: 2 ranks on 2 machines" in str(error.value)
+    assert seated(a, a, device="cpu").place(resume_fsdp) == Placement("cpu", "gloo")
+
+
+def test_ranks_of_torchrun_do_not_share_memory():
+    """They may be on several machines. Without a word of it they meet over gloo."""
+    case, rank = Case(name="toy", family="toy", reference="eager", candidate="graph"), Whereabouts(machine="a", node="")
+    assert seated(rank, rank, device="cpu").place(case) == Placement("cpu", "gloo")
     with pytest.raises(CaseError) as error:
+        coordinator = seated(rank, rank, device="cpu", collectives="shared")
         coordinator.place(case)
     assert str(error.value) == (
         "CaseError: the ranks that torchrun made do not share memory, and may be on several machines\n"
@@ -217,14 +222,14 @@ def test_ranks_of_torchrun_do_not_share_memory(tmp_path):
 
 
 class Told:
-    """A host that says what it is made of, and takes part in no run."""
+    """A host that says what it is made of and which GPUs it sees, and takes part in no run."""
 
-    def __init__(self, facts):
-        self.facts = facts
+    def __init__(self, facts, gpus=()):
+        self.facts, self.gpus = facts, gpus
 
     def ask(self, request, timeout, on_event, is_abandoned=lambda: False):
         assert isinstance(request, MadeOfRequest)
-        return MadeOf(facts=self.facts)
+        return MadeOf(facts=self.facts, gpus=self.gpus if request.names_gpus else ())
 
     def kill(self):
         pass
@@ -287,6 +292,40 @@ def test_ranks_of_one_kind_come_together_and_each_machine_has_a_folder_for_its_l
     assert made[0]._localized(request) == request
     localized = made[2]._localized(request)
     assert (localized.logs, localized.profile) == (made[1]._own_dir / "logs" / "case" / "eager", None)
+
+
+def test_ranks_learn_of_each_other_which_gpu_each_has_without_a_word_of_their_launcher(teams, monkeypatch):
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(coordinator_module, "_node", lambda: "localhost/")  # both machines are called so
+    monkeypatch.setattr(coordinator_module, "own_machine", lambda: f"localhost {machines.pop(0)}")
+    made, machines = [teams(rank) for rank in range(3)], ["a", "b", "b"]
+    for rank, coordinator in enumerate(made):
+        coordinator.options = RunOptions(timeout=30.0)
+        coordinator._host = Told(FACTS, (f"GPU-{rank}",))
+    with ThreadPoolExecutor(3) as pool:
+        running = [pool.submit(made[0].join)]
+        time.sleep(0.2)
+        running.append(pool.submit(made[1].join))
+        time.sleep(0.2)
+        running.append(pool.submit(made[2].join))
+    assert [run.result() for run in running] == [None] * 3
+    seats = [coordinator.seat for coordinator in made]
+    assert [(own.local_rank, own.local_world_size, own.gpu, own.name) for own in seats] == [
+        (0, 1, 0, "GPU-0"),
+        (0, 2, 0, "GPU-1"),
+        (1, 2, 0, "GPU-2"),
+    ]
+    assert [coordinator._own_dir.name for coordinator in made] == ["run0", "run1", "run1"]
+    assert made[0].place(replace(toy(), name="any")) == Placement("cuda", "nccl", 1)
+
+
+def test_auto_says_why_it_takes_no_gpu_although_ranks_see_some(capsys):
+    sees = Whereabouts(machine="a", node="", gpus=("GPU-0",))
+    coordinator = seated(sees, sees)
+    assert coordinator.place(toy()) == coordinator.place(toy()) == Placement("cpu", "gloo")
+    said = "bitproof: no GPU is used: ranks 0, 1 would use one GPU, and NCCL gives each rank one of its own\n"
+    assert capsys.readouterr().err == said
 
 
 def test_every_rank_hears_which_ranks_differ_and_in_what(teams):

@@ -125,3 +125,37 @@ def test_settings_of_nccl_are_read_from_its_files_in_its_order(tmp_path):
 def test_variables_that_cudas_libraries_alone_read_are_told():
     read = {"CUBLASLT_X": "1", "CUDNN_X": "1", "NCCL_ALGO": "Ring", "NVIDIA_TF32_OVERRIDE": "0"}
     assert read_gpu_environment(read | {"NVIDIA_VISIBLE_DEVICES": "all", "NCCL_HOSTID": "rank0"}) == read
+
+
+@pytest.mark.parametrize(
+    ("variable", "names"),
+    [
+        (None, ("GPU-a1", "GPU-b2", "GPU-c3")),
+        ("2", ("GPU-c3",)),
+        ("2,0", ("GPU-c3", "GPU-a1")),
+        ("GPU-b", ("GPU-b2",)),
+        ("", ()),
+    ],
+)
+def test_visible_gpus_have_their_uuids_as_names(cuda_build, variable, names):
+    cuda_build.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if variable is not None:
+        cuda_build.setenv("CUDA_VISIBLE_DEVICES", variable)
+    cuda_build.setattr(torch.cuda, "_raw_device_count_nvml", lambda: 3)
+    cuda_build.setattr(torch.cuda, "_raw_device_uuid_nvml", lambda: ["GPU-a1", "GPU-b2", "GPU-c3"])
+    assert gpus.visible_gpus() == names
+
+
+@pytest.mark.parametrize(
+    ("variable", "names"), [(None, ("0", "1")), ("5,3", ("5", "3")), ("MIG-x,MIG-y", ("MIG-x", "MIG-y"))]
+)
+def test_where_the_driver_does_not_tell_gpus_are_called_as_the_variable_calls_them(
+    cuda_build, elsewhere, variable, names
+):
+    elsewhere("2")
+    cuda_build.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if variable is not None:
+        cuda_build.setenv("CUDA_VISIBLE_DEVICES", variable)
+    cuda_build.setattr(torch.cuda, "_device_count_nvml", lambda: -1)
+    cuda_build.setattr(torch.cuda, "_raw_device_uuid_nvml", lambda: None)
+    assert gpus.visible_gpus() == names

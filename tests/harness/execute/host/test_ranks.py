@@ -113,9 +113,11 @@ def test_what_the_caller_had_of_these_is_not_a_ranks(attribute: str, monkeypatch
     }
 
 
-def test_on_ranks_that_others_started_their_word_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    rank_slots = RankSlots(ranks=(3,), part="", store="", server=("node0", 29500), local_rank=1)
+def test_ranks_of_a_launcher_are_numbered_as_they_found_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "9")
+    rank_slots = RankSlots(
+        ranks=(3,), part="", store="", server=("node0", 29500), local_rank=1, local_world_size=2, gpu=0
+    )
     assert environment_of(3, 4, rank_slots, 0) == {
         FORKED: "3",
         "RANK": "3",

@@ -1,4 +1,4 @@
-"""Runs as pandas DataFrames: one run's comparisons, and the results of many runs."""
+"""A run's comparisons as a pandas DataFrame."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import pandas as pd
 
 from bitproof.harness.capture.recording_files import read_recording
 from bitproof.harness.errors import RecordingError
-from bitproof.harness.history.beside import first_runs
-from bitproof.harness.history.database import Outcome, read_nights
-from bitproof.harness.history.trends import commit_of
-from bitproof.harness.records import ROLES, CaseResult, Key, Record, Recording
+from bitproof.harness.execute.run_folder import first_runs
+from bitproof.harness.records import CaseResult, Key, Record, Recording
 
 _TOLD = ("digest", "dtype", "shape", "placements")
 
@@ -27,27 +25,6 @@ def frame_of_run(result: CaseResult, run_dir: Path) -> pd.DataFrame:
             table[f"{field}_{side}"] = pd.Series([_told(record, field) for record in found], dtype=object)
     table["equal"] = [key in candidate.records and _same(key, reference, candidate) for key in keys]
     return table
-
-
-def frame_of_history(path: Path, last: int) -> pd.DataFrame:
-    """A row a run and case, by time."""
-    nights = read_nights(path, last)
-    rows = [
-        {"run_id": night.run_id, "time": night.time, "commit": commit_of(night), **_columns(outcome)}
-        for night in nights
-        for outcome in night.outcomes.values()
-    ]
-    return pd.DataFrame(rows)
-
-
-def _columns(outcome: Outcome) -> dict[str, object]:
-    """An outcome's fields, and each side's throughput as columns of numbers; None for what is not known."""
-    found: dict[str, object] = {name: value for name, value in vars(outcome).items() if name != "throughput"}
-    for side in ROLES:
-        speed = outcome.throughput.get(side)
-        for figure in ("step_seconds", "tokens_per_second", "mfu"):
-            found[f"{figure}_{side}"] = speed and getattr(speed, figure)
-    return found
 
 
 def _recordings(result: CaseResult, run_dir: Path) -> tuple[Recording, Recording]:

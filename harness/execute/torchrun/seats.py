@@ -1,0 +1,144 @@
+"""Which GPU each rank of a launcher uses, and its number on its machine.
+
+No launcher's variable is needed: ranks send rank 0 where they are and which GPUs they see. So ranks that all see eight
+GPUs, ranks of `srun --gpus-per-task=1` that see one each, and machines with unequal numbers of ranks are one case.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bitproof.harness.capture.made_of import tell_ranks
+from bitproof.harness.errors import CaseError
+from bitproof.harness.machine.devices import Placement, place
+from bitproof.harness.options import CollectivesRequest
+
+_UUIDS = ("GPU-", "MIG-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whereabouts:
+    """Where a rank is: its machine, its LOCAL_RANK if its launcher set a number, and the GPUs that it sees, in order.
+
+    `node` separates the launcher's agents on one machine, and each agent counts its own ranks from 0. A GPU's name is
+    its UUID, or else its number on the machine.
+    """
+
+    machine: str
+    node: str
+    local_rank: int | None = None
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """A rank's number on its node and how many ranks that has, as torchrun counts, and its GPU.
+
+    `gpu` is an index into the GPUs that the rank itself sees, None if it sees none. `name` is the GPU's name: ranks
+    with one name would share one GPU.
+    """
+
+    machine: str = ""
+    local_rank: int
+    local_world_size: int
+    gpu: int | None = None
+    name: str = ""
+
+
+def own_machine() -> str:
+    """A name for this machine, equal in all its processes: two machines may both be called `localhost`."""
+    boot = ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{socket.gethostname()} {boot}".strip()
+
+
+def own_local_rank(environment: Mapping[str, str]) -> int | None:
+    """LOCAL_RANK as the launcher set it; None without one, and for what is no number."""
+    text = environment.get("LOCAL_RANK", "")
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def seat(ranks: Sequence[Whereabouts]) -> list[Seat]:
+    """Each rank's seat. LOCAL_RANKs count if they number a node's ranks 0, 1, 2, ...; otherwise the ranks' order does.
+
+    Example: ranks 0, 1 on one machine and 2 on another, without LOCAL_RANK, which see four GPUs each, get the local
+    ranks 0, 1, 0 and the GPUs 0, 1, 0. If each sees one GPU, each gets index 0.
+    """
+    on_node = _numbers([(rank.machine, rank.node) for rank in ranks], ranks)
+    at_gpus = _numbers([(rank.machine, rank.gpus) for rank in ranks], ranks)
+    seats = []
+    for rank, (local_rank, count), (number, _) in zip(ranks, on_node, at_gpus, strict=True):
+        own = Seat(machine=rank.machine, local_rank=local_rank, local_world_size=count)
+        if rank.gpus:
+            index = number % len(rank.gpus)
+            name = rank.gpus[index]
+            name = name if name.startswith(_UUIDS) else f"GPU {name} of {rank.machine}"
+            own = replace(own, gpu=index, name=name)
+        seats.append(own)
+    return seats
+
+
+def _numbers(groups: Sequence[Hashable], ranks: Sequence[Whereabouts]) -> list[tuple[int, int]]:
+    """Each rank's number in its group, and the size of the group."""
+    by_group: dict[Hashable, list[int]] = defaultdict(list)
+    for rank, group in enumerate(groups):
+        by_group[group].append(rank)
+    numbers = {}
+    for members in by_group.values():
+        told = {ranks[rank].local_rank: rank for rank in members}
+        if told.keys() == set(range(len(members))):
+            members = [told[number] for number in range(len(members))]
+        numbers.update({rank: (number, len(members)) for number, rank in enumerate(members)})
+    return [numbers[rank] for rank in range(len(ranks))]
+
+
+def place_seats(
+    request: str, seats: Sequence[Seat], collectives: CollectivesRequest | None, *, share_gpus: bool = False
+) -> tuple[Placement, str | None]:
+    """Where a case runs on ranks of a launcher; and why on the CPU, if ranks see GPUs and `auto` does not take them.
+
+    Raises CaseError as `place` does: `cuda` is refused, with the ranks, if some see no GPU or would share one.
+    """
+    names = {seat.name for seat in seats if seat.name}
+    lack = _lack(seats) if names and request != "cpu" else None
+    is_shared = request == "cuda" and share_gpus and all(seat.name for seat in seats)
+    if lack is not None and request == "cuda" and not is_shared:
+        raise lack
+    num_gpus = 0 if lack is not None and not is_shared else len(names)
+    placement = place(request, len(seats), num_gpus, collectives, share_gpus=share_gpus)
+    if placement.device == "cuda":
+        placement = replace(placement, num_gpus=1 + max(seat.gpu or 0 for seat in seats))
+    return placement, lack.what if lack is not None and placement.device == "cpu" else None
+
+
+def _lack(seats: Sequence[Seat]) -> CaseError | None:
+    """Why not every rank has a GPU of its own; None if each has."""
+    by_name: dict[str, list[int]] = defaultdict(list)
+    for rank, each in enumerate(seats):
+        by_name[each.name].append(rank)
+    blind = by_name.pop("", [])
+    if blind:
+        return CaseError(
+            f"{tell_ranks(blind)} of {len(seats)} see no GPU",
+            expected="at least 1 GPU that torch can use in the process of each rank",
+            found=f"{len(by_name)} GPUs in all",
+            fix="run `bitproof doctor` there, look at CUDA_VISIBLE_DEVICES and the launcher's --gpus options, "
+            "or run with --device cpu",
+        )
+    shared = {name: ranks for name, ranks in by_name.items() if len(ranks) > 1}
+    if not shared:
+        return None
+    name, ranks = next(iter(shared.items()))
+    return CaseError(
+        f"{tell_ranks(ranks)} would use one GPU, and NCCL gives each rank one of its own",
+        expected=f"{len(seats)} GPUs for {len(seats)} ranks",
+        found=f"{len(by_name)} GPUs; {tell_ranks(ranks)}: {name}",
+        fix="start as many ranks on a machine as it has GPUs, show each rank other GPUs (CUDA_VISIBLE_DEVICES), "
+        "or let ranks share them over gloo, which tests no NCCL: --share-gpus",
+    )

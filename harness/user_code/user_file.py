@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bitproof.harness.errors import UsageError
+from bitproof.harness.user_code.own_files import package_of
+from bitproof.harness.user_code.whose import check_own_modules
 
 _loading: list[str] = []
 
@@ -41,20 +43,17 @@ def run_file(path: Path) -> tuple[types.ModuleType, str]:
     module = types.ModuleType(f"{path.stem}_{sha256[:8]}")
     module.__file__ = str(path)
     root, module.__package__ = package_of(path.resolve())
-    sys.path[:] = [str(root), *(folder for folder in sys.path if folder != str(root))]
+    find_beside(root)
+    check_own_modules(path, root)
     sys.modules[module.__name__] = module
     with loading(str(path)):
         exec(compile(code, str(path), "exec", dont_inherit=True), module.__dict__)  # no future of ours is theirs
     return module, sha256
 
 
-def package_of(path: Path) -> tuple[Path, str]:
-    """The folder that a file's modules are found in, and the name of its package there, empty outside of any."""
-    folder, names = path.parent, []
-    while (folder / "__init__.py").is_file():
-        names.append(folder.name)
-        folder = folder.parent
-    return folder, ".".join(reversed(names))
+def find_beside(root: Path) -> None:
+    """Have imports look into this folder first."""
+    sys.path[:] = [str(root), *(folder for folder in sys.path if folder != str(root))]
 
 
 def names_in(path: Path, what: str) -> set[str] | None:

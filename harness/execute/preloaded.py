@@ -26,7 +26,7 @@ from bitproof.harness.errors import UsageError
 from bitproof.harness.machine.gpus import has_started_driver
 from bitproof.harness.user_code.missing import missing_package
 from bitproof.harness.user_code.user_file import find_beside, loading
-from bitproof.harness.user_code.whose import Place, place_by_now, place_of
+from bitproof.harness.user_code.whose import ModulePlace, place_by_now, place_of
 
 _preloaded: Preloaded | None = None
 
@@ -97,7 +97,7 @@ def _where_imports_look() -> tuple[object, ...]:
     return (here, *sys.path, *map(id, sys.meta_path), *map(id, sys.path_hooks))
 
 
-def _moved(name: str, place: Place, now: Place) -> UsageError:
+def _moved(name: str, place: ModulePlace, now: ModulePlace) -> UsageError:
     return UsageError(
         f"the preloaded module {name} is not the one that the system imports",
         expected=f"{place}, as when it was preloaded",

@@ -1,7 +1,7 @@
 """Whose module a name means: the one that is loaded, and the one that an import would find by now.
 
-Python gives a loaded module to whoever asks for its name, wherever the asking code lies. Two files of two folders that
-both `import util` then share the first one's. Where that would happen, nothing runs.
+Python returns a loaded module to every import of its name, wherever the importing code is. Two files in two folders
+that both `import util` then share the first one's. A file to which that would happen does not run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bitproof.harness.user_code.own_files import imported_beside
 _OURS = "bitproof"
 
 
-class Place(NamedTuple):
+class ModulePlace(NamedTuple):
     """A module's file, "" for a namespace package, and the folders of its submodules."""
 
     file: str
@@ -29,12 +29,12 @@ class Place(NamedTuple):
         return self.file or ", ".join(self.folders)
 
 
-def place_of(module: ModuleType | None) -> Place | None:
+def place_of(module: ModuleType | None) -> ModulePlace | None:
     """Where a loaded module is from; None if it is from no file, such as one that is built into Python."""
     return _place(getattr(module, "__spec__", None))
 
 
-def place_by_now(name: str) -> Place | None:
+def place_by_now(name: str) -> ModulePlace | None:
     """Where an import of this name would find it if it were not loaded; None if nowhere."""
     parent, path = name.rpartition(".")[0], None
     if parent:
@@ -71,8 +71,8 @@ def check_own_modules(path: Path, root: Path) -> None:
         )
 
 
-def _place(spec: object) -> Place | None:
+def _place(spec: object) -> ModulePlace | None:
     locations = getattr(spec, "submodule_search_locations", None)
     folders = tuple(os.path.abspath(folder) for folder in locations) if locations is not None else ()
     origin = getattr(spec, "origin", None) if getattr(spec, "has_location", False) else None
-    return Place(os.path.abspath(origin) if origin else "", folders) if origin or folders else None
+    return ModulePlace(os.path.abspath(origin) if origin else "", folders) if origin or folders else None

@@ -106,7 +106,7 @@ def test_a_second_file_does_not_get_the_first_ones_module_of_the_same_name(two_f
     with pytest.raises(UsageError) as refused:
         run_file(two_folders / "new" / "mine.py")
     assert str(refused.value) == (
-        f"{two_folders}/new/mine.py imports own_util, and this process has another module of that name\n"
+        f"UsageError: {two_folders}/new/mine.py imports own_util, and this process has another module of that name\n"
         f"  expected: {two_folders}/new/own_util.py, which lies beside it\n"
         f"  found: {two_folders}/old/own_util.py, loaded before\n"
         "  fix: rename own_util, or make the folder a package (an empty __init__.py) and import it from there"

@@ -21,12 +21,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bitproof.harness.capture.recording_files import put_in_place, read_manifest, read_recording, restate
+from bitproof.harness.capture.recording_files import put_aside, put_in_place, read_manifest, read_recording, restate
 from bitproof.harness.case import Case
 from bitproof.harness.compare.same_case import LABELS, in_todays_form, leaf_differences
 from bitproof.harness.compare.verdict import compare
 from bitproof.harness.errors import BitproofError, RecordingError, UsageError, cut
-from bitproof.harness.file_names import file_name
+from bitproof.harness.files.names import file_name
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import (
     Accepted,
@@ -122,16 +122,27 @@ def file_baseline(
         if not isinstance(manifest, RecordingError) and environment_of(manifest) == environment
     ]
     folder = present[0] if present else _folders(baseline_dir, case, system)[0] / environment_id(found.manifest)
-    if folder.exists() and not force:
+    folder = folder.with_name(put_aside(folder.name) or folder.name)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if accepted is not None:
+        restate(recording, accepted=accepted)
+    try:
+        if present and not force:
+            raise FileExistsError
+        put_in_place(recording, folder, replaces=force)
+    except FileExistsError as error:
         raise UsageError(
             "there is a baseline of this environment already",
             expected="none, or --force to replace it",
             found=f"{folder}, {_tell_bits(folder, found, case)}",
-        )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    if accepted is not None:
-        restate(recording, accepted=accepted)
-    put_in_place(recording, folder)
+        ) from error
+    except OSError as error:
+        raise RecordingError(
+            "the baseline cannot be stored",
+            found=error.strerror or str(error),
+            where=str(folder),
+            fix="make room on its disk, or choose another folder with --baseline-dir",
+        ) from error
     return folder
 
 
@@ -293,10 +304,18 @@ def _manifests(baseline_dir: Path, case: Case, system: str) -> dict[Path, Manife
 
 def _children(folder: Path) -> list[Path]:
     try:
-        return sorted(child for child in folder.iterdir() if not child.name.startswith("."))
+        children = sorted(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:  # the name of an earlier version, which filed nothing there
             return []
-        raise
+        raise RecordingError(
+            "baselines cannot be read", found=error.strerror or str(error), where=str(folder)
+        ) from error
+    names = {child.name for child in children}
+    return [
+        child
+        for child in children
+        if not child.name.startswith(".") or (put_aside(child.name) or child.name) not in names
+    ]

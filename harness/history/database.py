@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import re
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bitproof.harness.errors import RecordingError, UsageError
+from bitproof.harness.files.plain import check_plain
 from bitproof.harness.history.beside import read_run
 from bitproof.harness.records import ROLES, CaseResult, Report, Score, Throughput, Verdict
 from bitproof.harness.report import text
@@ -239,6 +241,8 @@ def _opened(path: Path, *, writes: bool) -> Iterator[sqlite3.Connection]:
     Readers do not open the file for reading only: the first to come after a writer was killed rolls its work back.
     """
     try:
+        if os.path.lexists(path) or not writes:
+            check_plain(path)
         uri = f"{path.absolute().as_uri()}?mode={'rwc' if writes else 'rw'}"
         with closing(sqlite3.connect(uri, uri=True, timeout=PATIENCE_SECONDS, isolation_level=None)) as connection:
             connection.execute("PRAGMA trusted_schema = OFF")
@@ -246,6 +250,9 @@ def _opened(path: Path, *, writes: bool) -> Iterator[sqlite3.Connection]:
             _check_schema(connection, path, writes=writes)
             yield connection
             connection.execute("COMMIT")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RecordingError("the history cannot be used", found=reason, where=str(path)) from error
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise RecordingError("the history cannot be used", found=str(error), where=str(path)) from error
 

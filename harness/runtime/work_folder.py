@@ -25,7 +25,7 @@ _NAME = re.compile(_PREFIX + r"[a-z0-9_]{8}")  # as tempfile makes them
 _MARKER = ".bitproof-made-this"
 _MADE_BY = "bitproof: a command's temporary folder"
 _MAX_BYTES = 4096
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 _locks: dict[Path, int] = {}
 
 
@@ -80,9 +80,9 @@ def _remove_if_dead(entry: os.DirEntry[str]) -> None:
 
 
 def _marker(name: str, folder: os.stat_result) -> dict[str, object] | None:
-    """What the marker of a folder says that this boot of this machine made; None if the machine tells no boot."""
+    """What the marker of a folder says that this boot of this machine made; None if the machine does not say."""
     try:
-        boot = _BOOT.read_text(encoding="ascii").strip()
+        boot = BOOT.read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         return None
     return {

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import contextlib
 import sys
-import tokenize
 from collections.abc import Iterator, Mapping
+from importlib.util import decode_source
 from pathlib import Path
 from typing import NamedTuple
+
+from bitproof.harness.files.plain import read_plain
 
 _INSTALLED = {"site-packages", "dist-packages"}
 
@@ -46,8 +48,8 @@ def imported_beside(path: Path) -> set[str]:
         if file in seen:
             continue
         seen.add(file)
-        with contextlib.suppress(OSError, SyntaxError, ValueError), tokenize.open(file) as opened:
-            for module in _imports(opened.read(), package_of(file)[1]):
+        with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+            for module in _imports(decode_source(read_plain(file)), package_of(file)[1]):
                 names.add(module.partition(".")[0])
                 pending += _files_of(root, module)
     return names
@@ -74,8 +76,7 @@ def own_files(sources: Mapping[str, Path]) -> OwnFiles:
             name = f"{folder}{file.relative_to(root)}"
             if name in texts:
                 continue
-            with tokenize.open(file) as opened:
-                texts[name] = opened.read()
+            texts[name] = decode_source(read_plain(file))
             for module in _imports(texts[name], package_of(file)[1]):
                 found = list(_files_of(root, module))
                 pending += found

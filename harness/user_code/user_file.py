@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bitproof.harness.errors import UsageError
+from bitproof.harness.files.plain import read_plain
 from bitproof.harness.user_code.own_files import package_of
 from bitproof.harness.user_code.whose import check_own_modules
 
@@ -38,7 +39,7 @@ def run_file(path: Path) -> tuple[types.ModuleType, str]:
     It finds the modules beside it, as with `python FILE.py`; in a package, those of its package, by either name.
     The module stays in sys.modules, where dataclasses and torch.compile look for it. What it raises is raised.
     """
-    code = path.read_bytes()
+    code = read_plain(path)
     sha256 = hashlib.sha256(code).hexdigest()
     module = types.ModuleType(f"{path.stem}_{sha256[:8]}")
     module.__file__ = str(path)
@@ -62,12 +63,12 @@ def names_in(path: Path, what: str) -> set[str] | None:
     Raises UsageError, naming `what` the file is of, when it cannot be read or is not Python.
     """
     try:
-        tree = ast.parse(path.read_bytes(), str(path))
+        tree = ast.parse(read_plain(path), str(path))
     except OSError as error:
         raise UsageError(
             f"the file of {what} cannot be read", expected="a Python file", found=f"{path}: {error.strerror or error}"
         ) from error
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise UsageError(f"the file of {what} is not Python", found=str(error), where=str(path)) from error
     names: set[str] = set()
     pending: list[ast.AST] = [tree]

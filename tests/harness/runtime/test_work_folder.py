@@ -13,6 +13,7 @@ from bitproof.harness.runtime import work_folder
 from bitproof.harness.runtime.work_folder import make_work_folder, remove_work_folder
 
 MARKER = ".bitproof-made-this"
+pytestmark = pytest.mark.ranks
 ROOT = Path(__file__).parents[3]
 HOLDER = """
 import sys
@@ -42,7 +43,6 @@ def holder(temporary):
     return process, Path(process.stdout.readline().strip())
 
 
-@pytest.mark.ranks
 def test_a_killed_commands_folder_is_removed_by_the_next_and_a_living_ones_is_not(temporary):
     living, kept = holder(temporary)
     dead, left = holder(temporary)
@@ -87,9 +87,12 @@ def test_what_is_not_a_dead_commands_stays(temporary):
 
 def left(temporary, **changes):
     """A folder as a dead command leaves it, with changes of its marker."""
-    made = make_work_folder()
-    (made / "text").write_text("left")
-    os.close(work_folder._locks.pop(made))
+    before = {*temporary.iterdir()}
+    if not (pid := os.fork()):
+        (make_work_folder() / "text").write_text("left")
+        os._exit(0)
+    os.waitpid(pid, 0)
+    [made] = {*temporary.iterdir()} - before
     marker = json.loads((made / MARKER).read_text()) | changes
     (made / MARKER).write_text(json.dumps(marker))
     return made
@@ -141,7 +144,7 @@ def test_a_copy_a_renamed_folder_and_a_linked_marker_stay(temporary):
 
 def test_a_machine_that_tells_no_boot_removes_nothing_and_marks_nothing(temporary, monkeypatch):
     made = left(temporary)
-    monkeypatch.setattr(work_folder, "_BOOT", temporary / "absent")
+    monkeypatch.setattr(work_folder, "BOOT", temporary / "absent")
     own = make_work_folder()
     assert made.exists() and not (own / MARKER).exists()
     remove_work_folder(own)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bitproof.harness.case import ADVERSARIAL, PYDOC, PYDOC_LINES, Batch
 from bitproof.harness.errors import UsageError
-from bitproof.harness.files.plain import read_plain
+from bitproof.harness.files.plain_files import read_plain
 
 DOCUMENT_START = 256
 """The token before each document. Tokens 0 to 255 are bytes, so a vocabulary needs at least 257."""

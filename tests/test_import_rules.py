@@ -15,6 +15,8 @@ FLOOR = {
     "bitproof.harness.errors",
     "bitproof.harness.printable",
     "bitproof.harness.files",
+    "bitproof.harness.files.folder_names",
+    "bitproof.harness.files.plain_files",
     "bitproof.harness.runtime.output",
     "bitproof.harness.validate",
     "bitproof.harness.case",

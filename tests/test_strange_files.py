@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bitproof.harness.processes.command import run_command
-from tests.harness.files.test_plain import STRANGE
+from tests.harness.files.test_plain_files import STRANGE
 
 COMMANDS = {
     "--case": ["list", "--case", "{strange}"],

@@ -41,7 +41,7 @@ from bitproof.harness.capture.stored import (
 )
 from bitproof.harness.case.bounds import MOST_STEPS_OF_RANKS
 from bitproof.harness.errors import RecordingError
-from bitproof.harness.files.plain import read_plain
+from bitproof.harness.files.plain_files import read_plain
 from bitproof.harness.records import SCHEMA, KeptCalls, Key, Manifest, Record, Recording
 from bitproof.harness.runtime.exchange import UNSUPPORTED, exchange
 

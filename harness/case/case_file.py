@@ -13,7 +13,7 @@ from bitproof.harness.case import Case
 from bitproof.harness.case.case import file_of, is_factory
 from bitproof.harness.case.texts import data_of_file, is_text_of_ours
 from bitproof.harness.errors import CaseError
-from bitproof.harness.files.plain import read_plain
+from bitproof.harness.files.plain_files import read_plain
 from bitproof.harness.validate import parse
 
 LARGEST = 1 << 20

@@ -10,6 +10,7 @@ So the digest of certificate.json identifies the whole certificate.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 from dataclasses import fields
@@ -17,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from bitproof.harness.certificate.data import FORMAT, Call, Certificate, Graph, ProofStep, Size, Subject, Tensor
-from bitproof.harness.certificate.errors import rejecting, require
-from bitproof.harness.files.plain import read_plain
+from bitproof.harness.certificate.errors import RejectedError, rejecting, require
+from bitproof.harness.files.plain_files import read_plain
 
 FILES = ("certificate.json", "reference.json", "candidate.json", "steps.json")
 MAIN, SUMS = FILES[0], "SHA256SUMS"
@@ -70,7 +71,12 @@ def sums_of(contents: dict[str, bytes]) -> str:
 
 
 def _content(file: Path) -> bytes:
-    return read_plain(file, LARGEST)
+    try:
+        return read_plain(file, LARGEST)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EFBIG):
+            raise
+        raise RejectedError(f"{file.name}: {error.strerror}") from error
 
 
 def _load(content: bytes) -> Any:

@@ -13,7 +13,7 @@ from bitproof.harness.disturb.faults import check_fault, parse_fault
 from bitproof.harness.execute.case_run import CaseRun
 from bitproof.harness.execute.launch import environment
 from bitproof.harness.execute.transport import follows, open_client
-from bitproof.harness.files.names import file_name
+from bitproof.harness.files.folder_names import file_name
 from bitproof.harness.graph.graph_options import check_extra_passes
 from bitproof.harness.localize.bisect_passes import Bisector, any_difference, check_case
 from bitproof.harness.machine.devices import lease_gpus

@@ -16,7 +16,7 @@ from bitproof.harness.certificate.errors import RejectedError, rejecting, requir
 from bitproof.harness.certificate.files import FILES, MAIN, read_certificate
 from bitproof.harness.certificate.subject import check_subject, covers_any_number
 from bitproof.harness.errors import CaseError, MachineError, UsageError
-from bitproof.harness.files.plain import SOURCE, check_plain
+from bitproof.harness.files.plain_files import SOURCE, check_plain
 from bitproof.harness.graph.collector import collector_paused
 from bitproof.harness.printable import printable
 from bitproof.harness.processes.command import CommandError, Ran, run_command

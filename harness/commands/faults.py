@@ -13,7 +13,7 @@ from bitproof.harness.disturb.faults import CATALOGUE, Entry
 from bitproof.harness.errors import UsageError
 from bitproof.harness.execute.launch import environment
 from bitproof.harness.execute.transport import open_client
-from bitproof.harness.files.plain import read_plain
+from bitproof.harness.files.plain_files import read_plain
 from bitproof.harness.machine.devices import lease_gpus
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import CaseResult, FaultOutcome, FaultsFound, Report

@@ -26,7 +26,7 @@ from bitproof.harness.case import Case
 from bitproof.harness.compare.same_case import LABELS, in_todays_form, leaf_differences
 from bitproof.harness.compare.verdict import compare
 from bitproof.harness.errors import BitproofError, RecordingError, UsageError, cut
-from bitproof.harness.files.names import file_name
+from bitproof.harness.files.folder_names import file_name
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import (
     Accepted,

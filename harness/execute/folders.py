@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bitproof.harness.case import COMPILED, TRACED, Case
-from bitproof.harness.files.names import file_name
+from bitproof.harness.files.folder_names import file_name
 from bitproof.harness.options import ROLES, Role
 
 

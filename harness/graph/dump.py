@@ -25,7 +25,7 @@ import sympy
 import torch
 from torch.fx import GraphModule, Node
 
-from bitproof.harness.files.names import file_name
+from bitproof.harness.files.folder_names import file_name
 from bitproof.harness.graph import symbols
 from bitproof.harness.graph.origin import origin_of
 from bitproof.harness.graph.writer import CHUNK_KEY

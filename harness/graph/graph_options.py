@@ -13,7 +13,7 @@ from pathlib import Path
 from bitproof.harness.case import COMPILED, TRACED, Case
 from bitproof.harness.case.case import file_of
 from bitproof.harness.errors import CaseError, UsageError
-from bitproof.harness.files.plain import read_plain
+from bitproof.harness.files.plain_files import read_plain
 from bitproof.harness.options import SYNTAX
 
 _SYNTAX = re.compile(r"(?P<source>.+):(?P<function>[^\W\d]\w*)(@(?P<side>before|after)=(?P<anchor>\w+))?")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bitproof.harness.errors import RecordingError, UsageError
-from bitproof.harness.files.plain import check_plain
+from bitproof.harness.files.plain_files import check_plain
 from bitproof.harness.history.beside import read_run
 from bitproof.harness.records import ROLES, CaseResult, Report, Score, Throughput, Verdict
 from bitproof.harness.report import text

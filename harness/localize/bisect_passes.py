@@ -28,7 +28,7 @@ from bitproof.harness.case import COMPILED, TRACED, Case, Chunking
 from bitproof.harness.case.bounds import LONGEST_NAME
 from bitproof.harness.compare.verdict import compare
 from bitproof.harness.errors import BitproofError, CaseError, RecordingError
-from bitproof.harness.files.names import longer_name
+from bitproof.harness.files.folder_names import longer_name
 from bitproof.harness.options import Role, RunOptions
 from bitproof.harness.records import TRACE, Bisection, CaseResult, Probe, Recording, Verdict
 from bitproof.harness.systems.registry import BUILT_IN

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bitproof.harness.errors import ArtifactError
-from bitproof.harness.files.plain import read_plain
+from bitproof.harness.files.plain_files import read_plain
 
 NAME = "step.bitproof"
 COMPILED = "compiled.bitproof"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bitproof.harness.errors import RecordingError
-from bitproof.harness.files.plain import read_plain
+from bitproof.harness.files.plain_files import read_plain
 from bitproof.harness.records import SCHEMA, FaultOutcome, FaultsFound, Score
 from bitproof.harness.report.markdown_text import inline, rows_of
 from bitproof.harness.validate import parse, read

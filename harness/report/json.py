@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from bitproof.harness.consistency import contradiction, contradiction_in
 from bitproof.harness.errors import RecordingError
-from bitproof.harness.files.plain import read_plain
+from bitproof.harness.files.plain_files import read_plain
 from bitproof.harness.records import CaseResult, Divergence, Report, Shard
 from bitproof.harness.report.schema import CaseEntry, FlatDivergence, ReportEntry, plain
 from bitproof.harness.report.status import WRONG_CALL, exit_status

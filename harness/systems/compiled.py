@@ -31,7 +31,7 @@ from torch.fx import GraphModule, Node
 
 from bitproof.harness.case import Case
 from bitproof.harness.errors import UsageError
-from bitproof.harness.files.names import file_name
+from bitproof.harness.files.folder_names import file_name
 from bitproof.harness.graph.backend.backends import settings_in
 from bitproof.harness.graph.backend.generated_code import hash_generated
 from bitproof.harness.graph.context import PassContext

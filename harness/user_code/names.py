@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bitproof.harness.errors import UsageError
-from bitproof.harness.files.plain import read_plain
+from bitproof.harness.files.plain_files import read_plain
 
 EXAMPLE = '{"model.embed.weight": "tok_embeddings.weight", "model.*": "*"}'
 

@@ -10,7 +10,7 @@ from importlib.util import decode_source
 from pathlib import Path
 from typing import NamedTuple
 
-from bitproof.harness.files.plain import read_plain
+from bitproof.harness.files.plain_files import read_plain
 
 _INSTALLED = {"site-packages", "dist-packages"}
 

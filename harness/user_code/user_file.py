@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bitproof.harness.errors import UsageError
-from bitproof.harness.files.plain import read_plain
+from bitproof.harness.files.plain_files import read_plain
 from bitproof.harness.user_code.own_files import package_of
 from bitproof.harness.user_code.whose import check_own_modules
 

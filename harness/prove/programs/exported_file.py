@@ -19,7 +19,7 @@ import torch
 from torch.export import ExportedProgram
 
 from bitproof.harness.errors import UsageError
-from bitproof.harness.files.plain import read_plain
+from bitproof.harness.files.plain_files import read_plain
 from bitproof.harness.torch_compat import archive_files
 
 LARGEST = 1 << 33

@@ -36,7 +36,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from bitproof.harness.errors import PassError
-from bitproof.harness.files.plain import read_plain
+from bitproof.harness.files.plain_files import read_plain
 from bitproof.harness.graph import operators
 from bitproof.harness.graph.symbols import SYMBOLIC_SCALARS, expression, remainder
 from bitproof.harness.operators import named

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bitproof.harness.files import plain
-from bitproof.harness.files.plain import check_plain, read_plain
+from bitproof.harness.files import plain_files
+from bitproof.harness.files.plain_files import check_plain, read_plain
 
 
 def pipe(path: Path) -> Path:
@@ -79,14 +79,14 @@ def test_a_file_that_says_it_is_empty_and_never_ends_is_read_up_to_the_bound() -
 def test_a_file_that_becomes_a_pipe_after_the_first_look_is_refused(tmp_path, monkeypatch) -> None:
     path = tmp_path / "file"
     path.write_text("{}")
-    looked = plain.check_plain
+    looked = plain_files.check_plain
 
     def replaced(*arguments) -> None:
         looked(*arguments)
         path.unlink()
         os.mkfifo(path)
 
-    monkeypatch.setattr(plain, "check_plain", replaced)
+    monkeypatch.setattr(plain_files, "check_plain", replaced)
     with pytest.raises(OSError, match="it is a pipe, not a regular file"):
         read_plain(path)
 

@@ -5,7 +5,7 @@ import unicodedata
 
 import pytest
 
-from bitproof.harness.files.names import file_name, longer_name
+from bitproof.harness.files.folder_names import file_name, longer_name
 
 ARMS = ("", ".candidate", ".control", ".replay1", ".stress", ".candidate.control", ".archives1")
 PAIRS = [

@@ -241,7 +241,7 @@ class RunOptions:
         tell=lambda folder: {"baseline": folder is not None, "baseline_dir": folder},
     )
     require_baseline: bool = setting(
-        False, "--require-baseline", CHECKS, "With --baseline, fail a system that has none of this environment."
+        False, "--require-baseline", CHECKS, "With --baseline, fail if a system has no baseline for this environment."
     )
     every_call: bool = setting(
         False,

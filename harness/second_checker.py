@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = 10
+MOST_BYTES = 1 << 29
 PARTS = ("reference.json", "candidate.json", "steps.json")
 REAL = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 WHOLE = {"int64": 8, "int32": 4}
@@ -1413,7 +1414,10 @@ def read(folder: Path) -> tuple[Json, list[Json], Json]:
 
 def _content(file: Path) -> bytes:
     hold(stat.S_ISREG(file.stat().st_mode), f"{file.name} is no regular file")
-    return file.read_bytes()
+    with file.open("rb") as opened:
+        content = opened.read(MOST_BYTES + 1)
+    hold(len(content) <= MOST_BYTES, f"{file.name} has more than {MOST_BYTES} bytes")
+    return content
 
 
 def check(main: Json, graphs: list[Json], steps: Json, *, with_subject: bool = True) -> Counter[str]:

@@ -6,10 +6,8 @@ B batch, S sequence, N tokens in a rank's stream
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -17,11 +15,13 @@ from torch import Tensor
 
 from bitproof.harness.case import ADVERSARIAL, PYDOC, PYDOC_LINES, Batch
 from bitproof.harness.errors import UsageError
+from bitproof.harness.files.plain_files import read_plain
 
 DOCUMENT_START = 256
 """The token before each document. Tokens 0 to 255 are bytes, so a vocabulary needs at least 257."""
 
 FILE_DOCUMENT_BYTES = 512
+LARGEST_TEXT = 1 << 32
 """A file has no document boundaries, so it is cut into pieces of this many bytes."""
 
 
@@ -53,9 +53,7 @@ def text_source(data: str) -> tuple[list[bytes], str]:
             documents = [line for document in documents for line in document.splitlines() if line.strip()]
         return documents, hashlib.sha256(b"\0".join(documents)).hexdigest()
     try:
-        if os.path.exists(data) and not os.path.isfile(data):  # a pipe gives its text once, a device for ever
-            raise ValueError("no plain file")
-        text = Path(data).read_bytes()
+        text = read_plain(data, LARGEST_TEXT)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise UsageError(

@@ -9,16 +9,20 @@ the sha256 of every other file, and of itself.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import re
+import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack, contextmanager
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -37,7 +41,11 @@ from bitproof.harness.capture.stored import (
 )
 from bitproof.harness.case.bounds import MOST_STEPS_OF_RANKS
 from bitproof.harness.errors import RecordingError
+from bitproof.harness.files.plain_files import read_plain
 from bitproof.harness.records import SCHEMA, KeptCalls, Key, Manifest, Record, Recording
+from bitproof.harness.runtime.exchange import UNSUPPORTED, exchange
+
+A = TypeVar("A")
 
 MANIFEST = "manifest.json"
 DIGESTS = "digests.parquet"
@@ -58,6 +66,9 @@ _MAX_VALUES_BYTES = 1 << 40
 MAX_CALLS_BYTES = 1 << 30
 _MAX_DEPTH = 50
 HELD_BYTES = 32 << 20
+_MOST_ATTEMPTS = 1000
+_READ_SECONDS = 10.0
+_ASIDE = re.compile(r"\.(.+)\.[0-9a-f]{16}\.old")
 _REPEATED = ["kind", "name", "dtype", "shape.list.element", "content", "placements", "box"]
 """Columns that are written as a dictionary of their values. Hardly any digest comes twice."""
 
@@ -159,23 +170,91 @@ def read_recording(folder: Path) -> Recording:
     Raises RecordingError when anything is missing, damaged or hostile.
     """
     folder = Path(folder)
-    manifest = read_manifest(folder)
-    return read_rows(DigestFile(folder / DIGESTS, manifest.digests_sha256), manifest)
+
+    def read() -> Recording:
+        manifest = _read_manifest(folder)
+        return read_rows(DigestFile(folder / DIGESTS, manifest.digests_sha256), manifest)
+
+    return _steadily(folder, read)
 
 
-def put_in_place(new: Path, folder: Path) -> None:
-    """Rename a finished folder to `folder`. One that is there already goes last, when the new one has its place."""
-    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.rename(old)
+def put_in_place(new: Path, folder: Path, *, replaces: bool = True) -> None:
+    """Rename a finished folder to `folder`, at any moment whole: the new one, or the one that was there, removed then.
+
+    Many processes may do so at once, and the last one's stays. Raises FileExistsError if one is there, unless it
+    `replaces` that.
+    """
+    for _ in range(_MOST_ATTEMPTS):
+        try:
+            os.rename(new, folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            if not replaces:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder)) from error
+        else:
+            return
+        with suppress(FileNotFoundError):  # another process is about to replace it
+            try:
+                exchange(new, folder)
+            except OSError as error:
+                if error.errno not in UNSUPPORTED:
+                    raise
+                if not _replaced_in_two_steps(new, folder):
+                    continue
+            else:
+                _remove(new)
+            return
+    raise FileExistsError(errno.EBUSY, "other processes replace it all the time", str(folder))
+
+
+def put_aside(name: str) -> str | None:
+    """The folder that a hidden one stood in for when its replacing was cut short; None for any other name."""
+    found = _ASIDE.fullmatch(name)
+    return found and found[1]
+
+
+def _replaced_in_two_steps(new: Path, folder: Path) -> bool:
+    """As where folders cannot be exchanged: between the steps the old one has a hidden name that `put_aside` knows."""
+    old = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.old")
+    os.rename(folder, old)
     try:
-        new.rename(folder)
-    except OSError:
-        if old.exists():
-            old.rename(folder)
+        os.rename(new, folder)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):  # another process was faster
+            _remove(old)
+            return False
+        os.rename(old, folder)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    _remove(old)
+    return True
+
+
+def _remove(old: Path) -> None:
+    if old.is_symlink() or not old.is_dir():
+        old.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _steadily(folder: Path, read: Callable[[], A]) -> A:
+    """What reading a folder returns. One that was replaced meanwhile is read again, for its files may be of two."""
+    until = time.monotonic() + _READ_SECONDS
+    while True:
+        before = _identity(folder)
+        try:
+            return read()
+        except RecordingError:
+            if before == _identity(folder) or time.monotonic() > until:
+                raise
+
+
+def _identity(folder: Path) -> tuple[int, ...]:
+    try:
+        found = os.stat(folder)
+    except OSError:
+        return ()
+    return found.st_ino, found.st_ctime_ns, found.st_mtime_ns
 
 
 def warm_up() -> None:
@@ -210,8 +289,7 @@ def _write_folder(
 ) -> None:
     """A row group a table; without the last columns where they are `silent`."""
     folder = Path(folder)
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.partial")
     left_out = list(takewhile(silent.__contains__, OF_LAYOUTS))
     schema = pa.schema([field for field in COLUMNS if field.name not in left_out])
     with _written(folder), ExitStack() as after:
@@ -260,10 +338,14 @@ def sha256_of_manifest(manifest: Mapping[str, Any]) -> str:
 
 def read_manifest(folder: Path) -> Manifest:
     """Read and check a recording's manifest alone. Raises RecordingError when it is missing, damaged or hostile."""
+    return _steadily(folder, lambda: _read_manifest(folder))
+
+
+def _read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     check_file(path, _MAX_MANIFEST_BYTES)
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = json.loads(read_plain(path, _MAX_MANIFEST_BYTES).decode())
     except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, error) from error
     if not isinstance(manifest, dict):

@@ -36,6 +36,9 @@ class Bounds:
         return self.low <= value < self.high if self.is_open else self.low <= value <= self.high
 
 
+LONGEST_NAME = 100
+"""Characters of a case's name."""
+
 SEED = Bounds(0, 2**32 - 1)
 """As numpy takes them, the smallest range of all that are seeded."""
 STEPS = Bounds(1, 1_000_000)

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from bitproof.harness.case.autoplace import Autoplace
 from bitproof.harness.case.bounds import (
+    LONGEST_NAME,
     MOST_STEPS_OF_RANKS,
     SEED,
     STEPS,
@@ -102,7 +103,7 @@ class Case:
     optimizer: AdamW = field(default_factory=AdamW)
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z][a-z0-9_]{0,99}", self.name):
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name) or len(self.name) > LONGEST_NAME:
             raise CaseError(
                 "a case name serves as a folder name and in -k expressions",
                 expected="at most 100 lower-case letters, digits and _, starting with a letter",

@@ -13,10 +13,14 @@ from bitproof.harness.case import Case
 from bitproof.harness.case.case import are_foreign, file_of
 from bitproof.harness.case.texts import data_of_file, is_text_of_ours
 from bitproof.harness.errors import CaseError
+from bitproof.harness.files.plain_files import read_plain
 from bitproof.harness.validate import parse
 
 LARGEST = 1 << 20
 """Bytes. A case takes two thousand."""
+
+LONGEST_CHAIN = 50
+"""Case files in a row that are like the next one."""
 
 
 def read_case(path: Path, known: Callable[[], Sequence[Case]] = tuple) -> Case:
@@ -38,9 +42,7 @@ def read_case(path: Path, known: Callable[[], Sequence[Case]] = tuple) -> Case:
 def _values(path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path, ...]) -> Any:
     """What a file states, itself or by the case that it is like; `through` are the files on the way to it."""
     try:
-        if path.stat().st_size > LARGEST:
-            raise ValueError(f"more than {LARGEST} bytes")
-        values = parse(path.read_bytes())
+        values = parse(read_plain(path, LARGEST))
     except (OSError, ValueError, RecursionError) as error:
         found = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise CaseError(
@@ -51,16 +53,23 @@ def _values(path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path
     values = _beside(path, values)
     if (like := values.pop("like", None)) is None:
         return values
-    return _joined(_like(like, path, known, (*through, path.resolve())), {"name": path.stem} | values)
+    return _joined(_like(like, path, known, (*through, _real(path))), {"name": path.stem} | values)
 
 
 def _like(like: Any, path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path, ...]) -> Any:
     """The values of the case that a file says it is like."""
     if isinstance(like, str) and like.endswith(".json"):
         other = path.parent / like
-        if other.resolve() in through:
+        if _real(other) in through:
             raise CaseError(
                 "case files are like each other in a ring", expected="one that stands by itself", where=str(path)
+            )
+        if len(through) >= LONGEST_CHAIN:
+            raise CaseError(
+                "case files are like each other in a long chain",
+                expected=f"at most {LONGEST_CHAIN} files, each like the next",
+                where=str(path),
+                fix="state more in the first one",
             )
         return _values(other, known, through)
     cases = {case.name: case for case in known()}
@@ -73,6 +82,14 @@ def _like(like: Any, path: Path, known: Callable[[], Sequence[Case]], through: t
             where=str(path),
         )
     return cases[like].to_dict()
+
+
+def _real(path: Path) -> Path:
+    """A path without links; as it is if that cannot be found, as of a link to itself: reading it says why."""
+    try:
+        return Path(os.path.realpath(path))
+    except (OSError, ValueError):
+        return path
 
 
 def _joined(base: Any, changes: dict[str, Any]) -> dict[str, Any]:

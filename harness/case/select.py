@@ -17,7 +17,12 @@ from functools import partial
 from typing import NamedTuple
 
 from bitproof.harness.case import Case
-from bitproof.harness.errors import UsageError
+from bitproof.harness.errors import UsageError, cut
+
+DEEPEST = 50
+"""Parentheses within each other."""
+
+_SHOWN = 200
 
 Predicate = Callable[[str], bool]
 Node = Callable[[Predicate], bool]
@@ -37,7 +42,7 @@ def select(cases: Sequence[Case], expression: str | None) -> list[Case]:
         raise UsageError(
             "no case matches the expression",
             expected=" or ".join(close) if close else "parts of names or families that `bitproof list` shows",
-            found=f"-k {expression!r}",
+            found=f"-k {cut(repr(expression), _SHOWN)}",
             fix=f"did you mean {close[0]}?" if close else None,
         )
     return selected
@@ -71,46 +76,63 @@ _TOKENS = re.compile(
 class _Parser:
     def __init__(self, expression: str) -> None:
         self.expression = expression
+        self.at = self.depth = 0
         self.tokens = [_token(match) for match in _TOKENS.finditer(expression) if match.lastgroup != "space"]
         self.tokens.append(_Token("end of input", "", len(expression) + 1))
 
     def parse(self) -> Node:
         node = self._or()
-        if self.tokens[0].kind != "end of input":
-            raise self._refuse(self.tokens[0], "and, or, or the end of the expression")
+        if self._next.kind != "end of input":
+            raise self._refuse(self._next, "and, or, or the end of the expression")
         return node
 
     def _or(self) -> Node:
-        left = self._and()
+        terms = [self._and()]
         while self._accept("or"):
-            left = _either(left, self._and())
-        return left
+            terms.append(self._and())
+        return terms[0] if len(terms) == 1 else lambda matches: any(term(matches) for term in terms)
 
     def _and(self) -> Node:
-        left = self._not()
+        terms = [self._not()]
         while self._accept("and"):
-            left = _both(left, self._not())
-        return left
+            terms.append(self._not())
+        return terms[0] if len(terms) == 1 else lambda matches: all(term(matches) for term in terms)
 
     def _not(self) -> Node:
-        if self._accept("not"):
-            inner = self._not()
-            return lambda matches: not inner(matches)
-        if self._accept("("):
-            inner = self._or()
-            if not self._accept(")"):
-                raise self._refuse(self.tokens[0], "a closing parenthesis")
-            return inner
+        is_wanted = True
+        while self._accept("not"):
+            is_wanted = not is_wanted
+        inner = self._name_or_group()
+        return inner if is_wanted else lambda matches: not inner(matches)
+
+    def _name_or_group(self) -> Node:
         if token := self._accept("name"):
             return lambda matches: matches(token.text)
-        raise self._refuse(self.tokens[0], "not, an opening parenthesis or a name")
+        if not self._accept("("):
+            raise self._refuse(self._next, "not, an opening parenthesis or a name")
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise self._refuse(self._next, f"at most {DEEPEST} parentheses within each other")
+        inner = self._or()
+        if not self._accept(")"):
+            raise self._refuse(self._next, "a closing parenthesis")
+        self.depth -= 1
+        return inner
+
+    @property
+    def _next(self) -> _Token:
+        return self.tokens[self.at]
 
     def _accept(self, kind: str) -> _Token | None:
-        return self.tokens.pop(0) if self.tokens[0].kind == kind else None
+        if (token := self._next).kind != kind:
+            return None
+        self.at += 1
+        return token
 
     def _refuse(self, token: _Token, expected: str) -> UsageError:
-        found = repr(token.text) if token.text else token.kind
-        pointer = f"  {self.expression}\n  {' ' * (token.column - 1)}^"
+        found = cut(repr(token.text), _SHOWN) if token.text else token.kind
+        first = max(0, token.column - 1 - _SHOWN)
+        pointer = f"  {self.expression[first : first + 2 * _SHOWN]}\n  {' ' * (token.column - 1 - first)}^"
         return UsageError(
             f"the -k expression is wrong at column {token.column}\n{pointer}", expected=expected, found=found
         )
@@ -121,11 +143,3 @@ def _token(match: re.Match[str]) -> _Token:
     text = match.group()
     is_fixed = match.lastgroup == "paren" or text in ("and", "or", "not")
     return _Token(text if is_fixed else str(match.lastgroup), text, match.start() + 1)
-
-
-def _either(left: Node, right: Node) -> Node:
-    return lambda matches: left(matches) or right(matches)
-
-
-def _both(left: Node, right: Node) -> Node:
-    return lambda matches: left(matches) and right(matches)

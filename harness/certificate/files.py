@@ -10,15 +10,16 @@ So the digest of certificate.json identifies the whole certificate.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
-import stat
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from bitproof.harness.certificate.data import FORMAT, Call, Certificate, Graph, ProofStep, Size, Subject, Tensor
-from bitproof.harness.certificate.errors import rejecting, require
+from bitproof.harness.certificate.errors import RejectedError, rejecting, require
+from bitproof.harness.files.plain_files import read_plain
 
 FILES = ("certificate.json", "reference.json", "candidate.json", "steps.json")
 MAIN, SUMS = FILES[0], "SHA256SUMS"
@@ -70,10 +71,12 @@ def sums_of(contents: dict[str, bytes]) -> str:
 
 
 def _content(file: Path) -> bytes:
-    found = file.stat()
-    require(stat.S_ISREG(found.st_mode), f"{file.name} is not a regular file")  # a pipe would block
-    require(found.st_size <= LARGEST, f"{file.name} has more than {LARGEST} bytes")
-    return file.read_bytes()
+    try:
+        return read_plain(file, LARGEST)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EFBIG):
+            raise
+        raise RejectedError(f"{file.name}: {error.strerror}") from error
 
 
 def _load(content: bytes) -> Any:

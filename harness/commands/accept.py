@@ -9,7 +9,7 @@ A case whose systems do not agree as it expects keeps its baselines: what is wro
 
 from __future__ import annotations
 
-import os
+import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -84,7 +84,7 @@ def _accept(result: CaseResult, baseline_dir: Path, run_dir: Path, accepted: Acc
     for role in sides:
         system = getattr(result.case, role)
         recording = CaseFolders(result.case, run_dir, run_dir).recording(role, "first")
-        copy = baseline_dir / f".{result.case.name}.{role}.{os.getpid()}.new"
+        copy = baseline_dir / f".{result.case.name}.{role}.{secrets.token_hex(8)}.new"
         copy.parent.mkdir(parents=True, exist_ok=True)
         try:
             shutil.copytree(recording, copy)

@@ -13,6 +13,7 @@ from bitproof.harness.disturb.faults import check_fault, parse_fault
 from bitproof.harness.execute.case_run import CaseRun
 from bitproof.harness.execute.launch import environment
 from bitproof.harness.execute.transport import follows, open_client
+from bitproof.harness.files.folder_names import file_name
 from bitproof.harness.graph.graph_options import check_extra_passes
 from bitproof.harness.localize.bisect_passes import Bisector, any_difference, check_case
 from bitproof.harness.machine.devices import lease_gpus
@@ -108,5 +109,5 @@ def status_of(found: Bisection) -> int:
 
 def dumped_diff(found: Bisection, run_dir: Path, name: str) -> Path | None:
     """The diff of the blamed pass, as the case's own run wrote it; a backend has none."""
-    files = sorted((run_dir / "graphs" / name).glob(f"??-{found.blamed}.diff"))
+    files = sorted((run_dir / "graphs" / name).glob(f"??-{file_name(found.blamed or '')}.diff"))
     return files[0] if files else None

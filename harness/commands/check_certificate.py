@@ -16,6 +16,7 @@ from bitproof.harness.certificate.errors import RejectedError, rejecting, requir
 from bitproof.harness.certificate.files import FILES, MAIN, read_certificate
 from bitproof.harness.certificate.subject import check_subject, covers_any_number
 from bitproof.harness.errors import CaseError, MachineError, UsageError
+from bitproof.harness.files.plain_files import SOURCE, check_plain
 from bitproof.harness.graph.collector import collector_paused
 from bitproof.harness.printable import printable
 from bitproof.harness.processes.command import CommandError, Ran, run_command
@@ -104,6 +105,11 @@ def _signer_of(main: Path, signers: Path) -> str:
     """
     signature = main.with_name(f"{main.name}.sig")
     require(signature.is_file(), f"it is not signed: there is no {signature.name}")
+    for file in (signers, signature):
+        try:
+            check_plain(file, SOURCE)
+        except OSError as error:
+            raise RejectedError(f"{file} cannot be read: {error.strerror}") from error
     names = _keygen("find-principals", "-f", str(signers), "-s", str(signature))
     require(names.status == 0 and bool(names.out.strip()), "not signed by any of the allowed signers")
     with rejecting():

@@ -13,6 +13,7 @@ from bitproof.harness.disturb.faults import CATALOGUE, Entry
 from bitproof.harness.errors import UsageError
 from bitproof.harness.execute.launch import environment
 from bitproof.harness.execute.transport import open_client
+from bitproof.harness.files.plain_files import read_plain
 from bitproof.harness.machine.devices import lease_gpus
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import CaseResult, FaultOutcome, FaultsFound, Report
@@ -138,7 +139,7 @@ def _check_page(page: Page | None) -> None:
     if page is None:
         return
     try:
-        text = page.file.read_text()
+        text = read_plain(page.file).decode()
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read the page {page.file}", expected="a file of text", found=str(error)) from error
     if table_into(text, FaultsFound(), {}, "") is None:
@@ -189,7 +190,7 @@ def _finish(
     print("\n".join(["", *tell(found)]))
     _drop_empty_logs(run_dir)
     if page is not None:
-        text = page.file.read_text()
+        text = read_plain(page.file).decode()
         page.file.write_text(table_into(text, found, report.environment, page.call) or text)
     more = {FAULTS_FILE: render_json(found), FAULTS_TABLE: render_markdown(found)}
     return finish_run(report, run_dir, status_of(found, results), more, shown=FAULTS_TABLE)

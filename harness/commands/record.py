@@ -7,7 +7,7 @@ where an explanation of a difference starts.
 
 from __future__ import annotations
 
-import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -61,9 +61,7 @@ class Target:
                 else "none",
             )
         if self.out is not None and self.out.exists():
-            raise UsageError(
-                "the recording would overwrite something", expected="a folder that does not exist", found=str(self.out)
-            )
+            raise _would_overwrite(self.out)
 
 
 def record(case: Case, system: str, options: RunOptions, target: Target, report_dir: Path) -> int:
@@ -95,7 +93,7 @@ def _record(case: Case, system: str, options: RunOptions, target: Target, run_di
             _make(case, system, options, new, run_dir, progress.on_event)
         interrupts.too_late()
         if target.out is not None:
-            put_in_place(new, target.out)
+            _put_where_nothing_is(new, target.out)
             print(f"recording: {target.out}")
         else:
             assert target.baseline_dir is not None
@@ -108,7 +106,21 @@ def record_to(out: Path, case: Case, system: str, options: RunOptions, run_dir: 
     Target(out=out)
     with _beside(out) as new:
         _make(case, system, options, new, run_dir, lambda event: None)
-        put_in_place(new, out)
+        _put_where_nothing_is(new, out)
+
+
+def _put_where_nothing_is(new: Path, out: Path) -> None:
+    """Rename a recording to `out`. Raises UsageError if something was put there while it was made."""
+    try:
+        put_in_place(new, out, replaces=False)
+    except FileExistsError as error:
+        raise _would_overwrite(out) from error
+
+
+def _would_overwrite(out: Path) -> UsageError:
+    return UsageError(
+        "the recording would overwrite something", expected="a folder that does not exist", found=str(out)
+    )
 
 
 def _make(case: Case, system: str, options: RunOptions, new: Path, run_dir: Path, on_event: OnEvent) -> None:
@@ -119,7 +131,7 @@ def _make(case: Case, system: str, options: RunOptions, new: Path, run_dir: Path
 @contextmanager
 def _beside(folder: Path) -> Iterator[Path]:
     """A hidden folder's path beside `folder`, removed in the end unless it was moved away."""
-    new = folder.with_name(f".{folder.name}.{os.getpid()}.new")
+    new = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.new")
     try:
         yield new
     finally:

@@ -12,6 +12,7 @@ they are package versions alone, with the tensors that drifted. Folders' names a
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import re
@@ -20,11 +21,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bitproof.harness.capture.recording_files import put_in_place, read_manifest, read_recording, restate
+from bitproof.harness.capture.recording_files import put_aside, put_in_place, read_manifest, read_recording, restate
 from bitproof.harness.case import Case
 from bitproof.harness.compare.same_case import LABELS, in_todays_form, leaf_differences
 from bitproof.harness.compare.verdict import compare
 from bitproof.harness.errors import BitproofError, RecordingError, UsageError, cut
+from bitproof.harness.files.folder_names import file_name
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import (
     Accepted,
@@ -116,26 +118,37 @@ def file_baseline(
     environment = environment_of(found.manifest)
     present = [
         folder
-        for folder, manifest in _manifests(_folder(baseline_dir, case, system)).items()
+        for folder, manifest in _manifests(baseline_dir, case, system).items()
         if not isinstance(manifest, RecordingError) and environment_of(manifest) == environment
     ]
-    folder = present[0] if present else _folder(baseline_dir, case, system) / environment_id(found.manifest)
-    if folder.exists() and not force:
+    folder = present[0] if present else _folders(baseline_dir, case, system)[0] / environment_id(found.manifest)
+    folder = folder.with_name(put_aside(folder.name) or folder.name)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if accepted is not None:
+        restate(recording, accepted=accepted)
+    try:
+        if present and not force:
+            raise FileExistsError
+        put_in_place(recording, folder, replaces=force)
+    except FileExistsError as error:
         raise UsageError(
             "there is a baseline of this environment already",
             expected="none, or --force to replace it",
             found=f"{folder}, {_tell_bits(folder, found, case)}",
-        )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    if accepted is not None:
-        restate(recording, accepted=accepted)
-    put_in_place(recording, folder)
+        ) from error
+    except OSError as error:
+        raise RecordingError(
+            "the baseline cannot be stored",
+            found=error.strerror or str(error),
+            where=str(folder),
+            fix="make room on its disk, or choose another folder with --baseline-dir",
+        ) from error
     return folder
 
 
 def values_to_keep(baseline_dir: Path | None, case: Case, system: str) -> tuple[str, ...]:
     """Patterns of the values that a system's baselines hold: a run that keeps them too can state drift in ULPs."""
-    manifests = _manifests(_folder(baseline_dir, case, system)).values() if baseline_dir else ()
+    manifests = _manifests(baseline_dir, case, system).values() if baseline_dir else ()
     known = [manifest.values for manifest in manifests if not isinstance(manifest, RecordingError)]
     return tuple(dict.fromkeys(pattern for patterns in known for pattern in patterns))
 
@@ -167,7 +180,12 @@ def demanded(about: BaselineResult) -> BaselineResult:
 
 def unused_baselines(baseline_dir: Path, cases: Iterable[Case]) -> list[Path]:
     """Folders of baselines that no system of any of these cases would be compared with."""
-    used = {_folder(baseline_dir, case, system) for case in cases for system in (case.reference, case.candidate)}
+    used = {
+        folder
+        for case in cases
+        for system in (case.reference, case.candidate)
+        for folder in _folders(baseline_dir, case, system)
+    }
     found = (path for path in baseline_dir.glob("*/*") if path.is_dir() and not path.name.startswith("."))
     return sorted(path for path in found if path not in used and not path.parent.name.startswith("."))
 
@@ -177,7 +195,7 @@ def hold_against_baseline(
 ) -> BaselineResult:
     """One recording compared with its baselines. Never raises for damaged files."""
     try:
-        manifests = _manifests(_folder(baseline_dir, case, system))
+        manifests = _manifests(baseline_dir, case, system)
         if not manifests:
             return BaselineResult(status=BaselineStatus.NO_BASELINE)
         return _compare(recording, manifests, case, measure_drift)
@@ -259,21 +277,45 @@ def _differences(baseline: Mapping[str, Any], here: Mapping[str, Any]) -> dict[s
     return dict(leaf_differences({name: (baseline[name], here[name]) for name in here}))
 
 
-def _folder(baseline_dir: Path, case: Case, system: str) -> Path:
-    """Where a system's baselines lie, one folder an environment."""
-    return baseline_dir / case.name / (re.sub(r"[^\w.-]", "-", system).lstrip(".") or "-")
+def _folders(baseline_dir: Path, case: Case, system: str) -> tuple[Path, Path]:
+    """Where a system's baselines lie, one folder an environment, and where earlier versions filed them.
+
+    There two systems may share one folder, such as `sub/t.py:make` and `sub-t.py:make`: manifests say whose each is.
+    """
+    earlier = re.sub(r"[^\w.-]", "-", system).lstrip(".") or "-"
+    return baseline_dir / case.name / file_name(system), baseline_dir / case.name / earlier
 
 
-def _manifests(folder: Path) -> dict[Path, Manifest | RecordingError]:
-    """The manifest of each baseline in a folder, or why it cannot be read. Hidden folders are being written."""
-    try:
-        children = sorted(child for child in folder.iterdir() if not child.name.startswith("."))
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
+def _manifests(baseline_dir: Path, case: Case, system: str) -> dict[Path, Manifest | RecordingError]:
+    """The manifest of each baseline of a system, or why it cannot be read. Hidden folders are being written."""
     found: dict[Path, Manifest | RecordingError] = {}
-    for child in children:
-        try:
-            found[child] = read_manifest(child)
-        except RecordingError as error:
-            found[child] = error
+    own, earlier = _folders(baseline_dir, case, system)
+    for folder in dict.fromkeys((own, earlier)):
+        for child in _children(folder):
+            try:
+                manifest = read_manifest(child)
+            except RecordingError as error:
+                found[child] = error
+            else:
+                if folder == own or manifest.system == system:
+                    found[child] = manifest
     return found
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        children = sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # the name of an earlier version, which filed nothing there
+            return []
+        raise RecordingError(
+            "baselines cannot be read", found=error.strerror or str(error), where=str(folder)
+        ) from error
+    names = {child.name for child in children}
+    return [
+        child
+        for child in children
+        if not child.name.startswith(".") or (put_aside(child.name) or child.name) not in names
+    ]

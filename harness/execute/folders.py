@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bitproof.harness.case import COMPILED, TRACED, Case
+from bitproof.harness.files.folder_names import file_name
 from bitproof.harness.options import ROLES, Role
 
 
@@ -70,7 +71,7 @@ class CaseFolders:
 
     def label(self, role: Role) -> str:
         """A folder name for one side; where both sides run one system, the candidate says so."""
-        label = re.sub(r"[^\w.-]", "-", getattr(self.case, role))
+        label = file_name(getattr(self.case, role))
         twin = role == "candidate" and self.case.reference == self.case.candidate
         return f"{label}.candidate" if twin else label
 

@@ -1,28 +1,109 @@
-"""Modules of others that a case wants imported once, in the process that all ranks are forked from.
+"""Modules of others that a case wants imported once, in a process that its ranks are forked from.
 
-A framework may take ten seconds to import, and each of a case's four runs would do so. What is imported here stays, for
-later cases of this process, too. A module that starts threads, or touches a GPU, is refused: a process that is forked
-then may hang.
+A framework may take ten seconds to import, and each of a case's four runs would do so. The host imports none of it: a
+process forked from it does (`Preloader`), which looks where the system's own code will look, and serves only runs that
+preload the same from the same folder. So two checkouts of one package are two processes, and no later case finds what
+it did not ask for.
+
+A system may still change where modules are looked for. From then on its imports could mean other files than those that
+were preloaded, so the rank is refused. Example: `sys.path.insert(0, "vendored")` with `vendored/pkg/`, while
+`pkg` was preloaded from elsewhere.
+
+A module that starts threads, or touches a GPU, is refused: a process that is forked then may hang.
 """
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 from bitproof.harness.errors import UsageError
 from bitproof.harness.machine.gpus import has_started_driver
 from bitproof.harness.user_code.missing import missing_package
-from bitproof.harness.user_code.user_file import loading
+from bitproof.harness.user_code.user_file import find_beside, loading
+from bitproof.harness.user_code.whose import ModulePlace, place_by_now, place_of
+
+_preloaded: Preloaded | None = None
 
 
-def preload(modules: Sequence[str]) -> None:
-    """Import these modules once. Raises UsageError if an import fails, starts a thread or touches a GPU."""
+class Preloaded:
+    """The modules that this process and its forks have by preloading, and where each is found.
+
+    While user code runs, an import after a change of `sys.path` looks for all of them again.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._places = {name: place for name in names if (place := place_of(sys.modules[name])) is not None}
+        self._problem: UsageError | None = None
+        self._looked_in = _where_imports_look()
+        self.check()
+
+    def check(self) -> None:
+        """Raise UsageError if one of them would now be found elsewhere, or ever was; swallowing it changes nothing."""
+        self._looked_in = _where_imports_look()
+        if self._problem is None:
+            for name, place in self._places.items():
+                now = place_by_now(name)
+                if now is not None and now != place:
+                    self._problem = _moved(name, place, now)
+                    break
+        if self._problem is not None:
+            raise self._problem
+
+    def watch_imports(self) -> None:
+        """From now on, look again at each import that follows a change of the search path, here and in forks."""
+        global _preloaded
+        _preloaded = self
+        builtins.__import__ = self._checking(builtins.__import__)
+        importlib.import_module = self._checking(importlib.import_module)
+
+    def _checking(self, imports: Callable[..., Any]) -> Callable[..., Any]:
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            if self._looked_in != _where_imports_look():
+                self.check()
+            return imports(*args, **kwargs)
+
+        return checked
+
+
+def preload(modules: Sequence[str], folder: Path | None = None) -> Preloaded:
+    """Import these modules, found beside a file of `folder` first.
+
+    Raises UsageError if an import fails, starts a thread or touches a GPU.
+    """
+    if folder is not None:
+        find_beside(folder)
+    before = set(sys.modules)
     for name in modules:
         if name not in sys.modules:
             _import(name)
+    named = {".".join(name.split(".")[: end + 1]) for name in modules for end in range(name.count(".") + 1)}
+    return Preloaded(sorted((set(sys.modules) - before) | (named & set(sys.modules))))
+
+
+def check_preloaded() -> None:
+    """Raise UsageError in a rank whose imports mean other files than those that were preloaded for it."""
+    if _preloaded is not None:
+        _preloaded.check()
+
+
+def _where_imports_look() -> tuple[object, ...]:
+    here = os.getcwd() if "" in sys.path else ""
+    return (here, *sys.path, *map(id, sys.meta_path), *map(id, sys.path_hooks))
+
+
+def _moved(name: str, place: ModulePlace, now: ModulePlace) -> UsageError:
+    return UsageError(
+        f"the preloaded module {name} is not the one that the system imports",
+        expected=f"{place}, as when it was preloaded",
+        found=f"{now}, where sys.path leads by now",
+        fix="leave it out of `preload`: each rank then imports it by itself",
+    )
 
 
 def _import(name: str) -> None:

@@ -25,6 +25,7 @@ import sympy
 import torch
 from torch.fx import GraphModule, Node
 
+from bitproof.harness.files.folder_names import file_name
 from bitproof.harness.graph import symbols
 from bitproof.harness.graph.origin import origin_of
 from bitproof.harness.graph.writer import CHUNK_KEY
@@ -56,7 +57,7 @@ class GraphDump:
 
     def __call__(self, name: str, module: GraphModule) -> None:
         """Write one more graph, and its differences from the previous one."""
-        label, lines = f"{self._count:02d}-{name}", list(self._tell(module))[1:]
+        label, lines = f"{self._count:02d}-{file_name(name)}", list(self._tell(module))[1:]
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / f"{label}.txt").write_text("\n".join(lines) + "\n")
         if self._count:

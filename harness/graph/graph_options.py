@@ -14,6 +14,7 @@ from pathlib import Path
 from bitproof.harness.case import COMPILED, TRACED, Case
 from bitproof.harness.case.case import file_of
 from bitproof.harness.errors import CaseError, UsageError
+from bitproof.harness.files.plain_files import read_plain
 from bitproof.harness.options import SYNTAX
 from bitproof.harness.user_code.user_file import check_signature
 
@@ -93,14 +94,14 @@ def check_extra_passes(texts: tuple[str, ...], case: Case) -> None:
 
 def _check_file(file: Path, function: str) -> None:
     try:
-        tree = ast.parse(file.read_bytes(), str(file))
+        tree = ast.parse(read_plain(file), str(file))
     except OSError as error:
         raise UsageError(
             "the file of an extra pass cannot be read",
             expected="a Python file",
             found=f"{file}: {error.strerror or error}",
         ) from error
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise UsageError("the file of an extra pass is not Python", found=str(error), where=str(file)) from error
     names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     if function not in names:

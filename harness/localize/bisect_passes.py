@@ -25,8 +25,10 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from bitproof.harness.case import COMPILED, TRACED, Case, Chunking
+from bitproof.harness.case.bounds import LONGEST_NAME
 from bitproof.harness.compare.verdict import compare
 from bitproof.harness.errors import BitproofError, CaseError, RecordingError
+from bitproof.harness.files.folder_names import longer_name
 from bitproof.harness.options import Role, RunOptions
 from bitproof.harness.records import TRACE, Bisection, CaseResult, Probe, Recording, Verdict
 from bitproof.harness.systems.registry import BUILT_IN
@@ -163,7 +165,7 @@ class Bisector:
         label = re.sub(r"[^a-z0-9_]", "_", self._pass_list[index].lower())
         return replace(
             self.case,
-            name=f"{self.case.name}_until_{index}_{label}",
+            name=longer_name(self.case.name, f"_until_{index}_{label}", LONGEST_NAME),
             reference=self.case.reference if chunks else "eager",
             steps=self._num_steps,
             pipeline=replace(self.case.pipeline, until=self._pass_list[index] if index else ""),
@@ -235,7 +237,7 @@ class Bisector:
             )
 
     def _region(self, prefix: Case, chunking: Chunking, regions: Sequence[str]) -> Case:
-        name = f"{self.case.name}_region_{len(self.found.region_probes)}"
+        name = longer_name(self.case.name, f"_region_{len(self.found.region_probes)}", LONGEST_NAME)
         return replace(prefix, name=name, chunking=replace(chunking, only=tuple(regions)))
 
     def _tell_pass(self, result: CaseResult | None) -> None:

@@ -13,17 +13,16 @@ a new one that could not be made.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
-import stat
 import tempfile
 import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bitproof.harness.errors import ArtifactError
+from bitproof.harness.files.plain_files import read_plain
 
 NAME = "step.bitproof"
 COMPILED = "compiled.bitproof"
@@ -150,12 +149,7 @@ def _unreadable(file: Path, error: OSError, done: str) -> ArtifactError:
 
 def _content(file: Path) -> bytes:
     """A file's bytes. Raises OSError for a pipe or a device too, which might never end, and for a file too large."""
-    told = file.stat()
-    if not stat.S_ISREG(told.st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file")
-    if told.st_size > MAX_BYTES:
-        raise OSError(errno.EFBIG, f"it is larger than {MAX_BYTES} bytes")
-    return file.read_bytes()
+    return read_plain(file, MAX_BYTES)
 
 
 def _put(file: Path, content: bytes) -> None:

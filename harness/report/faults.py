@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bitproof.harness.errors import RecordingError
+from bitproof.harness.files.plain_files import read_plain
 from bitproof.harness.records import SCHEMA, FaultOutcome, FaultsFound, Score
 from bitproof.harness.report.markdown_text import inline, rows_of
 from bitproof.harness.validate import parse, read
@@ -128,13 +129,7 @@ def render_json(found: FaultsFound) -> str:
 def read_found(path: Path) -> FaultsFound:
     """Read a faults.json. Raises RecordingError when it is missing or damaged."""
     try:
-        if not path.is_file():  # a pipe would block
-            raise RecordingError("there is no file of faults that were found", where=str(path))
-        if path.stat().st_size > MAX_BYTES:
-            raise RecordingError(
-                "a file of faults is too large", expected=f"at most {MAX_BYTES} bytes", where=str(path)
-            )
-        values = parse(path.read_bytes())
+        values = parse(read_plain(path, MAX_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise RecordingError("a file of faults cannot be read", found=str(error), where=str(path)) from error
     return read(FaultsFound, values, "faults", RecordingError, damaged="is damaged", where=str(path))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import stat
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +15,7 @@ from typing import Any, cast
 from bitproof.harness.checks.shipped import SHIPPED, shipped
 from bitproof.harness.consistency import contradiction, contradiction_in
 from bitproof.harness.errors import RecordingError
+from bitproof.harness.files.plain_files import read_plain
 from bitproof.harness.records import CaseResult, Divergence, Report, Shard
 from bitproof.harness.report.schema import CaseEntry, FlatDivergence, ReportEntry, plain
 from bitproof.harness.report.status import WRONG_CALL, exit_status
@@ -52,14 +52,7 @@ def to_dict(report: Report) -> dict[str, Any]:
 def read(path: Path) -> Report:
     """The report in a file. Raises RecordingError when it is missing, damaged or contradicts itself."""
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):  # a pipe would block
-            raise RecordingError("a report is not a regular file", where=str(path))
-        if found.st_size > MAX_BYTES:
-            raise RecordingError(
-                "a report is too large to read", expected=f"at most {MAX_BYTES} bytes", where=str(path)
-            )
-        return parse(path.read_bytes().decode(), where=str(path))
+        return parse(read_plain(path, MAX_BYTES).decode(), where=str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise RecordingError("a report cannot be read", found=str(error), where=str(path)) from error
 

@@ -87,13 +87,19 @@ def closeness(result: CaseResult) -> str:
     return f"largest relative error {size} (bound {found.bound:g}) at {place}"
 
 
+_DEMAND = "--require-baseline fails such a case, and `bitproof accept --new` stores what is missing"
+
+
 def baselines(result: CaseResult, max_tensors: int = 10) -> Iterator[str]:
     """How each side stands to its baseline: one line for all, and more for a side that is not simply EQUAL."""
     if not result.baseline:
         return
     yield "baselines: " + ", ".join(f"{side} {found.status}" for side, found in result.baseline.items())
     for side, found in result.baseline.items():
-        if found.status in (BaselineStatus.EQUAL, BaselineStatus.NO_BASELINE):
+        if found.status == BaselineStatus.EQUAL:
+            continue
+        if found.status == BaselineStatus.NO_BASELINE:
+            yield f"  {side} {getattr(result.case, side)}: compared with no baseline, as there is none; {_DEMAND}"
             continue
         against = f" against {found.path}" if found.path else ""
         yield f"  {side} {getattr(result.case, side)}{against}: {found.status}"

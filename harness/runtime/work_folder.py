@@ -1,13 +1,18 @@
 """A command's temporary folder. One that was killed leaves its own behind, and the next command removes that.
 
-Whose maker lives, its lock says: the system lets go of a lock when a process is gone, however it ended. A folder
-without a lock file of ours, another user's, or a link is left alone.
+Only a folder with a marker of ours is removed. Its maker writes the marker, which names the folder, by name and inode,
+and the machine and boot that it was made in: so a copy of it marks nothing, and neither does one that another machine
+left in a shared folder, where its lock may be unknown here. The marker is also the lock that says whether the maker
+lives: the system releases a lock when a process ends, however it ended.
+
+Example: `$TMPDIR/bitproof-testvenv/.lock`, as `uv` leaves one, is no marker, whatever is in it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -17,7 +22,10 @@ from pathlib import Path
 
 _PREFIX = "bitproof-"
 _NAME = re.compile(_PREFIX + r"[a-z0-9_]{8}")  # as tempfile makes them
-_LOCK = ".lock"
+_MARKER = ".bitproof-made-this"
+_MADE_BY = "bitproof: a command's temporary folder"
+_MAX_BYTES = 4096
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 _locks: dict[Path, int] = {}
 
 
@@ -25,11 +33,14 @@ def make_work_folder() -> Path:
     """A new temporary folder, until `remove_work_folder` or this process's end; those of the dead are removed."""
     _remove_left_behind(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    unnamed = folder / f"{_LOCK}-made"
+    unnamed = folder / f"{_MARKER}-yet"
     lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    with contextlib.suppress(OSError):  # a file system without locks: no other process can take it either
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        unnamed.rename(folder / _LOCK)  # from its first moment under this name it is locked
+    with contextlib.suppress(OSError):  # a file system without locks, or a full one: the folder is never removed
+        marker = _marker(folder.name, os.stat(folder))
+        if marker is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(lock, json.dumps(marker | {"pid": os.getpid()}).encode())
+            unnamed.rename(folder / _MARKER)  # from its first moment under this name it is whole, and locked
     _locks[folder] = lock
     return folder
 
@@ -45,17 +56,39 @@ def _remove_left_behind(parent: Path) -> None:
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
             if _NAME.fullmatch(entry.name):
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, ValueError, RecursionError):
                     _remove_if_dead(entry)
 
 
 def _remove_if_dead(entry: os.DirEntry[str]) -> None:
-    if not entry.is_dir(follow_symlinks=False) or entry.stat(follow_symlinks=False).st_uid != os.getuid():
+    found = entry.stat(follow_symlinks=False)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         return
-    lock = os.open(Path(entry.path, _LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    lock = os.open(Path(entry.path, _MARKER), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        if stat.S_ISREG(os.fstat(lock).st_mode):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises OSError while its maker lives
+        facts = os.fstat(lock)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_nlink != 1:
+            return
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises OSError while its maker lives
+        said, expected = json.loads(os.read(lock, _MAX_BYTES)), _marker(entry.name, found)
+        if expected is None or not isinstance(said, dict) or {name: said.get(name) for name in expected} != expected:
+            return
+        if os.path.samestat(found, os.lstat(entry.path)):
             shutil.rmtree(entry.path, ignore_errors=True)
     finally:
         os.close(lock)
+
+
+def _marker(name: str, folder: os.stat_result) -> dict[str, object] | None:
+    """What the marker of a folder says that this boot of this machine made; None if the machine does not say."""
+    try:
+        boot = BOOT.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
+    return {
+        "made_by": _MADE_BY,
+        "folder": name,
+        "inode": folder.st_ino,
+        "host": os.uname().nodename,
+        "boot": boot,
+    }

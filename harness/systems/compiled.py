@@ -31,6 +31,7 @@ from torch.fx import GraphModule, Node
 
 from bitproof.harness.case import Case
 from bitproof.harness.errors import UsageError
+from bitproof.harness.files.folder_names import file_name
 from bitproof.harness.graph.backend.backends import settings_in
 from bitproof.harness.graph.backend.generated_code import hash_generated
 from bitproof.harness.graph.context import PassContext
@@ -217,7 +218,7 @@ class Capture:
     def _write(self, name: str, text: str) -> None:
         if self._dump_dir is not None:
             self._dump_dir.mkdir(parents=True, exist_ok=True)
-            (self._dump_dir / f"{len(self.codes):03d}-{name}.txt").write_text(text + "\n")
+            (self._dump_dir / f"{len(self.codes):03d}-{file_name(name)}.txt").write_text(text + "\n")
 
 
 def _module_named(path: str, names: set[str]) -> str | None:

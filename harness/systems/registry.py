@@ -72,11 +72,13 @@ from bitproof.harness.errors import UsageError
 from bitproof.harness.runtime.search_path import search_path
 from bitproof.harness.user_code import plugins
 from bitproof.harness.user_code.missing import missing_package
+from bitproof.harness.user_code.own_files import package_of
 from bitproof.harness.user_code.user_file import check_signature, loading, names_in, run_file
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+    from bitproof.harness.case import Case
     from bitproof.harness.records import Manifest, Role
 
 BUILT_IN = ("eager", "eager_chunked", *PREPARED)
@@ -168,6 +170,13 @@ def check_preload(modules: Sequence[str]) -> None:
                 found=f"--preload {name}",
                 fix="run from the folder that holds the package, or install it",
             )
+
+
+def folder_of(name: str, case: Case) -> Path | None:
+    """The folder that the modules of a case's system are found in first; None where that is no file's."""
+    source, _, factory = (case.reference if name == COMPILED else name).rpartition(":")
+    path = file_of(source) if source and factory else None
+    return None if path is None else package_of(path.resolve())[0]
 
 
 def load_factory(name: str) -> Factory:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bitproof.harness.errors import UsageError
+from bitproof.harness.files.plain_files import read_plain
 
 EXAMPLE = '{"model.embed.weight": "tok_embeddings.weight", "model.*": "*"}'
 
@@ -57,12 +58,12 @@ def names_of(given: Mapping[str, str] | str | Path | None) -> Mapping[str, str]:
 def read_names(path: Path) -> dict[str, str]:
     """The mapping in a JSON file. Raises UsageError when it holds none, or one that contradicts itself."""
     try:
-        values = json.loads(path.read_bytes(), object_pairs_hook=_refuse_twice)
+        values = json.loads(read_plain(path), object_pairs_hook=_refuse_twice)
     except OSError as error:
         raise UsageError(
             "the file of names cannot be read", expected="a JSON file", found=f"{path}: {error.strerror or error}"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError("the file of names is not JSON", found=str(error), where=str(path)) from error
     return _checked(values, str(path))
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import sys
-import tokenize
 from collections.abc import Iterator, Mapping
-from importlib.metadata import packages_distributions, version
+from importlib.util import decode_source
 from pathlib import Path
 from typing import NamedTuple
 
-from bitproof.harness.user_code.user_file import package_of
+from bitproof.harness.files.plain_files import read_plain
 
 _INSTALLED = {"site-packages", "dist-packages"}
 
@@ -25,6 +25,34 @@ class OwnFiles(NamedTuple):
     texts: dict[str, str]
     names: dict[str, str]
     needs: list[str]
+
+
+def package_of(path: Path) -> tuple[Path, str]:
+    """The folder that a file's modules are found in, and the name of its package there, empty outside of any."""
+    folder, names = path.parent, []
+    while (folder / "__init__.py").is_file():
+        names.append(folder.name)
+        folder = folder.parent
+    return folder, ".".join(reversed(names))
+
+
+def imported_beside(path: Path) -> set[str]:
+    """The first parts of all names that a file imports, wherever in it, and those files of its folder that it imports.
+
+    Files that are not Python import nothing here: running them says what is wrong.
+    """
+    root, names = package_of(path.resolve())[0], set()
+    seen, pending = set(), [path.resolve()]
+    while pending:
+        file = pending.pop()
+        if file in seen:
+            continue
+        seen.add(file)
+        with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+            for module in _imports(decode_source(read_plain(file)), package_of(file)[1]):
+                names.add(module.partition(".")[0])
+                pending += _files_of(root, module)
+    return names
 
 
 def own_files(sources: Mapping[str, Path]) -> OwnFiles:
@@ -48,8 +76,7 @@ def own_files(sources: Mapping[str, Path]) -> OwnFiles:
             name = f"{folder}{file.relative_to(root)}"
             if name in texts:
                 continue
-            with tokenize.open(file) as opened:
-                texts[name] = opened.read()
+            texts[name] = decode_source(read_plain(file))
             for module in _imports(texts[name], package_of(file)[1]):
                 found = list(_files_of(root, module))
                 pending += found
@@ -81,6 +108,8 @@ def _files_of(root: Path, module: str) -> Iterator[Path]:
 
 def _distributions(modules: set[str]) -> list[str]:
     """The distributions that modules come from, each with its version."""
+    from importlib.metadata import packages_distributions, version
+
     known = packages_distributions()
     found = {name for module in modules - set(sys.stdlib_module_names) for name in known.get(module, ())}
     return [f"{name} {version(name)}" for name in sorted(found)]

@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bitproof.harness.errors import UsageError
+from bitproof.harness.files.plain_files import read_plain
+from bitproof.harness.user_code.own_files import package_of
+from bitproof.harness.user_code.whose import check_own_modules
 
 _loading: list[str] = []
 
@@ -36,25 +39,22 @@ def run_file(path: Path) -> tuple[types.ModuleType, str]:
     It finds the modules beside it, as with `python FILE.py`; in a package, those of its package, by either name.
     The module stays in sys.modules, where dataclasses and torch.compile look for it. What it raises is raised.
     """
-    code = path.read_bytes()
+    code = read_plain(path)
     sha256 = hashlib.sha256(code).hexdigest()
     module = types.ModuleType(f"{path.stem}_{sha256[:8]}")
     module.__file__ = str(path)
     root, module.__package__ = package_of(path.resolve())
-    sys.path[:] = [str(root), *(folder for folder in sys.path if folder != str(root))]
+    find_beside(root)
+    check_own_modules(path, root)
     sys.modules[module.__name__] = module
     with loading(str(path)):
         exec(compile(code, str(path), "exec", dont_inherit=True), module.__dict__)  # no future of ours is theirs
     return module, sha256
 
 
-def package_of(path: Path) -> tuple[Path, str]:
-    """The folder that a file's modules are found in, and the name of its package there, empty outside of any."""
-    folder, names = path.parent, []
-    while (folder / "__init__.py").is_file():
-        names.append(folder.name)
-        folder = folder.parent
-    return folder, ".".join(reversed(names))
+def find_beside(root: Path) -> None:
+    """Have imports look into this folder first."""
+    sys.path[:] = [str(root), *(folder for folder in sys.path if folder != str(root))]
 
 
 def names_in(path: Path, what: str) -> set[str] | None:
@@ -63,12 +63,12 @@ def names_in(path: Path, what: str) -> set[str] | None:
     Raises UsageError, naming `what` the file is of, when it cannot be read or is not Python.
     """
     try:
-        tree = ast.parse(path.read_bytes(), str(path))
+        tree = ast.parse(read_plain(path), str(path))
     except OSError as error:
         raise UsageError(
             f"the file of {what} cannot be read", expected="a Python file", found=f"{path}: {error.strerror or error}"
         ) from error
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise UsageError(f"the file of {what} is not Python", found=str(error), where=str(path)) from error
     return _bound_in(tree)
 

@@ -69,7 +69,10 @@ def test_a_folder_or_an_impossible_path_is_refused_too(bad: str, tmp_path: Path)
 def test_a_device_that_never_ends_and_a_pipe_are_refused_unread(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in ("/dev/zero", str(tmp_path / "pipe")):
-        with pytest.raises(UsageError, match=f"cannot read the data file '{path}'.*\n.*\n  found: no plain file"):
+        with pytest.raises(
+            UsageError,
+            match=f"cannot read the data file '{path}'.*\n.*\n  found: it is a (device|pipe), not a regular file",
+        ):
             text_source(path)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitproof.harness.disturb.faults import CATALOGUE, Fault, Named
@@ -34,7 +35,7 @@ from bitproof.harness.processes.process import num_cores
 from bitproof.harness.records import Event
 from bitproof.harness.runtime.sources import Installation
 from bitproof.harness.systems.graph_key import GraphCache, graph_cache_of, step_part
-from bitproof.harness.systems.registry import BUILT_IN
+from bitproof.harness.systems.registry import BUILT_IN, folder_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,40 +55,70 @@ class Runner:
         self._stage: Stage | None = None
         self._staged: RunRequest | None = None
         self._is_prefetch = False
+        self._preloaders: dict[tuple[tuple[str, ...], Path | None], Stage] = {}
 
     def run(self, request: RunRequest, rank_slots: RankSlots) -> End:
         """Run what is requested on the ranks that have slots here.
 
         Raises what goes wrong before ranks start; how they end is the answer.
         """
-        preload(request.case.preload)
         in_stage = _is_staged(request)
         self._leave(request)
         if not in_stage:
             make_kernels(request)  # before a stage is forked, whose ranks find them there, too
             self._begin_later(request, rank_slots)
+            if request.case.preload:
+                return self._run_preloaded(request, rank_slots)
             graph_cache = graph_cache_of_run(request, self._made_of)
             return run_ranks(request, rank_slots, self._send, self._hangup, graph_cache=graph_cache)
         stage = self._stage or self._begin(request)
         self._is_prefetch = False
         try:
-            end = stage.ask(
-                LocalRunRequest(run=request, rank_slots=rank_slots, asked_at=time.monotonic()),
-                self._send,
-                what=f"the program of {request.system}",
-                timeout=request.timeout,
-                case_timeout=request.case_timeout,
-                hangup=self._hangup,
-            )
+            return self._ask(stage, request, rank_slots, f"the program of {request.system}")
         except UsageError:  # the call was wrong, and the program is as it was
             raise
         except BaseException:
-            self.close()
+            self._close_stage()
             raise
-        return end
 
     def close(self) -> None:
-        """End the stage, if there is one, and free what it holds."""
+        """End all stages, and free what they hold."""
+        self._close_stage()
+        self._close_preloaders()
+
+    def _ask(self, stage: Stage, request: RunRequest, rank_slots: RankSlots, what: str) -> End:
+        return stage.ask(
+            LocalRunRequest(run=request, rank_slots=rank_slots, asked_at=time.monotonic()),
+            self._send,
+            what=what,
+            timeout=request.timeout,
+            case_timeout=request.case_timeout,
+            hangup=self._hangup,
+        )
+
+    def _run_preloaded(self, request: RunRequest, rank_slots: RankSlots) -> End:
+        """Run ranks forked from a process that preloaded what the case asks for, found as the system would find it.
+
+        One such process for each folder serves the runs of all cases that preload the same.
+        """
+        modules, folder = request.case.preload, folder_of(request.system, request.case)
+        if any(preloaded != modules for preloaded, _ in self._preloaders):
+            self._close_preloaders()
+        if (modules, folder) not in self._preloaders:
+            preloader = Preloader(folder)
+            self._preloaders[modules, folder] = Stage(preloader.answer, log=request.trace_log)
+        try:
+            stage = self._preloaders[modules, folder]
+            return self._ask(stage, request, rank_slots, f"the preloaded modules of {request.system}")
+        except BaseException:
+            self._preloaders.pop((modules, folder)).close()
+            raise
+
+    def _close_preloaders(self) -> None:
+        while self._preloaders:
+            self._preloaders.popitem()[1].close()
+
+    def _close_stage(self) -> None:
         if self._stage is not None and self._is_prefetch:  # it works on a request that was cancelled
             self._stage.kill()
         elif self._stage is not None:
@@ -115,13 +146,34 @@ class Runner:
             return
         is_other_system = needs_program(request.system) and request.system != last.system
         is_other_system |= request.precompiled != last.precompiled and needs_program(request.system)
-        if is_other_system or step_part(last.case) != step_part(request.case):
-            self.close()
+        preloads_other = last.case.preload != request.case.preload
+        if is_other_system or preloads_other or step_part(last.case) != step_part(request.case):
+            self._close_stage()
 
 
 def _is_staged(request: RunRequest) -> bool:
     """Whether a stage makes the program. On CUDA every rank does: a context would not survive a fork."""
     return needs_program(request.system) and request.placement.device != "cuda"
+
+
+class Preloader:
+    """What a stage does that imports a case's preloaded modules at the first request, and forks the ranks of each."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._has_preloaded = False
+
+    def answer(self, request: AnyRequest, send: Send, hangup: int) -> End:
+        """The end of one run."""
+        assert isinstance(request, LocalRunRequest), "a runner asks for nothing else"
+        began, run = time.monotonic(), request.run
+        if not self._has_preloaded:
+            send(StagePlace(f"preloading {', '.join(run.case.preload)}"))
+            preload(run.case.preload, self._folder).watch_imports()
+            self._has_preloaded = True
+            gc.freeze()
+        send(StagePlace(""))
+        return run_ranks(run, request.rank_slots, send, hangup, prepare_seconds=time.monotonic() - began)
 
 
 class Tracer:
@@ -202,6 +254,8 @@ class Tracer:
     def _trace(self, run: RunRequest, send: Send) -> None:
         if self._traced is None:
             send(Event(event="prepare"))
+            if run.case.preload:
+                preload(run.case.preload).watch_imports()
             set_determinism(run.case.seed)
             self._traced = trace_step(run.case, run.system, lambda place: send(StagePlace(place)))
             gc.freeze()
@@ -299,7 +353,7 @@ def _read_precompiled(run: RunRequest, step: StepFolder) -> GraphProgram:
 
 def graph_cache_of_run(run: RunRequest, made_of: Installation | None) -> GraphCache | None:
     """Where what a run finds out of its case is kept; nothing that others' code had a part in is."""
-    is_ours = not run.runs_user_code and run.system in BUILT_IN
+    is_ours = not run.runs_user_code and not run.case.preload and run.system in BUILT_IN
     if run.precompiled is not None:
         return None
     is_read = is_ours and run.dump_dir is None and not _edits_the_graph(run.fault)

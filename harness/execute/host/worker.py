@@ -25,6 +25,7 @@ from bitproof.harness.execute.host.rank_system import (
 )
 from bitproof.harness.execute.instruments.profile import phase
 from bitproof.harness.execute.instruments.stopwatch import peak_of_process
+from bitproof.harness.execute.preloaded import check_preloaded
 from bitproof.harness.execute.status_messages import Done, Prepared, PreparedGraph, Ready, StepsEnded
 from bitproof.harness.machine.determinism import AFTER_FACTORY, AFTER_STEPS, SET, read_switches, set_determinism
 from bitproof.harness.machine.gpus import read_gpu_environment, read_gpu_facts
@@ -78,12 +79,14 @@ def run_rank(
         with phase("make system"):
             looks_for_mixing = checks_mixing(job, rank)
             system = make_system(job, mesh, program, injector, looks_for_mixing)
+            check_preloaded()
         switches[AFTER_FACTORY] = read_switches()
         if not job.is_alone or device.type == "cuda":
             with phase("compare what ranks are made of"):
                 agree_on_facts(facts_of_rank(read_gpu_facts(device), with_code=not job.is_alone), store, mesh)
         _forget_peak(device)
         steps.take(system)
+        check_preloaded()
         if not job.is_alone:  # what a step imports first
             with phase("compare what ranks are made of"):
                 agree_on_facts(facts_of_rank(read_gpu_facts(device)), store, mesh, "in the end")

@@ -19,6 +19,7 @@ import torch
 from torch.export import ExportedProgram
 
 from bitproof.harness.errors import UsageError
+from bitproof.harness.files.plain_files import read_plain
 from bitproof.harness.torch_compat import archive_files
 
 LARGEST = 1 << 33
@@ -37,9 +38,7 @@ _PLAIN = re.compile(
 def read_exported(file: Path) -> ExportedProgram:
     """The program of a file. Raises UsageError for a file that is none, or that more than tensors would be read of."""
     try:
-        if file.stat().st_size > LARGEST:
-            raise _refused(file, f"a file of more than {LARGEST} bytes")
-        content = file.read_bytes()
+        content = read_plain(file, LARGEST)
     except OSError as error:
         raise _refused(file, str(error.strerror)) from None
     try:

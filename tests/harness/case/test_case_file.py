@@ -191,3 +191,20 @@ def test_a_trainer_that_is_its_own_candidate_under_torch_compile_needs_no_expert
     assert read_case(file) == case
     file.write_text(json.dumps(values | {"candidate": "graph"}))
     assert "expert parallelism must divide the world size" in refusal(file)
+
+
+def test_a_chain_of_case_files_has_a_limit(tmp_path):
+    for number in range(2_000):
+        (tmp_path / f"c{number}.json").write_text(json.dumps({"like": f"c{number + 1}.json"}))
+    with pytest.raises(CaseError, match="like each other in a long chain"):
+        read_case(tmp_path / "c0.json")
+    (tmp_path / "c40.json").write_text(json.dumps({"reference": "eager", "candidate": "graph", "steps": 3}))
+    assert read_case(tmp_path / "c0.json").steps == 3
+
+
+@pytest.mark.parametrize("like", ["a\0b.json", "itself.json", "n" * 5000 + ".json"])
+def test_a_case_like_what_is_no_file_is_refused(tmp_path, like):
+    (tmp_path / "itself.json").symlink_to("itself.json")
+    (tmp_path / "case.json").write_text(json.dumps({"like": like}))
+    with pytest.raises(CaseError, match="the file of a case cannot be read"):
+        read_case(tmp_path / "case.json")

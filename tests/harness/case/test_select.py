@@ -88,3 +88,37 @@ def test_expressions_mean_and_fail_what_pytest_says(true_names):
 )
 def test_an_expression_asks_for_cases_when_no_name_it_leaves_out_would_do(expression, asks):
     assert asks_for(expression) is asks
+
+
+@pytest.mark.parametrize("word", ["or", "and"])
+@pytest.mark.parametrize("count", [5_000, 100_000])
+def test_an_expression_may_have_as_many_terms_as_it_likes(word, count):
+    assert names(f" {word} ".join(["moe"] * count)) == list(NAMES[:2])
+
+
+def test_not_may_stand_as_often_as_it_likes():
+    assert names("not " * 100_000 + "moe") == list(NAMES[:2])
+    assert names("not " * 100_001 + "moe") == ["transformer_batch"]
+
+
+def test_parentheses_within_each_other_have_a_limit():
+    assert names("(" * 50 + "moe" + ")" * 50) == list(NAMES[:2])
+    for depth in (51, 5_000, 100_000):
+        with pytest.raises(UsageError, match="at column 52") as error:
+            select(CASES, "(" * depth + "moe" + ")" * depth)
+        assert error.value.expected == "at most 50 parentheses within each other"
+        assert len(str(error.value)) < 1000
+
+
+def test_parentheses_beside_each_other_have_none():
+    assert names(" and ".join(["(moe)"] * 5_000)) == list(NAMES[:2])
+    assert names("not (" * 50 + "moe" + ")" * 50) == list(NAMES[:2])
+
+
+def test_a_long_wrong_expression_is_shown_around_its_column():
+    with pytest.raises(UsageError) as error:
+        select(CASES, " or ".join(["moe"] * 5_000) + " )")
+    assert len(str(error.value)) < 1000
+    with pytest.raises(UsageError) as error:
+        select(CASES, " and ".join(["llama"] * 5_000))
+    assert len(str(error.value)) < 1000

@@ -153,7 +153,7 @@ def test_a_name_that_stands_twice_is_rejected(folder, capsys):
 def test_a_pipe_is_rejected_and_not_waited_for(folder, capsys):
     (folder / "same" / "steps.json").unlink()
     os.mkfifo(folder / "same" / "steps.json")
-    assert "steps.json is not a regular file" in told_of(folder / "same", capsys, 3)
+    assert "steps.json: it is a" in told_of(folder / "same", capsys, 3)
 
 
 def test_options_of_a_retrace_without_one_are_a_wrong_call(folder, capsys):

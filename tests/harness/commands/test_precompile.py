@@ -169,7 +169,7 @@ def test_a_step_that_is_precompiled_runs_equal_to_eager_and_every_other_one_is_r
         refused(name, "the file is no precompiled step")
     path.unlink()
     os.mkfifo(path)
-    refused("pipe", "it is no regular file")
+    refused("pipe", "it is a pipe, not a regular file")
     path.unlink()
     path.write_bytes(whole)
     assert main(["precompile", case, "--out", str(step), "--inject", "tokens-not-counted"]) == 2

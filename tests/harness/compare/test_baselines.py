@@ -478,3 +478,29 @@ def test_a_runs_recordings_keep_the_values_that_its_baselines_keep(run):
     kept = {path.parts[-4] for path in files}
     assert kept == set(NAMES) - {"absent"}
     assert read_manifest(next((run[0] / "baselines" / "same").glob("*/*"))).values == ["0/*", "1/*"]
+
+
+def test_a_baseline_that_an_earlier_version_filed_is_still_found_and_replaced_where_it_is(tmp_path):
+    """There `sub/t.py:make` and `sub-t.py:make` have one folder; the manifest says whose a baseline is."""
+    baselines, systems = tmp_path / "baselines", ("sub/t.py:make", "sub-t.py:make")
+    earlier = baselines / "toy" / "sub-t.py-make"
+    for system in systems:
+        made = make_recording(tmp_path / "made", CASE, machine=MACHINE, system=system)
+        folder = file_baseline(made, baselines, CASE, system)
+        assert folder.parent != earlier
+        earlier.mkdir(exist_ok=True)
+        folder.rename(earlier / f"cpu-{systems.index(system)}")
+    for index, system in enumerate(systems):
+        made = make_recording(tmp_path / "again", CASE, machine=MACHINE, system=system)
+        found = hold_against_baseline(made, baselines, CASE, system, lambda *_: [])
+        assert (found.status, found.path) == ("EQUAL", str(earlier / f"cpu-{index}"))
+        assert file_baseline(made, baselines, CASE, system, force=True) == earlier / f"cpu-{index}"
+
+
+def test_a_baseline_of_a_system_with_a_long_name_is_filed_and_found(tmp_path):
+    system = "自" * 90 + "/t.py:make"
+    for _ in range(2):
+        made = make_recording(tmp_path / "made", CASE, machine=MACHINE, system=system)
+        file_baseline(made, tmp_path / "baselines", CASE, system, force=True)
+    made = make_recording(tmp_path / "made", CASE, machine=MACHINE, system=system)
+    assert hold_against_baseline(made, tmp_path / "baselines", CASE, system, lambda *_: []).status == "EQUAL"

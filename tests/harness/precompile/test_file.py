@@ -59,15 +59,15 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path: Path) -
     os.mkfifo(tmp_path / file.NAME)
     assert str(refused(tmp_path)) == (
         "ArtifactError: the precompiled step cannot be read\n"
-        "  found: it is no regular file\n"
+        "  found: it is a pipe, not a regular file\n"
         f"  came from: {tmp_path / file.NAME}"
     )
     (tmp_path / file.NAME).unlink()
     (tmp_path / file.NAME).symlink_to("/dev/zero")
-    assert refused(tmp_path).found == "it is no regular file"
+    assert refused(tmp_path).found == "it is a device, not a regular file"
     (tmp_path / file.NAME).unlink()
     (tmp_path / file.NAME).mkdir()
-    assert refused(tmp_path).found == "it is no regular file"
+    assert refused(tmp_path).found == "it is a folder, not a regular file"
     assert refused(tmp_path / file.NAME / "none").what == "there is no precompiled step"
 
 
@@ -113,7 +113,7 @@ def test_a_body_that_is_larger_than_it_may_be_or_no_json_is_refused(
     put(zlib.compress(json.dumps("1" * (most - 1)).encode()))
     assert "the precompiled step holds no JSON" in str(refused(tmp_path)) and "1000 bytes" in str(refused(tmp_path))
     (tmp_path / file.NAME).write_bytes(bytes(most + 1))
-    assert "cannot be read\n  found: it is larger than 1000 bytes" in str(refused(tmp_path))
+    assert "cannot be read\n  found: more than 1000 bytes" in str(refused(tmp_path))
 
 
 def test_what_is_being_made_leaves_no_older_file_in_its_place(tmp_path: Path) -> None:

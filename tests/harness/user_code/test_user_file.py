@@ -85,3 +85,56 @@ def test_a_file_knows_that_it_is_being_loaded_also_one_that_fails(tmp_path) -> N
     with pytest.raises(ZeroDivisionError):
         run_file(file)
     assert not is_loading()
+
+
+@pytest.fixture
+def two_folders(tmp_path, monkeypatch):
+    """Two files that each have a module `own_util` beside them, in a process that forgets what it loads here."""
+    before = set(sys.modules)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for side in ("old", "new"):
+        (tmp_path / side).mkdir()
+        (tmp_path / side / "own_util.py").write_text(f"SIDE = {side!r}\n")
+        (tmp_path / side / "mine.py").write_text(f"import own_util\nSIDE = own_util.SIDE  # of {side}\n")
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def test_a_second_file_does_not_get_the_first_ones_module_of_the_same_name(two_folders) -> None:
+    assert run_file(two_folders / "old" / "mine.py")[0].SIDE == "old"
+    with pytest.raises(UsageError) as refused:
+        run_file(two_folders / "new" / "mine.py")
+    assert str(refused.value) == (
+        f"UsageError: {two_folders}/new/mine.py imports own_util, and this process has another module of that name\n"
+        f"  expected: {two_folders}/new/own_util.py, which lies beside it\n"
+        f"  found: {two_folders}/old/own_util.py, loaded before\n"
+        "  fix: rename own_util, or make the folder a package (an empty __init__.py) and import it from there"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["def later():\n    from own_util import SIDE\n", "import helper\n", "import own_util.part\n"],
+    ids=["inside a function", "by another file beside it", "as a package"],
+)
+def test_an_import_anywhere_in_its_own_files_is_seen(two_folders, text) -> None:
+    run_file(two_folders / "old" / "mine.py")
+    (two_folders / "new" / "helper.py").write_text("import own_util\n")
+    (two_folders / "new" / "mine.py").write_text(text)
+    with pytest.raises(UsageError, match="imports own_util"):
+        run_file(two_folders / "new" / "mine.py")
+
+
+@pytest.mark.parametrize("text", ["SIDE = 'new'\n", "from . import own_util\n"], ids=["not imported", "of a package"])
+def test_a_module_of_another_folder_harms_no_file_that_does_not_mean_it(two_folders, text) -> None:
+    run_file(two_folders / "old" / "mine.py")
+    (two_folders / "new" / "mine.py").write_text(text)
+    if "from ." in text:
+        (two_folders / "new" / "__init__.py").touch()
+    run_file(two_folders / "new" / "mine.py")
+
+
+def test_a_file_may_run_twice_and_find_its_own_modules_again(two_folders) -> None:
+    for _ in range(2):
+        assert run_file(two_folders / "old" / "mine.py")[0].SIDE == "old"

@@ -36,6 +36,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from bitproof.harness.errors import PassError
+from bitproof.harness.files.plain_files import read_plain
 from bitproof.harness.graph import operators
 from bitproof.harness.graph.symbols import SYMBOLIC_SCALARS, expression, remainder
 from bitproof.harness.operators import named
@@ -106,14 +107,14 @@ class CostModel:
     def load(path: Path) -> CostModel:
         """Read what `save` wrote. Raises PassError for anything else."""
         try:
-            values = json.loads(path.read_text())
+            values = json.loads(read_plain(path))
             if values["schema"] != SCHEMA:
                 raise ValueError(f"schema {values['schema']}")
             lines = {kind: CostLine(**line) for kind, line in values["lines"].items()}
             if not all(math.isfinite(x) and x >= 0 for line in lines.values() for x in (line.fixed, line.per_unit)):
                 raise ValueError("a line that is not finite and positive")
             return CostModel(values["description"], lines)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise PassError(
                 f"cannot read the cost model {path}",
                 expected=f"a file of schema {SCHEMA} written by tests/benchmarks/fit_costs.py",

@@ -201,6 +201,13 @@ def test_a_fault_that_is_struck_into_the_graph_needs_one_that_was_traced_anew(tm
         assert (graph_cache_of_run(asked, made_of) is not None) == is_kept
 
 
+def test_no_graph_is_kept_of_a_process_that_preloaded_others_modules_which_may_have_changed_torch(tmp_path) -> None:
+    made_of = Installation(Sources("files", ()), "others")
+    asked = request(tmp_path, timeout=60.0, options=RunOptions(kept_graphs=tmp_path))
+    asked = replace(asked, case=replace(asked.case, preload=("framework",)))
+    assert graph_cache_of_run(asked, made_of) is None
+
+
 def killed(case: Any, options: Any, enter: Callable[[str], None]) -> None:
     enter("in extra pass mine")
     print("a last word", flush=True)

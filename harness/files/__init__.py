@@ -1,0 +1,1 @@
+"""Files by names of others, and files that a user names."""

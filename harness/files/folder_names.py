@@ -1,0 +1,35 @@
+"""Names of others as names of files and folders: two names never get one, on any file system.
+
+A name of lowercase letters, digits and underscores stays as it is. Any other becomes what of its end can be read, and
+a digest of all of it: `sub/t.py:make` is `sub-t.py-make-06e9681bfb5f`, and `sub-t.py:make` has another digest. So a
+name may differ from another by its case alone, and be as long as it likes.
+
+No result ends in a dot and a word, so `.control` may follow any of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+_MOST = 60
+_PLAIN = re.compile(rf"[a-z0-9_]{{1,{_MOST}}}")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.]+")
+
+
+def file_name(name: str) -> str:
+    """The name of a file or folder for this name."""
+    if _PLAIN.fullmatch(name):
+        return name
+    readable = _UNSAFE.sub("-", name)[-_MOST:].strip("-.")
+    return f"{readable or 'name'}-{_digest(name)}"
+
+
+def longer_name(name: str, ending: str, most: int) -> str:
+    """A name with an ending, cut to `most` characters where it has more: a digest stands for the part cut away."""
+    whole = name + ending
+    return whole if len(whole) <= most else f"{whole[: most - 13]}_{_digest(whole)}"
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:12]

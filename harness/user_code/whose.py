@@ -1,0 +1,78 @@
+"""Whose module a name means: the one that is loaded, and the one that an import would find by now.
+
+Python returns a loaded module to every import of its name, wherever the importing code is. Two files in two folders
+that both `import util` then share the first one's. A file to which that would happen does not run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+from bitproof.harness.errors import UsageError
+from bitproof.harness.runtime import sources
+from bitproof.harness.user_code.own_files import imported_beside
+
+_OURS = "bitproof"
+
+
+class ModulePlace(NamedTuple):
+    """A module's file, "" for a namespace package, and the folders of its submodules."""
+
+    file: str
+    folders: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.file or ", ".join(self.folders)
+
+
+def place_of(module: ModuleType | None) -> ModulePlace | None:
+    """Where a loaded module is from; None if it is from no file, such as one that is built into Python."""
+    return _place(getattr(module, "__spec__", None))
+
+
+def place_by_now(name: str) -> ModulePlace | None:
+    """Where an import of this name would find it if it were not loaded; None if nowhere."""
+    parent, path = name.rpartition(".")[0], None
+    if parent:
+        path = getattr(sys.modules.get(parent), "__path__", None)
+        if path is None:
+            return None
+    for finder in list(sys.meta_path):
+        try:
+            spec = finder.find_spec(name, path)
+        except Exception:
+            continue
+        if spec is not None:
+            return _place(spec)
+    return None
+
+
+def check_own_modules(path: Path, root: Path) -> None:
+    """Refuse a file that imports a module beside it if this process has another one of that name loaded.
+
+    `root` is where the file's modules are found first. Example: `new/train.py` imports `util`, beside it lies
+    `new/util.py`, and `util` was loaded from `old/`. Raises UsageError.
+    """
+    loaded = {name.partition(".")[0] for name in sys.modules} - sources.loaded_at_start - {_OURS}
+    beside = {entry.name.partition(".")[0] for entry in os.scandir(root)} if root.is_dir() else set()
+    for name in sorted(loaded & beside):
+        has, finds = place_of(sys.modules.get(name)), place_by_now(name)
+        if has is None or finds is None or has == finds or name not in imported_beside(path):
+            continue
+        raise UsageError(
+            f"{path} imports {name}, and this process has another module of that name",
+            expected=f"{finds}, which lies beside it",
+            found=f"{has}, loaded before",
+            fix=f"rename {name}, or make the folder a package (an empty __init__.py) and import it from there",
+        )
+
+
+def _place(spec: object) -> ModulePlace | None:
+    locations = getattr(spec, "submodule_search_locations", None)
+    folders = tuple(os.path.abspath(folder) for folder in locations) if locations is not None else ()
+    origin = getattr(spec, "origin", None) if getattr(spec, "has_location", False) else None
+    return ModulePlace(os.path.abspath(origin) if origin else "", folders) if origin or folders else None

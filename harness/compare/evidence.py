@@ -25,6 +25,7 @@ from bitproof.harness.capture.stored import RankRows, StoredRecording
 from bitproof.harness.case import KINDS, Case
 from bitproof.harness.compare.align import NUM_NAMED, Alignment, Unpaired, align
 from bitproof.harness.compare.order import ComputationOrder, ComputedAt
+from bitproof.harness.compare.relaid import holds_any
 from bitproof.harness.compare.vacuity import Agreement
 from bitproof.harness.records import (
     MAX_DIFFERING,
@@ -205,7 +206,7 @@ class Evidence:
         told = _tell_layout(key, reference, candidate)
         if _type(reference) != _type(candidate):
             self._unlike[key] = told
-        if reference.placements != candidate.placements:
+        if _are_sharded_otherwise(reference, candidate):
             self._sharded[key], self.is_sharded_otherwise = told, True
         if key.kind in KINDS:
             self.mismatched[key.kind] += 1
@@ -269,9 +270,16 @@ def _type(record: Record) -> tuple[str, tuple[int, ...]]:
     return record.dtype, record.shape
 
 
+def _are_sharded_otherwise(reference: Record, candidate: Record) -> bool:
+    """Whether placements differ; a tensor that one side does not have, such as a gradient of None, has none there."""
+    return reference.placements != candidate.placements and holds_any(reference) and holds_any(candidate)
+
+
 def _tell_layout(key: Key, reference: Record, candidate: Record) -> str:
     here, there = _tell_type(reference), _tell_type(candidate)
-    sharded = "sharded otherwise: " if reference.placements != candidate.placements else ""
+    if holds_any(reference) != holds_any(candidate):
+        here, there = (told if holds_any(part) else "none" for told, part in ((here, reference), (there, candidate)))
+    sharded = "sharded otherwise: " if _are_sharded_otherwise(reference, candidate) else ""
     return f"{_tell_place(key)}: {sharded}{here} in the reference, {there} in the candidate"
 
 

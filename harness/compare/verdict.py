@@ -147,7 +147,7 @@ def judge(
     read what a collective or a copy brings, or write what it reads, before anything waits for it. Where a system
     differs from itself, its races stand beside that. A bound says nothing about two layouts: a case with one is
     UNVERIFIED where tensors that differ are sharded otherwise. With `layouts` the bounds follow from those, and a
-    difference within all of them is CLOSE; no call is blamed, unless calls of both have partners (`lack_state_alone`).
+    difference within all of them is CLOSE; no call is blamed, unless calls of both have partners (`lack_parts_alone`).
     """
     controls = {"reference": reference_control, "candidate": candidate_control}
     stresses = {"reference": reference_stress, "candidate": candidate_stress}

@@ -19,7 +19,7 @@ from bitproof.harness.compare.relaid import (
     Relaid,
     common_cuts,
     first_few,
-    lack_state_alone,
+    lack_parts_alone,
     relaid,
     replicas,
     tensors_of,
@@ -77,7 +77,7 @@ def compare_layouts(
         ]
         apart = [(tensor.step, tensor.kind, tensor.name) for tensor in sorted(other.parted | _one_sided(cells))]
         layouts = ask(BoundsRequest(**folders, samples=samples, apart=apart))
-    have_partners = lack_state_alone(case, firsts["reference"], firsts["candidate"])
+    have_partners = lack_parts_alone(case, firsts["reference"], firsts["candidate"])
     return AcrossLayouts(comparison=comparison, controls=controls, layouts=layouts, have_partners=have_partners)
 
 

@@ -121,7 +121,7 @@ class WatchedStep:
             part = of_name.get(name if kind in ("grad", "param") else name.rpartition(".")[0])
             if part is not None and kind == "optimizer" and part[1] == part[2]:
                 return  # it has no elements here, and so no state
-            if part is not None and tensor.dim() == 1:
+            if part is not None and tensor.dim() == 1 and tensor.numel() == part[2] - part[1]:
                 tensor = tensor.detach()
                 setattr(tensor, FLAT, part)
             observe(kind, name, tensor)

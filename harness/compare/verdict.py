@@ -42,6 +42,7 @@ SHARDED_OTHERWISE = (
     "nothing can be compared with the case's bound of {:g}: elements of tensors that are sharded otherwise have no "
     "partners; have both systems show whole tensors, as by DTensor.full_tensor()"
 )
+UNSHARED = "state of one system has nothing to be compared with"
 RACES = "a graph races with its collectives or copies, so that its bits agree by luck, if they do"
 
 
@@ -110,7 +111,9 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
             *evidence.shown.vacuous_steps(case),
             *(told for side in sides for told in vacuous_runs(side, sides[side].manifest)),
         ),
+        unshared=(*evidence.one_sided.unshown(),),
         remarks=(
+            *evidence.one_sided.remarks(),
             *evidence.shown.vacuous_tensors(),
             *(told for side in sides for told in compiled_runs(side, sides[side].manifest)),
             *(told for side in sides for told in unshown_state(side, sides[side].manifest)),
@@ -119,10 +122,16 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
 
 
 def demand_substance(comparison: Comparison) -> Comparison:
-    """The comparison, its EQUAL withdrawn where what agrees shows nothing."""
-    if comparison.verdict == Verdict.EQUAL and comparison.vacuous:
-        return replace(comparison, verdict=Verdict.UNVERIFIED, reason=_tell(VACUOUS, comparison.vacuous))
+    """The comparison, its EQUAL withdrawn where what agrees shows nothing, or does not show everything."""
+    if comparison.verdict == Verdict.EQUAL and (reasons := _reasons_against(comparison)):
+        return replace(comparison, verdict=Verdict.UNVERIFIED, reason="\n".join(reasons))
     return comparison
+
+
+def _reasons_against(comparison: Comparison) -> list[str]:
+    """Why agreement is no evidence for two systems."""
+    found = {VACUOUS: comparison.vacuous, UNSHARED: comparison.unshared}
+    return [_tell(what, details) for what, details in found.items() if details]
 
 
 def judge(
@@ -170,8 +179,8 @@ def judge(
     if verdict == Verdict.DIFFERENT:
         verdict, measured, beyond = _measured(case, comparison, closeness, layouts)
         texts, first = texts + measured, beyond or first
-    if verdict == Verdict.CLOSE and comparison.vacuous:
-        verdict, texts = Verdict.UNVERIFIED, [*texts, _tell(VACUOUS, comparison.vacuous)]
+    if verdict == Verdict.CLOSE and (reasons := _reasons_against(comparison)):
+        verdict, texts = Verdict.UNVERIFIED, [*texts, *reasons]
     if verdict in (Verdict.EQUAL, Verdict.CLOSE) and races:
         verdict, texts = Verdict.UNVERIFIED, [*texts, _tell(RACES, races)]
     elif verdict == Verdict.NONDETERMINISTIC and races:

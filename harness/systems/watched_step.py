@@ -97,6 +97,8 @@ def watch(
 class WatchedStep:
     """A system that shows what a function leaves of the models and optimizers that it trains."""
 
+    shows_every_buffer = True
+
     def __init__(self, step: Callable[[int], Any], models: list[nn.Module], optimizers: list[Optimizer]) -> None:
         self.model = models[0] if len(models) == 1 else None
         self.names: dict[str, str] = {}

@@ -131,7 +131,10 @@ class CandidateLog(IndexedLog):
             view = self.log[producer]
             is_for_it = self.is_new(index) and self.log[index].operator != "clone"  # in which no value is wrong
             is_passed = (is_for_it and not self.is_proven(producer)) or keeps_order(view)
-            if view.view and (is_passed or (view.place == self.log[index].place and self.shows_left(producer))):
+            is_there = view.place == self.log[index].place or self.is_extra(
+                producer
+            )  # else the reference has this view
+            if view.view and (is_passed or (is_there and self.shows_left(producer))):
                 pending += self._bad_inputs(producer)
             else:
                 found.add(producer)

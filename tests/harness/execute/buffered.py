@@ -72,6 +72,15 @@ def shifted(case: Case, mesh: Mesh) -> Any:
     return trained(mesh, Model(torch.arange(1, LENGTH + 1) % LENGTH))
 
 
+def unwritten(case: Case, mesh: Mesh) -> Any:
+    """Was built without memory, and gets all but its buffer from a state dict."""
+    state = {name: value for name, value in Model().state_dict().items() if name != "scale"}
+    with torch.device("meta"):
+        model = Model()
+    model.to_empty(device="cpu").load_state_dict(state, strict=False)
+    return trained(mesh, model)
+
+
 def counting(case: Case, mesh: Mesh) -> Any:
     """Counts its forwards."""
     return trained(mesh, Model(counts=True))

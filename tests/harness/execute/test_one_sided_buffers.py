@@ -19,6 +19,7 @@ PAIRS = {
     "lost": ("constant", "plain"),
     "shifted": ("plain", "shifted"),
     "both_shifted": ("constant", "shifted"),
+    "unwritten": ("plain", "unwritten"),
     "counting": ("plain", "counting"),
     "counting_faster": ("plain", "counting_faster"),
 }
@@ -57,12 +58,23 @@ def test_other_positions_are_blamed_on_the_lookup_that_reads_them_and_not_on_the
     call = result.first_divergence.call
     assert (call.operator, call.module) == ("embedding", "pos")
     assert any(remark.startswith("only the candidate has buffer `positions`") for remark in result.remarks)
+    assert "the call to blame reads buffer `positions`, which only the candidate has" in result.remarks
+
+
+def test_a_buffer_that_nobody_wrote_is_named(runs):
+    result = runs["unwritten"]
+    assert result.verdict == Verdict.DIFFERENT
+    assert "broadcast" not in result.first_divergence.call.operator
+    told = "the call to blame reads buffer `scale`, which differed before the step's first forward"
+    assert told in result.remarks
 
 
 def test_a_buffer_of_both_sides_that_differs_from_the_start_is_not_blamed_on_the_broadcast(runs):
     result = runs["both_shifted"]
     assert result.verdict == Verdict.DIFFERENT
     assert "broadcast" not in result.first_divergence.call.operator
+    told = "the call to blame reads buffer `positions`, which differed before the step's first forward"
+    assert told in result.remarks
 
 
 def test_state_that_only_one_side_keeps_leaves_nothing_said_but_what_differs(runs):

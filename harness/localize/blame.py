@@ -45,9 +45,9 @@ from bitproof.harness.localize.chain import Pair, with_chain
 from bitproof.harness.localize.collective_inputs import fed_otherwise, fed_wrong, is_packed_otherwise, out_of_turn
 from bitproof.harness.localize.culprit import Culprit, How
 from bitproof.harness.localize.doubts import doubts
-from bitproof.harness.localize.idle_broadcasts import without_idle_broadcasts
 from bitproof.harness.localize.logs.calls import KERNELS, Call, Place, is_abandoned
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
+from bitproof.harness.localize.logs.idle_broadcasts import without_idle_broadcasts
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
 from bitproof.harness.localize.lost_sums import or_lost_sum

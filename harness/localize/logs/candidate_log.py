@@ -140,6 +140,11 @@ class CandidateLog(IndexedLog):
                 found.add(producer)
         return found
 
+    def _shows_for(self, view: int, index: int) -> bool:
+        """Whether a view shows a call what was there before the step: at its place, or where the reference has none."""
+        is_there = self.log[view].place == self.log[index].place or self.is_extra(view)
+        return is_there and self.shows_left(view)
+
     def _bad_inputs(self, index: int) -> list[int]:
         """The same, views included; a right part of a bucket is right, where it is trusted, wherever it belongs."""
         unpacked = self._unpacked[index] if self.trusts_parts else ()

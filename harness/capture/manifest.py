@@ -38,13 +38,15 @@ def build_manifest(
     alone: Sequence[int] = (),
     compiled: Sequence[TorchCompile | None] = (),
     unshown: Sequence[str] = (),
+    shows_every_buffer: bool = False,
     meetings: Sequence[Meeting] | None = None,
 ) -> Manifest:
     """Build one recording's manifest, with facts about this machine and process. `systems` are its `ranks`.
 
     `switches` has the readings of the lowest rank on which a switch changed. `gpus` has each rank's facts about CUDA
     and its libraries, and `gpu_environments` the variables that they read; both are empty on a CPU, so that its
-    recordings remain comparable with older ones. `alone`, `compiled`, `unshown` and `meetings` are the manifest's.
+    recordings remain comparable with older ones. `alone`, `compiled`, `unshown`, `shows_every_buffer` and `meetings`
+    are the manifest's.
     """
     from bitproof.harness.capture.digest import ALGORITHM
 
@@ -73,6 +75,7 @@ def build_manifest(
         alone=list(alone),
         compiled=list(compiled) if any(compiled) else None,
         unshown=list(unshown) or None,
+        shows_every_buffer=shows_every_buffer or None,
         meetings=None if meetings is None else list(meetings),
         digest=ALGORITHM,
         values=list(values),

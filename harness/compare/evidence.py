@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy
@@ -24,14 +24,18 @@ import numpy
 from bitproof.harness.capture.stored import RankRows, StoredRecording
 from bitproof.harness.case import KINDS, Case
 from bitproof.harness.compare.align import NUM_NAMED, Alignment, Unpaired, align
+from bitproof.harness.compare.one_sided import OneSided, one_sided
 from bitproof.harness.compare.order import ComputationOrder, ComputedAt
+from bitproof.harness.compare.relaid import holds_any
 from bitproof.harness.compare.vacuity import Agreement
 from bitproof.harness.records import (
     MAX_DIFFERING,
+    ROLES,
     Divergence,
     Key,
     Record,
     Recording,
+    Role,
     TensorDifference,
     needs_one_rank,
     required_kinds,
@@ -88,7 +92,8 @@ class Evidence:
 
     `compared` and `mismatched` count records by kind. `first` is the differing record that was computed first, and
     `differing` the first MAX_DIFFERING of those inside the case; `kinds` are those that differ at each step. `layouts`
-    has a sentence for each pair whose dtype, shape or placements differ.
+    has a sentence for each pair whose dtype, shape or placements differ. `one_sided` are buffers of one side alone,
+    which are no gaps.
     """
 
     case: Case
@@ -99,6 +104,8 @@ class Evidence:
     is_sharded_otherwise: bool = False
     shown: Agreement = field(default_factory=Agreement)
     order: ComputationOrder = field(default_factory=ComputationOrder)
+    one_sided: OneSided = field(default_factory=OneSided)
+    unpaired_buffers: dict[Role, list[tuple[Key, Record]]] = field(default_factory=lambda: {role: [] for role in ROLES})
     _unpaired: Unpaired = field(default_factory=Unpaired)
     _seen: dict[int, frozenset[tuple[int, str]] | set[tuple[int, str]]] = field(default_factory=dict)
     _skipped: list[str] = field(default_factory=list)
@@ -113,7 +120,12 @@ class Evidence:
     def gaps(self) -> list[str]:
         """One sentence for everything that keeps the evidence from being whole; none when it is."""
         absent = [] if self._unpaired.empty else [*self._absent()]
-        return [*self._unpaired.gaps, *absent, *self._skipped, *self._unusable]
+        missing, extra = (
+            [key for key in keys if not self.one_sided.covers(key)]
+            for keys in (self._unpaired.missing, self._unpaired.extra)
+        )
+        unpaired = replace(self._unpaired, missing=missing, extra=extra)
+        return [*unpaired.gaps, *absent, *self._skipped, *self._unusable]
 
     @property
     def layouts(self) -> tuple[str, ...]:
@@ -137,6 +149,10 @@ class Evidence:
         self._unpaired.add(alignment)
         self.order.add(alignment.pairs)
         unpaired = {*alignment.missing, *alignment.extra}
+        for role, keys, records in zip(
+            ROLES, (alignment.missing, alignment.extra), (reference, candidate), strict=True
+        ):
+            self.unpaired_buffers[role] += [(key, records[key]) for key in keys if key.kind == "buffer"]
         for key, pair in alignment.pairs.items():
             if key.kind in KINDS:
                 self.compared[key.kind] = self.compared.get(key.kind, 0) + 1
@@ -205,7 +221,7 @@ class Evidence:
         told = _tell_layout(key, reference, candidate)
         if _type(reference) != _type(candidate):
             self._unlike[key] = told
-        if reference.placements != candidate.placements:
+        if _are_sharded_otherwise(reference, candidate):
             self._sharded[key], self.is_sharded_otherwise = told, True
         if key.kind in KINDS:
             self.mismatched[key.kind] += 1
@@ -243,15 +259,16 @@ class Evidence:
 def evidence_of(reference: Recording, candidate: Recording, case: Case) -> Evidence:
     """Compare two recordings: rank by rank if the records of both are not loaded, else as wholes."""
     evidence, sides = Evidence(case=case), (reference, candidate)
+    stored = [side for side in sides if isinstance(side, StoredRecording)]
     if any(side.holds_records for side in sides):
         evidence.add(reference.records, candidate.records)
-        return evidence
-    stored = [side for side in sides if isinstance(side, StoredRecording)]
-    for rank in sorted({rank for side in sides for rank in side.ranks}):
-        if len(stored) == 2:
-            evidence.add_rank(*(side.of_rank(rank) for side in stored))
-        else:
-            evidence.add(*(side.records_of(rank) for side in sides))
+    else:
+        for rank in sorted({rank for side in sides for rank in side.ranks}):
+            if len(stored) == 2:
+                evidence.add_rank(*(side.of_rank(rank) for side in stored))
+            else:
+                evidence.add(*(side.records_of(rank) for side in sides))
+    evidence.one_sided = one_sided(sides, evidence.unpaired_buffers, len(case.compared_steps))
     return evidence
 
 
@@ -269,9 +286,21 @@ def _type(record: Record) -> tuple[str, tuple[int, ...]]:
     return record.dtype, record.shape
 
 
+def _are_sharded_otherwise(reference: Record, candidate: Record) -> bool:
+    """Whether placements differ, and a rank does not hold the same part on both sides.
+
+    A tensor that one side does not have, such as a gradient of None, has no placements there.
+    """
+    is_same_part = reference.box is not None and reference.box == candidate.box
+    has_both = holds_any(reference) and holds_any(candidate)
+    return reference.placements != candidate.placements and has_both and not is_same_part
+
+
 def _tell_layout(key: Key, reference: Record, candidate: Record) -> str:
     here, there = _tell_type(reference), _tell_type(candidate)
-    sharded = "sharded otherwise: " if reference.placements != candidate.placements else ""
+    if holds_any(reference) != holds_any(candidate):
+        here, there = (told if holds_any(part) else "none" for told, part in ((here, reference), (there, candidate)))
+    sharded = "sharded otherwise: " if _are_sharded_otherwise(reference, candidate) else ""
     return f"{_tell_place(key)}: {sharded}{here} in the reference, {there} in the candidate"
 
 

@@ -32,6 +32,28 @@ def first_beyond(layouts: LayoutBounds, comparison: Comparison) -> Divergence | 
     return None
 
 
+def told_near(layouts: LayoutBounds) -> str | None:
+    """The sentence about a CLOSE whose tensors differ by more than rounding usually does; None if none do.
+
+    Such as "5 tensors of blocks.1.norm use up to 85% of their bound, and no other module's more than 20%".
+    """
+    used: dict[str, list[float]] = {}
+    for row in layouts.rows:
+        if row.used is not None:
+            module, _ = place_of(Key(row.step, row.kind, row.name, row.rank))
+            used.setdefault(module or f"the step itself ({row.kind} {row.name})", []).append(row.used)
+    if not layouts.near or not used:
+        return None
+    most = max(used, key=lambda module: max(used[module]))
+    rest = max((max(shares) for module, shares in used.items() if module != most), default=0.0)
+    count = len(used[most])
+    return (
+        f"a small defect is possible: {layouts.near} tensors differ by more than rounding usually does, most of all "
+        f"{count} tensor{'s' if count > 1 else ''} of {most}, by up to {100 * max(used[most]):.0f}% of the bound; "
+        f"elsewhere at most {100 * rest:.0f}%"
+    )
+
+
 def told_without_call(first: Divergence) -> str:
     """The sentence about a difference that has no call to blame."""
     module, direction = place_of(Key(first.step, first.kind, first.name, first.rank))

@@ -7,6 +7,10 @@
 3. A tensor's bound is Student's quantile times the root mean square of its samples' distances from the reference, at
    the level at which all tensors together stay within theirs with CONFIDENCE; and at least FEWEST_UNITS units in the
    last place of its norm, since samples of few elements may all be rounded to one value, and some sums are fused.
+4. Three samples know a spread badly: with three degrees of freedom a bound is 30 spreads for a hundred tensors, and a
+   defect of 17 fits in. Rounding itself moves tensors by 1 spread, at most 2 (`bench_layouts.py defects`). So a tensor
+   that moves by more than NEAR_SPREADS, and by more than a unit, is `near`: `across` then takes more samples, and
+   with twelve a bound is 6 spreads.
 
 Distances are Euclidean, over all cells of a tensor, each cell once; of a candidate's replicas the farthest counts.
 """
@@ -35,6 +39,7 @@ from bitproof.harness.records.layout_bounds import MAX_ROWS
 
 CONFIDENCE = 0.99
 FEWEST_UNITS = 4
+NEAR_SPREADS = 2.5
 
 
 def measure_layouts(
@@ -54,18 +59,22 @@ def measure_layouts(
     compared = recordings[0].from_step(0 if have_as_many else start)
     names = [*dict.fromkeys(LogicalTensor(key.step, key.kind, key.name) for key in compared.records)]
     free = [tensor for tensor in names if not is_exact(tensor, first, start)]
-    factor = student_quantile((1 - CONFIDENCE) / max(1, len(free)))
+    stages = 2  # a tensor is held against two bounds, of few and of all samples
+    factor = student_quantile((1 - CONFIDENCE) / stages / max(1, len(free)), len(samples))
+    near = 0
     rows: list[LayoutRow] = []
     with ExitStack() as stack:
         sides = [_Side(folder, recording, stack) for folder, recording in zip(folders, recordings, strict=True)]
         for tensor in names:
+            if tensor.kind == "buffer" and tensor not in sides[1].parts:
+                continue  # only the reference has it: `one_sided` says what follows
             found = _distances(tensor, sides)
             if found.error > 0 or tensor in apart:
                 bound = None if tensor in apart or is_exact(tensor, first, start) else found.bound(factor)
                 error = _finite(found.relative(found.error))
-                rows.append(
-                    LayoutRow(**tensor._asdict(), error=error, bound=bound, rank=found.rank, apart=tensor in apart)
-                )
+                row = LayoutRow(**tensor._asdict(), error=error, bound=bound, rank=found.rank, apart=tensor in apart)
+                near += found.is_near and not row.is_beyond
+                rows.append(row)
     order = computation_order(recordings[0].records)
     rows.sort(key=lambda row: order(Key(row.step, row.kind, row.name, 0)))
     rows.sort(key=lambda row: (not row.is_beyond, 0.0 if row.is_beyond else -(row.used or 0.0)))
@@ -77,22 +86,36 @@ def measure_layouts(
         samples=len(samples),
         confidence=CONFIDENCE,
         beyond=sum(row.is_beyond for row in rows),
+        near=near,
         rows=rows[:MAX_ROWS],
     )
 
 
-def student_quantile(level: float) -> float:
-    """How many standard deviations, estimated from three distances, a normal error exceeds with this probability.
+def student_quantile(level: float, degrees: int) -> float:
+    """How many standard deviations, estimated from so many distances, a normal error exceeds with this probability.
 
-    Student's t distribution with 3 degrees of freedom, on both sides: Student, Biometrika 6 (1908), 1.
+    Student's t distribution on both sides: Student, Biometrika 6 (1908), 1. Its integral for whole degrees of freedom:
+    Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 26.7.3 and 26.7.4.
     """
     low, high = 0.0, 1e6
     for _ in range(200):
         middle = (low + high) / 2
-        x = middle / math.sqrt(3)
-        beyond = 1 - 2 / math.pi * (x / (1 + x * x) + math.atan(x))
-        low, high = (middle, high) if beyond > level else (low, middle)
+        low, high = (middle, high) if 1 - _student_within(middle, degrees) > level else (low, middle)
     return high
+
+
+def _student_within(t: float, degrees: int) -> float:
+    """The probability that |T| is at most t."""
+    angle = math.atan(t / math.sqrt(degrees))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    is_odd = degrees % 2
+    term = total = cosine if is_odd else 1.0
+    for number in range(3 if is_odd else 2, degrees - 1, 2):
+        term *= cosine * cosine * (number - 1) / number
+        total += term
+    if not is_odd:
+        return sine * total
+    return 2 / math.pi * (angle + (sine * total if degrees > 1 else 0.0))
 
 
 @dataclass(frozen=True)
@@ -112,6 +135,12 @@ class _Distances:
         """The largest relative error that sums in other orders explain."""
         spread = math.sqrt(sum(distance * distance for distance in self.samples) / len(self.samples))
         return self.relative(max(factor * spread, self.least)) if math.isfinite(spread) else math.inf
+
+    @property
+    def is_near(self) -> bool:
+        """Whether it moved farther than rounding usually moves it: that is worth more samples."""
+        spread = math.sqrt(sum(distance * distance for distance in self.samples) / len(self.samples))
+        return self.error > NEAR_SPREADS * spread and self.error > self.least / FEWEST_UNITS
 
     def relative(self, distance: float) -> float:
         return distance / self.norm if self.norm else (0.0 if distance == 0 else math.inf)

@@ -86,19 +86,20 @@ def are_laid_out_otherwise(case: Case, reference: Recording, candidate: Recordin
     return any(True for _ in _across(reference, candidate))
 
 
-def lack_state_alone(case: Case, reference: Recording, candidate: Recording) -> bool:
-    """Whether layouts differ in nothing but that ranks lack optimizer state of a parameter: calls have partners.
+def lack_parts_alone(case: Case, reference: Recording, candidate: Recording) -> bool:
+    """Whether layouts differ only in that ranks lack a parameter's gradient or optimizer state: calls have partners.
 
-    So it is where a rank leaves a parameter out of its update, or another one updates it for all.
+    So it is if a rank leaves a parameter out of its update, or another rank updates it for all.
     """
+    across = [] if case.reference_parallelism is not None else [*_across(reference, candidate)]
+    return bool(across) and all(_is_part_lacking(tensor, *sides) for tensor, sides in across)
 
-    def lies_alike(here: PartLayouts, there: PartLayouts) -> bool:
-        both = here.keys() & there
-        return not lies_otherwise({rank: here[rank] for rank in both}, {rank: there[rank] for rank in both}, True)
 
-    tensors = () if case.reference_parallelism is not None else _across(reference, candidate)
-    found = [tensor.kind == "optimizer" and lies_alike(*sides) for tensor, sides in tensors]
-    return bool(found) and all(found)
+def _is_part_lacking(tensor: LogicalTensor, here: PartLayouts, there: PartLayouts) -> bool:
+    """Whether a gradient or a state is missing on some ranks, and laid out alike on those that both have."""
+    both = here.keys() & there
+    left, right = ({rank: side[rank] for rank in both} for side in (here, there))
+    return tensor.kind in ("grad", "optimizer") and not lies_otherwise(left, right, have_as_many=True)
 
 
 def common_cuts(reference: Recording, candidate: Recording) -> dict[str, Cuts]:
@@ -290,9 +291,31 @@ def _across(
 
 
 def lies_otherwise(here: Parts | PartLayouts, there: Parts | PartLayouts, have_as_many: bool) -> bool:
-    """Whether a tensor's records do not pair rank by rank. A tensor that one side lacks has no other layout."""
-    left, right = ({rank: (part.box, part.placements is None) for rank, part in side.items()} for side in (here, there))
-    return not have_as_many or bool(left and right and left != right)
+    """Whether a tensor's records do not pair rank by rank.
+
+    A tensor that one side lacks has no other layout, and neither has one that holds nothing there, such as the
+    gradient None of a parameter that FSDP2 shards: the records pair, and differ.
+    """
+    if not have_as_many:
+        return True
+    if not here or not there:
+        return False
+    return here.keys() != there.keys() or any(
+        _held_as(part) != _held_as(there[rank])
+        for rank, part in here.items()
+        if holds_any(part) and holds_any(there[rank])
+    )
+
+
+def holds_any(part: Record | PartLayout) -> bool:
+    """Whether a rank has any of the tensor. A record of a plain tensor without elements says that it has none; a
+    DTensor's shard may be empty, and says where it lies.
+    """
+    return bool(part.box or part.placements) or 0 not in part.shape
+
+
+def _held_as(part: Record | PartLayout) -> tuple[str | None, bool]:
+    return part.box, part.placements is None
 
 
 def by_rank(recording: Recording) -> dict[LogicalTensor, dict[int, Record]]:
@@ -346,8 +369,15 @@ def are_staged(*recordings: Recording) -> bool:
 
 
 def gradients_lie_otherwise(reference: Recording, candidate: Recording) -> bool:
-    """Whether the ranks hold other parts of some gradient or parameter than the other system's do."""
-    return any(tensor.kind in ("grad", "param") for tensor, _ in _across(reference, candidate))
+    """Whether the ranks hold other parts of some gradient or parameter than the other system's do.
+
+    A gradient that only some ranks lack is no other part: it says nothing about how the others are summed.
+    """
+    have_as_many = reference.manifest.world_size == candidate.manifest.world_size
+    return any(
+        tensor.kind == "param" or (tensor.kind == "grad" and not (have_as_many and _is_part_lacking(tensor, *sides)))
+        for tensor, sides in _across(reference, candidate)
+    )
 
 
 def box_of(record: Record) -> Box | None:

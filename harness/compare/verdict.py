@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from bitproof.harness.case import KINDS, Case, Kind
 from bitproof.harness.compare.chunked import unlike_chunks
-from bitproof.harness.compare.layout_verdict import decide_by_layout, first_beyond, told_without_call
+from bitproof.harness.compare.layout_verdict import decide_by_layout, first_beyond, told_near, told_without_call
 from bitproof.harness.compare.same_case import contradictions, unlike_digests
 from bitproof.harness.compare.vacuity import compiled_runs, unshown_state, vacuous_runs
 from bitproof.harness.records import (
@@ -42,6 +42,7 @@ SHARDED_OTHERWISE = (
     "nothing can be compared with the case's bound of {:g}: elements of tensors that are sharded otherwise have no "
     "partners; have both systems show whole tensors, as by DTensor.full_tensor()"
 )
+UNSHARED = "state of one system has nothing to be compared with"
 RACES = "a graph races with its collectives or copies, so that its bits agree by luck, if they do"
 
 
@@ -110,7 +111,9 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
             *evidence.shown.vacuous_steps(case),
             *(told for side in sides for told in vacuous_runs(side, sides[side].manifest)),
         ),
+        unshared=(*evidence.one_sided.unshown(),),
         remarks=(
+            *evidence.one_sided.remarks(),
             *evidence.shown.vacuous_tensors(),
             *(told for side in sides for told in compiled_runs(side, sides[side].manifest)),
             *(told for side in sides for told in unshown_state(side, sides[side].manifest)),
@@ -119,10 +122,16 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
 
 
 def demand_substance(comparison: Comparison) -> Comparison:
-    """The comparison, its EQUAL withdrawn where what agrees shows nothing."""
-    if comparison.verdict == Verdict.EQUAL and comparison.vacuous:
-        return replace(comparison, verdict=Verdict.UNVERIFIED, reason=_tell(VACUOUS, comparison.vacuous))
+    """The comparison, its EQUAL withdrawn where what agrees shows nothing, or does not show everything."""
+    if comparison.verdict == Verdict.EQUAL and (reasons := _reasons_against(comparison)):
+        return replace(comparison, verdict=Verdict.UNVERIFIED, reason="\n".join(reasons))
     return comparison
+
+
+def _reasons_against(comparison: Comparison) -> list[str]:
+    """Why agreement is no evidence for two systems."""
+    found = {VACUOUS: comparison.vacuous, UNSHARED: comparison.unshared}
+    return [_tell(what, details) for what, details in found.items() if details]
 
 
 def judge(
@@ -147,7 +156,7 @@ def judge(
     read what a collective or a copy brings, or write what it reads, before anything waits for it. Where a system
     differs from itself, its races stand beside that. A bound says nothing about two layouts: a case with one is
     UNVERIFIED where tensors that differ are sharded otherwise. With `layouts` the bounds follow from those, and a
-    difference within all of them is CLOSE; no call is blamed, unless calls of both have partners (`lack_state_alone`).
+    difference within all of them is CLOSE; no call is blamed, unless calls of both have partners (`lack_parts_alone`).
     """
     controls = {"reference": reference_control, "candidate": candidate_control}
     stresses = {"reference": reference_stress, "candidate": candidate_stress}
@@ -170,8 +179,8 @@ def judge(
     if verdict == Verdict.DIFFERENT:
         verdict, measured, beyond = _measured(case, comparison, closeness, layouts)
         texts, first = texts + measured, beyond or first
-    if verdict == Verdict.CLOSE and comparison.vacuous:
-        verdict, texts = Verdict.UNVERIFIED, [*texts, _tell(VACUOUS, comparison.vacuous)]
+    if verdict == Verdict.CLOSE and (reasons := _reasons_against(comparison)):
+        verdict, texts = Verdict.UNVERIFIED, [*texts, *reasons]
     if verdict in (Verdict.EQUAL, Verdict.CLOSE) and races:
         verdict, texts = Verdict.UNVERIFIED, [*texts, _tell(RACES, races)]
     elif verdict == Verdict.NONDETERMINISTIC and races:
@@ -179,6 +188,7 @@ def judge(
     # Where a control differs no bound is measured, and the first record that differs may do so by rounding.
     is_beyond = layouts and verdict == Verdict.DIFFERENT and (layouts.samples or not layouts.regrouped)
     without_call = [told_without_call(first)] if is_beyond and first and not have_partners else []
+    near = told_near(layouts) if layouts and verdict == Verdict.CLOSE else None
     return Judgement(
         verdict=verdict,
         compared=dict(comparison.compared),
@@ -192,7 +202,7 @@ def judge(
         stress=_verdicts(stresses) if any(stresses.values()) else None,
         differing=comparison.differing,
         differing_left_out=comparison.differing_left_out,
-        remarks=(*comparison.remarks, *without_call),
+        remarks=(*comparison.remarks, *without_call, *([near] if near else [])),
     )
 
 

@@ -2,8 +2,10 @@
 
 1. Both first runs determine the cuts. Each system runs again as its control, and records the digests of cells.
 2. The reference, converted to the candidate's layout, is compared with the candidate as usual.
-3. If bits differ that may differ, the reference runs a few more times with reordered sums; the values of all these
+3. If bits differ that may differ, the reference runs three more times with reordered sums; the values of all these
    runs give bounds, with which the candidate is compared.
+4. If all tensors are within their bounds, and some differ by more than rounding usually does, the reference runs up to
+   twelve times: bounds of more runs are narrower.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from bitproof.harness.compare.relaid import (
     Relaid,
     common_cuts,
     first_few,
-    lack_state_alone,
+    lack_parts_alone,
     relaid,
     replicas,
     tensors_of,
@@ -29,9 +31,9 @@ from bitproof.harness.disturb.regroup import Across, Regroup
 from bitproof.harness.execute.requests import BoundsRequest
 from bitproof.harness.options import ROLES, Role
 from bitproof.harness.records import Comparison, LayoutBounds, Recording, Verdict
+from bitproof.harness.records.layout_bounds import FEWEST_SAMPLES, MOST_SAMPLES
 
 CELLS = "cells"
-SAMPLES = 3
 
 Record = Callable[[Role, str, Across], Path]
 """Runs one side as a named arm of the case, and returns the folder of its recording."""
@@ -67,17 +69,18 @@ def compare_layouts(
     may_be_close = comparison.verdict == Verdict.DIFFERENT and layouts.regrouped and not comparison.layout_mismatches
     if may_be_close and are_repeated:
         parts, start = max(2, case.most_ranks), apart_from(firsts["candidate"].manifest)
-        samples = [
-            record(
-                "reference",
-                f"regrouped{seed}",
-                Across(cuts={}, keeps_values=True, regroup=Regroup(seed=seed, parts=parts, first_step=start)),
-            )
-            for seed in range(1, SAMPLES + 1)
-        ]
         apart = [(tensor.step, tensor.kind, tensor.name) for tensor in sorted(other.parted | _one_sided(cells))]
-        layouts = ask(BoundsRequest(**folders, samples=samples, apart=apart))
-    have_partners = lack_state_alone(case, firsts["reference"], firsts["candidate"])
+        samples: list[Path] = []
+        for number in (FEWEST_SAMPLES, MOST_SAMPLES):
+            for seed in range(len(samples) + 1, number + 1):
+                regroup = Regroup(seed=seed, parts=parts, first_step=start)
+                samples.append(
+                    record("reference", f"regrouped{seed}", Across(cuts={}, keeps_values=True, regroup=regroup))
+                )
+            layouts = ask(BoundsRequest(**folders, samples=samples, apart=apart))
+            if not (layouts.is_within and layouts.near):
+                break
+    have_partners = lack_parts_alone(case, firsts["reference"], firsts["candidate"])
     return AcrossLayouts(comparison=comparison, controls=controls, layouts=layouts, have_partners=have_partners)
 
 

@@ -47,6 +47,7 @@ from bitproof.harness.localize.culprit import Culprit, How
 from bitproof.harness.localize.doubts import doubts
 from bitproof.harness.localize.logs.calls import KERNELS, Call, Place, is_abandoned
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
+from bitproof.harness.localize.logs.idle_broadcasts import without_idle_broadcasts
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
 from bitproof.harness.localize.lost_sums import or_lost_sum
@@ -77,6 +78,9 @@ def find_culprit(
     Of the tensors that differ the `first` is explained, a rank's; where no call explains that, the next one that any
     does. None when no call explains what differs: it was changed outside of every operator.
     """
+    plain = [log for log in reference if not isinstance(log, ReferenceLog)]
+    reference = without_idle_broadcasts(plain) if len(plain) == len(reference) else reference
+    candidate = without_idle_broadcasts(candidate)
     known = [log if isinstance(log, ReferenceLog) else ReferenceLog(log) for log in reference]
     logs = [CandidateLog(calls, ready) for calls, ready in zip(candidate, known, strict=True)]
     blame = _Blame(logs, JoinedLogs(candidate), {rank: list(pairs) for rank, pairs in differing.items()})
@@ -153,8 +157,9 @@ class _Blame:
             return Culprit(how="regroups", call=call, ranks=ranks, candidate=index, reference=None, at=at)
         if partner is not None and same is None:
             missing = self._missing_for(picked)
-            if missing is not None:
-                return missing
+            is_constant = missing is not None and missing.how == "lacks" and not missing.call.inputs
+            if missing is not None and not (is_constant and log.how_it_reads(index) == "inherits"):
+                return missing  # a constant that became a tensor of the module's is missing only for its reader
         how: How = same or (log.how_it_reads(index) if partner is not None else "adds")
         if how == "computes" and not call.inputs:
             how = "draws"

@@ -9,7 +9,7 @@ there.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from bitproof.harness.compare.order import ComputationOrder, ComputedAt
 from bitproof.harness.errors import BitproofError
 from bitproof.harness.localize.blame import Differing, find_culprit
 from bitproof.harness.localize.culprit import HOW, Culprit, Link, call_of
-from bitproof.harness.localize.logs.calls import Call
+from bitproof.harness.localize.logs.calls import Call, gives_what_it_reads
 from bitproof.harness.localize.logs.replay import (
     RECORD,
     OutputSite,
@@ -95,6 +95,11 @@ class Search:
         if culprit is None:
             return first
         self.remarks += tell_others(culprit)
+        if (
+            culprit.how == "inherits"
+            and (buffer := self._buffer_read(culprit, logs["candidate"], key.step)) is not None
+        ):
+            self.remarks.append(buffer)
         if culprit.explains is not None and culprit.explains != (key.rank, *pair):
             first = self._explained(key, culprit.explains)
         if (
@@ -133,6 +138,28 @@ class Search:
         side: Role = "reference" if culprit.candidate is None else "candidate"
         step, _ = step_of(archive_of(self._archives(side, ALL_STEPS), culprit.rank), culprit.index)
         return (culprit, logs, step) if step < key.step else None
+
+    def _buffer_read(self, culprit: Culprit, logs: Sequence[Sequence[Call]], step: int) -> str | None:
+        """The sentence about a buffer that the blamed call reads, as it is or a view of it, and that has other bits in
+        the reference, or none. No call wrote it before: it was so when the step began.
+        """
+        if culprit.candidate is None:
+            return None
+        calls, pending, read = logs[culprit.rank], [culprit.candidate], set[str]()
+        while pending:
+            call = calls[pending.pop()]
+            read |= {*call.inputs}
+            left = [number for number in call.producers if number is not None]
+            pending += [number for number in left if calls[number].view or gives_what_it_reads(calls[number])]
+        theirs, own = (self.recordings[role].records_at(culprit.rank, step) for role in ROLES)
+        for key, record in own.items():
+            name, _, _ = key.name.rpartition("@")
+            if key.kind == "buffer" and name and record.digest in read:
+                if key not in theirs:
+                    return f"the call to blame reads buffer `{name}`, which only the candidate has"
+                if theirs[key].digest != record.digest:
+                    return f"the call to blame reads buffer `{name}`, which differed before the step's first forward"
+        return None
 
     def _explained(self, first: Key, explains: tuple[int, str, str]) -> Divergence:
         """The record that the blamed call leads to, where it is not the first by its key; a remark has both."""

@@ -10,6 +10,8 @@ from bitproof.harness.ulps import Count
 from bitproof.harness.validate import GROWING
 
 MAX_ROWS = 20
+FEWEST_SAMPLES, MOST_SAMPLES = 3, 12
+"""How many runs with reordered sums give bounds: the fewest, and as many if a tensor is `near` its bound of these."""
 Phase = Literal["forward", "backward", "clip", "update"]
 """The phases of a step, in order; "clip" is everything between backward and the optimizer."""
 
@@ -51,8 +53,8 @@ class LayoutBounds:
     sides take the same sums before `regrouped_from` (a phase of the first step, None for never). `regrouped` may differ
     by rounding; `confidence` is the probability that rounding alone leaves all of them within bounds, which come from
     `samples` runs of the reference with reordered sums. `beyond` counts tensors that had to be equal and are not, or
-    exceed their bound. `rows` lists those first, in the order of computation, then the tensors that used most of their
-    bound.
+    exceed their bound, `near` those within it that differ by more than rounding usually does. `rows` lists those beyond
+    first, in the order of computation, then the tensors that used most of their bound.
     """
 
     __pydantic_config__ = GROWING
@@ -64,6 +66,7 @@ class LayoutBounds:
     samples: Count = 0
     confidence: float | None = None
     beyond: Count = 0
+    near: Count = 0
     rows: list[LayoutRow] = field(default_factory=list)
 
     @property

@@ -170,7 +170,8 @@ class Manifest:
     the ranks' transport, which changes no bit, as all sums are in rank order, except for "native", where NCCL chooses
     the order. `alone` are the ranks that ran no collective with another rank in any step, though their system does not
     declare them independent; `compiled` is what torch.compile did with each rank's code, None if nothing was to be
-    compiled. `unshown` names state of a user's system that steps changed and no record has. `meetings` are the sums and
+    compiled. `unshown` names state of a user's system that steps changed and no record has; `shows_every_buffer`: no
+    buffer of its models is without records. `meetings` are the sums and
     exchanges over ranks, if the run was asked for them. `sources` is the sha256 of bitproof's own files; it, machine,
     commit and environment are the same on every rank. `determinism` was set before the system was made; `switches` were
     read then, after the system was made, and after the last step. `calls` are the logs stored with a baseline, and
@@ -203,6 +204,7 @@ class Manifest:
     alone: list[int] | None = None
     compiled: list[TorchCompile | None] | None = None
     unshown: list[str] | None = None
+    shows_every_buffer: bool | None = None
     meetings: list[Meeting] | None = None
     digest: str | None = None
     values: list[str] = field(default_factory=list)

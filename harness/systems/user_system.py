@@ -47,6 +47,7 @@ class UserSystem:
         self.captured = captured
         self.names = Names(names or getattr(made, "names", {}), f"names of system {name}")
         self.independent_ranks = bool(getattr(made, "independent_ranks", False))
+        self.shows_every_buffer = bool(getattr(made, "shows_every_buffer", False))
         self._name = name
         self._tamper = tamper
         self._origin = dict(origin)

@@ -97,6 +97,8 @@ def watch(
 class WatchedStep:
     """A system that shows what a function leaves of the models and optimizers that it trains."""
 
+    shows_every_buffer = True
+
     def __init__(self, step: Callable[[int], Any], models: list[nn.Module], optimizers: list[Optimizer]) -> None:
         self.model = models[0] if len(models) == 1 else None
         self.names: dict[str, str] = {}
@@ -121,7 +123,7 @@ class WatchedStep:
             part = of_name.get(name if kind in ("grad", "param") else name.rpartition(".")[0])
             if part is not None and kind == "optimizer" and part[1] == part[2]:
                 return  # it has no elements here, and so no state
-            if part is not None and tensor.dim() == 1:
+            if part is not None and tensor.dim() == 1 and tensor.numel() == part[2] - part[1]:
                 tensor = tensor.detach()
                 setattr(tensor, FLAT, part)
             observe(kind, name, tensor)

@@ -2,11 +2,14 @@
 
     python tests/benchmarks/bench_layouts.py table [PAGE [EXPRESSION]]
     python tests/benchmarks/bench_layouts.py drawn [NUMBER] [FIRST_SEED]
+    python tests/benchmarks/bench_layouts.py defects | held_out
 
 `table` runs the families' cases. It says how many tensors had to agree in every bit, how many may be regrouped, and the
 largest share of a bound that one used; given a page, it writes that between the page's marks. `drawn` draws a pair of
 systems, a number of ranks, sizes and a seed for each run, by its own number. Whatever is not EQUAL, or where sums are
-regrouped CLOSE, is an alarm: with one it exits with 1.
+regrouped CLOSE, is an alarm: with one it exits with 1. `defects` runs each defect of `small_defects.py` in a pair of
+layouts, with sizes and a seed, that its number draws, and as many pairs without one: it counts CLOSE, CLOSE with a
+remark, and DIFFERENT. `held_out` does so with defects that were written when the rule had been chosen.
 """
 
 from __future__ import annotations
@@ -102,6 +105,59 @@ def run_drawn(number: int, first: int) -> int:
     return int(alarms > 0)
 
 
+SMALL = (
+    ("ddp", "ddp", 1, 2),
+    ("ddp", "fsdp", 1, 2),
+    ("fsdp", "fsdp_tp", 1, 2),
+    ("fsdp", "fsdp_tp", 2, 2),
+    ("ddp", "halves", 1, 1),
+    ("ddp", "halves", 2, 2),
+    ("fsdp", "ddp", 2, 1),
+    ("fsdp_tp", "ddp", 2, 1),
+)
+"""Reference, candidate and their numbers of ranks, whose sums are regrouped: correct pairs are CLOSE."""
+
+
+def drawn_small(number: int, words: str, defect: str | None) -> Case:
+    """A pair with a defect of `small_defects`, or none, of a number."""
+    draw = random.Random(f"{words} {number} {defect}")
+    reference, candidate, here, there = draw.choice(SMALL)
+    sizes = {"dim": 8 * draw.randint(1, 6), "rows": 8 * draw.randint(1, 2), "length": 4 * draw.randint(2, 8)}
+    ranks = [Parallelism(world_size=world, ep=1, tp=2 if name == "fsdp_tp" else 1)
+             for name, world in ((reference, here), (candidate, there))]  # fmt: skip
+    return Case(
+        name=f"{words}_{number}_{reference}_{candidate}_{here}_{there}",
+        family="small",
+        reference=f"{MESH}:{reference}",
+        candidate=f"{'tests.benchmarks.small_defects' if defect else MESH}:{candidate}",
+        expected="CLOSE",
+        steps=2,
+        seed=draw.randrange(1 << 31),
+        parallelism=ranks[1],
+        reference_parallelism=ranks[0],
+        options=sizes | ({"defect": defect} if defect else {}),
+    )
+
+
+def run_small(words: str) -> int:
+    """Run each defect, and as many pairs without one. Exits with 1 if one of these is not CLOSE."""
+    from tests.benchmarks.small_defects import DEFECTS, HELD_OUT
+
+    chosen: list[str | None] = [*(DEFECTS if words == "defects" else HELD_OUT)]
+    counts: Counter[tuple[bool, str]] = Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        cases = [drawn_small(number, words, defect) for number, defect in enumerate(chosen + [None] * len(chosen))]
+        for result in run_cases(cases, RunOptions(device="cpu"), Path(folder)):
+            defect, layouts = result.case.options.get("defect"), result.layouts
+            is_told = any("a small defect is possible" in remark for remark in result.remarks)
+            counts[defect is not None, f"{result.verdict}{' with a remark' if is_told else ''}"] += 1
+            used = max((row.used or 0.0 for row in layouts.rows), default=0.0) if layouts else 0.0
+            samples = layouts.samples if layouts else 0
+            print(f"{result.case.name}: {defect}: {result.verdict}, {used:.2f} of a bound of {samples}", flush=True)
+    print(*(f"{'defects' if bad else 'correct'}, {told}: {count}" for (bad, told), count in counts.items()), sep="\n")
+    return int(any(not bad and told != "CLOSE" for bad, told in counts))
+
+
 def rows_of(report: Path) -> Iterator[tuple[str, ...]]:
     """A row a case."""
     for case in json.loads(report.read_text())["cases"]:
@@ -142,6 +198,8 @@ def main(what: str, *words: str) -> int:
     """Do what the command line says."""
     if what == "table":
         return write_table(Path(words[0]) if words else None, words[1] if words[1:] else EXPRESSION)
+    if what in ("defects", "held_out"):
+        return run_small(what)
     number, first = (*map(int, words), *(200, 0)[len(words) :])
     return run_drawn(number, first)
 

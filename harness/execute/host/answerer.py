@@ -279,6 +279,7 @@ def join_recording(
         alone=[rank for rank, account in enumerate(done) if account.is_alone],
         compiled=[rank.compiled for rank in done],
         unshown=list(dict.fromkeys(told for rank in done for told in rank.unshown)),
+        shows_every_buffer=all(rank.shows_every_buffer for rank in done),
         meetings=None if request.across is None else _met(done),
     )
     join_parts(request.out, manifest, parts, values)

@@ -154,6 +154,7 @@ def _done(
         meetings=steps.sums.meetings,
         races=tuple(users.races()) if users else (),
         unshown=tuple(users.unshown(recorder.rows)) if users else (),
+        shows_every_buffer=users is not None and users.shows_every_buffer,
         turns=tuple(users.turns(ranks_in)) if users else (),
         graph=PreparedGraph.captured(getattr(system, "captured", None)),
     )

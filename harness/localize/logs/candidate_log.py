@@ -131,11 +131,19 @@ class CandidateLog(IndexedLog):
             view = self.log[producer]
             is_for_it = self.is_new(index) and self.log[index].operator != "clone"  # in which no value is wrong
             is_passed = (is_for_it and not self.is_proven(producer)) or keeps_order(view)
-            if view.view and (is_passed or (view.place == self.log[index].place and self.shows_left(producer))):
+            is_there = view.place == self.log[index].place or self.is_extra(
+                producer
+            )  # else the reference has this view
+            if view.view and (is_passed or (is_there and self.shows_left(producer))):
                 pending += self._bad_inputs(producer)
             else:
                 found.add(producer)
         return found
+
+    def _shows_for(self, view: int, index: int) -> bool:
+        """Whether a view shows a call what was there before the step: at its place, or where the reference has none."""
+        is_there = self.log[view].place == self.log[index].place or self.is_extra(view)
+        return is_there and self.shows_left(view)
 
     def _bad_inputs(self, index: int) -> list[int]:
         """The same, views included; a right part of a bucket is right, where it is trusted, wherever it belongs."""

@@ -39,9 +39,35 @@ def measured(tmp_path):
     return measure
 
 
-def test_students_quantiles_are_those_of_three_degrees_of_freedom():
-    for level, quantile in ((0.1, 2.353), (0.05, 3.182), (0.01, 5.841), (0.001, 12.924)):
-        assert student_quantile(level) == pytest.approx(quantile, rel=1e-3)
+@pytest.mark.parametrize(
+    ("degrees", "quantiles"),
+    [
+        (1, (6.314, 12.706, 63.657, 636.619)),
+        (2, (2.920, 4.303, 9.925, 31.599)),
+        (3, (2.353, 3.182, 5.841, 12.924)),
+        (4, (2.132, 2.776, 4.604, 8.610)),
+        (11, (1.796, 2.201, 3.106, 4.437)),
+        (12, (1.782, 2.179, 3.055, 4.318)),
+    ],
+)
+def test_students_quantiles_are_those_of_the_tables(degrees, quantiles):
+    for level, quantile in zip((0.1, 0.05, 0.01, 0.001), quantiles, strict=True):
+        assert student_quantile(level, degrees) == pytest.approx(quantile, rel=1e-3)
+
+
+def test_more_samples_give_a_narrower_bound_that_a_small_defect_does_not_fit_in(measured):
+    """Eight spreads: a bound is 12 of three samples, and 4 of twelve."""
+    defect, samples = moved("param", 1 + 8 * 16 * EPS), (1 + 16 * EPS, 1 - 16 * EPS, 1 + 16 * EPS)
+    few, many = measured(defect, *samples), measured(defect, *samples * 4)
+    assert few.is_within and few.near == 1
+    assert not many.is_within and many.beyond == 1 and many.samples == 12
+    usual = measured(moved("param", 1 - 2 * 16 * EPS), *samples)
+    assert usual.is_within and usual.near == 0
+
+
+def test_one_unit_in_the_last_place_is_never_near_its_bound(measured):
+    assert measured(moved("param", 1 + EPS), 1.0, 1.0, 1.0).near == 0
+    assert measured(moved("param", 1 + 3 * EPS), 1.0, 1.0, 1.0).near == 1
 
 
 def test_an_error_of_the_samples_size_is_within_its_bound_and_one_far_beyond_is_not(measured):
@@ -49,9 +75,10 @@ def test_an_error_of_the_samples_size_is_within_its_bound_and_one_far_beyond_is_
     assert near.is_within and near.beyond == 0
     row = near.rows[0]
     assert (row.kind, row.name, row.step) == ("param", "w", 0) and 0 < row.used < 0.2
-    # Four tensors may differ, all but the loss: each may be wrong with a chance of a quarter of a hundredth.
+    # Four tensors may differ, all but the loss: each may be wrong with a chance of a quarter of a hundredth, half of
+    # that for the bound of more samples.
     spread = 16 * EPS * (2 / 3) ** 0.5
-    assert row.bound == pytest.approx(student_quantile(0.01 / 4) * spread, rel=1e-3)
+    assert row.bound == pytest.approx(student_quantile(0.01 / 2 / 4, 3) * spread, rel=1e-3)
     far = measured(moved("param", 1.001), 1 + 16 * EPS, 1 - 16 * EPS, 1.0)
     assert not far.is_within and far.beyond == 1 and far.rows[0].is_beyond
 

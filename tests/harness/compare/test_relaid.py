@@ -18,7 +18,8 @@ from bitproof.harness.compare.relaid import (
     are_laid_out_otherwise,
     are_staged,
     common_cuts,
-    lack_state_alone,
+    gradients_lie_otherwise,
+    lack_parts_alone,
     relaid,
     replicas,
     tensors_of,
@@ -95,7 +96,7 @@ def test_of_stored_recordings_no_more_than_a_rank_is_read_at_once_and_the_same_f
 
     def told(here, there):
         other = relaid(here, there, cuts)
-        what = [are_laid_out_otherwise(ranks, here, there), lack_state_alone(ranks, here, there), other.across]
+        what = [are_laid_out_otherwise(ranks, here, there), lack_parts_alone(ranks, here, there), other.across]
         what += [common_cuts(here, there), are_staged(here, there), [*replicas(here)], [*replicas(there)]]
         return [*what, tensors_of(here), other.apart, other.unusable, compare(other.recording, there, ranks)]
 
@@ -222,17 +223,57 @@ def test_stages_have_each_parameter_whole_on_one_rank_alone():
     assert not are_staged(lacking), "without parameters nothing tells"
 
 
-def test_calls_have_partners_where_ranks_lack_state_alone_and_in_no_other_two_layouts():
+def test_calls_have_partners_where_ranks_lack_parts_alone_and_in_no_other_two_layouts():
     def without(kind: str, rank: int) -> Recording:
         return replace(
             whole, records={key: x for key, x in whole.records.items() if (key.kind, key.rank) != (kind, rank)}
         )
 
     whole = recording([None] * 4)
-    assert lack_state_alone(case(), whole, without("optimizer", 1))
-    assert lack_state_alone(case(), without("optimizer", 1), without("optimizer", 2))
-    assert not lack_state_alone(replace(case(), reference_parallelism=case().parallelism), whole, whole)
-    for other in (without("grad", 1), recording(ROWS), recording([None] * 2)):
-        assert not lack_state_alone(case(), whole, other)
+    assert lack_parts_alone(case(), whole, without("optimizer", 1))
+    assert lack_parts_alone(case(), without("optimizer", 1), without("optimizer", 2))
+    assert lack_parts_alone(case(), whole, without("grad", 1))
+    assert not lack_parts_alone(replace(case(), reference_parallelism=case().parallelism), whole, whole)
+    for other in (without("param", 1), recording(ROWS), recording([None] * 2)):
+        assert not lack_parts_alone(case(), whole, other)
     for other in (recording(GRID), whole):
-        assert not lack_state_alone(case(), recording(ROWS), other)
+        assert not lack_parts_alone(case(), recording(ROWS), other)
+
+
+@pytest.mark.parametrize("kind", ["grad", "optimizer"])
+@pytest.mark.parametrize("ranks", [(0, 1, 2, 3), (1,)])
+@pytest.mark.parametrize("boxes", [ROWS, GRID, [None] * 4], ids=["rows", "grid", "plain"])
+def test_a_tensor_that_ranks_do_not_have_is_a_difference_there_and_no_other_layout(boxes, ranks, kind):
+    whole, nothing = recording(boxes), torch.empty(0)
+    absent = {Key(0, kind, "w", rank): Record(digest(nothing), "float32", (0,)) for rank in ranks}
+    lacking = replace(whole, records=whole.records | absent)
+    for here, there in ((whole, lacking), (lacking, whole)):
+        assert not are_laid_out_otherwise(case(), here, there) and not gradients_lie_otherwise(here, there)
+        found = compare(here, there, case())
+        assert found.verdict == Verdict.DIFFERENT and not found.is_sharded_otherwise
+        assert found.mismatched[kind] == len(ranks) == len(found.layout_mismatches)
+        (first, *_), side = found.layout_mismatches, "candidate" if here is whole else "reference"
+        assert f"none in the {side}" in first and "sharded otherwise" not in first
+    assert not are_laid_out_otherwise(case(), lacking, lacking)
+    assert compare(lacking, lacking, case()).verdict == Verdict.EQUAL
+
+
+def test_a_gradient_that_some_ranks_lack_hides_no_parameter_that_lies_otherwise():
+    here, there = recording(ROWS), recording(GRID)
+    lost = Key(0, "grad", "w", 1)
+    there.records[lost] = Record(digest(torch.empty(0)), "float32", (0,))
+    assert are_laid_out_otherwise(case(), here, there) and gradients_lie_otherwise(here, there)
+    assert not lack_parts_alone(case(), here, there)
+
+
+def test_an_empty_shard_says_where_it_lies_and_is_a_layout_of_its_own():
+    empty = [*ROWS[:3], Box((8, 6), (((8, 8),), ((0, 6),)))]
+    assert are_laid_out_otherwise(case(), recording(ROWS), recording(empty))
+
+
+def test_a_gradient_that_a_rank_lacks_regroups_no_sum():
+    whole = recording([None] * 4)
+    lacking = replace(whole, records={key: x for key, x in whole.records.items() if key[1:] != ("grad", "w", 1)})
+    assert (lost := [*whole.records.keys() - lacking.records]) == [Key(0, "grad", "w", 1)], lost
+    assert are_laid_out_otherwise(case(), whole, lacking) and not gradients_lie_otherwise(whole, lacking)
+    assert gradients_lie_otherwise(whole, recording(ROWS))

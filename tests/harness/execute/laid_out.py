@@ -82,6 +82,29 @@ def flattened_wrong(case: Case, mesh: Mesh) -> Any:
     return system
 
 
+def rows_without_one_gradient(case: Case, mesh: Mesh) -> Any:
+    """The same under FSDP2, of another learning rate, with a gradient of None from the second step on."""
+    return _without_one_gradient(rows_sharded(case, mesh))
+
+
+def flattened_without_one_gradient(case: Case, mesh: Mesh) -> Any:
+    """The same under FSDP1."""
+    return _without_one_gradient(flattened(case, mesh))
+
+
+def _without_one_gradient(system: Any) -> Any:
+    (optimizer,) = system.watched_optimizers
+    optimizer.param_groups[0]["lr"] = 2e-3
+    bias = system.trained_parameters()["2.bias"]
+
+    def lose(*_: Any) -> None:
+        if optimizer.state:
+            bias.grad = None
+
+    optimizer.register_step_pre_hook(lose)
+    return system
+
+
 def _small() -> nn.Module:
     return nn.Sequential(nn.Linear(7, 13), nn.GELU(), nn.Linear(13, 7))
 

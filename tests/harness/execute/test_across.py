@@ -42,6 +42,12 @@ CASES = [
     case("flat", f"{WRONG}:whole", f"{WRONG}:flattened"),
     case("flat_three", f"{WRONG}:flattened", f"{WRONG}:rows_sharded", THREE, THREE, expected="CLOSE"),
     case("element", f"{WRONG}:whole", f"{WRONG}:flattened_wrong"),
+    replace(
+        case("none_fsdp2", f"{WRONG}:rows_sharded", f"{WRONG}:rows_without_one_gradient"), reference_parallelism=None
+    ),
+    replace(
+        case("none_fsdp1", f"{WRONG}:flattened", f"{WRONG}:flattened_without_one_gradient"), reference_parallelism=None
+    ),
     case("means", f"{LOOP}:uneven", f"{WRONG}:mean_of_means", ONE),
 ]
 
@@ -93,6 +99,16 @@ def test_fewer_ranks_and_other_experts_regroup_sums_and_are_close_within_derived
         assert result.as_expected and contradiction(result) is None
         assert result.layouts.samples == 3 and max(row.used for row in result.layouts.rows) < 1
         assert runs[1][name][4:] == ["regrouped1", "regrouped2", "regrouped3"]
+
+
+@pytest.mark.parametrize("name", ["none_fsdp2", "none_fsdp1"])
+def test_a_gradient_of_none_on_one_side_is_no_other_layout_and_a_call_is_blamed_for_the_first_difference(runs, name):
+    result = runs[0][name]
+    assert (result.verdict, result.layouts) == (Verdict.DIFFERENT, None)
+    assert "grad 2.bias: float32" in result.error and "none in the candidate" in result.error
+    first = result.first_divergence
+    assert (first.step, first.kind, first.call.operator) == (0, "param", "mul_.Tensor")
+    assert not any("sharded otherwise" in text for text in (result.error, *result.remarks))
 
 
 @pytest.mark.parametrize(

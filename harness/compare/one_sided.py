@@ -1,0 +1,97 @@
+"""Buffers that only one of two systems registers: what they leave of a verdict.
+
+A constant of one side, such as `positions`, is another way to write a number: what it changes shows in everything that
+is compared. So it is a remark, and the verdict is that of everything else. State is something else: what steps change
+on one side has no partner, and nothing shows that it is right.
+
+    candidate alone   positions   the same bits at every step     EQUAL is EQUAL, with a remark
+    candidate alone   count       other bits at a later step      EQUAL and CLOSE are UNVERIFIED
+
+This is said only of buffers, and only where the side without them is known to show every buffer it has
+(`shows_every_buffer` in its manifest): of any other system a record may be missing because nobody showed it. If each
+side has buffers that the other lacks, they may be the same under two names, and their records are missing as ever. So
+is one that a rank or a step of the other side has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bitproof.harness.records import ROLES, Key, Record, Recording, Role
+
+_NUM_NAMED = 5
+
+
+@dataclass(kw_only=True)
+class OneSided:
+    """Buffers of one side alone. `side` has them, None where there are none; `changed` are those that steps change."""
+
+    side: Role | None = None
+    names: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+
+    def covers(self, key: Key) -> bool:
+        """Whether a record without a partner is of one of these."""
+        return key.kind == "buffer" and bare(key.name) in self.names
+
+    def remarks(self) -> Iterator[str]:
+        """A sentence that names them."""
+        if self.side is not None:
+            what = "it stays the same" if len(self.names) == 1 else "they stay the same"
+            held = f"; {what} in all steps, and what it changes is compared" if not self.changed else ""
+            yield f"only the {self.side} has buffer {_first_few(self.names)}{held}"
+
+    def unshown(self) -> Iterator[str]:
+        """A sentence for what keeps agreement of everything else from being that of the systems."""
+        if self.changed:
+            which = "it" if len(self.changed) == 1 else "them"
+            yield f"only the {self.side} has buffer {_first_few(self.changed)}, and steps change {which}"
+
+
+def one_sided(
+    sides: Sequence[Recording], unpaired: Mapping[Role, Iterable[tuple[Key, Record]]], num_steps: int
+) -> OneSided:
+    """What of the records without a partner, by the side that has them, is of buffers that the other side never has."""
+    if sides[0].manifest.system == sides[1].manifest.system:
+        return OneSided()  # two runs of one system register the same
+    found: dict[Role, dict[str, dict[tuple[int, str], dict[int, str]]]] = {role: {} for role in ROLES}
+    for role in ROLES:
+        for key, record in unpaired[role]:
+            if key.kind == "buffer":
+                moment = (key.rank, key.name)
+                found[role].setdefault(bare(key.name), {}).setdefault(moment, {})[key.step] = record.digest
+    having = [role for role in ROLES if found[role]]
+    if len(having) != 1:
+        return OneSided()
+    (role,) = having
+    other = sides[1 - ROLES.index(role)]
+    if not other.manifest.shows_every_buffer:
+        return OneSided()
+    paired = {bare(key.name) for key in _buffers_of(other)}
+    names = {name: moments for name, moments in found[role].items() if name not in paired}
+    changed = [name for name, moments in names.items() if _changes(moments, num_steps)]
+    return OneSided(side=role if names else None, names=[*names], changed=changed)
+
+
+def _changes(moments: Mapping[tuple[int, str], Mapping[int, str]], num_steps: int) -> bool:
+    """Whether a rank's value differs between two moments, or is not there at all steps."""
+    by_rank: dict[int, set[str]] = {}
+    for (rank, _), steps in moments.items():
+        by_rank.setdefault(rank, set()).update(steps.values())
+    is_at_all = all(len(steps) == num_steps for steps in moments.values())
+    return not is_at_all or any(len(values) > 1 for values in by_rank.values())
+
+
+def _buffers_of(recording: Recording) -> Iterator[Key]:
+    for rank in recording.ranks:
+        yield from (key for key in recording.records_of(rank) if key.kind == "buffer")
+
+
+def bare(name: str) -> str:
+    """A buffer's name without the moment at which it is recorded."""
+    return name.rpartition("@")[0] or name
+
+
+def _first_few(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names[:_NUM_NAMED]) + (", ..." if len(names) > _NUM_NAMED else "")

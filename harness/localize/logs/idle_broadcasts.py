@@ -1,0 +1,75 @@
+"""Broadcasts that change no rank's memory are no part of a value's history.
+
+DistributedDataParallel sends every buffer from rank 0 before each forward. Where all ranks hold the same already, that
+writes nothing: whoever reads the buffer afterwards reads what was there before. Example, on both ranks:
+
+    broadcast_ p -> p    slice p -> q    embedding w q -> e        slice reads what the step begins with
+
+So each such call gives nothing here, and its readers have the producers that it has itself. Several buffers are joined,
+sent and copied back (`cat`, `broadcast_`, `copy_`): a copy of such a part that leaves a tensor as it was goes, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bitproof.harness.localize.logs.calls import Call, gives_what_it_reads
+from bitproof.harness.localize.logs.joined_logs import JoinedLogs
+from bitproof.harness.localize.logs.packing import name_of
+
+_BROADCASTS = {"broadcast_", "broadcast"}
+
+
+def without_idle_broadcasts(logs: Sequence[Sequence[Call]]) -> list[Sequence[Call]]:
+    """The logs of all ranks, in which such calls have no outputs. Indices stay as they are."""
+    joined = JoinedLogs(logs)
+    return [_rewritten(calls, _idle(rank, calls, joined)) for rank, calls in enumerate(logs)]
+
+
+def _idle(rank: int, calls: Sequence[Call], joined: JoinedLogs) -> set[int]:
+    """The broadcasts of one rank that leave every rank's memory as it was."""
+    return {
+        index
+        for index, call in enumerate(calls)
+        if name_of(call) in _BROADCASTS
+        and all(gives_what_it_reads(joined.logs[peer][i]) for peer, i in joined.together((rank, index)))
+    }
+
+
+def _rewritten(calls: Sequence[Call], idle: set[int]) -> Sequence[Call]:
+    if not idle:
+        return calls
+    gone, found = set(idle), list[Call]()
+    for index, call in enumerate(calls):
+        back = _copied_back(calls, index, idle)
+        gone |= back
+        for number in sorted(back - {index}):
+            found[number] = _blank(found[number])
+        producers = tuple(
+            _before(found[producer], value) if producer in gone and producer is not None else producer
+            for value, producer in zip(call.inputs, call.producers, strict=False)
+        )
+        call = call._replace(producers=(*producers, *call.producers[len(producers) :]))
+        found.append(_blank(call) if index in gone else call)
+    return found
+
+
+def _copied_back(calls: Sequence[Call], index: int, idle: set[int]) -> set[int]:
+    """A call that copies a part of an idle bucket over the same value, and the views that show the part."""
+    call = calls[index]
+    if name_of(call) != "copy_" or len(call.producers) < 2 or call.outputs[:1] != call.inputs[:1]:
+        return set()
+    found, shown = {index}, call.producers[1]
+    while shown is not None and shown not in idle and calls[shown].view and calls[shown].producers:
+        found.add(shown)
+        shown = calls[shown].producers[0]
+    return found if shown in idle else set()
+
+
+def _blank(call: Call) -> Call:
+    return call._replace(outputs=(), aliases=())
+
+
+def _before(call: Call, value: str) -> int | None:
+    """The call that left a value in the memory that an idle call was given."""
+    return next((p for x, p in zip(call.inputs, call.producers, strict=False) if x == value), None)

@@ -32,6 +32,7 @@ from bitproof.harness.prove.answers import (
     OutputAnswer,
     Proof,
     answer_lines,
+    meaning_of,
     prove_graphs,
 )
 from bitproof.harness.prove.evaluate import Evaluator, NotEvaluatedError, differing, run_graph, same_bits
@@ -123,7 +124,7 @@ class PairProof:
         computed = f"; {self.evaluated} of {counts[PROVED]} computed and found so"
         if self.not_evaluated:
             computed += f" ({self.not_evaluated})"
-        lines = [f"{self.verdict}: {told} of {len(self.answers)} outputs{computed}"]
+        lines = [f"{self.verdict}: {told} of {len(self.answers)} outputs{computed}{meaning_of(self.proof)}"]
         lines += answer_lines(self.proof, all_in=all_in)
         lines += [f"  for all sizes of {bound}" for bound in self.bounds]
         if self.verdict == PROVED and self.induction is not None and (self.induction.state or self.induction.reason):
@@ -261,9 +262,10 @@ def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values
 def _checked(answer: OutputAnswer, evaluator: Evaluator, sides: Sequence[Any]) -> OutputAnswer:
     """Compare an answer with both graphs' results on every rank. Raises NotEvaluatedError."""
     if answer.verdict == NOT_PROVED and None not in sides:
-        pairs = [*zip(*sides, strict=True)]
-        unlike = [(x, y) for x, y in pairs if not same_value(x, y)]
-        return replace(answer, witness=_witness(*unlike[0])) if unlike else answer
+        unlike = [(x, y) for x, y in zip(*sides, strict=True) if not same_value(x, y)]
+        if unlike:
+            return replace(answer, witness=answer.witness or _witness(*unlike[0]))
+        return replace(answer, agreed=answer.agreed + 1)
     if answer.verdict != PROVED:
         return answer
     try:

@@ -4,6 +4,8 @@ tensor.
 So other code need not handle a batch norm's writes to statistics, which not every schema states, or an optimizer's
 kernel on lists: on the CPU it processes parameters one by one, so it becomes one call per parameter.
 
+A masked fill becomes a choice, `where`, so that it is one with what users write so.
+
 Draws that fill a tensor read none of its elements: it is written with zeros before, so that what it held, such as
 uninitialized memory, decides no answer.
 """
@@ -15,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bitproof.harness.certificate.data import Call
 from bitproof.harness.prove import known_operators as known
@@ -39,6 +42,26 @@ def add_zeros(calls: list[Call], name: str, written: Any, place: Any) -> None:
     """Fill with zeros what the next call, of this name, overwrites."""
     told = f"{name} overwrites", known.ZEROS_INTO, (("self", written),), calls[written[1]].value
     calls.append(Call(*told, writes=("self",), place=place))
+
+
+def is_choice(given: Mapping[str, Any]) -> bool:
+    """Whether a masked fill is a choice, by truth values, between a number and a tensor's elements in one dtype."""
+    x, value = given["self"], given["value"]
+    if given["mask"].dtype != torch.bool or str(x.dtype).removeprefix("torch.") not in known.FLOATS | known.WHOLE:
+        return False
+    if isinstance(value, Tensor):
+        return value.dtype == x.dtype and value.device == x.device
+    return type(value) is int or (type(value) is float and x.is_floating_point())
+
+
+def number_of(name: str, number: Any, value: Any, place: Any) -> Call:
+    """The call that makes a tensor without dims of a number, as `torch.where` traces it."""
+    told = (
+        ("dtype", ("dtype", value.dtype)),
+        ("layout", ("enum", "torch.strided")),
+        ("device", ("device", value.device)),
+    )
+    return Call(f"{name} fills", known.NUMBER_TENSOR, (("s", number), *told), value, place=place)
 
 
 def _add_copies(calls: list[Call], written: Mapping[int, tuple[str, Any]]) -> None:

@@ -143,9 +143,15 @@ NUMBER_TENSOR = "aten.scalar_tensor.default"
 MASKED = {f"aten.{name}.{end}" for name in ("masked_fill", "masked_fill_") for end in ("Scalar", "Tensor")}
 """Operators that are written as CHOICE: both convert the number to the dtype once, and take it or the element."""
 
+DIVIDES = {"aten.div_.Tensor": "aten.div.Tensor"}
+"""A division in place of a tensor in rows on the CPU has the bits of the one that is not: both are rounded once."""
+
 CAST = "aten._to_copy.default"
 """A cast between two dtypes of FLOATS is exact; from or to an integer it is opaque; to the same dtype it is a copy.
 """
+
+LIFTS, CLONE = "aten.lift_fresh_copy.default", "aten.clone.default"
+"""What a trace makes of `torch.tensor(1.0)` is a copy of it, recorded as such."""
 
 CONVERTS = "prims.convert_element_type.default"
 """The cast in decompositions, with an argument `a`; recorded as CAST."""

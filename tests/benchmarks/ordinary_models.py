@@ -91,7 +91,7 @@ def sequence_to_sequence() -> Made:
     config = _of("T5Config")(
         vocab_size=VOCABULARY, d_model=WIDTH, d_kv=8, d_ff=32, num_layers=1, num_heads=2, dropout_rate=0.0
     )
-    config.use_cache = False
+    config.use_cache, config.pad_token_id, config.decoder_start_token_id = False, 0, 0
 
     def loss(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
         return model(input_ids=ids, labels=labels).loss

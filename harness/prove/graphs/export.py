@@ -39,8 +39,11 @@ from bitproof.harness.prove.graphs.written_apart import (
     add_copies,
     add_updates,
     add_zeros,
+    copied_number,
+    is_apart,
     is_choice,
     number_of,
+    of_number,
     results_of,
 )
 from bitproof.harness.prove.layouts import told_once
@@ -157,6 +160,9 @@ class _Exporter:
             value = getattr(value, part)
         if isinstance(value, GraphModule):
             self.values[node] = value
+        elif isinstance(value, Tensor) and (number := copied_number(node, value)) is not None:
+            told = (("s", number), ("dtype", ("dtype", str(value.dtype).removeprefix("torch."))))
+            self._add(node, node.name, known.NUMBER_TENSOR, told, self.mode.from_tensor(value, static_shapes=True))
         elif isinstance(value, Tensor) and not isinstance(value, FakeTensor):
             told = (("digest", ("str", digest_of(value))),)
             self._add(node, node.name, "constant", told, self.mode.from_tensor(value, static_shapes=True))
@@ -186,7 +192,7 @@ class _Exporter:
             return
         if isinstance(value, torch.SymFloat):
             name = str(getattr(node.target, "__name__", node.target)) if not op else "float"
-            self._add(node, node.name, known.PYTHON + name, self._arguments(node), value)
+            self._add(node, node.name, *of_number(known.PYTHON + name, self._arguments(node)), value)
             return
         of_numbers = not op and all(symbols.is_number(self.values[x]) for x in node.all_input_nodes)
         if symbols.is_number(value) and (op in known.SIZES or of_numbers):
@@ -203,8 +209,13 @@ class _Exporter:
         if op in known.MASKED and is_choice(given):
             self._choose(node, arguments)
             return
+        if op in known.DIVIDES and is_apart(given):
+            self._add_copied(node, known.DIVIDES[op], arguments, self._layout(node, value))
+            return
         if op in known.OVERWRITES:
             add_zeros(self.calls, node.name, dict(arguments)["self"], _place(node))
+        if op == known.LIFTS:
+            op = known.CLONE
         if op == known.CONVERTS:
             op, arguments = known.CAST, [("self" if name == "a" else name, x) for name, x in arguments]
         self._add(node, node.name, counts_as or op or _operator(node), arguments, results)
@@ -233,12 +244,17 @@ class _Exporter:
             self.calls.append(number_of(node.name, other, filled, _place(node)))
             other = ("node", len(self.calls) - 1)
         args = (("condition", given["mask"]), ("self", other), ("other", given["self"]))
-        if not operators.written_names(node.target):
-            return self._add(node, node.name, known.CHOICE, args, self.values[node])
-        chosen = replace(own, offset=0, storage=self._storage(("chosen", len(self.calls))))
-        self.calls.append(Call(f"{node.name} chosen", known.CHOICE, args, chosen, place=_place(node)))
-        args = (("self", given["self"]), ("src", ("node", len(self.calls) - 1)))
-        return self._add(node, node.name, known.COPY_INTO, args, self.values[node])
+        if operators.written_names(node.target):
+            self._add_copied(node, known.CHOICE, args, own)
+        else:
+            self._add(node, node.name, known.CHOICE, args, self.values[node])
+
+    def _add_copied(self, node: Node, op: str, args: Sequence[tuple[str, Any]], own: data.Tensor) -> None:
+        """Write a call in place as `op`, which is not, and a copy of its result."""
+        made = replace(own, offset=0, storage=self._storage(("made", len(self.calls))))
+        self.calls.append(Call(f"{node.name} made", op, tuple(args), made, place=_place(node)))
+        args = (("self", dict(self._arguments(node))["self"]), ("src", ("node", len(self.calls) - 1)))
+        self._add(node, node.name, known.COPY_INTO, args, self.values[node])
 
     def _add(self, node: Node, name: str, op: str, args: Iterable[tuple[str, Any]], value: Any) -> None:
         self.values[node] = value = self.repeats.told(value)

@@ -18,9 +18,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 
 from bitproof.harness.certificate.data import Call
 from bitproof.harness.prove import known_operators as known
+from bitproof.harness.torch_compat import FakeTensor, disable_current_modes
 
 UNCHANGED = "grads"
 """Arguments that an optimizer's kernel writes only when it scales gradients, which proofs do not admit."""
@@ -52,6 +54,40 @@ def is_choice(given: Mapping[str, Any]) -> bool:
     if isinstance(value, Tensor):
         return value.dtype == x.dtype and value.device == x.device
     return type(value) is int or (type(value) is float and x.is_floating_point())
+
+
+def is_apart(given: Mapping[str, Any]) -> bool:
+    """Whether a division in place of a tensor in rows is by a real number, or by a tensor like it."""
+    x, other = given["self"], given["other"]
+    if not x.is_floating_point() or x.device.type != "cpu" or not all(isinstance(n, int) for n in x.shape):
+        return False
+    is_alike = isinstance(other, Tensor) and (other.dtype, other.shape, other.stride()) == (
+        x.dtype,
+        x.shape,
+        x.stride(),
+    )
+    return x.is_contiguous() and (is_alike or isinstance(other, int | float | torch.SymFloat)) and len(given) == 2
+
+
+def copied_number(node: Node, value: Tensor) -> Any:
+    """The number in a tensor of the graph without dims, if it is only copied, as what Python makes of a number is; None
+    for any other, which a call may write."""
+    is_real = value.dim() == 0 and not isinstance(value, FakeTensor) and value.dtype in (torch.float32, torch.float64)
+    is_copied = all(user.target is torch.ops.aten.lift_fresh_copy.default for user in node.users)
+    if not is_real or not is_copied:
+        return None
+    with disable_current_modes():
+        number = float(value)
+    return ("float", number.hex()) if known.holds(str(value.dtype).removeprefix("torch."), number) else None
+
+
+def of_number(op: str, args: Sequence[tuple[str, Any]]) -> tuple[str, Sequence[tuple[str, Any]]]:
+    """A call of Python on numbers; a product with -1 is the negative, which has the same bits."""
+    if op == f"{known.PYTHON}mul":
+        for place, (_, factor) in enumerate(args):
+            if factor == -1 or factor == ("float", (-1.0).hex()):
+                return f"{known.PYTHON}neg", (("0", args[1 - place][1]),)
+    return op, args
 
 
 def number_of(name: str, number: Any, value: Any, place: Any) -> Call:

@@ -264,6 +264,7 @@ CHOOSES = {
     "aten.masked_fill.Tensor": ("mask",),
     "aten.masked_scatter.default": ("mask",),
     "aten.max_pool2d_with_indices_backward.default": ("indices",),
+    "aten.native_dropout_backward.default": ("mask",),
     "aten.nll_loss2d_backward.default": ("target",),
     "aten.nll_loss_backward.default": ("target",),
     "aten.nll_loss_forward.default": ("target",),

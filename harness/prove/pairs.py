@@ -35,7 +35,7 @@ from bitproof.harness.prove.answers import (
     meaning_of,
     prove_graphs,
 )
-from bitproof.harness.prove.evaluate import Evaluator, NotEvaluatedError, differing, run_graph, same_bits
+from bitproof.harness.prove.evaluate import Evaluator, FailsError, NotEvaluatedError, differing, run_graph, same_bits
 from bitproof.harness.prove.graphs.export import RefusedError, export_graph
 from bitproof.harness.prove.graphs.memory_layouts import Layouts
 from bitproof.harness.prove.graphs.open_sizes import SizeBounds
@@ -206,14 +206,15 @@ def _check_others(reference: Provable, candidate: Provable) -> None:
 def evaluated(found: PairProof, reference: Provable, candidate: Provable, sets: Sequence[Values]) -> PairProof:
     """Compute proved outputs, and REFUSE each one whose term has other bits than either graph."""
     steps = reference, candidate
-    for values in sets:
+    for place, values in enumerate(sets):
         if found.proof is not None:
             with _as_on_a_rank():
-                found = _evaluated(found, steps, values)
+                found = _evaluated(found, steps, values, is_further=place > 0)
     return found
 
 
-def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values) -> PairProof:
+def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values, *, is_further: bool) -> PairProof:
+    """A further set on which both programs fail is left out: a loss may take numbers between 0 and 1 alone."""
     assert found.proof is not None and found.graphs is not None
     tensors = [x for x in given[0] if isinstance(x, Tensor)]
     if sum(x.numel() for x in tensors) > MOST_ELEMENTS:
@@ -229,11 +230,16 @@ def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values
     before = [x.clone() for x in constants]
     by_name = [dict(zip(steps[0].names, own, strict=True)) for own in given]
     try:
-        runs = []
+        runs, failures = [], list[FailsError]()
         for step, module, graph in zip(steps, modules, found.graphs, strict=True):
             ranks = [[own[name] for name in step.names] for own in by_name]
-            with _one_generator_state():
-                runs.append(run_graph(module, ranks, step.groups.partitions(), watch=Layouts(graph)))
+            try:
+                with _one_generator_state():
+                    runs.append(run_graph(module, ranks, step.groups.partitions(), watch=Layouts(graph)))
+            except FailsError as error:
+                failures.append(error)
+        if failures:
+            return found if is_further and len(failures) == len(steps) else _refused(found, failures[0])
     except NotEvaluatedError as error:
         return replace(found, not_evaluated=f"{error} is not computed here")
     except RefusedError as error:

@@ -345,3 +345,14 @@ def test_the_gradients_of_a_language_model_of_sliced_tokens_are_proved():
     assert (found.verdict, found.evaluated) == ("PROVED", 2), found
     others = lambda head, table, tokens: next_token_gradients(head, table, tokens.flip(1))  # noqa: E731
     assert bitproof.prove(next_token_gradients, others, *given).differs
+
+
+def test_drawn_inputs_on_which_both_programs_fail_are_left_out_and_given_ones_are_not():
+    """A loss of numbers between 0 and 1 was REFUSED, since it fails on numbers that are drawn."""
+    loss = torch.nn.functional.binary_cross_entropy
+    x, y = torch.rand(4, 6), torch.rand(4, 6)
+    found = bitproof.prove(loss, lambda x, y: loss(x * 1, y), x, y)
+    assert (found.verdict, found.evaluated) == ("PROVED", 1), found
+    assert "fails on real ones" in bitproof.prove(loss, loss, x + 1, y).reason
+    one_fails = bitproof.prove(loss, lambda x, y: loss(x.clamp(0, 1), y.clamp(0, 1)), x, y)
+    assert one_fails.verdict == "REFUSED" and "fails on real ones" in one_fails.reason

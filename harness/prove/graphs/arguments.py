@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 from bitproof.harness.certificate.data import Call, Tensor, nodes_in
-from bitproof.harness.prove.known_operators import FLOATS
 from bitproof.harness.torch_operators import schema_of
 
 DIM, ORDER, NUMBER = FORMS = ("dim", "order", "number")
@@ -29,8 +28,11 @@ DIM, ORDER, NUMBER = FORMS = ("dim", "order", "number")
 
 FILE = Path(__file__).with_name("arguments.txt")
 
-MOST = 1 << 53
-"""Whole numbers up to here are real numbers exactly."""
+MOST = 1 << 24
+"""Whole numbers up to here are float32 exactly."""
+
+TRIED = {"float64", "float32", "bfloat16"}
+"""The dtypes of tensors beside which a scan tried numbers."""
 
 
 @functools.cache
@@ -89,7 +91,7 @@ def _from_start(value: Any, rank: int) -> Any:
 
 def _is_real(op: str, tensors: Sequence[Tensor], name: str) -> bool:
     dtypes = {x.dtype for x in tensors}
-    return (NUMBER, op, name) in listed() and len(dtypes) == 1 and dtypes <= FLOATS
+    return (NUMBER, op, name) in listed() and len(dtypes) == 1 and dtypes <= TRIED
 
 
 def _data(value: Any) -> Any:

@@ -63,6 +63,8 @@ fuzz: $(VENV)/ready         ## programs with one wrong call and trainers with on
 	$(BIN)/python tests/benchmarks/fuzz_prove.py 200 0 moe_seq
 	$(BIN)/python tests/benchmarks/fuzz_operators.py
 	$(BIN)/python tests/benchmarks/prove_faults.py
+	$(BIN)/python tests/benchmarks/prove_models.py
+	$(BIN)/python tests/benchmarks/prove_pairs.py
 	$(BIN)/python tests/benchmarks/fuzz_certificates.py
 	$(BIN)/python tests/benchmarks/forge_certificates.py
 	$(BIN)/python tests/benchmarks/compare_checkers.py
@@ -75,6 +77,7 @@ OPERATORS := --seed $(shell date -u +%Y%m%d)
 
 operators: $(VENV)/ready    ## every operator that a proof admits does what its schema and its fake say; takes half an hour
 	$(BIN)/python tests/benchmarks/scan_operators.py $(OPERATORS)
+	$(BIN)/python tests/benchmarks/scan_arguments.py
 
 # The whole soak takes hours on two cores; SOAK says less: make soak SOAK='--runs 20 --session 40 --controls 1'.
 SOAK :=

@@ -13,7 +13,7 @@ from bitproof.harness.certificate.assumptions import assumed
 from bitproof.harness.errors import BitproofError, UsageError
 from bitproof.harness.graph.collector import collector_paused
 from bitproof.harness.graph.graph_options import GraphOptions, check_extra_passes
-from bitproof.harness.prove.answers import NOT_PROVED, PROVED, REFUSED, Proof, answer_lines
+from bitproof.harness.prove.answers import NOT_PROVED, PROVED, REFUSED, Proof, answer_lines, meaning_of
 from bitproof.harness.prove.certify import certificate_of, subject_of, write_certificate
 from bitproof.harness.prove.prove import NOT_TRIED, CaseProof, prove_case, why_not
 from bitproof.harness.prove.whole_step import UpdateProof
@@ -126,6 +126,7 @@ def _lines(result: CaseProof) -> list[str]:
     if result.not_evaluated:
         computed += f" ({result.not_evaluated})"
     seconds = sum(value for _, value in result.seconds)
+    computed += meaning_of(proof)
     lines = [f"{name}: {result.verdict}{remark}: {told} of {len(proof.answers)} outputs{computed}; {seconds:.1f} s"]
     if proof.row_splits and result.verdict == NOT_PROVED:
         lines.append(
@@ -196,7 +197,11 @@ def _data(result: CaseProof) -> dict[str, object]:
         "assumptions": assumptions_of(result) if proof else [],
         "seconds": dict(result.seconds),
         "update": _update_data(result.update),
-        "answers": [asdict(replace(answer, terms=(-1, -1))) | {"terms": list(answer.terms)} for answer in answers],
+        "seen_to_differ": sum(answer.witness is not None for answer in answers),
+        "answers": [
+            asdict(replace(answer, terms=(-1, -1))) | {"terms": list(answer.terms), "meaning": answer.meaning}
+            for answer in answers
+        ],
     }
 
 

@@ -23,6 +23,9 @@ from bitproof.harness.report.proofs import LAID_OUT_OTHERWISE
 
 PROVED, NOT_PROVED, REFUSED = "PROVED", "NOT PROVED", "REFUSED"
 
+DIFFERS, NO_RULE = "differs on an input tried", "no rule proves them equal"
+"""What NOT PROVED means of an output: it was seen to differ, or not."""
+
 PARAMETER, BUFFER, INPUT = "parameter ", "buffer ", "input "
 """Prefixes of the names of a graph's inputs."""
 
@@ -35,8 +38,8 @@ MUST_READ = (PARAMETER, INPUT)
 @dataclass(frozen=True)
 class OutputAnswer:
     """One output: its verdict, its terms' indices, the reason of a refusal, the first difference of its sides, and, if
-    it is PROVED, both memory layouts if they differ. `witness` describes how the sides of an output that is NOT PROVED
-    differed on equal inputs."""
+    it is PROVED, both memory layouts if they differ. If it is NOT PROVED, `witness` describes how its sides differed on
+    equal inputs, and `agreed` counts the sets of inputs on which they did not."""
 
     output: str
     verdict: str
@@ -45,6 +48,17 @@ class OutputAnswer:
     finding: FirstDifferences | None = None
     layouts: tuple[str, str] | None = None
     witness: str | None = None
+    agreed: int = 0
+
+    @property
+    def meaning(self) -> str | None:
+        """What NOT PROVED means here: the output differs, or no rule proves it equal. None for other verdicts."""
+        if self.verdict != NOT_PROVED:
+            return None
+        if self.witness:
+            return DIFFERS
+        tried = f"they agreed on every input tried ({self.agreed})" if self.agreed else "no input was tried"
+        return f"{NO_RULE}; {tried}"
 
 
 @dataclass(frozen=True)
@@ -174,6 +188,15 @@ def _answer(
     return OutputAnswer(name, PROVED, terms, layouts=None if one == other else (one, other))
 
 
+def meaning_of(proof: Proof) -> str:
+    """What NOT PROVED means of a proof's outputs, in words; nothing if all are PROVED or REFUSED."""
+    differ = sum(answer.witness is not None for answer in proof.answers)
+    others = [answer for answer in proof.answers if answer.meaning and not answer.witness]
+    told = [f"{differ} {'differs' if differ == 1 else 'differ'} on an input tried"] if differ else []
+    told += [f"of {len(others)} {others[0].meaning}"] if others else []
+    return "".join(f"; {part}" for part in told)
+
+
 def _layout(x: Any) -> str:
     """A tensor's memory layout in words, if its sizes are numbers; dims of size 1 have no stride."""
     if not isinstance(x, Tensor):
@@ -201,7 +224,7 @@ def answer_lines(proof: Proof, *, all_in: str) -> list[str]:
     for answer in proof.answers:
         if answer.verdict != PROVED:
             found = answer.finding.lines() if answer.finding else []
-            alike.setdefault((answer.verdict, answer.reason or "", *found), []).append(answer)
+            alike.setdefault((answer.verdict, answer.meaning or answer.reason or "", *found), []).append(answer)
     for (verdict, reason, *found), (first, *rest) in [*alike.items()][:SHOWN_OUTPUTS]:
         others = f", and {len(rest)} more" if rest else ""
         lines.append(f"  {first.output}{others}: {verdict}" + (f": {reason}" if reason else ""))

@@ -156,6 +156,7 @@ class Canonicalizer:
             return term
         if shows(call, self.graph.calls):
             return self._view(call, call.reads[0])
+        self._refuse_open_bits(call)
         if call.op in known_operators.COLLECTIVES:
             return self._collective(call, args)
         if call.op in known_operators.CARRIES or call.op in known_operators.UPDATES:
@@ -190,6 +191,13 @@ class Canonicalizer:
                 raise refuse(call, f"{call.op} shows what is no part of what it reads")
             found.append(place if w == whole(source.shape) else self.table.view(place, w))
         return found if isinstance(call.value, tuple) else found[0]
+
+    def _refuse_open_bits(self, call: Call) -> None:
+        """Refuse a call that reads memory as another dtype if a size there depends on data."""
+        read = [x for i in call.reads[:1] for x in self.graph.calls[i].results]
+        shared = read and call.results and all(read[0].storage == x.storage for x in call.results)
+        if shared and not all(x.is_closed for x in (*read, *call.results)):
+            raise refuse(call, f"{call.op} is not understood: it reads memory as another dtype")
 
     def _cat(self, call: Call, args: Arguments) -> Any:
         reads = [item[1] for item in args["tensors"][1:]]

@@ -31,6 +31,10 @@ from bitproof.harness.prove.windows import row_major
 Values = dict[str, object]
 
 
+class FailsError(RefusedError):
+    """A call that fails on real values."""
+
+
 class NotEvaluatedError(Exception):
     """A term that this module cannot compute: a random draw, a higher-order operator."""
 
@@ -100,7 +104,7 @@ def _naming(node: Node) -> Iterator[None]:
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else ""
         what = f"a call that passes on fake values and fails on real ones: {type(error).__name__}: {reason}"
-        raise RefusedError(f"{what} (`{node.name}`, {node.target})", where=source_of(node)) from error
+        raise FailsError(f"{what} (`{node.name}`, {node.target})", where=source_of(node)) from error
 
 
 def _given(node: Node, env: Mapping[Node, list[Any]], rank: int) -> Any:

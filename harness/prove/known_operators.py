@@ -137,9 +137,21 @@ COPY_INTO = "aten.copy_.default"
 
 COMMUTING = {name for name in EXACT.values() if named(name).commutes}
 
+CHOICE = "aten.where.self"
+NUMBER_TENSOR = "aten.scalar_tensor.default"
+
+MASKED = {f"aten.{name}.{end}" for name in ("masked_fill", "masked_fill_") for end in ("Scalar", "Tensor")}
+"""Operators that are written as CHOICE: both convert the number to the dtype once, and take it or the element."""
+
+DIVIDES = {"aten.div_.Tensor": "aten.div.Tensor"}
+"""A division in place of a tensor in rows on the CPU has the bits of the one that is not: both are rounded once."""
+
 CAST = "aten._to_copy.default"
 """A cast between two dtypes of FLOATS is exact; from or to an integer it is opaque; to the same dtype it is a copy.
 """
+
+LIFTS, CLONE = "aten.lift_fresh_copy.default", "aten.clone.default"
+"""What a trace makes of `torch.tensor(1.0)` is a copy of it, recorded as such."""
 
 CONVERTS = "prims.convert_element_type.default"
 """The cast in decompositions, with an argument `a`; recorded as CAST."""
@@ -240,16 +252,28 @@ CHOOSES = {
     "aten._unsafe_masked_index.default": ("mask", "indices"),
     "aten._unsafe_masked_index_put_accumulate.default": ("mask", "indices"),
     "aten.embedding.default": ("indices",),
+    "aten.embedding_dense_backward.default": ("indices",),
     "aten.gather.default": ("index",),
     "aten.index.Tensor": ("indices",),
+    "aten.index_add.default": ("index",),
+    "aten.index_copy.default": ("index",),
+    "aten.index_fill.int_Scalar": ("index",),
+    "aten.index_put.default": ("indices",),
     "aten.index_select.default": ("index",),
     "aten.masked_fill.Scalar": ("mask",),
     "aten.masked_fill.Tensor": ("mask",),
+    "aten.masked_scatter.default": ("mask",),
+    "aten.max_pool2d_with_indices_backward.default": ("indices",),
+    "aten.native_dropout_backward.default": ("mask",),
+    "aten.nll_loss2d_backward.default": ("target",),
     "aten.nll_loss_backward.default": ("target",),
     "aten.nll_loss_forward.default": ("target",),
     "aten.scatter.src": ("index",),
     "aten.scatter.value": ("index",),
     "aten.scatter_add.default": ("index",),
+    "aten.take.default": ("index",),
+    "aten.where.ScalarOther": ("condition",),
+    "aten.where.ScalarSelf": ("condition",),
     "aten.where.self": ("condition",),
 }
 """Operators and those of their arguments that say which elements are taken, whose dtype is no other operand's matter: a

@@ -51,12 +51,14 @@ def expanded(shape: tuple[int, ...], to: tuple[int, ...]) -> Window:
 
 
 def shows(call: Call, calls: Sequence[Call]) -> bool:
-    """Whether a call's results contain only elements of its first argument, as views in its memory do."""
+    """Whether a call's results contain only elements of its first argument, as views in its memory do. One that reads
+    that memory as another dtype computes: complex numbers of pairs of real ones, for instance."""
     if call.writes or call.op == "getitem" or not call.results or not call.reads:
         return False
     x = calls[call.reads[0]].value
     is_copy = call.op in (*RESHAPES, SPLIT)
-    return isinstance(x, Tensor) and (is_copy or all(x.storage == y.storage for y in call.results))
+    is_view = isinstance(x, Tensor) and all((x.storage, x.dtype) == (y.storage, y.dtype) for y in call.results)
+    return isinstance(x, Tensor) and (is_copy or is_view)
 
 
 def told_once(call: Call, calls: Sequence[Call]) -> Call:

@@ -32,9 +32,10 @@ from bitproof.harness.prove.answers import (
     OutputAnswer,
     Proof,
     answer_lines,
+    meaning_of,
     prove_graphs,
 )
-from bitproof.harness.prove.evaluate import Evaluator, NotEvaluatedError, differing, run_graph, same_bits
+from bitproof.harness.prove.evaluate import Evaluator, FailsError, NotEvaluatedError, differing, run_graph, same_bits
 from bitproof.harness.prove.graphs.export import RefusedError, export_graph
 from bitproof.harness.prove.graphs.memory_layouts import Layouts
 from bitproof.harness.prove.graphs.open_sizes import SizeBounds
@@ -123,7 +124,7 @@ class PairProof:
         computed = f"; {self.evaluated} of {counts[PROVED]} computed and found so"
         if self.not_evaluated:
             computed += f" ({self.not_evaluated})"
-        lines = [f"{self.verdict}: {told} of {len(self.answers)} outputs{computed}"]
+        lines = [f"{self.verdict}: {told} of {len(self.answers)} outputs{computed}{meaning_of(self.proof)}"]
         lines += answer_lines(self.proof, all_in=all_in)
         lines += [f"  for all sizes of {bound}" for bound in self.bounds]
         if self.verdict == PROVED and self.induction is not None and (self.induction.state or self.induction.reason):
@@ -205,14 +206,15 @@ def _check_others(reference: Provable, candidate: Provable) -> None:
 def evaluated(found: PairProof, reference: Provable, candidate: Provable, sets: Sequence[Values]) -> PairProof:
     """Compute proved outputs, and REFUSE each one whose term has other bits than either graph."""
     steps = reference, candidate
-    for values in sets:
+    for place, values in enumerate(sets):
         if found.proof is not None:
             with _as_on_a_rank():
-                found = _evaluated(found, steps, values)
+                found = _evaluated(found, steps, values, is_further=place > 0)
     return found
 
 
-def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values) -> PairProof:
+def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values, *, is_further: bool) -> PairProof:
+    """A further set on which both programs fail is left out: a loss may take numbers between 0 and 1 alone."""
     assert found.proof is not None and found.graphs is not None
     tensors = [x for x in given[0] if isinstance(x, Tensor)]
     if sum(x.numel() for x in tensors) > MOST_ELEMENTS:
@@ -228,11 +230,16 @@ def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values
     before = [x.clone() for x in constants]
     by_name = [dict(zip(steps[0].names, own, strict=True)) for own in given]
     try:
-        runs = []
+        runs, failures = [], list[FailsError]()
         for step, module, graph in zip(steps, modules, found.graphs, strict=True):
             ranks = [[own[name] for name in step.names] for own in by_name]
-            with _one_generator_state():
-                runs.append(run_graph(module, ranks, step.groups.partitions(), watch=Layouts(graph)))
+            try:
+                with _one_generator_state():
+                    runs.append(run_graph(module, ranks, step.groups.partitions(), watch=Layouts(graph)))
+            except FailsError as error:
+                failures.append(error)
+        if failures:
+            return found if is_further and len(failures) == len(steps) else _refused(found, failures[0])
     except NotEvaluatedError as error:
         return replace(found, not_evaluated=f"{error} is not computed here")
     except RefusedError as error:
@@ -261,9 +268,10 @@ def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values
 def _checked(answer: OutputAnswer, evaluator: Evaluator, sides: Sequence[Any]) -> OutputAnswer:
     """Compare an answer with both graphs' results on every rank. Raises NotEvaluatedError."""
     if answer.verdict == NOT_PROVED and None not in sides:
-        pairs = [*zip(*sides, strict=True)]
-        unlike = [(x, y) for x, y in pairs if not same_value(x, y)]
-        return replace(answer, witness=_witness(*unlike[0])) if unlike else answer
+        unlike = [(x, y) for x, y in zip(*sides, strict=True) if not same_value(x, y)]
+        if unlike:
+            return replace(answer, witness=answer.witness or _witness(*unlike[0]))
+        return replace(answer, agreed=answer.agreed + 1)
     if answer.verdict != PROVED:
         return answer
     try:

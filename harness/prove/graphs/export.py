@@ -28,13 +28,24 @@ from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
 from bitproof.harness.graph.writer import CHUNK_KEY
 from bitproof.harness.prove import known_operators as known
 from bitproof.harness.prove.graphs import admitted
+from bitproof.harness.prove.graphs.arguments import canonical
 from bitproof.harness.prove.graphs.constants import digest_of
 from bitproof.harness.prove.graphs.executed import runs_otherwise
 from bitproof.harness.prove.graphs.expressions import size_of
 from bitproof.harness.prove.graphs.open_sizes import OpenSizes, SizeBounds
 from bitproof.harness.prove.graphs.repeats import Lying, Repeats
 from bitproof.harness.prove.graphs.unsure_strides import unsure_product
-from bitproof.harness.prove.graphs.written_apart import add_copies, add_updates, add_zeros, results_of
+from bitproof.harness.prove.graphs.written_apart import (
+    add_copies,
+    add_updates,
+    add_zeros,
+    copied_number,
+    is_apart,
+    is_choice,
+    number_of,
+    of_number,
+    results_of,
+)
 from bitproof.harness.prove.layouts import told_once
 from bitproof.harness.torch_compat import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload
 from bitproof.harness.torch_operators import schema_of
@@ -149,6 +160,9 @@ class _Exporter:
             value = getattr(value, part)
         if isinstance(value, GraphModule):
             self.values[node] = value
+        elif isinstance(value, Tensor) and (number := copied_number(node, value)) is not None:
+            told = (("s", number), ("dtype", ("dtype", str(value.dtype).removeprefix("torch."))))
+            self._add(node, node.name, known.NUMBER_TENSOR, told, self.mode.from_tensor(value, static_shapes=True))
         elif isinstance(value, Tensor) and not isinstance(value, FakeTensor):
             told = (("digest", ("str", digest_of(value))),)
             self._add(node, node.name, "constant", told, self.mode.from_tensor(value, static_shapes=True))
@@ -178,7 +192,7 @@ class _Exporter:
             return
         if isinstance(value, torch.SymFloat):
             name = str(getattr(node.target, "__name__", node.target)) if not op else "float"
-            self._add(node, node.name, known.PYTHON + name, self._arguments(node), value)
+            self._add(node, node.name, *of_number(known.PYTHON + name, self._arguments(node)), value)
             return
         of_numbers = not op and all(symbols.is_number(self.values[x]) for x in node.all_input_nodes)
         if symbols.is_number(value) and (op in known.SIZES or of_numbers):
@@ -192,8 +206,16 @@ class _Exporter:
         counts_as = known.BATCH_NORMS.get(op)
         results = results_of(value, given) if counts_as else value
         arguments = [*self._arguments(node)]
+        if op in known.MASKED and is_choice(given):
+            self._choose(node, arguments)
+            return
+        if op in known.DIVIDES and is_apart(given):
+            self._add_copied(node, known.DIVIDES[op], arguments, self._layout(node, value))
+            return
         if op in known.OVERWRITES:
             add_zeros(self.calls, node.name, dict(arguments)["self"], _place(node))
+        if op == known.LIFTS:
+            op = known.CLONE
         if op == known.CONVERTS:
             op, arguments = known.CAST, [("self" if name == "a" else name, x) for name, x in arguments]
         self._add(node, node.name, counts_as or op or _operator(node), arguments, results)
@@ -212,6 +234,27 @@ class _Exporter:
         written = operators.written_names(node.target)
         call = Call(node.name, op, tuple(self._arguments(node)), None, place=_place(node))
         self.values[node] = [*add_updates(self.calls, call, given, written, functools.partial(self._layout, node))]
+
+    def _choose(self, node: Node, arguments: Sequence[tuple[str, Any]]) -> None:
+        """Write a masked fill as `where`, and as a copy of its result if it fills in place."""
+        given, own = dict(arguments), self._layout(node, self.values[node])
+        other = given["value"]
+        if not (isinstance(other, tuple) and other[0] == "node"):
+            filled = data.Tensor(own.dtype, own.device, (), (), 0, self._storage(("filled", len(self.calls))))
+            self.calls.append(number_of(node.name, other, filled, _place(node)))
+            other = ("node", len(self.calls) - 1)
+        args = (("condition", given["mask"]), ("self", other), ("other", given["self"]))
+        if operators.written_names(node.target):
+            self._add_copied(node, known.CHOICE, args, own)
+        else:
+            self._add(node, node.name, known.CHOICE, args, self.values[node])
+
+    def _add_copied(self, node: Node, op: str, args: Sequence[tuple[str, Any]], own: data.Tensor) -> None:
+        """Write a call in place as `op`, which is not, and a copy of its result."""
+        made = replace(own, offset=0, storage=self._storage(("made", len(self.calls))))
+        self.calls.append(Call(f"{node.name} made", op, tuple(args), made, place=_place(node)))
+        args = (("self", dict(self._arguments(node))["self"]), ("src", ("node", len(self.calls) - 1)))
+        self._add(node, node.name, known.COPY_INTO, args, self.values[node])
 
     def _add(self, node: Node, name: str, op: str, args: Iterable[tuple[str, Any]], value: Any) -> None:
         self.values[node] = value = self.repeats.told(value)
@@ -271,23 +314,22 @@ class _Exporter:
         except ValueError as error:
             raise _refused(node, str(error)) from None
 
-    def _arguments(self, node: Node) -> Iterable[tuple[str, Any]]:
+    def _arguments(self, node: Node) -> list[tuple[str, Any]]:
         schema = schema_of(node.target)
         if schema is None:
             declared = [str(place) for place in range(len(node.args))]
-            defaults: Mapping[str, Any] = {}
         else:
             declared = [argument.name for argument in schema.arguments]
-            defaults = {x.name: x.default_value for x in schema.arguments if x.has_default_value()}
         given = dict(zip(declared, node.args, strict=False)) | dict(node.kwargs)
         known_first = [name for name in declared if name in given] + [name for name in given if name not in declared]
-        for name, value in ((name, given[name]) for name in known_first):
-            if name in defaults and type(defaults[name]) is type(value) and repr(defaults[name]) == repr(value):
-                continue
+        found = []
+        for name in known_first:
+            value = given[name]
             if name == "group_name" and isinstance(value, str) and value in self.partitions:
-                yield name, ("ranks", self.partitions[value])
+                found.append((name, ("ranks", self.partitions[value])))
             else:
-                yield name, self._argument(node, value)
+                found.append((name, self._argument(node, value)))
+        return canonical(node.target, found, self.calls)
 
     def _argument(self, node: Node, x: Any) -> Any:
         match x:

@@ -104,7 +104,11 @@ class Repeats:
                 value.fake = torch.empty_strided(shape, strides, dtype=dtype, device=device)
                 self._memories[storage_key(value.fake)] = value.memory
             else:
-                value.fake = torch.as_strided(self.fake(first), shape, strides, offset)
+                memory = self.fake(first)
+                if memory.dtype != dtype:  # as a complex tensor's memory, seen as pairs of real numbers
+                    count = memory.untyped_storage().nbytes() // memory.itemsize
+                    memory = torch.as_strided(memory, (count,), (1,), 0).view(dtype)
+                value.fake = torch.as_strided(memory, shape, strides, offset)
             self._of_fake[id(value.fake)] = value
         return value.fake
 

@@ -4,6 +4,8 @@ tensor.
 So other code need not handle a batch norm's writes to statistics, which not every schema states, or an optimizer's
 kernel on lists: on the CPU it processes parameters one by one, so it becomes one call per parameter.
 
+A masked fill becomes a choice, `where`, so that it is one with what users write so.
+
 Draws that fill a tensor read none of its elements: it is written with zeros before, so that what it held, such as
 uninitialized memory, decides no answer.
 """
@@ -15,9 +17,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.fx import Node
 
 from bitproof.harness.certificate.data import Call
 from bitproof.harness.prove import known_operators as known
+from bitproof.harness.torch_compat import FakeTensor, disable_current_modes
 
 UNCHANGED = "grads"
 """Arguments that an optimizer's kernel writes only when it scales gradients, which proofs do not admit."""
@@ -39,6 +44,60 @@ def add_zeros(calls: list[Call], name: str, written: Any, place: Any) -> None:
     """Fill with zeros what the next call, of this name, overwrites."""
     told = f"{name} overwrites", known.ZEROS_INTO, (("self", written),), calls[written[1]].value
     calls.append(Call(*told, writes=("self",), place=place))
+
+
+def is_choice(given: Mapping[str, Any]) -> bool:
+    """Whether a masked fill is a choice, by truth values, between a number and a tensor's elements in one dtype."""
+    x, value = given["self"], given["value"]
+    if given["mask"].dtype != torch.bool or str(x.dtype).removeprefix("torch.") not in known.FLOATS | known.WHOLE:
+        return False
+    if isinstance(value, Tensor):
+        return value.dtype == x.dtype and value.device == x.device
+    return type(value) is int or (type(value) is float and x.is_floating_point())
+
+
+def is_apart(given: Mapping[str, Any]) -> bool:
+    """Whether a division in place of a tensor in rows is by a real number, or by a tensor like it."""
+    x, other = given["self"], given["other"]
+    if not x.is_floating_point() or x.device.type != "cpu" or not all(isinstance(n, int) for n in x.shape):
+        return False
+    is_alike = isinstance(other, Tensor) and (other.dtype, other.shape, other.stride()) == (
+        x.dtype,
+        x.shape,
+        x.stride(),
+    )
+    return x.is_contiguous() and (is_alike or isinstance(other, int | float | torch.SymFloat)) and len(given) == 2
+
+
+def copied_number(node: Node, value: Tensor) -> Any:
+    """The number in a tensor of the graph without dims, if it is only copied, as what Python makes of a number is; None
+    for any other, which a call may write."""
+    is_real = value.dim() == 0 and not isinstance(value, FakeTensor) and value.dtype in (torch.float32, torch.float64)
+    is_copied = all(user.target is torch.ops.aten.lift_fresh_copy.default for user in node.users)
+    if not is_real or not is_copied:
+        return None
+    with disable_current_modes():
+        number = float(value)
+    return ("float", number.hex()) if known.holds(str(value.dtype).removeprefix("torch."), number) else None
+
+
+def of_number(op: str, args: Sequence[tuple[str, Any]]) -> tuple[str, Sequence[tuple[str, Any]]]:
+    """A call of Python on numbers; a product with -1 is the negative, which has the same bits."""
+    if op == f"{known.PYTHON}mul":
+        for place, (_, factor) in enumerate(args):
+            if factor == -1 or factor == ("float", (-1.0).hex()):
+                return f"{known.PYTHON}neg", (("0", args[1 - place][1]),)
+    return op, args
+
+
+def number_of(name: str, number: Any, value: Any, place: Any) -> Call:
+    """The call that makes a tensor without dims of a number, as `torch.where` traces it."""
+    told = (
+        ("dtype", ("dtype", value.dtype)),
+        ("layout", ("enum", "torch.strided")),
+        ("device", ("device", value.device)),
+    )
+    return Call(f"{name} fills", known.NUMBER_TENSOR, (("s", number), *told), value, place=place)
 
 
 def _add_copies(calls: list[Call], written: Mapping[int, tuple[str, Any]]) -> None:

@@ -191,7 +191,8 @@ def _failure(found: PassProof) -> PassError:
     lines = [] if found.proof.reason is None else [found.proof.reason]
     others = [answer for answer in found.proof.answers if answer.verdict != PROVED]
     for answer in others[:SHOWN]:
-        lines.append(f"{answer.output}: {answer.verdict}" + (f": {answer.reason}" if answer.reason else ""))
+        why = answer.meaning or answer.reason
+        lines.append(f"{answer.output}: {answer.verdict}" + (f": {why}" if why else ""))
         lines += [f"  seen to differ: {answer.witness}"] if answer.witness else []
         lines += [f"  {line}" for line in answer.finding.lines()] if answer.finding else []
     more = f"\n    and {len(others) - SHOWN} more outputs" if len(others) > SHOWN else ""

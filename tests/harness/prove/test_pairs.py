@@ -155,9 +155,25 @@ def test_what_is_printed_tells_the_calls_that_differ_and_nothing_else():
         "PROVED: 1 PROVED of 1 outputs; 1 of 1 computed and found so"
     )
     first, output, *rest = str(bitproof.prove(lambda x: (x + 1) * 3, lambda x: x * 3 + 3, x)).split("\n")
-    assert first.startswith("NOT PROVED: 1 NOT PROVED of 1 outputs") and output == "  output 0: NOT PROVED"
+    assert first.startswith("NOT PROVED: 1 NOT PROVED of 1 outputs") and first.endswith("; 1 differs on an input tried")
+    assert output == "  output 0: NOT PROVED: differs on an input tried"
     assert rest[0].startswith("    seen to differ: ") and "only the candidate computes aten.mul.Tensor" in rest[2]
     assert str(bitproof.prove(lambda x: x[0].item(), lambda x: x, x)).startswith("REFUSED: ")
+
+
+def test_not_proved_says_whether_the_two_differ_or_no_rule_proves_them_equal():
+    """Rows of an exponential, in two halves: equal here, but no rule states that a row stands alone."""
+    differs = bitproof.prove(lambda x: x.exp(), lambda x: x.exp() * 1.5, randn(4, 6))
+    unknown = bitproof.prove(lambda x: x.exp(), lambda x: torch.cat([x[:2].exp(), x[2:].exp()]), randn(4, 6))
+    answers = differs.answers[0], unknown.answers[0]
+    assert [answer.meaning for answer in answers] == [
+        "differs on an input tried",
+        "no rule proves them equal; they agreed on every input tried (3)",
+    ]
+    assert (differs.differs, unknown.differs) == (True, False)
+    first, output, *_ = str(unknown).split("\n")
+    assert first.endswith("; of 1 no rule proves them equal; they agreed on every input tried (3)")
+    assert output == "  output 0: NOT PROVED: no rule proves them equal; they agreed on every input tried (3)"
 
 
 def test_sizes_that_are_open_are_told_with_their_bounds():
@@ -314,3 +330,29 @@ def test_computing_leaves_what_others_have_set_as_it_was(monkeypatch):
             assert inductor.deterministic and not deterministic.fill_uninitialized_memory
         finally:
             torch.set_deterministic_debug_mode(0)
+
+
+def next_token_gradients(head, table, tokens):
+    hidden = torch.nn.functional.embedding(tokens[:, :-1], table)
+    loss = torch.nn.functional.cross_entropy((hidden @ head).flatten(0, 1), tokens[:, 1:].flatten())
+    return torch.autograd.grad(loss, (head, table))
+
+
+def test_the_gradients_of_a_language_model_of_sliced_tokens_are_proved():
+    """It was REFUSED: the tokens are columns of a wider tensor, and the gradients of their embeddings lie in rows."""
+    given = randn(8, 16).requires_grad_(), randn(16, 8).requires_grad_(), torch.randint(0, 16, (2, 7))
+    found = bitproof.prove(next_token_gradients, next_token_gradients, *given)
+    assert (found.verdict, found.evaluated) == ("PROVED", 2), found
+    others = lambda head, table, tokens: next_token_gradients(head, table, tokens.flip(1))  # noqa: E731
+    assert bitproof.prove(next_token_gradients, others, *given).differs
+
+
+def test_drawn_inputs_on_which_both_programs_fail_are_left_out_and_given_ones_are_not():
+    """A loss of numbers between 0 and 1 was REFUSED, since it fails on numbers that are drawn."""
+    loss = torch.nn.functional.binary_cross_entropy
+    x, y = torch.rand(4, 6), torch.rand(4, 6)
+    found = bitproof.prove(loss, lambda x, y: loss(x * 1, y), x, y)
+    assert (found.verdict, found.evaluated) == ("PROVED", 1), found
+    assert "fails on real ones" in bitproof.prove(loss, loss, x + 1, y).reason
+    one_fails = bitproof.prove(loss, lambda x, y: loss(x.clamp(0, 1), y.clamp(0, 1)), x, y)
+    assert one_fails.verdict == "REFUSED" and "fails on real ones" in one_fails.reason

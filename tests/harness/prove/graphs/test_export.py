@@ -30,7 +30,10 @@ def exported(step, *inputs):
 def test_a_call_is_written_with_its_arguments_by_name_and_without_those_left_at_their_default():
     _, export = exported(lambda w, x: torch.add(w, x, alpha=2).transpose(0, 1), W, X)
     *_, add, transpose = export().calls
-    assert (add.op, add.args) == ("aten.add.Tensor", (("self", ("node", 0)), ("other", ("node", 1)), ("alpha", 2)))
+    assert (add.op, add.args) == (
+        "aten.add.Tensor",
+        (("self", ("node", 0)), ("other", ("node", 1)), ("alpha", ("float", (2.0).hex()))),
+    )
     assert (transpose.op, transpose.args) == ("view", (("self", ("node", 2)),)), "its layout says what it shows"
     assert transpose.value == Tensor("float32", "cpu", (6, 4), (1, 6), 0, add.value.storage)
     assert export().outputs == (("out", 3),)

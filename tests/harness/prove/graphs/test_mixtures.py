@@ -27,22 +27,58 @@ CHOOSING = {
         *masked(lay, other, [other(X[0])]),
     ],
     "embedding.default": lambda lay, other: [(lay(X[0]), other(SQUARE))],
+    "embedding_dense_backward.default": lambda lay, other: (
+        [(lay(X), other(SQUARE), 4, padding, scaled) for padding in (-1, 1) for scaled in (False, True)]
+        + [(lay(X[0]), other(LINE).int(), 4, -1, False), (lay(X), other(SQUARE[:, :1]).expand(4, 4), 5, 0, False)]
+    ),
     "gather.default": lambda lay, other: [(lay(X), 1, other(CUBE))],
     "index.Tensor": lambda lay, other: indexed(lay, other),
+    "index_add.default": lambda lay, other: [
+        (lay(X), 1, other(LINE), lay(X)),
+        (lay(X), 1, other(LINE).int(), other(X)),
+    ],
+    "index_copy.default": lambda lay, other: [(lay(X), 1, other(ORDER), lay(X)), (lay(X), 1, other(ORDER), other(X))],
+    "index_fill.int_Scalar": lambda lay, other: [(lay(X), 1, other(LINE), 2)],
+    "index_put.default": lambda lay, other: [
+        (lay(X), [other(SQUARE)], lay(X[:, None].expand(4, 4, 4, 4).clone())),
+        *((lay(X), [other(SQUARE), other(LINE)], other(X), adds) for adds in (False, True)),
+        (lay(X), [other(MASK)], X[0, 0, 0]),
+    ],
     "index_select.default": lambda lay, other: [(lay(X), 1, other(LINE)), (lay(X), 1, other(LINE.int()))],
     "masked_fill.Scalar": lambda lay, other: [(lay(X), other(MASK), 2), (lay(X[0]), other(MASK), 2)],
     "masked_fill.Tensor": lambda lay, other: [(lay(X), other(MASK[0]), X[0, 0, 0])],
+    "masked_scatter.default": lambda lay, other: [(lay(X), other(MASK), lay(X)), (lay(X), other(MASK), other(X))],
+    "max_pool2d_with_indices_backward.default": lambda lay, other: [
+        (lay(pooled), lay(X), [2, 2], [2, 2], [0, 0], [1, 1], False, other(places)) for pooled, places in [POOLED]
+    ],
+    "native_dropout_backward.default": lambda lay, other: [
+        (lay(X), other(MASK), 1.25),
+        (lay(X[0]), other(MASK[0]), 2.0),
+    ],
+    "nll_loss2d_backward.default": lambda lay, other: pictures(lay, other),
     "nll_loss_backward.default": lambda lay, other: losses(lay, other),
     "nll_loss_forward.default": lambda lay, other: [call[1:6] for call in losses(lay, other)],
     "scatter.src": lambda lay, other: [(lay(X), 1, other(CUBE), lay(X)), (lay(X), 1, other(CUBE), other(X))],
     "scatter.value": lambda lay, other: [(lay(X), 1, other(CUBE), 2)],
     "scatter_add.default": lambda lay, other: [(lay(X), 1, other(CUBE), lay(X)), (lay(X), 1, other(CUBE), other(X))],
+    "take.default": lambda lay, other: [(lay(X), other(CUBE)), (lay(X), other(SQUARE))],
+    "where.ScalarOther": lambda lay, other: [(other(MASK), lay(X), 2.0), (other(MASK[0]), lay(X), 2.0)],
+    "where.ScalarSelf": lambda lay, other: [(other(MASK), 2.0, lay(X)), (other(MASK[0]), 2.0, lay(X))],
     "where.self": lambda lay, other: [
         *((other(MASK), lay(x), other(y)) for x, y in itertools.product((X, X[0], X[0, 0, 0]), (X, X[0], X[:, :1]))),
         (lay(MASK[0]), lay(X), other(X)),
     ],
 }
 ENDS = torch.tensor([8, 16], dtype=torch.int32)
+ORDER = torch.tensor([2, 0, 3, 1])
+POOLED = torch.nn.functional.max_pool2d(X, 2, return_indices=True)
+
+
+def pictures(lay, other):
+    """Backward calls of a loss of each pixel, or of the weighted sum."""
+    pixels = X[None].expand(4, 4, 4, 4).clone()
+    yield other(X), lay(pixels), other(CUBE), None, 0, -100, torch.tensor(4.0)
+    yield X[0, 0, 0], lay(pixels), other(CUBE), other(X[0, 0]), 2, -100, torch.tensor(4.0)
 
 
 def losses(lay, other):
@@ -95,7 +131,7 @@ def test_what_chooses_elements_may_lie_otherwise_than_the_elements(name):
             num_calls += 1
             taken += tried(op, args, seen)
     assert (seen.faults, seen.fakes_fail) == ({}, 0)
-    assert taken >= num_calls / (2 if name != "_unsafe_index.Tensor" else 25)
+    assert taken >= num_calls / (25 if name in ("_unsafe_index.Tensor", "native_dropout_backward.default") else 2)
 
 
 @pytest.mark.parametrize("name", ["index.Tensor", "_unsafe_index.Tensor"])

@@ -216,12 +216,15 @@ def run_asked(
 def _refuse_while_loading(name: str) -> None:
     """A rank that loads a script must not run it: each would start a run of its own, without end."""
     from bitproof.harness.user_code.user_file import is_loading
+    from bitproof.harness.within_user_code import refused
 
     if is_loading():
-        raise UsageError(
-            f"bitproof.{name} was called by a file while a rank loaded it",
-            expected="a file whose loading only defines functions and classes",
-            fix="call it below `if __name__ == '__main__':`, or in a test",
+        raise refused(
+            UsageError(
+                f"bitproof.{name} was called by a file while a rank loaded it",
+                expected="a file whose loading only defines functions and classes",
+                fix="call it below `if __name__ == '__main__':`, or in a test",
+            )
         )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any, cast
@@ -142,3 +143,42 @@ def sharding_rules() -> SimpleNamespace:
     line = functools.cache(lambda n: DeviceMesh("cpu", torch.arange(n, device="cpu"), _init_backend=False, _rank=0))
     propagator = DTensor._op_dispatcher.sharding_propagator
     return SimpleNamespace(**found, line=line, propagator=propagator, cost=_collective_utils.redistribute_cost)
+
+
+_TABLES = (
+    "pg_map",
+    "pg_names",
+    "pg_group_ranks",
+    "pg_backend_config",
+    "tags_to_pg",
+    "pg_to_tag",
+    "pg_coalesce_state",
+)
+
+
+class KnownGroups:
+    """The process groups that torch knows, the default one among them; without arguments none."""
+
+    def __init__(self, default: Any = None, count: int = 0, tables: Sequence[dict[Any, Any]] = ()) -> None:
+        self.default = default
+        self._count = count
+        self._tables = tables or [{} for _ in _TABLES]
+
+    def exchange(self) -> KnownGroups:
+        """Have torch know these groups, and return those that it knew. No group ends, and no rank is asked."""
+        world = distributed_c10d._world
+        tables = [getattr(world, name) for name in _TABLES]
+        before = KnownGroups(world.default_pg, world.group_count, [dict(table) for table in tables])
+        for table, content in zip(tables, self._tables, strict=True):
+            table.clear()
+            table.update(content)
+        world.group_count = self._count
+        distributed_c10d._update_default_pg(self.default)
+        return before
+
+
+def replace_function(own: Callable[..., Any], new: Callable[..., Any]) -> None:
+    """Put a function in the place of one of torch.distributed's, in each of its modules that has it by name."""
+    for name, module in tuple(sys.modules.items()):
+        if name.startswith("torch.distributed") and vars(module).get(own.__name__) is own:
+            setattr(module, own.__name__, new)

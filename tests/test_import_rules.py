@@ -19,6 +19,7 @@ FLOOR = {
     "bitproof.harness.files.plain_files",
     "bitproof.harness.runtime.output",
     "bitproof.harness.validate",
+    "bitproof.harness.within_user_code",
     "bitproof.harness.case",
     "bitproof.harness.case.autoplace",
     "bitproof.harness.case.bounds",
@@ -76,6 +77,7 @@ FLOORS = (
         "bitproof.harness.shared_memory",
         "bitproof.harness.torch_tracing",
         "bitproof.harness.torch_versions",
+        "bitproof.harness.within_user_code",
     },
     {"bitproof.harness.validate"},
     {

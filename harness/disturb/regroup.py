@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bitproof.harness.records.layout import Cuts
+from bitproof.harness.within_user_code import refusing, theirs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,14 +66,16 @@ def regrouped(regroup: Regroup | None, rank: int, step: Callable[[], int] = lamb
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if DTensor in types:
                 return NotImplemented  # DTensor makes plain calls of it, which come here
-            row, kwargs = row_of(function), kwargs or {}
-            if first and step() < first:
-                return function(*args, **kwargs)
-            if row.factors_from is not None and _is_product(args, kwargs, row.factors_from):
-                return _product(function, args, kwargs, row.factors_from, parts, generator)
-            if row.adds is not None and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
-                return _sum(function, args, kwargs, parts, generator)
-            return function(*args, **kwargs)
+            kwargs = kwargs or {}
+            with refusing():
+                row = row_of(function)
+                if first and step() < first:
+                    return theirs(function, *args, **kwargs)
+                if row.factors_from is not None and _is_product(args, kwargs, row.factors_from):
+                    return _product(function, args, kwargs, row.factors_from, parts, generator)
+                if row.adds is not None and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
+                    return _sum(function, args, kwargs, parts, generator)
+                return theirs(function, *args, **kwargs)
 
     with Regrouping():  # type: ignore[no-untyped-call]
         yield
@@ -94,7 +97,7 @@ def _product(function: Any, args: Sequence[Any], kwargs: Any, at: int, parts: in
     for terms in _terms(left.shape[-1], parts, generator, left.device):
         factors = left.index_select(-1, terms), right.index_select(-2, terms)
         # What is added, such as a bias, is added with the first part; the others are products alone.
-        part = function(*args[:at], *factors, **kwargs) if total is None else factors[0] @ factors[1]
+        part = theirs(function, *args[:at], *factors, **kwargs) if total is None else factors[0] @ factors[1]
         total = part if total is None else total + part
     assert total is not None, "a product has terms"
     return total
@@ -108,7 +111,7 @@ def _sum(function: Any, args: Sequence[Any], kwargs: Any, parts: int, generator:
     dims = [*range(x.dim())] if dims is None or dims == [] else [dims] if isinstance(dims, int) else [*dims]
     dim = max(dims, key=lambda dim: x.shape[dim], default=None)
     if dim is None or x.shape[dim] < 3 or kwargs.get("dtype") not in (None, x.dtype):
-        return function(*args, **kwargs)
+        return theirs(function, *args, **kwargs)
     pieces = [x.index_select(dim, terms) for terms in _terms(x.shape[dim], parts, generator, x.device)]
     keep = bool(args[2] if len(args) > 2 else kwargs.get("keepdim", False))
     total = torch.ops.aten.sum.dim_IntList(pieces[0], dims, keep)

@@ -29,6 +29,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from bitproof.harness.options import Stress
+from bitproof.harness.within_user_code import refusing, theirs
 
 if TYPE_CHECKING:
     import torch
@@ -57,17 +58,18 @@ def stressed(stress: Stress | None, rank: int, device: torch.device | None = Non
         supports_higher_order_operators = True
 
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if getattr(function, "namespace", None) in COLLECTIVE_NAMESPACES:
-                _sleep(chance.uniform(0.0, longest), device)
-                if function.namespace == IN_PLACE_COLLECTIVES and not on_cuda:
-                    return late(function, args, kwargs or {}, held)
-            elif on_cuda and function in COPIES:
-                _delay_copies(chance.uniform(0.0, longest), device)
-            nobody_wrote = row_of(function).uninitialized
-            if nobody_wrote is Uninitialized.GROWN:
-                return _zero_grown(function, args, kwargs or {})
-            result = function(*args, **kwargs or {})
-            return result.zero_() if nobody_wrote is Uninitialized.WHOLE else result
+            with refusing():
+                if getattr(function, "namespace", None) in COLLECTIVE_NAMESPACES:
+                    _sleep(chance.uniform(0.0, longest), device)
+                    if function.namespace == IN_PLACE_COLLECTIVES and not on_cuda:
+                        return late(function, args, kwargs or {}, held)
+                elif on_cuda and function in COPIES:
+                    _delay_copies(chance.uniform(0.0, longest), device)
+                nobody_wrote = row_of(function).uninitialized
+                if nobody_wrote is Uninitialized.GROWN:
+                    return _zero_grown(function, args, kwargs or {})
+                result = theirs(function, *args, **kwargs or {})
+                return result.zero_() if nobody_wrote is Uninitialized.WHOLE else result
 
     with Disturbance():  # type: ignore[no-untyped-call]
         yield
@@ -79,7 +81,7 @@ def _zero_grown(function: Any, args: Any, kwargs: Any) -> Any:
 
     is_strided = args[0].layout is torch.strided
     held, room = args[0].nbytes if is_strided else 0, args[0].untyped_storage().nbytes() if is_strided else 0
-    result = function(*args, **kwargs)
+    result = theirs(function, *args, **kwargs)
     if is_strided and isinstance(result, torch.Tensor):
         storage = result.untyped_storage()
         whole = torch.empty(0, dtype=torch.uint8, device=result.device).set_(storage)

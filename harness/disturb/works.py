@@ -27,6 +27,7 @@ from bitproof.harness.torch_compat import (
     unsafe_preserve_version_counter,
 )
 from bitproof.harness.torch_operators import schema_of
+from bitproof.harness.within_user_code import refusing, theirs
 
 IN_PLACE_COLLECTIVES = "c10d"
 """The namespace of collectives that write the caller's tensors, as FSDP2 calls them; functional ones return others."""
@@ -51,13 +52,13 @@ class Works:
         def hold(work: Any) -> Any:
             def arrive() -> None:
                 with disable_current_modes():  # what gloo and the log call is none of the system's calls
-                    work.wait()
+                    theirs(work.wait)
                     arrived()
 
             if name_of(function) in TO_ONE_RANK:
                 ours = HeldWork(written, arrive)
             else:
-                work.wait()
+                theirs(work.wait)
                 ours = HeldWork(written)
             self._made.append((ours, index))
             return Work.boxed(ours)
@@ -72,13 +73,13 @@ class Works:
 def late(function: Any, args: Any, kwargs: Any, made: list[HeldWork]) -> Any:
     """Run a collective, and let what it writes arrive when its work is asked for; `made` keeps our works alive."""
     if name_of(function) in TO_ONE_RANK:
-        return function(*args, **kwargs)
+        return theirs(function, *args, **kwargs)
     written = [leaf for leaf in tree_leaves(written_by(function, args, kwargs)) if isinstance(leaf, Tensor)]
     before = [tensor.clone() for tensor in written]
-    result = function(*args, **kwargs)
+    result = theirs(function, *args, **kwargs)
 
     def hold(work: Any) -> Any:
-        work.wait()
+        theirs(work.wait)
         values = [tensor.clone() for tensor in written]
         _copy(before, written)
         made.append(HeldWork(written, lambda: _copy(values, written)))
@@ -128,7 +129,8 @@ class HeldWork(Work):
         self.is_asked = True
         arrive, self._arrive = self._arrive, None
         if arrive is not None:
-            arrive()
+            with refusing():
+                arrive()
         return True
 
     def synchronize(self) -> None:

@@ -10,9 +10,10 @@ import re
 import signal
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import FrameSummary
 from typing import Any
 
 from bitproof.harness import errors
@@ -41,8 +42,11 @@ class Failure:
     secondary: bool = False
 
 
-def failure_of_exception(rank: int, error: BaseException) -> Failure:
-    """A rank that raised, seen from inside it. What is wrong with the case is reported without a traceback."""
+def failure_of_exception(rank: int, error: BaseException, around: Sequence[FrameSummary] = ()) -> Failure:
+    """A rank that raised, seen from inside it. What is wrong with the case is reported without a traceback.
+
+    `around` are the frames that it has not left yet, outermost first.
+    """
     name, text = type(error).__name__, _message_of(error)
     is_ours = isinstance(error, BitproofError)  # our own errors are complete in the traceback, one fact per line
     found = bounded(text.partition("\n")[0] if is_ours else text.strip(), MAX_FOUND)
@@ -51,14 +55,16 @@ def failure_of_exception(rank: int, error: BaseException) -> Failure:
         time=time.monotonic(),
         what="raised",
         found=found if found.startswith(name) else f"{name}: {found}",
-        details=str(error) if isinstance(error, CaseError) else traceback_of(error),
+        details=str(error) if isinstance(error, CaseError) else traceback_of(error, around),
         secondary=isinstance(error, (RuntimeError, OSError)) and bool(_LOST_PEER.search(text)),
     )
 
 
-def traceback_of(error: BaseException) -> str:
+def traceback_of(error: BaseException, around: Sequence[FrameSummary] = ()) -> str:
     """An exception's traceback. A message of megabytes is shortened by itself, so that every frame stays."""
-    parts = traceback.format_exception(error)
+    told = traceback.TracebackException.from_exception(error)
+    told.stack = traceback.StackSummary.from_list([*around, *told.stack])
+    parts = told.format()
     return bounded("".join(bounded(part, MAX_FACT) for part in parts).rstrip(), MAX_TRACEBACK)
 
 

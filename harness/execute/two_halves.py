@@ -14,6 +14,7 @@ from typing import Any
 
 from bitproof.harness.case import Case
 from bitproof.harness.errors import UsageError
+from bitproof.harness.user_code.user_frames import user_code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +28,15 @@ class Resume:
     def begin(self, system: Any) -> None:
         """Load, where the run goes on."""
         if self.goes_on:
-            _method(system, "load")(Path(self.folder))
+            with user_code("load(folder)"):
+                _method(system, "load")(Path(self.folder))
 
     def end(self, system: Any) -> None:
-        """Save, where it ends half-way."""
+        """Save into a folder that is there, where it ends half-way."""
         if not self.goes_on:
-            _method(system, "save")(Path(self.folder))
+            Path(self.folder).mkdir(parents=True, exist_ok=True)  # each rank does so: whichever is first makes it
+            with user_code("save(folder)"):
+                _method(system, "save")(Path(self.folder))
 
 
 def _method(system: Any, name: str) -> Any:

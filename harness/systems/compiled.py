@@ -47,6 +47,7 @@ from bitproof.harness.records import PassReport
 from bitproof.harness.torch_compat import disable_current_modes
 from bitproof.harness.torch_compile import ahead_of_time, boxed, compile_calls
 from bitproof.harness.torch_inductor import inductor_backend, lowering_decompositions
+from bitproof.harness.within_user_code import refusing
 
 Run = Callable[..., Any]
 Call = Callable[["KernelGraph", Run, list[Any]], Any]
@@ -101,7 +102,6 @@ class Capture:
         self._dump_dir = options.dump_dir
         self.reports: dict[str, PassReport] = {}
         self.codes: list[str] = []
-        self._failure: Exception | None = None
         self.races: list[str] = []
         self.num_calls = 0
 
@@ -122,14 +122,6 @@ class Capture:
                 return inductor_backend(self._finished, self._compiled)(module, inputs)
         table = lowering_decompositions() if self._decomposes else None
         return ahead_of_time(self._as_it_is, table)(module, inputs)
-
-    @contextmanager
-    def raising_what_passes_raise(self) -> Iterator[None]:
-        """Within this context what a pass raised is raised as it is: Dynamo wraps it in an error of its own."""
-        try:
-            yield
-        except Exception as error:
-            raise self._failure or error from None
 
     @contextmanager
     def run_by(self, runner: Callable[[GraphModule], Run], call: Call) -> Iterator[None]:
@@ -163,12 +155,9 @@ class Capture:
                 node.meta.setdefault("val", None)
         context = PassContext(chunk_symbol=ChunkSymbol(NO_CHUNKS, 1))
         dump = GraphDump(self._dump_dir / label, [], []) if self._dump_dir else None
-        try:
-            with disable_current_modes(), dump or contextlib.nullcontext():  # torch calls this among its fake tensors
-                module, reports = run_pipeline(module, self.passes, context, dump)
-        except Exception as error:
-            self._failure = error
-            raise
+        # A refusal, as Dynamo wraps a pass's error, or runs the code uncompiled; torch calls this among fake tensors.
+        with refusing(), disable_current_modes(), dump or contextlib.nullcontext():
+            module, reports = run_pipeline(module, self.passes, context, dump)
         for report in reports:
             self._add(report)
         self.codes.append(module.code)

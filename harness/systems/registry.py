@@ -51,7 +51,8 @@ A graph that a system traced itself and does not show, or shows without directio
 autograd does not run: the direction of its calls is then unknown, and they are paired by their values.
 
 RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set as torchrun sets them, and torch's
-default process group is there, so that a trainer which looks for either trains together with the other ranks.
+default process group is there, so that a trainer which looks for either trains together with the other ranks. It may
+make that group itself, and destroy it (harness/systems/default_group.py). sys.argv has the factory's file alone.
 Groups that the factory makes are its own until the run ends; then `destroy_process_group` ends all of them.
 """
 
@@ -177,6 +178,13 @@ def folder_of(name: str, case: Case) -> Path | None:
     source, _, factory = (case.reference if name == COMPILED else name).rpartition(":")
     path = file_of(source) if source and factory else None
     return None if path is None else package_of(path.resolve())[0]
+
+
+def program_name(name: str) -> str:
+    """`sys.argv[0]` of a rank that runs a system which is not built in: its file, or its module if it has none."""
+    entries = registered()
+    source = (entries[name].value if name in entries else name).rpartition(":")[0]
+    return str(file_of(source) or _file_of_module(name, source) or source)
 
 
 def load_factory(name: str) -> Factory:

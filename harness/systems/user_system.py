@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,8 +13,11 @@ from bitproof.harness.case import KINDS, Case
 from bitproof.harness.errors import RecordingError, UsageError
 from bitproof.harness.operators.crossings import RankTurn
 from bitproof.harness.records import Key, Record
+from bitproof.harness.systems.default_group import as_lent
 from bitproof.harness.systems.unshown import KeptState
 from bitproof.harness.user_code.names import Names
+from bitproof.harness.user_code.user_frames import user_code
+from bitproof.harness.within_user_code import refusing
 
 if TYPE_CHECKING:
     from bitproof.harness.systems.compiled import Capture
@@ -63,7 +66,7 @@ class UserSystem:
 
     def step(self, index: int, observe: Observe) -> None:
         """Take one step. Raises RecordingError for anything shown that is not a value under a name of its own."""
-        with self._showing(index, observe) as show:
+        with self._showing(index, observe) as show, user_code(f"system {self._name}"):
             if self._takes_observe:
                 self._step(index, show)
             else:
@@ -78,7 +81,7 @@ class UserSystem:
             with taking(index) as observe, self._showing(index, observe) as show:
                 yield show
 
-        with self.captured.raising_what_passes_raise() if self.captured else nullcontext():
+        with user_code(f"system {self._name}"):
             if hasattr(self.made, "take_steps"):
                 self.made.take_steps(num_steps, shown)
                 return
@@ -91,6 +94,8 @@ class UserSystem:
         """A function that checks what a step shows, and hands it on."""
         own_names: dict[tuple[str, str], str] = {}
 
+        @refusing()
+        @as_lent()
         def show(*shown: Any) -> None:
             kind, own, tensor = self._checked(index, shown)
             name = self.names.translate(own)

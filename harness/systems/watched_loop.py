@@ -23,6 +23,7 @@ from unittest import mock
 
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.systems.watched_step import Observe, WatchedStep, held_optimizers
+from bitproof.harness.within_user_code import refusals_raised, refusing
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -58,18 +59,19 @@ class WatchedLoop(WatchedStep):
 
         steps = _Steps(self, num_steps, taking)
         hook = register_optimizer_step_pre_hook(steps.optimizer_begins)
-        try:
-            told = _results_told(self._loss, steps.keep_loss) if self._loss else backwards_told(steps.keep_loss)
-            with steps.open, told:
-                steps.begin()
-                self._train()
-                raise steps.problem or _too_short(steps.index, num_steps)
-        except BaseException:
-            if not steps.are_over:  # what is raised after that comes of leaving the loop
-                raise
-        finally:
-            for each in (hook.remove, *(hooks.close for hooks in steps.hooks.values())):
-                each()
+        told = _results_told(self._loss, steps.keep_loss) if self._loss else backwards_told(steps.keep_loss)
+        with refusals_raised():
+            try:
+                with steps.open, told:
+                    steps.begin()
+                    self._train()
+                    raise _too_short(steps.index, num_steps)
+            except BaseException:
+                if not steps.are_over:  # what is raised after that comes of leaving the loop
+                    raise
+            finally:
+                for each in (hook.remove, *(hooks.close for hooks in steps.hooks.values())):
+                    each()
 
 
 @contextmanager
@@ -101,7 +103,6 @@ class _Steps:
     def __init__(self, loop: WatchedLoop, num_steps: int, taking: Callable[[int], Any]) -> None:
         self.index = 0
         self.are_over = False
-        self.problem: RecordingError | None = None
         self.open = ExitStack()
         self.hooks: dict[int, ExitStack] = {}
         self._loop = loop
@@ -116,44 +117,54 @@ class _Steps:
         """Begin the step of this index."""
         self._observe: Observe = self._loop.placing(self.open.enter_context(self._taking(self.index)))
         self._stepped, self._losses = [], []
-        self._loop.is_before_step = True
+        self._loop.begin_step()
 
+    @refusing()
     def keep_loss(self, root: Tensor) -> None:
         """Keep a number that backward begins with, or that is returned as a loss."""
         if root.numel() == 1 and root.is_floating_point():
             self._losses.append(root.detach())
 
+    @refusing()
     def optimizer_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Have an optimizer that counts show its gradients, and end the step after it, behind all hooks of its own."""
-        if self.are_over or not self._counts(optimizer):
+        hooks = self.hooks.setdefault(id(optimizer), ExitStack())
+        hooks.close()  # those of the step before: no hook can be removed while they run
+        if self.are_over:  # it was not left
+            return
+        self._loop.note(optimizer)
+        if not self._counts(optimizer):
             return
         if any(optimizer is other for other in self._stepped):
-            self.problem = RecordingError(
+            raise RecordingError(
                 f"an optimizer of type {type(optimizer).__name__} took two steps in step {self.index}, before others "
                 "that hold parameters of the model took one",
                 expected="every watched optimizer to take one step",
                 fix="give watch the optimizers that train: optimizer=[...]",
             )
-            raise self.problem
-        hooks = self.hooks.setdefault(id(optimizer), ExitStack())
-        hooks.close()  # those of the step before: no hook can be removed while they run
         show = self._loop.show_gradients(optimizer, self._observe)
         hooks.callback(optimizer.register_step_pre_hook(show).remove)
         hooks.callback(optimizer.register_step_post_hook(self._optimizer_ends).remove)
 
     def _optimizer_ends(self, optimizer: Optimizer, *_: Any) -> None:
-        self._stepped.append(optimizer)
-        if not self._is_complete():
-            return
+        with refusing():
+            self._stepped.append(optimizer)
+            if not self._is_complete():
+                return
+            self._end_step()
+        if self.are_over:
+            raise _EnoughError
+
+    def _end_step(self) -> None:
+        """Show what the step leaves, and begin the next one unless it was the last."""
         self._loop.show_what_is_left(self._stepped, self._observe)
         if self._losses:
             self._observe("loss", "loss", sum_of_losses(self._losses))
         self.open.close()
         self.index += 1
-        if self.index == self._num_steps:
-            self.are_over = True
-            raise _EnoughError
-        self.begin()
+        self.are_over = self.index == self._num_steps
+        if not self.are_over:
+            self.begin()
 
     def _counts(self, optimizer: Optimizer) -> bool:
         """Whether it is watched, and is none that only holds others."""

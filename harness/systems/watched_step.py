@@ -15,19 +15,22 @@ A function `step(index)` trains once. A function `train()` runs a framework's wh
 watched optimizer has taken one, and the loop is left after the last step of the case (`watched_loop`).
 
 Names are those of the bare model: what DistributedDataParallel, torch.compile and wrappers of blocks put into them is
-left out. Where two models of a list have a name in common, all begin with the model's place in the list. Of a DTensor
-each rank shows its own shard. Imports torch when it is called.
+left out (`bare_names`). Where two models of a list have a name in common, all begin with the model's place in the list.
+A parameter that an optimizer holds and no model has, such as a learned scale of the loss, is named by its place there:
+`optimizer.0.group1.param0`. Optimizers that `watch` was not given come after those that it was, in the order in which
+they first run in a step. Of a DTensor each rank shows its own shard. Imports torch when it is called.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from bitproof.harness.errors import RecordingError, UsageError
+from bitproof.harness.systems.bare_names import bare_tensors
+from bitproof.harness.within_user_code import refusals_raised, refusing, theirs
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,12 +38,11 @@ if TYPE_CHECKING:
 
 Observe = Callable[[str, str, "Tensor"], None]
 
-_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$)")
-
 _LATE = ("d", "t", "old_dirs", "old_stps", "ro", "H_diag", "prev_flat_grad", "prev_loss", "al")
 """What LBFGS keeps from the first step on in which it goes on for long enough, which may be any."""
 
 
+@refusing()
 def watch(
     step: Callable[[int], Any] | None = None,
     *,
@@ -107,7 +109,12 @@ class WatchedStep:
         self.models = models
         self._prefixes = _prefixes(models)
         self.watched_optimizers = optimizers
+        self.begin_step()
+
+    def begin_step(self) -> None:
+        """Forget the step before."""
         self.is_before_step = True
+        self._seen = list(self.watched_optimizers)
 
     def placing(self, observe: Observe) -> Observe:
         """`observe`, with the part of the whole that it is shown of what FSDP1 has flattened."""
@@ -141,15 +148,18 @@ class WatchedStep:
 
     def step(self, index: int, observe: Observe) -> None:
         """Train once. Raises RecordingError where no optimizer took a step, or the loss is no number."""
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
         observe = self.placing(observe)
-        self.is_before_step = True
+        self.begin_step()
         with ExitStack() as stack:
-            for (
-                optimizer
-            ) in self.watched_optimizers:  # now, so that ours runs after those that the trainer has registered
+            stack.callback(register_optimizer_step_pre_hook(lambda optimizer, *_: self.note(optimizer)).remove)
+            # Now, so that ours runs after those that the trainer has registered.
+            for optimizer in self.watched_optimizers:
                 hook = self.show_gradients(optimizer, observe)
                 stack.callback(optimizer.register_step_pre_hook(hook).remove)
-            loss = self._step(index)
+            with refusals_raised():
+                loss = self._step(index)
         if self.is_before_step:
             raise RecordingError(
                 f"step({index}) ended, and no watched optimizer had taken a step",
@@ -163,7 +173,8 @@ class WatchedStep:
     def show_what_is_left(self, optimizers: Sequence[Optimizer], observe: Observe) -> None:
         """Show everything that a step leaves but its loss."""
         self._show_buffers("after_optimizer", observe)
-        for name, parameter in self.trained_parameters().items():
+        trained = self.trained_parameters()
+        for name, parameter in (*trained.items(), *self._held_alone(trained)):
             observe("param", name, parameter)
         for optimizer in optimizers:
             self._show_state(optimizer, observe)
@@ -181,6 +192,7 @@ class WatchedStep:
                 for part, tensor in _parts(gradient).items():
                     observe("grad", name + part, tensor)
 
+        @refusing()
         def hook(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             nonlocal is_shown
             is_shown = False
@@ -190,9 +202,10 @@ class WatchedStep:
             return changed
 
         def showing(closure: Callable[[], Any]) -> Callable[[], Any]:
+            @refusing()
             def shown() -> Any:
                 nonlocal is_shown
-                loss = closure()
+                loss = theirs(closure)
                 if not is_shown:  # LBFGS computes some gradients a step
                     is_shown = True
                     show()
@@ -204,11 +217,14 @@ class WatchedStep:
 
     def _show_buffers(self, when: str, observe: Observe) -> None:
         for prefix, model in self._named_models():
-            for name, buffer in model.named_buffers():
-                observe("buffer", f"{prefix}{_bare_name(name)}@{when}", buffer)
+            for name, buffer in bare_tensors(model, "buffers"):
+                observe("buffer", f"{prefix}{name}@{when}", buffer)
 
     def _show_state(self, optimizer: Optimizer, observe: Observe) -> None:
-        """What the optimizer keeps of each parameter: of one that has had no gradient yet, states of no elements."""
+        """What the optimizer keeps of each parameter: of one that has had no gradient yet, states of no elements.
+
+        And what it keeps under a name of its own, as `optimizer.0.<name>`.
+        """
         from torch.optim import LBFGS
 
         states = {name: dict(_leaves(optimizer.state.get(p, {}))) for name, p in self._held_by(optimizer)}
@@ -222,22 +238,52 @@ class WatchedStep:
             if not keys:
                 rate = rates.get(id(parameter))
                 observe("optimizer", f"{name}.lr", _nothing_of(parameter) if rate is None else _tensor_of(rate))
+        by_name = {key: value for key, value in optimizer.state.items() if isinstance(key, str)}
+        for name, tensor in _leaves(by_name, f"optimizer.{self._number(optimizer)}."):
+            observe("optimizer", name, tensor)
 
-    def trained_parameters(self) -> dict[str, nn.Parameter]:
-        """All models' parameters, by the names that an unwrapped model gives them."""
-        named = self._named_models()
-        return {prefix + _bare_name(name): p for prefix, model in named for name, p in model.named_parameters()}
+    def trained_parameters(self) -> dict[str, Tensor]:
+        """All models' parameters, by the names that an unwrapped model gives them.
 
-    def _held_by(self, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
+        Raises RecordingError for a name that two have: `watch` keeps models apart, but they may grow after it.
+        """
+        named: dict[str, Tensor] = {}
+        for prefix, model in self._named_models():
+            for name, parameter in bare_tensors(model, "parameters"):
+                if named.setdefault(prefix + name, parameter) is not parameter:
+                    raise RecordingError(
+                        f"two parameters of the watched models are named {prefix + name!r}",
+                        expected="a name of its own for every parameter",
+                        found="one of them was registered after watch had named the models",
+                        fix="register all parameters before watch is called",
+                    )
+        return named
+
+    @refusing()
+    def note(self, optimizer: Optimizer) -> None:
+        """Remember an optimizer that takes a step: what it updates is compared, whether or not `watch` was given it."""
+        if all(optimizer is not each for each in self._seen):
+            self._seen.append(optimizer)
+
+    def _number(self, optimizer: Optimizer) -> int:
+        self.note(optimizer)
+        return next(number for number, each in enumerate(self._seen) if each is optimizer)
+
+    def _held_alone(self, trained: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """The parameters that optimizers hold and no watched model has, each once: `optimizer.0.group1.param0`."""
+        shown = {id(p) for p in trained.values()}
+        for number, optimizer in enumerate(self._seen):
+            for name, parameter in _held_names(number, optimizer):
+                if id(parameter) not in shown:
+                    shown.add(id(parameter))
+                    yield name, parameter
+
+    def _held_by(self, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
         """The optimizer's parameters with their names, those of the models in their order, then any others.
 
         What no optimizer updates although it has a gradient counts as the first one's: a trainer may have forgotten it.
         """
-        held: dict[int, tuple[str, nn.Parameter]] = {
-            id(p): (f"param_groups.{group}.params.{index}", p)
-            for group, settings in enumerate(optimizer.param_groups)
-            for index, p in enumerate(settings["params"])
-        }
+        held = {id(p): (name, p) for name, p in _held_names(self._number(optimizer), optimizer)}
         is_first = bool(self.watched_optimizers) and optimizer is self.watched_optimizers[0]
         by_all = {
             id(p) for each in self.watched_optimizers for settings in each.param_groups for p in settings["params"]
@@ -247,6 +293,13 @@ class WatchedStep:
             if held.pop(id(parameter), None) or is_forgotten:
                 yield name, parameter
         yield from held.values()
+
+
+def _held_names(number: int, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
+    """An optimizer's parameters, by where it has them."""
+    for group, settings in enumerate(optimizer.param_groups):
+        for index, parameter in enumerate(settings["params"]):
+            yield f"optimizer.{number}.group{group}.param{index}", parameter
 
 
 def around_closure(
@@ -284,24 +337,24 @@ def _bare(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(model, (DataParallel, DistributedDataParallel)):
             model = model.module
-        elif "_orig_mod" in dict(model.named_children()):
+        elif [name for name, _ in model.named_children()] == ["_orig_mod"] and not _has_own_tensors(model):
             model = model.get_submodule("_orig_mod")
         else:
             return model
+
+
+def _has_own_tensors(model: nn.Module) -> bool:
+    return bool([*model.named_parameters(recurse=False), *model.named_buffers(recurse=False)])
 
 
 def _prefixes(models: list[nn.Module]) -> list[str]:
     """What names of each model begin with: nothing, or its place, where one name stands for tensors of two models."""
     held: dict[str, Tensor] = {}
     for model in models:
-        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if held.setdefault(_bare_name(name), tensor) is not tensor:
+        for name, tensor in (*bare_tensors(model, "parameters"), *bare_tensors(model, "buffers")):
+            if held.setdefault(name, tensor) is not tensor:
                 return [f"{index}." for index in range(len(models))]
     return [""] * len(models)
-
-
-def _bare_name(name: str) -> str:
-    return _WRAPPERS.sub("", name)
 
 
 def _leaves(state: Mapping[Any, Any] | Sequence[Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from bitproof.harness.case import Parallelism
 from bitproof.harness.shared_memory import Board, SharedMemory
 from bitproof.harness.torch_distributed import group_named, register_group, set_timeout, unregister_group
+from bitproof.harness.within_user_code import refused
 from bitproof.reference.parallel.device_order_group import DeviceOrderGroup
 from bitproof.reference.parallel.rank_order_group import LoneGroup, RankOrderGroup
 from bitproof.reference.parallel.reporting_group import ReportingGroup
@@ -156,10 +157,10 @@ def ensure_group(name: str, partition: Partition, *, high_priority: bool = False
     partition = [list(ranks) for ranks in partition]
     if name in joined_groups:
         if partitions[name] != partition:
-            raise ValueError(f"group {name} exists, over {partitions[name]}, not {partition}")
+            raise refused(ValueError(f"group {name} exists, over {partitions[name]}, not {partition}"))
         return
     if any(ranks != sorted(ranks) for ranks in partition):
-        raise ValueError(f"group {name} lists ranks out of order: {partition}")
+        raise refused(ValueError(f"group {name} lists ranks out of order: {partition}"))
     is_alone = all(len(ranks) == 1 for ranks in partition)
     group = LoneGroup() if is_alone else _in_rank_order(_own_part(partition, high_priority), partition)
     keep_group(name, partition, group)

@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import ReduceOp, Work
 
+from bitproof.harness.within_user_code import refused
+
 # W ranks of the group; N elements of one rank's part
 
 
@@ -172,7 +174,7 @@ def sum_in_rank_order(parts_WN: Tensor) -> Tensor:
 
 def _refuse_all_but_sum(opts: Any) -> None:
     if opts is not None and opts.reduceOp != ReduceOp.SUM:
-        raise ValueError(f"a rank-order group takes sums only, not {opts.reduceOp.op}")
+        raise refused(ValueError(f"a rank-order group takes sums only, not {opts.reduceOp.op}"))
 
 
 def to_host(x: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Work
 
 from bitproof.harness.shared_memory import BULK_BYTES, INLINE_BYTES, Ring
+from bitproof.harness.within_user_code import refused
 from bitproof.reference.parallel.rank_order_group import RankOrderGroup, kept_apart, to_host
 
 # W ranks of the group; N elements of one rank's part
@@ -211,9 +212,11 @@ class _Exchange(Work):
 
     def _disagreement(self, index: int, mine: str, others: str) -> RuntimeError:
         ranks = self._group.inline.ranks
-        return RuntimeError(
-            f"ranks disagree on collective {self._number} of ranks {list(ranks)}: "
-            f"rank {ranks[self._group.index]} {mine}, rank {ranks[index]} {others}"
+        return refused(
+            RuntimeError(
+                f"ranks disagree on collective {self._number} of ranks {list(ranks)}: "
+                f"rank {ranks[self._group.index]} {mine}, rank {ranks[index]} {others}"
+            )
         )
 
     def _exchange_pieces(self, sent_by: list[Sequence[int]], is_inline: list[bool]) -> None:

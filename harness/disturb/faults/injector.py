@@ -12,6 +12,7 @@ from bitproof.harness.disturb.faults.catalogue import CATALOGUE
 from bitproof.harness.disturb.faults.clock import NOW
 from bitproof.harness.disturb.kinds import Fault, FlipBit, SumOrder
 from bitproof.harness.errors import UsageError
+from bitproof.harness.within_user_code import refusing, theirs
 
 if TYPE_CHECKING:
     import torch
@@ -88,8 +89,9 @@ class Injector:
     def wrap(self, function: GradientFunction) -> GradientFunction:
         """The same function, but for the flipped bit."""
 
+        @refusing()
         def faulty(inputs: Any) -> Gradients:
-            loss, gradients = function(inputs)
+            loss, gradients = theirs(function, inputs)
             if isinstance(self.fault, FlipBit) and self.fault.step == self.step:
                 gradients = gradients | {self.fault.grad: flip_bit(self.fault, gradients)}
                 self.fired = True

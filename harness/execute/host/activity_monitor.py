@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from bitproof.harness.records import TorchCompile
 from bitproof.harness.torch_compile import compile_counters, compiled_calls_told
 from bitproof.harness.torch_distributed import collectives_by_group, messages_told
+from bitproof.harness.within_user_code import refusing
 
 _SHOWN = 160  # characters of a reason of torch's
 
@@ -45,13 +46,16 @@ class ActivityMonitor:
     def at_work(self) -> Iterator[ActivityMonitor]:
         """Watch, from before the system is made until its last step has ended."""
 
+        @refusing()
         def meet() -> None:
             self.collectives += self._is_in_step
 
+        @refusing()
         def asked(backend: str, is_whole: bool) -> None:
             self._backends[backend] = None
             self.stays_whole |= is_whole or backend not in OP_BY_OP
 
+        @refusing()
         def called() -> None:
             self._calls += 1
 

@@ -21,6 +21,7 @@ from bitproof.harness.execute.instruments.stopwatch import Stopwatch, counts_flo
 from bitproof.harness.execute.status_messages import Account, StepBegan
 from bitproof.harness.localize.logs.replay import RECORD, Replay, StepTrace, name_of_spare, write_archive
 from bitproof.harness.records import Key
+from bitproof.harness.within_user_code import refusals_raised
 
 if TYPE_CHECKING:
     import torch
@@ -60,11 +61,20 @@ class RankSteps:
     def at_work(self) -> Iterator[None]:
         """Disturb and watch what runs, from before the system is made until its last step has ended."""
         from bitproof.harness.disturb.regroup import regrouped
+        from bitproof.harness.systems.default_group import lent
 
         run, rank = self._job.run, self.recorder.rank
         disturbed = stressed(run.options.stress, rank, self.device)
         regroup = regrouped(run.across.regroup if run.across else None, rank, lambda: self.recorder.step)
-        with disturbed, regroup, self.sums.at_work(), self._injector.at_work(), self.monitor.at_work():
+        with (
+            refusals_raised(),
+            lent(self.device),
+            disturbed,
+            regroup,
+            self.sums.at_work(),
+            self._injector.at_work(),
+            self.monitor.at_work(),
+        ):
             yield
 
     def take(self, system: System) -> None:
@@ -107,6 +117,8 @@ class RankSteps:
 
     @contextmanager
     def _surrounding(self, step: int, system: System, generators: Generators) -> Iterator[Observe]:
+        from bitproof.harness.systems.default_group import as_lent
+
         recorder = self.recorder
         self._tell(StepBegan(step=step))
         recorder.step = step
@@ -115,10 +127,11 @@ class RankSteps:
         log = self._job.watched
         with self._logging(log, step, system) if log and log.watches(step) else self._timing(step) as shown:
             yield shown
-        for name, state in generators.drawn().items():
-            if Key(step, "rng", name, recorder.rank) not in recorder.rows:  # a system may show them itself
-                recorder.observe("rng", name, state)
-        self.monitor.end_step()
+        with as_lent():
+            for name, state in generators.drawn().items():
+                if Key(step, "rng", name, recorder.rank) not in recorder.rows:  # a system may show them itself
+                    recorder.observe("rng", name, state)
+            self.monitor.end_step()
 
     @contextmanager
     def _timing(self, step: int) -> Iterator[Observe]:

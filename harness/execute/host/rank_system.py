@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,7 +19,8 @@ from bitproof.harness.execute.host.programs import (
 )
 from bitproof.harness.machine.determinism import settle_attention
 from bitproof.harness.machine.nccl import allow_shared_gpu
-from bitproof.harness.systems.registry import BUILT_IN, load_factory
+from bitproof.harness.systems.registry import BUILT_IN, load_factory, program_name
+from bitproof.harness.user_code.user_frames import user_code
 
 if TYPE_CHECKING:
     import torch
@@ -107,11 +109,14 @@ def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_fo
     from bitproof.harness.user_code.missing import missing_package
 
     captured, is_compiled = None, name == COMPILED
-    factory = load_factory(case.reference if is_compiled else name)
-    try:
-        made = make(factory.make, case, mesh)
-    except ModuleNotFoundError as error:
-        raise (missing_package(error, f"system {name}") or error) from error
+    own = case.reference if is_compiled else name
+    sys.argv[:] = [program_name(own)]  # the words that started bitproof are not the trainer's
+    with user_code(f"system {own}"):
+        factory = load_factory(own)
+        try:
+            made = make(factory.make, case, mesh)
+        except ModuleNotFoundError as error:
+            raise (missing_package(error, f"system {name}") or error) from error
     if is_compiled:
         from bitproof.harness.systems.compiled import compile_models
 

@@ -10,13 +10,16 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from traceback import FrameSummary, extract_stack
 from typing import TYPE_CHECKING
 
+from bitproof.harness import within_user_code
 from bitproof.harness.execute.failures import (
     Failure,
     blame,
@@ -49,6 +52,7 @@ from bitproof.harness.processes.watching import Watch
 from bitproof.harness.records import Event
 from bitproof.harness.runtime.launched import FORKED
 from bitproof.harness.shared_memory import Board, SharedMemory
+from bitproof.harness.within_user_code import refusals_raised
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -279,15 +283,41 @@ def _run_reporting(
     memory: SharedMemory | None,
     board: Board | None,
 ) -> int:
-    try:
-        with profiled(job.profile_of(rank)):
-            run_rank(job, rank, open_store(job), tell, memory, board)
-    except BaseException as error:
-        failure = failure_of_exception(rank, error)
+    """Run a rank. Its failure is reported, and a refusal before user code can catch it."""
+    turn, told = threading.Lock(), list[BaseException]()
+
+    def tell_in_turn(account: Account | Failure) -> None:
+        with turn:  # a refusal may come from any thread
+            tell(account)
+
+    def fail(error: BaseException, around: Sequence[FrameSummary] = ()) -> None:
+        if any(error is each for each in told):
+            return
+        told.append(error)
+        failure = failure_of_exception(rank, error, around)
         print(failure.details, file=sys.stderr, flush=True)
-        tell(failure)
+        tell_in_turn(failure)
+
+    try:
+        with profiled(job.profile_of(rank)), refusals_raised(lambda error: fail(error, _frames_around(error))):
+            run_rank(job, rank, open_store(job), tell_in_turn, memory, board)
+    except BaseException as error:
+        fail(error)
         return 1
     return 0
+
+
+def _frames_around(refusal: BaseException) -> list[FrameSummary]:
+    """The frames of this thread from the rank's first to the one that the refusal's traceback begins with."""
+    frames = extract_stack()
+    names, own = [frame.name for frame in frames], within_user_code.__file__
+    first = (
+        names.index(_run_reporting.__name__) + 1 if _run_reporting.__name__ in names else 0
+    )  # another thread has all
+    last = max(index for index, frame in enumerate(frames) if frame.filename == own)
+    while frames[last].filename == own:
+        last -= 1
+    return frames[first : last + (refusal.__traceback__ is None)]
 
 
 def open_store(job: Job) -> Store:

@@ -206,8 +206,10 @@ def preload() -> None:
     import bitproof.harness.graph.analysis.mixing
     import bitproof.harness.systems.user_system
     import bitproof.reference.step  # noqa: F401
+    from bitproof.harness.systems import default_group
     from bitproof.harness.torch_compat import import_tracing
 
+    default_group.install()
     import_tracing()
 
 

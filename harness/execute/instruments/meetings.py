@@ -26,6 +26,7 @@ from bitproof.harness.records import Meeting
 from bitproof.harness.torch_compat import TorchDispatchMode, tree_leaves
 from bitproof.harness.torch_distributed import averages, group_named, group_of
 from bitproof.harness.torch_operators import backward_number
+from bitproof.harness.within_user_code import refusing
 
 PARTS, SCALE = "parts", "scale"
 ADDS = "aten.add"
@@ -109,18 +110,20 @@ class Sums:
             def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 if DTensor in types:
                     return NotImplemented  # what it calls for it is seen then
-                row = row_of(function)
-                if row.in_place_of == ADDS:
-                    sums.note_part(args[0])
-                note(row, [*args, *(kwargs or {}).values()] if row.sums_ranks or row.exchanges else [])
+                with refusing():
+                    row = row_of(function)
+                    if row.in_place_of == ADDS:
+                        sums.note_part(args[0])
+                    note(row, [*args, *(kwargs or {}).values()] if row.sums_ranks or row.exchanges else [])
                 result = function(*args, **kwargs or {})
-                if row.scales is not None:
-                    is_in_place = row.name.endswith("_")
-                    sums.note_scale(row.scales, args[0] if is_in_place else result, *args[1:2])
-                elif row.name.replace("_foreach_", "") == COPIES_INTO:
-                    sums.note_copy(tree_leaves(args[1:]), tree_leaves(args[0]))
-                elif row.copies is not None or row.packs:
-                    sums.note_copy(tree_leaves(args), tree_leaves(result))
+                with refusing():
+                    if row.scales is not None:
+                        is_in_place = row.name.endswith("_")
+                        sums.note_scale(row.scales, args[0] if is_in_place else result, *args[1:2])
+                    elif row.name.replace("_foreach_", "") == COPIES_INTO:
+                        sums.note_copy(tree_leaves(args[1:]), tree_leaves(args[0]))
+                    elif row.copies is not None or row.packs:
+                        sums.note_copy(tree_leaves(args), tree_leaves(result))
                 return result
 
         with Watching():  # type: ignore[no-untyped-call]

@@ -38,6 +38,7 @@ from bitproof.harness.systems.watched_step import WatchedStep
 from bitproof.harness.torch_compat import TorchDispatchMode, disable_current_modes, is_wrapper_subclass
 from bitproof.harness.torch_distributed import group_named, group_of
 from bitproof.harness.torch_operators import has_no_values, overload_of, storage_key
+from bitproof.harness.within_user_code import refusing, theirs
 
 if TYPE_CHECKING:
     from bitproof.harness.systems.compiled import Capture, KernelGraph
@@ -100,17 +101,18 @@ class CallRecorder(TorchDispatchMode):
         name = name_of(function)
         if name in NOT_LOGGED or name.startswith("_record_function") or _is_own(sys._getframe(1)):
             return function(*args, **kwargs)
-        if name == "wait_tensor" or function in offload_operators.WAITS:
-            return self._wait(function, args)
-        reading = self._reading(function, args, kwargs)
-        result = function(*args, **kwargs)
-        tensors = tensors_in((args, kwargs, result))
-        if any(map(has_no_values, tensors)):  # a DTensor asks what shape is to come
+        with refusing():
+            if name == "wait_tensor" or function in offload_operators.WAITS:
+                return self._wait(function, args)
+            reading = self._reading(function, args, kwargs)
+            result = theirs(function, *args, **kwargs)
+            tensors = tensors_in((args, kwargs, result))
+            if any(map(has_no_values, tensors)):  # a DTensor asks what shape is to come
+                return result
+            result = self._log(function, args, kwargs, reading, result)
+            for tensor in tensors if not self._only_keeps else ():
+                self._seen.setdefault(_storage(tensor), {})[id(tensor)] = weakref.ref(tensor)
             return result
-        result = self._log(function, args, kwargs, reading, result)
-        for tensor in tensors if not self._only_keeps else ():
-            self._seen.setdefault(_storage(tensor), {})[id(tensor)] = weakref.ref(tensor)
-        return result
 
     def _reading(self, function: Any, args: Any, kwargs: Any) -> _Reading:
         """Note a call's inputs before it runs."""
@@ -225,13 +227,14 @@ class CallRecorder(TorchDispatchMode):
 
     def _wait(self, function: Any, args: Any) -> Any:
         """What a collective computed, or a copy brought, is known here; it becomes the launch's output."""
-        result = function(*args)
+        result = theirs(function, *args)
         offload_operators.land(result)
         index = self._in_flight.pop(_storage(args[0]), None)
         if index is not None:
             self._add_output(index, result)
         return result
 
+    @refusing()
     def kernels_called(self, graph: KernelGraph, kernels: Callable[[list[Any]], Any], inputs: list[Any]) -> Any:
         """Log a graph of Inductor's as one call, whose `scalars` say what makes each output.
 
@@ -240,7 +243,7 @@ class CallRecorder(TorchDispatchMode):
         read, place = list(inputs), Place(graph.module, graph.direction)
         digests, producers = self._inputs(read)
         with disable_current_modes():
-            result = kernels(inputs)
+            result = theirs(kernels, inputs)
         index = len(self.calls)
         told = tuple((str(position), text) for position, text in enumerate(graph.outputs[: graph.num_visible]))
         self.calls.append(

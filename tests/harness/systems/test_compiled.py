@@ -20,6 +20,7 @@ from bitproof.harness.localize.bisect_passes import check_case
 from bitproof.harness.localize.logs.call_log import logged
 from bitproof.harness.systems.compiled import KernelGraph, compile_models
 from bitproof.harness.systems.registry import check_system
+from bitproof.harness.within_user_code import refusals_raised
 
 # Dynamo asks a value behind a graph break whether it has one.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
@@ -192,12 +193,12 @@ def test_a_pass_of_the_users_goes_through_every_graph_and_a_prefix_leaves_it_out
 def test_what_a_pass_raises_is_raised_as_it_is(tmp_path):
     file = tmp_path / "passes.py"
     file.write_text("def wrong(module):\n    return 3\n")
-    capture = compile_models(
+    compile_models(
         SimpleNamespace(model=(model := Broken())), a_case(), GraphOptions(extra_passes=(f"{file}:wrong",)), tmp_path
     )
     with (
         pytest.raises(PassError, match="wrong returned something that is no graph"),
-        capture.raising_what_passes_raise(),
+        refusals_raised(),
     ):
         trained(model)
 

@@ -136,6 +136,19 @@ def test_optimizers_that_never_hold_all_are_refused_unless_they_are_named():
     assert len(shown(bitproof.watch(train=loop(model, optimizer), model=model, optimizer=optimizer))) == 2
 
 
+def test_what_an_optimizer_updates_that_holds_none_of_the_model_is_shown():
+    model, scale = nn.Linear(3, 2), nn.Parameter(torch.ones(1))
+    own, other = SGD(model.parameters(), lr=0.5), SGD([scale], lr=0.5)
+
+    def update(*_):
+        scale.grad = torch.ones(1)
+        other.step()
+
+    own.register_step_pre_hook(update)
+    steps = shown(bitproof.watch(train=loop(model, own), model=model))
+    assert [rows["param", "optimizer.1.group0.param0"] for rows in steps] == [0.5, 0.0]
+
+
 def test_the_loss_is_the_sum_of_what_backward_began_with():
     model = nn.Linear(3, 2)
     optimizer = SGD(model.parameters(), lr=0.0)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.optim import SGD, AdamW, Optimizer
 
 import bitproof
 from bitproof.harness.errors import RecordingError, UsageError
+from bitproof.harness.systems.bare_names import bare_tensors
 from bitproof.harness.systems.user_system import UserSystem
 
 
@@ -168,8 +170,146 @@ def test_a_parameter_of_the_optimizer_alone_is_shown_by_its_place_there():
     model, scale = nn.Linear(3, 2), nn.Parameter(torch.ones(1))
     optimizer = SGD([{"params": model.parameters()}, {"params": [scale], "lr": 0.25}], lr=0.5)
     rows = shown(bitproof.watch(trainer(model, optimizer), model=model, optimizer=optimizer))
-    assert rows["optimizer", "param_groups.1.params.0.lr"] == 0.25
-    assert ("grad", "param_groups.1.params.0") in rows
+    assert rows["optimizer", "optimizer.0.group1.param0.lr"] == 0.25
+    assert ("grad", "optimizer.0.group1.param0") in rows
+    assert rows["param", "optimizer.0.group1.param0"].equal(scale)
+
+
+def scaled(model, *optimizers):
+    """A step in which these optimizers update what they have, each parameter by a gradient of ones."""
+
+    def step(index):
+        model(torch.ones(4, 3)).square().mean().backward()
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+
+    return step
+
+
+def test_values_of_all_parameters_that_optimizers_hold_alone_are_shown_each_once():
+    model, first, second, shared = nn.Linear(3, 2), *(nn.Parameter(torch.full((1,), float(n))) for n in range(3))
+    optimizers = [AdamW([*model.parameters(), first, shared]), SGD([second, shared], lr=0.5)]
+    rows = shown(bitproof.watch(scaled(model, *optimizers), model=model, optimizer=optimizers))
+    named = {name: value for (kind, name), value in rows.items() if kind == "param"}
+    assert [*named] == ["weight", "bias", *(f"optimizer.{name}" for name in ALONE)]
+    assert [named[f"optimizer.{name}"].item() for name in ALONE] == [first.item(), shared.item(), second.item()]
+    grads = [name for kind, name in rows if kind == "grad" and name.startswith("optimizer")]
+    assert grads == [f"optimizer.{name}" for name in (*ALONE, "1.group0.param1")], "each optimizer reads its own"
+
+
+ALONE = ("0.group0.param2", "0.group0.param3", "1.group0.param0")
+
+
+def test_what_an_optimizer_updates_that_watch_was_not_given_is_shown_too():
+    model, scale = nn.Linear(3, 2), nn.Parameter(torch.ones(1))
+    watched, other = SGD(model.parameters(), lr=0.5), SGD([scale], lr=0.5)
+    system = bitproof.watch(scaled(model, watched, other), model=model, optimizer=watched)
+    for index in range(2):
+        assert shown(system, index)["param", "optimizer.1.group0.param0"].equal(scale) and scale < 1
+    assert not other._optimizer_step_pre_hooks
+
+
+def test_optimizers_that_are_made_anew_in_each_step_have_the_same_names_in_each():
+    model = nn.Linear(3, 2)
+    optimizer = SGD(model.parameters(), lr=0.5)
+
+    def step(index):
+        scaled(model, SGD([nn.Parameter(torch.ones(1))], lr=0.5), optimizer)(index)
+
+    system = bitproof.watch(step, model=model, optimizer=optimizer)
+    names = [[name for _, name in shown(system, index)] for index in range(2)]
+    assert names[0] == names[1] and "optimizer.1.group0.param0" in names[0]
+
+
+def test_a_parameter_that_joins_an_optimizer_later_is_shown_from_then_on():
+    model, late = nn.Linear(3, 2), nn.Parameter(torch.ones(1))
+    optimizer = SGD(model.parameters(), lr=0.5)
+    system = bitproof.watch(scaled(model, optimizer), model=model, optimizer=optimizer)
+    name = ("param", "optimizer.0.group1.param0")
+    assert name not in shown(system)
+    optimizer.add_param_group({"params": [late]})
+    assert shown(system, 1)[name].equal(late)
+
+
+def test_a_state_that_an_optimizer_keeps_under_a_name_is_shown():
+    model = nn.Linear(3, 2)
+    optimizer = SGD(model.parameters(), lr=0.5)
+    optimizer.state["curvature"] = {"mean": torch.tensor(3.0)}
+    rows = shown(bitproof.watch(trainer(model, optimizer), model=model, optimizer=optimizer))
+    assert rows["optimizer", "optimizer.0.curvature.mean"] == 3
+
+
+class Beside(nn.Module):
+    """Has a weight beside a child whose name torch's wrappers use, which has one, too."""
+
+    def __init__(self, child):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.add_module(child, nn.Linear(3, 2, bias=False))
+        self.child = child
+
+    def forward(self, x):
+        return self.get_submodule(self.child)(x * self.weight)
+
+
+@pytest.mark.parametrize("child", ["_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"])
+@pytest.mark.parametrize(
+    ("wrap", "prefix"),
+    [
+        (lambda model: model, ""),
+        (lambda model: torch.compile(model, backend="eager"), ""),
+        (lambda model: nn.DataParallel(torch.compile(model, backend="eager")), ""),
+        (lambda model: nn.Sequential(model), "0."),
+        (lambda model: nn.Sequential(torch.compile(model, backend="eager")), "0."),
+        (lambda model: nn.Sequential(checkpoint_wrapper(model)), "0."),
+        (lambda model: nn.Sequential(checkpoint_wrapper(torch.compile(model, backend="eager"))), "0."),
+    ],
+)
+def test_a_child_that_is_named_like_a_wrapped_one_hides_nothing_beside_it(child, wrap, prefix):
+    bare = Beside(child)
+    model = wrap(bare)
+    optimizer = SGD(model.parameters(), lr=0.5)
+    rows = shown(bitproof.watch(scaled(bare, optimizer), model=model, optimizer=optimizer))
+    assert [name for kind, name in rows if kind == "param"] == [f"{prefix}weight", f"{prefix}{child}.weight"]
+    assert rows["param", f"{prefix}weight"].equal(bare.weight)
+
+
+def test_buffers_and_children_beside_a_wrapped_name_are_kept_apart_as_well():
+    model = nn.Module()
+    model._orig_mod = nn.BatchNorm1d(2)
+    model.register_buffer("running_mean", torch.ones(3))
+    model.weight = nn.Linear(2, 2, bias=False)  # a child of the name of a parameter
+    names = [name for kind in ("parameters", "buffers") for name, _ in bare_tensors(model, kind)]
+    assert names == [
+        "_orig_mod.weight",
+        "_orig_mod.bias",
+        "weight.weight",
+        "running_mean",
+        "_orig_mod.running_mean",
+        "_orig_mod.running_var",
+        "_orig_mod.num_batches_tracked",
+    ]
+
+
+def test_bare_names_are_torchs_own_where_nothing_is_wrapped():
+    shared = nn.Linear(2, 2)
+    model = nn.Sequential(shared, nn.Sequential(shared, nn.BatchNorm1d(2)), nn.TransformerEncoderLayer(4, 2, 8))
+    model[2].linear1.weight = model[2].linear2.weight
+    for kind in ("parameters", "buffers"):
+        assert [*bare_tensors(model, kind)] == [*getattr(model, f"named_{kind}")()]
+
+
+def test_two_models_that_grow_into_one_name_are_refused():
+    models = [nn.ModuleDict({"a": nn.Linear(3, 2)}), nn.ModuleDict({"b": nn.Linear(3, 2)})]
+    optimizer = SGD([p for model in models for p in model.parameters()], lr=0.5)
+    system = bitproof.watch(scaled(models[0]["a"], optimizer), model=models, optimizer=optimizer)
+    for model in models:
+        model.register_parameter("late", nn.Parameter(torch.ones(1)))
+    with pytest.raises(RecordingError, match="two parameters of the watched models are named 'late'"):
+        shown(system)
 
 
 def test_a_parameter_that_the_optimizer_was_not_given_is_shown_without_any_state():

@@ -1,0 +1,52 @@
+"""Names of a model's tensors without what wrappers put into them, and never one name for two tensors.
+
+torch.compile, FSDP1 and checkpoint wrappers hold what they wrap as a child of a known name. That name is left out if
+all that the wrapped module has may take its place: nothing beside it in the wrapper has one of the same names. So
+`_orig_mod.weight` is `weight`, unless the module that has the child `_orig_mod` has a `weight` of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
+
+def bare_tensors(model: nn.Module, kind: Literal["parameters", "buffers"]) -> Iterator[tuple[str, Tensor]]:
+    """A model's parameters or buffers, each once, in the model's order and by its bare name."""
+    left_out: dict[int, set[str]] = {}
+    _names_of(model, left_out)
+    bare = {"": ""}
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        if path:
+            parent, _, name = path.rpartition(".")
+            is_left_out = name in left_out[id(model.get_submodule(parent))]
+            bare[path] = bare[parent] if is_left_out else f"{bare[parent]}.{name}".lstrip(".")
+        for name, tensor in getattr(module, f"named_{kind}")(recurse=False):
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield f"{bare[path]}.{name}".lstrip("."), tensor
+
+
+def _names_of(module: nn.Module, left_out: dict[int, set[str]]) -> set[str]:
+    """The names of all that a module has, with those of a wrapped child in place of its own if there is room for them.
+
+    `left_out` gets the names of such children, for each module within.
+    """
+    left_out[id(module)] = set()
+    tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+    children = dict(module.named_children())
+    names = {name for name, _ in tensors} | children.keys()
+    for name, child in children.items():
+        if id(child) in left_out:  # it is elsewhere, too, and named there
+            continue
+        inner = _names_of(child, left_out)
+        if name in _WRAPPED and inner.isdisjoint(names - {name}):
+            left_out[id(module)].add(name)
+            names = (names - {name}) | inner
+    return names

@@ -1,0 +1,145 @@
+"""torch's default process group, lent to user code: it may make the group and destroy it, as a trainer does alone.
+
+The group exists before the factory is called, and we need it until the last value is compared. So
+
+1. the first `init_process_group` returns with the group that is there, and refuses arguments that ask for another;
+2. `destroy_process_group()` puts the group, and all that user code made, aside: torch knows of none, as after any
+   destruction, so `is_initialized()` is False. Another `init_process_group` brings it back;
+3. `as_lent()` surrounds our code: within it the group is there.
+
+`install` replaces both functions before any user code could have them by name. Outside of `lent` they are torch's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bitproof.harness.errors import UsageError
+from bitproof.harness.torch_distributed import KnownGroups, replace_function
+from bitproof.harness.within_user_code import refused
+
+_init, _destroy = dist.init_process_group, dist.destroy_process_group
+_ENVIRONMENT = {"rank": "RANK", "world_size": "WORLD_SIZE"}
+_IMMATERIAL = ("init_method", "store", "timeout", "group_name")
+"""How ranks find each other, and for how long they wait, makes no other group."""
+
+
+class _Loan:
+    """A rank's default group while user code runs on this device. `aside` is what user code has destroyed."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.is_taken = False
+        self.aside: KnownGroups | None = None
+
+
+_loans: list[_Loan] = []
+
+
+def install() -> None:
+    """Replace torch's two functions, wherever torch has them. Harmless when done before."""
+    replace_function(_init, _init_process_group)
+    replace_function(_destroy, _destroy_process_group)
+
+
+@contextmanager
+def lent(device: torch.device) -> Iterator[None]:
+    """Lend this rank's default group to the user code in this context."""
+    install()
+    loan = _Loan(device)
+    _loans.append(loan)
+    try:
+        yield
+    finally:
+        _loans.remove(loan)
+        if loan.aside is not None:
+            loan.aside.exchange()
+
+
+@contextmanager
+def as_lent() -> Iterator[None]:
+    """Our code within user code: the groups that were lent are there, though user code may have destroyed them."""
+    loan = _loans[-1] if _loans else None
+    if loan is None or loan.aside is None:
+        yield
+        return
+    lent_groups, loan.aside = loan.aside, None
+    theirs = lent_groups.exchange()
+    try:
+        yield
+    finally:
+        loan.aside = theirs.exchange()
+
+
+@functools.wraps(_init)
+def _init_process_group(*args: Any, **kwargs: Any) -> None:
+    loan = _loans[-1] if _loans else None
+    if loan is None or loan.is_taken or (loan.aside is not None and dist.is_initialized()):
+        return _init(*args, **kwargs)  # which says that it is there already
+    with as_lent():
+        _refuse_another(loan.device, args, kwargs)
+    loan.is_taken = True
+    if loan.aside is not None:
+        loan.aside.exchange()
+        loan.aside = None
+    return None
+
+
+@functools.wraps(_destroy)
+def _destroy_process_group(group: Any = None) -> None:
+    loan = _loans[-1] if _loans else None
+    is_default = group is None or group is dist.group.WORLD
+    if loan is None or loan.aside is not None or not is_default:
+        return _destroy(group)
+    loan.is_taken = False
+    loan.aside = KnownGroups().exchange()
+    return None
+
+
+def _refuse_another(device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise UsageError for a call of `init_process_group` that asks for another group than the one that is there."""
+    signature = inspect.signature(_init)
+    asked = signature.bind(*args, **kwargs).arguments
+    given = {name: value for name, value in asked.items() if value != signature.parameters[name].default}
+    backend, own = dist.get_backend(), {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+    if "store" not in given and given.get("init_method", "env://").startswith("env://"):  # torch reads these itself
+        for name, variable in _ENVIRONMENT.items():
+            given.setdefault(name, int(os.environ.get(variable, -1)))
+    for name, value in given.items():
+        is_ours = {
+            "backend": lambda value: _backend_for(device.type, value) == backend,
+            "device_id": lambda value: _is_device(value, device),
+            "rank": lambda value: value == own["rank"],
+            "world_size": lambda value: value == own["world_size"],
+        }.get(name, lambda value, name=name: name in _IMMATERIAL)
+        if not is_ours(value):
+            raise refused(
+                UsageError(
+                    f"init_process_group was called with {name}={value!r}, which asks for another default group than "
+                    "the one that bitproof has made of the case's ranks",
+                    expected=f"backend={str(backend)!r}, rank={own['rank']}, world_size={own['world_size']} "
+                    f"on {device}, or no arguments",
+                    found=f"{name}={value!r}",
+                    fix="leave the argument out, or read it from the environment, which says what torchrun says",
+                )
+            )
+
+
+def _is_device(given: Any, device: torch.device) -> bool:
+    """Whether a device, or its index alone, is that one."""
+    asked = torch.device(device.type, given) if isinstance(given, int) else torch.device(given)
+    return asked.type == device.type and asked.index in (None, device.index)
+
+
+def _backend_for(device: str, name: Any) -> str | None:
+    """The backend that a name such as `gloo` or `cpu:gloo,cuda:nccl` gives to a type of device."""
+    parts = [part.split(":", 1) if ":" in part else [device, part] for part in str(name).lower().split(",")]
+    return {of: backend for of, backend in parts}.get(device)

@@ -1,0 +1,25 @@
+"""Where a user's code runs in a rank: what we refuse within it is raised at its end, and it may not end the process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from bitproof.harness.errors import UsageError
+from bitproof.harness.within_user_code import refusals_raised
+
+
+@contextmanager
+def user_code(what: str) -> Iterator[None]:
+    """Run code of `what`, such as `system t.py:make`. Raises our first refusal in it, and UsageError for `sys.exit`."""
+    with refusals_raised():
+        try:
+            yield
+        except SystemExit as error:
+            raise UsageError(
+                f"{what} called sys.exit({error.code!r})",
+                expected="code that returns: a rank records what it leaves",
+                found=f"sys.argv was {sys.argv!r}; what it printed is in the rank's log",
+                fix="let argparse parse no words (`parser.parse_args([])`), or take settings from the case's `options`",
+            ) from error

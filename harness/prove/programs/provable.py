@@ -38,6 +38,7 @@ from bitproof.harness.prove.answers import BUFFER, INPUT, PARAMETER
 from bitproof.harness.prove.graphs.executed import runs_otherwise
 from bitproof.harness.prove.graphs.export import RefusedError
 from bitproof.harness.prove.pairs import Provable
+from bitproof.harness.prove.programs.one_setting import under_one_setting
 from bitproof.harness.prove.programs.optimizers import OPTIMIZER, HeldOptimizers
 from bitproof.harness.prove.programs.reachable import GRADIENT, Reached, changed, copied, plain_token
 from bitproof.harness.torch_compat import (
@@ -87,7 +88,7 @@ def held(subject: Any, inputs: Sequence[Any], dynamic_shapes: Any = None) -> Hel
         return _exported(subject)
     if dynamic_shapes is not None:
         found = _exported(_export(subject, inputs, dynamic_shapes))
-        return replace(found, values=found.values | _state(_modules(subject, ())), subject=subject, inputs=inputs)
+        return replace(found, values={**found.values, **_state(_modules(subject, ()))}, subject=subject, inputs=inputs)
     if isinstance(subject, GraphModule) and is_plain(subject) and not runs_otherwise(subject):
         return replace(of_graph(subject, inputs), subject=subject, inputs=inputs)
     if not callable(subject):
@@ -274,7 +275,7 @@ def roots_of(subject: Any, inputs: Sequence[Any]) -> dict[str, Any]:
     return {
         **modules,
         **{f"optimizer {i}": x for i, x in enumerate(optimizers)},
-        **{f"input {i}": x for i, x in enumerate(inputs)},
+        **{f"argument {i}": x for i, x in enumerate(inputs)},
         "function": subject,
     }
 
@@ -384,6 +385,7 @@ class _Tracing:
             parameters = {name.removeprefix(PARAMETER): x for name, x in by_name.items() if name.startswith(PARAMETER)}
             stack.enter_context(self.optimizers.swapped(by_name, parameters))
             before = Reached(roots_of(self.subject, args), known)
+            stack.enter_context(under_one_setting())
             stack.enter_context(one_by_one())
             stack.enter_context(recorder.recording(tracer))
             stack.enter_context(backward_told(recorder.before_backward, recorder.after_backward))

@@ -58,7 +58,7 @@ class Reached:
         self.objects: list[Any] = []
         self._known = known or {}
         self._first: dict[int, str] = {}
-        stack = [*reversed(roots.items())]
+        stack = [*roots.items()][::-1]
         while stack:
             place, x = stack.pop()
             stack += reversed([*self._met(place.replace(" .", " "), x)])
@@ -153,7 +153,7 @@ def _is_compilers(function: types.FunctionType) -> bool:
 _CALLS = (types.MethodType, functools.partial)
 _ATOMS = (
     *(types.ModuleType, type, types.BuiltinFunctionType, types.CodeType, property, weakref.ref),
-    *(logging.Logger, io.IOBase, Graph, Node, torch.Storage, torch.UntypedStorage, torch.SymInt),
+    *(logging.Logger, io.IOBase, Graph, Node, torch.TypedStorage, torch.UntypedStorage, torch.SymInt),
     *(OpOverload, OpOverloadPacket, HigherOrderOperator),
 )
 
@@ -166,8 +166,8 @@ def _children(place: str, x: Any, known: Mapping[int, str]) -> Iterator[tuple[st
         case Tensor():
             if (x.is_leaf or x.retains_grad) and x.grad is not None:
                 yield f"{GRADIENT}{place}", x.grad
-            own = {} if isinstance(x, FakeTensor) else vars(x)
-            yield from ((f"{place}.{key}", own[key]) for key in own)
+            if not isinstance(x, FakeTensor):
+                yield from ((f"{place}.{key}", value) for key, value in vars(x).items())
             return
         case numpy.ndarray():
             yield from ((f"{place}[{i}]", y) for i, y in enumerate(x.reshape(-1).tolist() if x.dtype == object else []))

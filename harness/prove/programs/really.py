@@ -139,7 +139,7 @@ class _Real:
     def __init__(self, world: dict[str, Any], named: Mapping[str, Tensor]) -> None:
         self._subject, self._inputs = world["subject"], world["inputs"]
         self.named = named
-        self._known = {id(x): name for name, x in reversed(named.items())}
+        self._known = {id(x): name for name, x in [*named.items()][::-1]}
         self._around = around(world)
         self._last = self._reached()
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from io import BytesIO
 from typing import Any, Literal, NamedTuple, cast
 from unittest import mock
@@ -42,7 +42,15 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type as is_wrapper_subclass
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import (
+    GetAttrKey,
+    MappingKey,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map_only,
+    tree_unflatten,
+)
 from torch.utils.hooks import BackwardHook
 
 from bitproof.harness.torch_tracing import quick_tracing
@@ -94,18 +102,23 @@ def untested_release() -> str | None:
 
 
 def symbolic_graph(
-    function: Callable[..., Any], fake_mode: FakeTensorMode, decompositions: Mapping[Any, Any] | None = None
+    function: Callable[..., Any],
+    fake_mode: FakeTensorMode,
+    decompositions: Mapping[Any, Any] | None = None,
+    *,
+    as_eager: bool = False,
 ) -> Callable[..., GraphModule]:
     """`function` as what traces it: called with fake tensors, it returns the graph of the operators that it runs.
 
-    A number that depends on data is left to run time, as symbols are.
+    A number that depends on data is left to run time, as symbols are. `as_eager` traces what runs without a trace: for
+    46 operators, such as matmul of a vector and a batch, Python's kernels call others. It takes fixed sizes.
     """
     traced = make_fx(function, decomposition_table=decompositions, _error_on_data_dependent_ops=False)
 
     def trace(*args: Any) -> GraphModule:
         # 2.11 and 2.12 lower linear and matmul in C++, which asks for sizes as numbers; their Python versions do not.
         # Later releases need it for decompositions alone, and trace the same graph with it.
-        with fake_mode, enable_python_dispatcher():
+        with fake_mode, nullcontext() if as_eager else enable_python_dispatcher():
             if decompositions:
                 return traced(*args)
             with quick_tracing(), mock.patch.object(proxy_tensor, "_extract_tensor_metadata", lambda value: None):
@@ -180,6 +193,13 @@ def flattened(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     """The leaves of nested tuples, lists, dictionaries and what else torch's trees know, and what builds it again."""
     leaves, spec = tree_flatten(value)
     return leaves, lambda own: tree_unflatten(own, spec)
+
+
+def keys_of(value: Any) -> list[tuple[Any, ...]]:
+    """For each leaf the keys of dictionaries, and the fields, that lead to it; positions are left out."""
+    leaves = tree_flatten_with_path(value)[0]
+    kinds = (MappingKey, GetAttrKey)
+    return [tuple(str(key) for key in path if isinstance(key, kinds)) for path, _ in leaves]
 
 
 def swapped_state(model: nn.Module, state: Mapping[str, Tensor]) -> AbstractContextManager[None]:
@@ -322,6 +342,23 @@ def wraps_its_call(module: GraphModule) -> bool:
 def registered_parameter(module: nn.Module, name: str) -> nn.Parameter | None:
     """A module's parameter, past a property of the same name."""
     return module._parameters[name]
+
+
+def module_attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """All that a module holds, by the names with which its code reads it, without what is empty in every new one."""
+    for key, value in vars(module).items():
+        if key in ("_parameters", "_buffers", "_modules"):
+            yield from value.items()
+        elif key not in _OF_EVERY_MODULE or value:
+            yield key, value
+
+
+_OF_EVERY_MODULE = {*vars(nn.Module())} - {"training"}
+
+
+def hooks_of_gradients(tensor: Tensor) -> bool:
+    """Whether something runs, and may change it, when a tensor's gradient is computed or has been added."""
+    return bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
 
 
 def has_forward_hooks(module: nn.Module) -> bool:

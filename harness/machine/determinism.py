@@ -208,6 +208,7 @@ class Switches:
         replaced: dict[str, Switch] = {
             "kernels_in_python": ", ".join(torch_operators.replaced_kernels()),
             "modes": ", ".join(torch_operators.active_modes()),
+            "autocast_dtype_cpu": str(torch.get_autocast_dtype("cpu")).removeprefix("torch."),
         }
         return cls(read_switches() | replaced, generators)
 
@@ -230,6 +231,7 @@ class Switches:
             for name, change in _setters().items():
                 if read_switches()[name] != self.switches[name]:
                     change(self.switches[name])
+        torch.set_autocast_dtype("cpu", getattr(torch, str(self.switches["autocast_dtype_cpu"])))
         torch.set_rng_state(torch.frombuffer(bytearray(self.generators["torch"]), dtype=torch.uint8))
         random.setstate(self.generators["Python"])
         name, keys, *rest = self.generators["numpy"]

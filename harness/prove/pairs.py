@@ -91,7 +91,8 @@ class PairProof:
 
     `evaluated` counts the PROVED outputs whose computed terms had both graphs' bits; `not_evaluated` says why there are
     none. `bounds` are the sizes for which the result holds, if sizes are open. `induction` says whether any number of
-    steps is proved, if the two are steps.
+    steps is proved, if the two are steps. `not_run` says why the programs themselves were not run: then it is assumed
+    that their graphs are what they do.
     """
 
     verdict: str
@@ -103,6 +104,7 @@ class PairProof:
     seconds: tuple[tuple[str, float], ...] = ()
     bounds: tuple[str, ...] = ()
     induction: Induction | None = None
+    not_run: str | None = None
 
     @property
     def answers(self) -> tuple[OutputAnswer, ...]:
@@ -127,6 +129,8 @@ class PairProof:
         lines = [f"{self.verdict}: {told} of {len(self.answers)} outputs{computed}{meaning_of(self.proof)}"]
         lines += answer_lines(self.proof, all_in=all_in)
         lines += [f"  for all sizes of {bound}" for bound in self.bounds]
+        if self.verdict == PROVED and self.not_run:
+            lines.append(f"  not run, {self.not_run}: that the graphs are what the programs do is assumed")
         if self.verdict == PROVED and self.induction is not None and (self.induction.state or self.induction.reason):
             held = "PROVED" if self.induction.holds else f"not shown, {self.induction.reason}"
             lines.append(f"  any number of steps: {held}")
@@ -270,7 +274,7 @@ def _checked(answer: OutputAnswer, evaluator: Evaluator, sides: Sequence[Any]) -
     if answer.verdict == NOT_PROVED and None not in sides:
         unlike = [(x, y) for x, y in zip(*sides, strict=True) if not same_value(x, y)]
         if unlike:
-            return replace(answer, witness=answer.witness or _witness(*unlike[0]))
+            return replace(answer, witness=answer.witness or witness_of(*unlike[0]))
         return replace(answer, agreed=answer.agreed + 1)
     if answer.verdict != PROVED:
         return answer
@@ -292,8 +296,8 @@ def same_value(x: Any, y: Any) -> bool:
     return type(x) is type(y) and x == y
 
 
-def _witness(x: Any, y: Any) -> str:
-    """How two values differ, in words."""
+def witness_of(x: Any, y: Any) -> str:
+    """How two values differ, in words: `3 of 12 elements, element 0: 1.0 and 2.0`."""
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
         return f"{x} and {y}"
     if x.dtype != y.dtype or x.shape != y.shape:
@@ -364,9 +368,20 @@ def _as_on_a_rank() -> Iterator[None]:
     The bits of large sums depend on the number of threads, and rows that an operator leaves unwritten would hold
     whatever was there: a difference that neither program computes.
     """
-    num_threads, mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
-    filled = getattr(deterministic, "fill_uninitialized_memory")  # noqa: B009 (a property, which mypy does not know)
+    num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    try:
+        with filling_memory():
+            yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+@contextmanager
+def filling_memory() -> Iterator[None]:
+    """Within this context, uninitialized memory is filled."""
+    mode = torch.get_deterministic_debug_mode()
+    filled = getattr(deterministic, "fill_uninitialized_memory")  # noqa: B009 (a property, which mypy does not know)
     torch.set_deterministic_debug_mode("warn")  # memory is filled in no other mode; Inductor's settings stay
     setattr(deterministic, "fill_uninitialized_memory", True)  # noqa: B010
     try:
@@ -374,6 +389,5 @@ def _as_on_a_rank() -> Iterator[None]:
             warnings.filterwarnings("ignore", message=".*deterministic")
             yield
     finally:
-        torch.set_num_threads(num_threads)
         torch.set_deterministic_debug_mode(mode)
         setattr(deterministic, "fill_uninitialized_memory", filled)  # noqa: B010

@@ -7,7 +7,7 @@ from torch.nn.modules import module as every_module
 
 from bitproof.harness.torch_compat import LazyGraphModule, rewrites_code, wraps_its_call
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CALLS = ("forward", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl", "_slow_forward", "_wrapped_call")
 """Attributes that Python uses to call a module and that a pass may replace on the module."""
 

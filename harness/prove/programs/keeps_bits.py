@@ -18,16 +18,19 @@ import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
 from torch.fx import Graph, GraphModule
 
 from bitproof.harness.errors import PassError
+from bitproof.harness.machine.determinism import Switches, keeping_switches
 from bitproof.harness.prove.answers import PROVED, REFUSED
+from bitproof.harness.prove.graphs.executed import runs_otherwise
 from bitproof.harness.prove.graphs.export import RefusedError
 from bitproof.harness.prove.pairs import PairProof, told
-from bitproof.harness.prove.programs.provable import Held, held
+from bitproof.harness.prove.programs.provable import Held, held, is_plain
+from bitproof.harness.prove.programs.really import check_run, not_run
 from bitproof.harness.prove.programs.subjects import prove_held
 from bitproof.harness.runtime.sources import own_digest
 from bitproof.harness.torch_compat import disable_current_modes
@@ -93,7 +96,8 @@ class KeptPass:
     def __call__(self, graph: Graph | GraphModule, *args: Any, **kwargs: Any) -> Any:
         """Run the pass. Raises PassError unless it is proved to keep every bit."""
         before = _Snapshot(graph, self._inputs)
-        found = self._pass(graph, *args, **kwargs)
+        with keeping_switches(f"pass {self.__name__}"):
+            found = self._pass(graph, *args, **kwargs)
         left = found if isinstance(found, Graph | GraphModule) else graph
         proof = before.proof(self.__name__, left)
         self.proofs.append(proof)
@@ -124,10 +128,16 @@ class _Snapshot:
         self._inputs = list(inputs) if inputs is not None else None
         self._text = _text(graph)
         self._before = self._taken(graph)
+        self._switches = Switches.now()
 
     def proof(self, name: str, graph: Graph | GraphModule) -> PassProof:
-        """Prove what a pass left against this graph."""
+        """Prove what a pass left against this graph, computed by the same switches."""
+        switched = self._switches.changes()
+        self._switches.restore()
         after, changed = self._taken(graph), self._text != _text(graph)
+        if switched:
+            reason = f"the pass changes what holds for the whole process: {'; '.join(switched)}"
+            return PassProof(name, PairProof(REFUSED, reason=reason), changed)
         for side in (self._before, after):
             if isinstance(side, RefusedError):
                 return PassProof(name, PairProof(REFUSED, reason=told(side)), changed)
@@ -140,16 +150,27 @@ class _Snapshot:
         try:
             if module is None:
                 raise RefusedError("a graph that no module holds", where="the pass")
-            if isinstance(graph, Graph) and module.graph is not graph:
-                module = GraphModule(module, graph)
+            if otherwise := runs_otherwise(module):
+                raise RefusedError(f"a graph that is run with {otherwise}", where="the whole graph")
             with disable_current_modes():
                 if self._inputs is None:
                     self._inputs = _inputs_of(module)
-                found = held(module, self._inputs)
+                # Code is made anew: a pass may leave that to its caller, and change the graph again.
+                own = module.graph if isinstance(graph, GraphModule) else graph
+                found = held(GraphModule(module, _copy(own)), self._inputs)
                 found.program.exported  # noqa: B018  the graph's present state
+                if not is_plain(module) and not_run(found) is None:
+                    check_run(found)
+                found = replace(found, subject=None)
         except RefusedError as error:
             return error
         return found
+
+
+def _copy(graph: Graph) -> Graph:
+    copy = Graph()
+    copy.output(copy.graph_copy(graph, {}))
+    return copy
 
 
 def _text(graph: Graph | GraphModule) -> list[str]:

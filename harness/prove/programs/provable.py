@@ -12,12 +12,11 @@ Open sizes come with an exported program; a function or a module is exported to 
 
 from __future__ import annotations
 
-import functools
 import operator
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -33,18 +32,24 @@ from bitproof.harness.graph.origin import META_KEY, Origin, OriginRecorder, user
 from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
 from bitproof.harness.graph.tracing.one_by_one import one_by_one, without_regions
 from bitproof.harness.graph.tracing.trace import fixed_fake, keeping_state
+from bitproof.harness.machine.determinism import Switches
 from bitproof.harness.prove import known_operators as known
 from bitproof.harness.prove.answers import BUFFER, INPUT, PARAMETER
+from bitproof.harness.prove.graphs.executed import runs_otherwise
 from bitproof.harness.prove.graphs.export import RefusedError
 from bitproof.harness.prove.pairs import Provable
-from bitproof.harness.prove.programs.optimizers import HeldOptimizers, changed_beside, kept_beside
+from bitproof.harness.prove.programs.one_setting import under_one_setting
+from bitproof.harness.prove.programs.optimizers import OPTIMIZER, HeldOptimizers
+from bitproof.harness.prove.programs.reachable import GRADIENT, Reached, changed, copied, plain_token
 from bitproof.harness.torch_compat import (
     HigherOrderOperator,
     OpOverload,
     backward_told,
     flattened,
     has_open_sizes,
+    hooks_of_gradients,
     is_wrapper_subclass,
+    keys_of,
     swapped_state,
     symbolic_graph,
 )
@@ -52,7 +57,7 @@ from bitproof.harness.torch_compile import lazily_compiled
 
 NO_STEP = "a graph says nothing of what calls it"
 
-OUTPUT, WRITTEN, LOSS, GRADIENT = "output ", "written ", "loss", "gradient of "
+OUTPUT, WRITTEN, LOSS = "output ", "written ", "loss"
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,18 @@ class Held:
     values: Mapping[str, Any]
     keeps_less: str | None = NO_STEP
     """Why the next call would read more than this one's outputs; None if it would not, as far as tensors show."""
+    subject: Any = None
+    """What is called with `inputs` where the program really runs; None if nothing but the graph runs."""
+    inputs: Sequence[Any] = ()
+    effects: Mapping[str, Any] = field(default_factory=dict)
+    """What the call changes that is no tensor, by place: a counter, a container's length. Tensors are outputs."""
+    keys: Sequence[tuple[Any, ...]] | None = None
+    """The keys under which each output is returned; None if nobody knows."""
+
+    @property
+    def called(self) -> str:
+        """The program's name, for messages."""
+        return str(getattr(self.subject, "__qualname__", type(self.subject).__name__))
 
 
 def held(subject: Any, inputs: Sequence[Any], dynamic_shapes: Any = None) -> Held:
@@ -70,9 +87,10 @@ def held(subject: Any, inputs: Sequence[Any], dynamic_shapes: Any = None) -> Hel
     if isinstance(subject, ExportedProgram):
         return _exported(subject)
     if dynamic_shapes is not None:
-        return _exported(_export(subject, inputs, dynamic_shapes))
-    if isinstance(subject, GraphModule) and is_plain(subject):
-        return of_graph(subject, inputs)
+        found = _exported(_export(subject, inputs, dynamic_shapes))
+        return replace(found, values={**found.values, **_state(_modules(subject, ()))}, subject=subject, inputs=inputs)
+    if isinstance(subject, GraphModule) and is_plain(subject) and not runs_otherwise(subject):
+        return replace(of_graph(subject, inputs), subject=subject, inputs=inputs)
     if not callable(subject):
         raise RefusedError(f"a {type(subject).__name__} is no program", where="what is to be proved")
     return _traced(subject, inputs)
@@ -101,9 +119,15 @@ def of_graph(module: GraphModule, inputs: Sequence[Any]) -> Held:
     if len(leaves) != len(placeholders):
         raise RefusedError(f"a graph of {len(placeholders)} inputs is given {len(leaves)}", where="its inputs")
     names = [f"{INPUT}{i}" for i in range(len(leaves))]
-    copied = Graph()
-    returned = flattened(copied.graph_copy(module.graph, {}))[0]
-    return Held(_program(GraphModule(module, copied), names, leaves, returned), dict(zip(names, leaves, strict=True)))
+    copy = Graph()
+    returned = flattened(copy.graph_copy(module.graph, {}))[0]
+    first: dict[int, Node] = {}
+    for leaf, own in zip(leaves, copy.find_nodes(op="placeholder"), strict=True):
+        # One tensor given twice is one input: else what is shown for it would have to hold for any two.
+        if (one := first.setdefault(id(leaf), own)) is not own and isinstance(leaf, Tensor):
+            own.replace_all_uses_with(one)
+            returned = [one if x is own else x for x in returned]
+    return Held(_program(GraphModule(module, copy), names, leaves, returned), dict(zip(names, leaves, strict=True)))
 
 
 def _program(module: GraphModule, names: Sequence[str], inputs: Sequence[Any], returned: Sequence[Any]) -> Provable:
@@ -118,6 +142,10 @@ def _returning(
     nodes = [(name, x) for name, x in returned if isinstance(x, Node)]
     module.graph.output([x for _, x in nodes])
     others = tuple((name, repr(x)) for name, x in returned if not isinstance(x, Node))
+    if opaque := [(name, x) for name, x in returned if not isinstance(x, Node) and plain_token(x) is None]:
+        name, x = opaque[0]
+        what = f"{name} is a {type(x).__name__}, neither a tensor nor a plain value: return what it holds"
+        raise RefusedError(what, where="the outputs")
     return Provable(module, names, inputs, [name for name, _ in nodes], others=others)
 
 
@@ -223,43 +251,85 @@ def _output_name(spec: Any, place: int, inputs: Mapping[str, str]) -> str:
 # -- functions and modules ----------------------------------------------------------------------------
 
 
-def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
-    leaves, rebuilt = flattened(tuple(inputs))
+def _modules(subject: Any, leaves: Sequence[Any]) -> dict[str, nn.Module]:
+    """The modules of a program, by the prefix of what they hold: itself, and those among its inputs."""
     modules = {"": subject} if isinstance(subject, nn.Module) else {}
     inner = [leaf for leaf in leaves if isinstance(leaf, nn.Module)]
-    modules |= {f"{i}." if modules or len(inner) > 1 else "": leaf for i, leaf in enumerate(inner)}
+    return modules | {f"{i}." if modules or len(inner) > 1 else "": leaf for i, leaf in enumerate(inner)}
+
+
+def _state(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     for prefix, module in modules.items():
         state |= {f"{PARAMETER}{prefix}{name}": x for name, x in module.named_parameters()}
         state |= {f"{BUFFER}{prefix}{name}": x for name, x in module.named_buffers()}
-    own = {id(x): name.removeprefix(PARAMETER) for name, x in state.items() if name.startswith(PARAMETER)}
-    optimizers = HeldOptimizers([leaf for leaf in leaves if isinstance(leaf, Optimizer)], own)
+    return state
+
+
+def roots_of(subject: Any, inputs: Sequence[Any]) -> dict[str, Any]:
+    """All from which a program can reach something, by name: modules and optimizers first, which pair between two
+    programs wherever they are given."""
+    leaves = flattened(tuple(inputs))[0]
+    modules = {f"module {prefix.removesuffix('.')}": x for prefix, x in _modules(subject, leaves).items()}
+    optimizers = [leaf for leaf in leaves if isinstance(leaf, Optimizer)]
+    return {
+        **modules,
+        **{f"optimizer {i}": x for i, x in enumerate(optimizers)},
+        **{f"argument {i}": x for i, x in enumerate(inputs)},
+        "function": subject,
+    }
+
+
+def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
+    """What a copy of a function does to a copy of its inputs: tracing leaves nothing in the user's objects."""
+    own = copied({"subject": subject, "inputs": tuple(inputs)}, lambda x: x)
+    leaves, rebuilt = flattened(own["inputs"])
+    modules = _modules(own["subject"], leaves)
+    state = _state(modules)
+    names = {id(x): name.removeprefix(PARAMETER) for name, x in state.items() if name.startswith(PARAMETER)}
+    optimizers = HeldOptimizers([leaf for leaf in leaves if isinstance(leaf, Optimizer)], names)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     values = {**state, **optimizers.state, **{f"{INPUT}{i}": x for i, x in enumerate(tensors)}}
+    values |= {f"{GRADIENT}{name}": x.grad for name, x in values.items() if x.is_leaf and x.grad is not None}
     for name, x in values.items():
         if x.layout != torch.strided or is_wrapper_subclass(type(x)):
             raise RefusedError(f"{name} is a {type(x).__name__} that is not plain memory", where="the inputs")
         if has_open_sizes(x):
             raise RefusedError(f"{name} has open sizes, and the program is more than operators", where="the inputs")
-    tracing = _Tracing(subject, leaves, rebuilt, modules, optimizers)
+        if hooks_of_gradients(x):
+            raise RefusedError(f"{name} has hooks on its gradient, which no graph shows", where="the inputs")
+    tracing = _Tracing(own["subject"], own["inputs"], leaves, rebuilt, modules, optimizers, values)
     fake_mode = step_fake_mode(ShapeEnv())
     fakes = [fixed_fake(fake_mode, x, x.device) for x in values.values()]
+    before = Switches.now()
     try:
         with torch.autograd.set_multithreading_enabled(False), lazily_compiled():
-            graph = symbolic_graph(functools.partial(tracing.run, list(values)), fake_mode)(fakes)
+            graph = symbolic_graph(lambda given: tracing.run(given), fake_mode, as_eager=True)(fakes)
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else ""
         what = f"it cannot be traced: {type(error).__name__}: {reason}"
         raise RefusedError(what, where=tracing.where or _line_of(error)) from error
+    finally:
+        switched = before.changes()
+        before.restore()
+    if switched:
+        raise RefusedError(f"it changes what holds for the whole process: {'; '.join(switched)}", where="the program")
     graph.graph.set_codegen(CodeGen())
     output = without_regions(graph).graph.output_node()
     traced = iter(output.args[0])  # type: ignore[arg-type]
     graph.graph.erase_node(output)
     returned = [(name, next(traced) if isinstance(x, Tensor | torch.SymInt) else x) for name, x in tracing.outputs]
+    read = {x for _, x in returned if isinstance(x, Node)}
+    for name, like, node in zip([*values], fakes, graph.graph.find_nodes(op="placeholder"), strict=True):
+        if name.startswith(GRADIENT) and not node.users and node not in read:
+            graph.graph.erase_node(node)  # it was there before and stays
+            fakes = [x for x in fakes if x is not like]
+            del values[name]
     program = _returning(graph, list(values), fakes, returned)
     there = next((name for name, x in values.items() if name.startswith(PARAMETER) and x.grad is not None), None)
     begins = f"a gradient of {there} is there before the step, which may add to it" if there else None
-    return Held(program, values, begins or tracing.keeps_less)
+    keeps_less = begins or tracing.keeps_less
+    return Held(program, values, keeps_less, subject, inputs, tracing.effects, tracing.keys)
 
 
 def _line_of(error: BaseException) -> str:
@@ -274,27 +344,34 @@ class _Tracing:
     def __init__(
         self,
         subject: Any,
+        inputs: Sequence[Any],
         leaves: Sequence[Any],
         rebuilt: Callable[[list[Any]], Any],
         modules: Mapping[str, nn.Module],
         optimizers: HeldOptimizers,
+        values: Mapping[str, Tensor],
     ) -> None:
-        self.optimizers = optimizers
-        self.keeps_less: str | None = None
         self.subject = subject
+        self.inputs = inputs
         self.leaves = leaves
         self.rebuilt = rebuilt
         self.modules = modules
+        self.optimizers = optimizers
+        self.values = values
         self.outputs: list[tuple[str, Any]] = []
+        self.effects: dict[str, Any] = {}
+        self.keys: list[tuple[Any, ...]] = []
+        self.keeps_less: str | None = None
         self.where: str | None = None
 
-    def run(self, names: Sequence[str], given: list[Tensor]) -> list[Any]:
-        """What the function returns, flattened, of these tensors in place of its own."""
-        by_name = dict(zip(names, given, strict=True))
+    def run(self, given: list[Tensor]) -> list[Any]:
+        """What the function returns and leaves, flattened, of these tensors in place of its own."""
+        by_name = self._one_for_one(given)
         tracer = cast(Any, get_proxy_mode()).tracer
         tensors = iter(x for name, x in by_name.items() if name.startswith(INPUT))
         args = self.rebuilt([next(tensors) if isinstance(x, Tensor) else x for x in self.leaves])
         recorder = OriginRecorder(next(iter(self.modules.values()), nn.Module()))
+        known = {id(x): name for name, x in reversed(by_name.items())}
         with ExitStack() as stack:
             for prefix, module in self.modules.items():
                 own = {
@@ -307,39 +384,56 @@ class _Tracing:
                 stack.enter_context(keeping_state(module))
             parameters = {name.removeprefix(PARAMETER): x for name, x in by_name.items() if name.startswith(PARAMETER)}
             stack.enter_context(self.optimizers.swapped(by_name, parameters))
-            before = kept_beside(self.modules)
+            before = Reached(roots_of(self.subject, args), known)
+            stack.enter_context(under_one_setting())
             stack.enter_context(one_by_one())
             stack.enter_context(recorder.recording(tracer))
             stack.enter_context(backward_told(recorder.before_backward, recorder.after_backward))
-            if isinstance(self.subject, GraphModule):
+            if isinstance(self.subject, GraphModule) and not runs_otherwise(self.subject):
                 found = _Named(self.subject, self, tracer).run(*args)
             else:
                 found = self.subject(*args)
             self._refuse_replaced(by_name)
-            changed = changed_beside(before, kept_beside(self.modules))
-        self.keeps_less = self._kept_less(parameters, by_name, changed)
+            after = Reached(roots_of(self.subject, args) | {"returned": found}, known)
+        changes = changed(before, after, without="returned")
+        self.effects = {place: x for place, x in changes.items() if not isinstance(x, Tensor)}
+        self.keeps_less = self._kept_less(changes)
+        self.keys = keys_of(found)
         self.outputs = [(f"{OUTPUT}{i}", x) for i, x in enumerate(flattened(found)[0])]
-        self.outputs += [(f"{WRITTEN}{name}", x) for name, x in self.optimizers.new.items()]
+        self.outputs += [(f"{WRITTEN}{place}", x) for place, x in changes.items() if isinstance(x, Tensor)]
         return [x for _, x in self.outputs if isinstance(x, Tensor | torch.SymInt)]
 
+    def _one_for_one(self, given: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The given tensors by name, one for each of the user's: two names of one tensor have the same."""
+        first: dict[int, Tensor] = {}
+        by_name = {
+            name: first.setdefault(id(x), own) for (name, x), own in zip(self.values.items(), given, strict=True)
+        }
+        for name, x in by_name.items():
+            if (gradient := by_name.get(f"{GRADIENT}{name}")) is not None:
+                x.grad = gradient
+        return by_name
+
     def _refuse_replaced(self, given: Mapping[str, Tensor]) -> None:
-        """Refuse a program that puts another tensor in the place of a parameter: no output would say so."""
+        """Refuse a program that puts another tensor in the place of a parameter: the next step would not train it."""
         for prefix, module in self.modules.items():
             for name, x in module.named_parameters(remove_duplicate=False):
                 if given.get(f"{PARAMETER}{prefix}{name}", x) is not x:
                     what = f"it puts another tensor in the place of parameter {prefix}{name}"
                     raise RefusedError(what, where="the program")
 
-    def _kept_less(
-        self, parameters: Mapping[str, Tensor], given: Mapping[str, Tensor], changed: list[str]
-    ) -> str | None:
+    def _kept_less(self, changes: Mapping[str, Any]) -> str | None:
         """State other than inputs that the next call would find changed."""
-        if changed := [*self.optimizers.host_side, *changed]:
-            return f"the step changes what is no tensor: {', '.join(changed[:3])}"
-        if new := [name for name, x in self.optimizers.new.items() if not _lies_as(x, given.get(name))]:
+        tensors = {place: x for place, x in changes.items() if isinstance(x, Tensor)}
+        optimizers = {place: x for place, x in tensors.items() if place.startswith(OPTIMIZER)}
+        left = [place for place in tensors if place.startswith(f"{GRADIENT}{PARAMETER}")]
+        if others := [place for place in changes if place not in {*optimizers, *left}]:
+            return f"the step changes what is no tensor: {', '.join(others[:3])}"
+        if new := [place for place, x in optimizers.items() if not _lies_as(x, self.values.get(place))]:
             return f"the optimizer makes state in this step, or lays it out again: {new[0]}; take a step before"
-        if left := [name for name, x in parameters.items() if x.grad is not None]:
-            return f"the step leaves a gradient of {left[0]}, to which the next may add: end it by zero_grad()"
+        if left:
+            name = left[0].removeprefix(f"{GRADIENT}{PARAMETER}")
+            return f"the step leaves a gradient of {name}, to which the next may add: end it by zero_grad()"
         return None
 
 

@@ -21,12 +21,14 @@ from torch import Tensor
 
 from bitproof.harness.certificate.data import WRITTEN, Graph
 from bitproof.harness.prove.answers import BUFFER, PARAMETER, REFUSED
-from bitproof.harness.prove.evaluate import same_bits
+from bitproof.harness.prove.evaluate import NotEvaluatedError, same_bits
 from bitproof.harness.prove.graphs.export import RefusedError
 from bitproof.harness.prove.induction import induction
 from bitproof.harness.prove.pairs import MOST_ELEMENTS, PairProof, Values, prove_programs, told
 from bitproof.harness.prove.programs.optimizers import OPTIMIZER
 from bitproof.harness.prove.programs.provable import Held, held
+from bitproof.harness.prove.programs.reachable import GRADIENT
+from bitproof.harness.prove.programs.really import check_run, not_run
 from bitproof.harness.torch_compat import FakeTensor, has_open_sizes
 from bitproof.harness.torch_operators import storage_key
 
@@ -45,27 +47,89 @@ def prove_equal(f: Any, g: Any, *inputs: Any, dynamic_shapes: Any = None) -> Pai
     try:
         one, other = held(f, inputs, dynamic_shapes), held(g, inputs, dynamic_shapes)
         _check_state(one, other)
+        _check_keys(one, other)
+        _check_effects(one, other)
     except RefusedError as error:
         return PairProof(REFUSED, reason=told(error))
     return prove_held(one, other)
 
 
 def prove_held(one: Held, other: Held) -> PairProof:
-    """Prove two programs, and compute them on the values with which they came and on random ones."""
+    """Prove two programs, and compute them on the values with which they came and on random ones. Both really run
+    there, as long as it is not shown that they differ."""
     found = prove_programs(one.program, other.program, lambda: _sets(one), must_read=())
     if found.proof is None or found.graphs is None:
         return found
     if reason := _misplaced({**other.values, **one.values}, found.graphs):
-        return replace(found, verdict=REFUSED, proof=None, graphs=None, reason=reason)
+        return _refused(found, reason)
     sides = one.keeps_less, other.keeps_less
-    return replace(found, induction=induction(found.proof, found.graphs, found.verdict, sides))
+    found = replace(found, induction=induction(found.proof, found.graphs, found.verdict, sides))
+    return really_run(found, one, other)
+
+
+def really_run(found: PairProof, one: Held, other: Held) -> PairProof:
+    """Refuse a proof of graphs that are not what the programs do."""
+    if not_runnable := not_run(one) or not_run(other):
+        return replace(found, not_run=not_runnable)
+    like = dict(zip(one.program.names, one.program.inputs, strict=True))
+    drawn = [random(like, one.values, seed) for seed in (range(NUM_SETS) if _all_closed(like) else ())]
+    next_is_claimed = found.induction is not None and found.induction.holds
+    for who, side in (("reference", one), ("candidate", other)):
+        if side.subject is None:
+            continue  # an exported program is its graph
+        try:
+            check_run(side, num_steps=2 if next_is_claimed else 1)
+            for values in drawn:
+                check_run(side, dict(zip(like, values, strict=True)))
+        except NotEvaluatedError as error:
+            found = replace(found, not_run=f"{error} is not computed here")
+        except RefusedError as error:
+            return _refused(found, f"of the {who}, {told(error)}")
+    return found
+
+
+def _refused(found: PairProof, reason: str) -> PairProof:
+    return replace(found, verdict=REFUSED, proof=None, graphs=None, reason=reason)
+
+
+def _check_keys(one: Held, other: Held) -> None:
+    """Outputs that both sides return under keys have the same."""
+    for place, (x, y) in enumerate(zip(one.keys or (), other.keys or (), strict=False)):
+        if x and y and x != y:
+            names = ["".join(keys) for keys in (x, y)]
+            what = f"output {place} is returned as {names[0]} by the reference and as {names[1]} by the candidate"
+            raise RefusedError(what, where="the outputs")
+
+
+def _check_effects(one: Held, other: Held) -> None:
+    """What calls leave besides their outputs is left at the same places."""
+    lefts = [
+        dict.fromkeys([*(x for x in side.program.outputs if _is_left(x, side)), *side.effects]) for side in (one, other)
+    ]
+    written = [{x.removeprefix(WRITTEN) for x in side.program.names} for side in (one, other)]
+    for place in dict.fromkeys([*lefts[0], *lefts[1]]):
+        name = place.removeprefix(WRITTEN)
+        sides = [place in left for left in lefts]
+        if sides[0] != sides[1] and name not in written[0] | written[1]:
+            who, fix = ("reference" if sides[0] else "candidate"), ""
+            if name.startswith(GRADIENT):
+                fix = ": end both by zero_grad(), or leave it in both"
+            raise RefusedError(f"only the {who} leaves something as {name}{fix}", where="what a call leaves")
+        if one.effects.get(place) != other.effects.get(place):
+            after = [side.effects.get(place) for side in (one, other)]
+            what = f"{name} is {after[0]} after the reference and {after[1]} after the candidate"
+            raise RefusedError(what, where="what a call leaves")
+
+
+def _is_left(name: str, side: Held) -> bool:
+    return name.startswith(WRITTEN) and name.removeprefix(WRITTEN) not in side.program.names
 
 
 def _check_state(one: Held, other: Held) -> None:
     """Parameters and buffers that have values on both sides have the same."""
     for name in one.values.keys() & other.values.keys():
         x, y = one.values[name], other.values[name]
-        is_kept = name.startswith((PARAMETER, BUFFER)) and _has_values(x) and _has_values(y) and x is not y
+        is_kept = name.startswith((PARAMETER, BUFFER, GRADIENT)) and _has_values(x) and _has_values(y) and x is not y
         if is_kept and not same_bits(x.detach(), y.detach()):
             what = f"{name} holds other bits on the two sides: load one side's state into the other"
             raise RefusedError(what, where="both")
@@ -73,19 +137,23 @@ def _check_state(one: Held, other: Held) -> None:
 
 def _misplaced(values: Mapping[str, Any], graphs: Sequence[Graph]) -> str | None:
     """Inputs whose memory a proof does not support, in words: one begins within a line of 64 bytes, or two share memory
-    that a program writes. None for all others."""
-    by_memory: dict[int, list[str]] = {}
+    that a program writes. None for all others. Arrays of NumPy's may share memory, too, or begin anywhere."""
+    spans: dict[str, tuple[object, int, int]] = {}
     for name, x in values.items():
         if not isinstance(x, Tensor) or x.layout != torch.strided or has_open_sizes(x):
             continue
-        by_memory.setdefault(storage_key(x), []).append(name)
-        if x.numel() and x.storage_offset() * x.itemsize % 64:
+        memory, is_real = x.untyped_storage(), _has_values(x)
+        start = memory.data_ptr() if is_real else 0
+        if x.numel() and (start + x.storage_offset() * x.itemsize) % 64:
             begins = f"{name} begins at element {x.storage_offset()} of its memory, and not at a line of 64 bytes"
             return f"{begins}: pass a copy of it, by clone()"
+        spans[name] = str(x.device) if is_real else storage_key(x), start, start + max(memory.nbytes(), 1)
     written = {name for graph in graphs for name in _written_inputs(graph)}
-    for names in by_memory.values():
-        if names[1:] and written.intersection(names):
-            return f"{' and '.join(names[:2])} share memory that a program writes: pass a copy of one, by clone()"
+    for place, (name, (where, start, end)) in enumerate(spans.items()):
+        for other in [*spans][place + 1 :] if written else ():
+            its, begin, stop = spans[other]
+            if its == where and begin < end and start < stop and written & {name, other}:
+                return f"{name} and {other} share memory that a program writes: pass a copy of one, by clone()"
     return None
 
 

@@ -1,0 +1,209 @@
+"""Really runs a program, and compares what it did with what its own graph computes.
+
+A proof is about a graph. Whether the graph is what the function does is not proved but tried: on copies of the given
+inputs, and of random ones, from one state of the random generators, with the caller's threads, precision, autocast and
+gradients. Compared are
+
+1. what is returned, and the bits of every input afterwards;
+2. all that the call can reach and has changed: gradients, attributes, containers, what optimizers keep;
+3. random generators and the switches of the process.
+
+Any difference refuses the proof, whatever its cause: an operator that traces as another, a fast path that tracing
+turns off, memory that is exchanged, a hook. Where the next step is claimed as well, a second one follows the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitproof.harness.machine.determinism import Switches
+from bitproof.harness.prove.evaluate import laid_out, run_graph, same_bits
+from bitproof.harness.prove.graphs.export import RefusedError
+from bitproof.harness.prove.pairs import MOST_ELEMENTS, filling_memory, same_value, witness_of
+from bitproof.harness.prove.programs.provable import OUTPUT, WRITTEN, Held, roots_of
+from bitproof.harness.prove.programs.reachable import Memories, Reached, around, changed, copied, plain_token
+from bitproof.harness.torch_compat import FakeTensor, flattened
+
+SEED = 0x5EED_0FB1_7500_F00D
+"""Where random generators begin: no program that seeds them itself leaves them where its graph does."""
+
+
+def not_run(held: Held) -> str | None:
+    """Why a program is not run, in words; None of one that is, or that is nothing but its graph."""
+    if held.subject is None:
+        return None
+    tensors = [x for x in held.values.values() if isinstance(x, Tensor)]
+    if any(isinstance(x, FakeTensor) or x.device.type == "meta" for x in tensors):
+        return "the inputs have no values"
+    if sum(x.numel() for x in tensors) > MOST_ELEMENTS:
+        return "the program is too large to be run here"
+    if any(x.device.type != "cpu" for x in tensors):
+        return "the program is not on the CPU"
+    return None
+
+
+def check_run(held: Held, drawn: Mapping[str, Any] | None = None, *, num_steps: int = 1) -> None:
+    """Run a program and its graph on the given inputs, or on `drawn` ones, one step after the other.
+
+    Raises RefusedError, which names the first difference, and NotEvaluatedError if the graph cannot be computed.
+    """
+    before = Switches.now()
+    try:
+        unlike, outputs = _difference(held, drawn, num_steps)
+        if unlike is not None:
+            # Memory that neither writes holds anything. Only if the graph's own outputs vary with it, it is filled.
+            with filling_memory():
+                again, filled = _difference(held, drawn, num_steps)
+            reads_old_memory = not all(map(same_value, outputs, filled))
+            unlike = again if reads_old_memory else unlike
+    finally:
+        before.restore()
+    if unlike is not None:
+        raise RefusedError(f"the graph is not what the program does: {unlike}", where=held.called)
+
+
+@dataclass
+class _Call:
+    """One call: outputs by name, each place that it changed, and the generator's state afterwards."""
+
+    outputs: dict[str, Any]
+    changes: dict[str, Any]
+    generator: Tensor
+
+
+def _difference(held: Held, drawn: Mapping[str, Any] | None, num_steps: int) -> tuple[str | None, list[Any]]:
+    """The first difference between a program and its graph, in words, and what the graph gave."""
+    memories = Memories()
+    world = copied({"subject": held.subject, "inputs": tuple(held.inputs)}, memories)
+    named = {name: memories.made[id(x)] for name, x in held.values.items() if isinstance(x, Tensor)}
+    if drawn is not None:
+        _fill(named, drawn)
+    originals = {name: x for name, x in held.values.items() if isinstance(x, Tensor)}
+    kept = {name: x.detach().clone() for name, x in originals.items()}
+    runs = _Real(world, named)
+    found: list[Any] = []
+    torch.manual_seed(SEED)
+    for _ in range(num_steps):
+        given = [_own(runs.now(name), value) for name, value in _all_inputs(held)]
+        begins = torch.get_rng_state()
+        real = runs.step()
+        torch.set_rng_state(begins)
+        with ExitStack() as stack:
+            for device in ("cpu", "cuda"):
+                stack.enter_context(torch.autocast(device, enabled=False))
+            assert held.program.module is not None, "what is run has a graph"
+            returned, after = run_graph(held.program.module, [given], held.program.groups.partitions())
+        outputs = {
+            name: x for name, x in zip(held.program.outputs, (own[0] for own in _by_output(returned)), strict=True)
+        }
+        memory = dict(zip(held.program.names, after[0], strict=True))
+        found += [*outputs.values(), *memory.values()]
+        if unlike := _unlike(held, real, outputs, memory, torch.get_rng_state(), runs):
+            return unlike, found
+        torch.set_rng_state(real.generator)
+    if touched := next((name for name, x in originals.items() if not same_bits(x.detach(), kept[name])), None):
+        return f"run on copies, it changes {touched} itself", found
+    return None, found
+
+
+def _by_output(returned: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
+    """Each output's values by rank, of each rank's outputs."""
+    return [*zip(*returned, strict=True)]
+
+
+def _all_inputs(held: Held) -> Iterator[tuple[str, Any]]:
+    yield from ((name, held.values.get(name)) for name in held.program.names)
+
+
+def _own(x: Tensor | None, value: Any) -> Any:
+    return value if x is None else laid_out(x.detach(), x.shape, x.stride(), 0)
+
+
+def _fill(named: Mapping[str, Tensor], drawn: Mapping[str, Any]) -> None:
+    with torch.no_grad():
+        for name, x in named.items():
+            if isinstance(value := drawn.get(name), Tensor):
+                place = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.stride())
+                x.detach()[place].copy_(value[place]) if place else x.detach().copy_(value)
+
+
+class _Real:
+    """A copy of a program and its inputs, on which it runs step by step."""
+
+    def __init__(self, world: dict[str, Any], named: Mapping[str, Tensor]) -> None:
+        self._subject, self._inputs = world["subject"], world["inputs"]
+        self.named = named
+        self._known = {id(x): name for name, x in [*named.items()][::-1]}
+        self._around = around(world)
+        self._last = self._reached()
+
+    def _reached(self, **more: Any) -> Reached:
+        return Reached(roots_of(self._subject, self._inputs) | more, self._known)
+
+    def now(self, name: str) -> Tensor | None:
+        """The tensor that has the place of an input now."""
+        return self._last.tensors.get(name, self.named.get(name))
+
+    def step(self) -> _Call:
+        """Run the program once. Raises RefusedError if it fails, or changes what no copy has."""
+        switches, shared = Switches.now(), Reached(self._around)
+        bits = {place: x.detach().clone() for place, x in shared.tensors.items()}
+        try:
+            result = self._subject(*self._inputs)
+        except Exception as error:
+            reason = str(error).splitlines()[0] if str(error) else ""
+            raise RefusedError(f"it fails when it really runs: {type(error).__name__}: {reason}", where="it") from error
+        generator = torch.get_rng_state()
+        told = [x for x in switches.changes() if x != "the state of torch's random number generator"]
+        if told:
+            raise RefusedError(f"it changes what holds for the whole process: {'; '.join(told)}", where="it")
+        now = Reached(self._around)
+        others = [
+            *changed(shared, now),
+            *(x for x, was in bits.items() if not same_bits(was, shared.tensors[x].detach())),
+        ]
+        if others:
+            raise RefusedError(f"it changes {others[0]}, which is no input", where="it")
+        after = self._reached(returned=result)
+        changes = changed(self._last, after, without="returned")
+        self._last = after
+        return _Call({f"{OUTPUT}{i}": x for i, x in enumerate(flattened(result)[0])}, changes, generator)
+
+
+def _unlike(
+    held: Held, real: _Call, outputs: Mapping[str, Any], memory: Mapping[str, Any], generator: Tensor, runs: _Real
+) -> str | None:
+    """The first thing that a program did otherwise than its graph, in words."""
+    told = {name for name, _ in held.program.others} | {*outputs}
+    returned = {name for name in told if name.startswith(OUTPUT)}
+    if returned != {*real.outputs}:
+        return f"it returns {len(real.outputs)} values, and its graph {len(returned)}"
+    for name, text in held.program.others:
+        if plain_token(real.outputs[name]) is None or repr(real.outputs[name]) != text:
+            return f"{name} is {real.outputs[name]!r}, and in its graph {text}"
+    written = {f"{WRITTEN}{place}": x for place, x in real.changes.items() if isinstance(x, Tensor)}
+    for name in [*outputs, *(x for x in written if x not in outputs)]:
+        if name not in outputs:
+            return f"it leaves a tensor as {name.removeprefix(WRITTEN)}, of which its graph says nothing"
+        x = {**real.outputs, **written}.get(name, runs.named.get(name.removeprefix(WRITTEN)))
+        x = x.detach() if isinstance(x, Tensor) else x
+        if not same_value(x, outputs[name]):
+            return f"{name} has other bits: {witness_of(x, outputs[name])} in its graph"
+    for name, x in runs.named.items():
+        if name in memory and f"{WRITTEN}{name}" not in outputs and not same_value(x.detach(), memory[name]):
+            return f"{name} is left with other bits: {witness_of(x.detach(), memory[name])} in its graph"
+    for place in dict.fromkeys([*real.changes, *held.effects]):
+        x = real.changes.get(place)
+        if not isinstance(x, Tensor) and (place not in held.effects or held.effects[place] != x):
+            return (
+                f"it changes {place} to {x}, and its trace {'does not' if place not in held.effects else 'otherwise'}"
+            )
+    if not torch.equal(generator, real.generator):
+        return "it leaves the random generator in another state: does it set a seed?"
+    return None

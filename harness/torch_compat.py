@@ -20,7 +20,6 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from io import BytesIO
 from typing import Any, Literal, NamedTuple, cast
 from unittest import mock
 
@@ -279,15 +278,6 @@ def forget_memos(fake: FakeTensor) -> None:
 def has_open_sizes(tensor: Tensor) -> bool:
     """Whether any size or stride is a symbol, found without reading them."""
     return tensor._has_symbolic_sizes_strides
-
-
-def archive_files(content: bytes) -> Iterator[tuple[str, bytes]]:
-    """The files of an archive, as torch's reader of exported programs sees them."""
-    from torch.export.pt2_archive import PT2ArchiveReader
-
-    with PT2ArchiveReader(BytesIO(content)) as reader:
-        for name in reader.get_file_names():
-            yield name, reader.read_bytes(name)
 
 
 def range_of(size: torch.SymInt, symbol: Any) -> tuple[int | None, int | None]:

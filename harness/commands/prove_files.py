@@ -7,8 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bitproof.harness.certificate.assumptions import assumed
-from bitproof.harness.prove.answers import NOT_PROVED, PROVED
-from bitproof.harness.prove.pairs import PairProof
+from bitproof.harness.prove.answers import NOT_PROVED, PROVED, REFUSED
+from bitproof.harness.prove.graphs.export import RefusedError
+from bitproof.harness.prove.pairs import PairProof, told
 from bitproof.harness.prove.programs.exported_file import read_exported
 from bitproof.harness.prove.programs.subjects import prove_equal
 from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED
@@ -17,10 +18,13 @@ from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED
 def prove_files(one: Path, other: Path, *, as_json: bool) -> int:
     """Prove two files, print what was found, and return the exit status.
 
-    0 where every output is PROVED, 1 where one is NOT PROVED, 3 where one is REFUSED. Nothing that the files hold is
-    run: see `exported_file.py`. Raises UsageError for a file that is not read.
+    0 where every output is PROVED, 1 where one is NOT PROVED, 3 where one is REFUSED, as a program with a nested graph
+    is. Nothing in the files is run: see `exported_file.py`. Raises UsageError for a file that cannot be read.
     """
-    found = prove_equal(read_exported(one), read_exported(other))
+    try:
+        found = prove_equal(read_exported(one), read_exported(other))
+    except RefusedError as error:
+        found = PairProof(REFUSED, reason=told(error))
     status = {PROVED: SUCCESS, NOT_PROVED: UNEXPECTED}.get(found.verdict, UNJUDGED)
     if as_json:
         print(json.dumps(_data(found) | {"programs": [str(one), str(other)], "exit_status": status}, indent=1))

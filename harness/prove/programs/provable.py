@@ -38,6 +38,7 @@ from bitproof.harness.prove.answers import BUFFER, INPUT, PARAMETER
 from bitproof.harness.prove.graphs.executed import runs_otherwise
 from bitproof.harness.prove.graphs.export import RefusedError
 from bitproof.harness.prove.pairs import Provable
+from bitproof.harness.prove.programs.exported_file import SavedProgram
 from bitproof.harness.prove.programs.one_setting import under_one_setting
 from bitproof.harness.prove.programs.optimizers import OPTIMIZER, HeldOptimizers
 from bitproof.harness.prove.programs.reachable import GRADIENT, Reached, changed, copied, plain_token
@@ -84,7 +85,7 @@ class Held:
 
 def held(subject: Any, inputs: Sequence[Any], dynamic_shapes: Any = None) -> Held:
     """Make a program of a user's object. Raises RefusedError, naming an object that cannot be one."""
-    if isinstance(subject, ExportedProgram):
+    if isinstance(subject, ExportedProgram | SavedProgram):
         return _exported(subject)
     if dynamic_shapes is not None:
         found = _exported(_export(subject, inputs, dynamic_shapes))
@@ -174,7 +175,7 @@ def _export(subject: Any, inputs: Sequence[Any], dynamic_shapes: Any) -> Exporte
         raise RefusedError(f"it cannot be exported: {type(error).__name__}: {reason}", where="torch.export") from error
 
 
-def _exported(exported: ExportedProgram) -> Held:
+def _exported(exported: ExportedProgram | SavedProgram) -> Held:
     graph, signature = exported.graph_module.graph, exported.graph_signature
     module = GraphModule(exported.graph_module, Graph())
     env: dict[Node, Node] = {}
@@ -199,6 +200,8 @@ def _exported(exported: ExportedProgram) -> Held:
         names.append(name)
         inputs.append(node.meta["val"])
     for node in graph.nodes:
+        if node.op == "get_attr":
+            raise RefusedError(f"a nested graph or an attribute (`{node.name}`)", where="the exported program's graph")
         if node.op not in ("placeholder", "output"):
             env[node] = module.graph.node_copy(node, env.__getitem__)
             if node.target is torch.ops.aten.detach_.default:
@@ -213,7 +216,10 @@ def _exported(exported: ExportedProgram) -> Held:
     ]
     first = sum(name.startswith(WRITTEN) for name, _ in named)
     named = [(f"{OUTPUT}{i - first}" if name == OUTPUT else name, x) for i, (name, x) in enumerate(named)]
-    return Held(_returning(module, names, inputs, named), values)
+    program = _returning(module, names, inputs, named)
+    if isinstance(exported, SavedProgram):
+        program = replace(program, others=(*program.others, ("the outputs' structure", exported.returns)))
+    return Held(program, values)
 
 
 _INPUTS = {"PARAMETER": PARAMETER, "BUFFER": BUFFER, "USER_INPUT": INPUT}

@@ -12,8 +12,10 @@ the two would differ, and no proof would say so.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,9 +51,19 @@ def prove_equal(f: Any, g: Any, *inputs: Any, dynamic_shapes: Any = None) -> Pai
         _check_state(one, other)
         _check_keys(one, other)
         _check_effects(one, other)
+        return prove_held(one, other)
     except RefusedError as error:
         return PairProof(REFUSED, reason=told(error))
-    return prove_held(one, other)
+    except Exception as error:
+        return PairProof(REFUSED, reason=_unforeseen(error))
+
+
+def _unforeseen(error: Exception) -> str:
+    """An exception that no check of ours expected: what it says, and the line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    what = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
+    where = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else "an unknown line"
+    return f"it could not be proved, for a reason that bitproof does not know: {what} ({where}); please report it"
 
 
 def prove_held(one: Held, other: Held) -> PairProof:
@@ -172,7 +184,7 @@ def _has_values(x: Any) -> bool:
 def _sets(one: Held) -> list[Values]:
     """Sets of inputs to compute: what came with the program, where all has values, and random ones."""
     like = dict(zip(one.program.names, one.program.inputs, strict=True))
-    if sum(x.numel() for x in like.values() if isinstance(x, Tensor) and _is_closed(x)) > MOST_ELEMENTS:
+    if sum(map(_span, like.values())) > MOST_ELEMENTS:
         return []
     given = [one.values.get(name) for name in like]
     found: list[Values] = [[given]] if all(_has_values(x) or isinstance(x, int) for x in given) else []
@@ -181,6 +193,13 @@ def _sets(one: Held) -> list[Values]:
 
 def _all_closed(like: Mapping[str, Any]) -> bool:
     return all(isinstance(x, Tensor) and _is_closed(x) for x in like.values())
+
+
+def _span(x: Any) -> int:
+    """The elements of the memory that a tensor needs, which may be many more than its own: its strides may be long."""
+    if not isinstance(x, Tensor) or not _is_closed(x) or 0 in x.shape:
+        return 0
+    return 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
 
 
 def _is_closed(x: Tensor) -> bool:

@@ -6,8 +6,9 @@
 3. Its layout stays the same, so that the next step is the proved one: a tensor that replaces another has the same
    layout, and an in-place write changes none.
 4. Both sides leave the generator in the same state.
-5. The next step reads nothing else that a step changes: this is checked for optimizers' settings, state that they
-   create, and remaining gradients. Other Python state, in a closure or an attribute, is not checked.
+5. The next step reads nothing else that a step changes: nothing that it can reach is changed, such as an optimizer's
+   settings, state that it creates, a gradient, an attribute, what a closure keeps. A second step really follows the
+   first.
 """
 
 from __future__ import annotations

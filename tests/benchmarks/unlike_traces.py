@@ -1,6 +1,6 @@
 """Programs that are not what a trace of them says: `python tests/benchmarks/unlike_traces.py [KIND[:NAME] ...]`.
 
-Each attempt is a pair of functions and inputs, made anew each time. Both really run, alone, from three sets of values;
+Each attempt is a pair of functions and inputs, made anew each time. Both really run, alone, from two sets of values;
 outputs, inputs afterwards, gradients, attributes, generators and switches are compared by code that shares nothing with
 the prover. An attempt is UNSOUND if the pair is PROVED and differs, or if any number of steps is PROVED and the second
 differs; it is lost if the pair is equal and is REFUSED. Prints a row a kind; returns 1 if one is unsound.
@@ -57,8 +57,8 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 SHAPES = [((5,), (5,)), ((5,), (5, 6)), ((4, 5), (5,)), ((4, 5), (5, 6)), ((33,), (2, 33, 7)), ((3, 4, 5), (5,)),
           ((4, 5), (3, 5, 6)), ((3, 4, 5), (5, 6)), ((3, 4, 5), (3, 5, 6)), ((1, 4, 5), (3, 5, 6)),
-          ((3, 1, 5), (3, 5, 6)),          ((2, 3, 4, 5), (5, 6)), ((2, 3, 4, 5), (3, 5, 6)), ((5,), (2, 3, 5, 6)), ((2, 3, 4, 5), (5,)),
-          ((2, 3, 4, 5), (2, 3, 5, 6))]  # fmt: skip
+          ((3, 1, 5), (3, 5, 6)), ((2, 3, 4, 5), (5, 6)), ((2, 3, 4, 5), (3, 5, 6)), ((5,), (2, 3, 5, 6)),
+          ((2, 3, 4, 5), (5,)), ((2, 3, 4, 5), (2, 3, 5, 6))]  # fmt: skip
 
 
 def traced_alike(f: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -831,7 +831,8 @@ def happened(make: Make, side: int, seed: int, steps: int) -> list[Any]:
         with torch.no_grad():
             for x in pytree.tree_leaves([inputs, *([*m.parameters()] for m in inputs if isinstance(m, nn.Module))]):
                 if isinstance(x, Tensor) and x.is_floating_point():
-                    x.detach().copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
+                    once = x.detach()[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.stride())]
+                    once.copy_(torch.randn(once.shape, generator=torch.Generator().manual_seed(seed)))
     found = []
     try:
         torch.manual_seed(9876543)
@@ -870,7 +871,7 @@ def judged(make: Make) -> tuple[str, bool, bool, str]:
     import bitproof
 
     with quiet():
-        runs = [[happened(make, side, seed, 3) for side in (0, 1)] for seed in (0, 1, 2)]
+        runs = [[happened(make, side, seed, 2) for side in (0, 1)] for seed in (0, 1)]
         f, g, inputs = make()
         found = bitproof.prove(f, g, *inputs)
         torch.set_default_device(None)

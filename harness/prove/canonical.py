@@ -156,7 +156,7 @@ class Canonicalizer:
             return term
         if shows(call, self.graph.calls):
             return self._view(call, call.reads[0])
-        self._refuse_open_bits(call)
+        self._refuse_open_pairs(call)
         if call.op in known_operators.COLLECTIVES:
             return self._collective(call, args)
         if call.op in known_operators.CARRIES or call.op in known_operators.UPDATES:
@@ -192,8 +192,8 @@ class Canonicalizer:
             found.append(place if w == whole(source.shape) else self.table.view(place, w))
         return found if isinstance(call.value, tuple) else found[0]
 
-    def _refuse_open_bits(self, call: Call) -> None:
-        """Refuse a call that reads memory as another dtype if a size there depends on data."""
+    def _refuse_open_pairs(self, call: Call) -> None:
+        """Refuse a call that reads real numbers as complex ones, or the reverse, if a size there depends on data."""
         read = [x for i in call.reads[:1] for x in self.graph.calls[i].results]
         shared = read and call.results and all(read[0].storage == x.storage for x in call.results)
         if shared and not all(x.is_closed for x in (*read, *call.results)):

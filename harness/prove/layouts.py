@@ -51,14 +51,19 @@ def expanded(shape: tuple[int, ...], to: tuple[int, ...]) -> Window:
 
 
 def shows(call: Call, calls: Sequence[Call]) -> bool:
-    """Whether a call's results contain only elements of its first argument, as views in its memory do. One that reads
-    that memory as another dtype computes: complex numbers of pairs of real ones, for instance."""
+    """Whether a call's results contain only elements of its first argument, as views in its memory do. One that makes
+    complex numbers of pairs of real ones, or pairs of complex ones, computes; any other dtype is refused later."""
     if call.writes or call.op == "getitem" or not call.results or not call.reads:
         return False
     x = calls[call.reads[0]].value
     is_copy = call.op in (*RESHAPES, SPLIT)
-    is_view = isinstance(x, Tensor) and all((x.storage, x.dtype) == (y.storage, y.dtype) for y in call.results)
-    return isinstance(x, Tensor) and (is_copy or is_view)
+    is_view = isinstance(x, Tensor) and all(x.storage == y.storage for y in call.results)
+    return isinstance(x, Tensor) and (is_copy or (is_view and not _is_paired(x, call.results)))
+
+
+def _is_paired(x: Tensor, results: Sequence[Tensor]) -> bool:
+    """Whether results are the real parts of `x`, or `x` theirs."""
+    return all({x.dtype, y.dtype} in ({"complex64", "float32"}, {"complex128", "float64"}) for y in results)
 
 
 def told_once(call: Call, calls: Sequence[Call]) -> Call:

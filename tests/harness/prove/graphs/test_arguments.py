@@ -173,8 +173,8 @@ def test_a_write_through_another_dtype_leaves_no_old_value_to_be_read():
     assert found.verdict == "REFUSED", found
 
 
-def test_bits_that_are_read_as_whole_numbers_are_not_the_numbers():
+def test_bits_that_are_read_as_whole_numbers_are_refused():
+    """They would show which NaN it was, which no proof covers."""
     bits = lambda x: x.view(torch.int32) + 1  # noqa: E731
-    assert bitproof.prove(bits, bits, X).verdict == "PROVED"
-    assert bitproof.prove(bits, lambda x: (x * 2).view(torch.int32) + 1, X).differs
-    assert bitproof.prove(bits, lambda x: x.int() + 1, X).differs
+    found = bitproof.prove(bits, bits, X)
+    assert found.verdict == "REFUSED" and "reads memory as another dtype" in str(found)

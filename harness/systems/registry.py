@@ -136,7 +136,7 @@ def check_system(name: str) -> None:
     source, _, factory = (entries[name].value if name in entries else name).rpartition(":")
     if not source or not factory:
         known = (*NAMED, *entries)
-        close = difflib.get_close_matches(name, known, n=1)
+        close = [] if ":" in name else difflib.get_close_matches(name, known, n=1)
         likely = f"did you mean {close[0]}?" if close else None
         file = name.rstrip(":") if name.rstrip(":").endswith(".py") else None
         raise UsageError(
@@ -163,8 +163,8 @@ def check_preload(modules: Sequence[str]) -> None:
     """Refuse modules that are not there, before anything starts; imports none. Raises UsageError."""
     for name in modules:
         first = name.partition(".")[0]
-        is_loaded = first in sys.modules or first in sys.builtin_module_names
-        if not is_loaded and importlib.machinery.PathFinder.find_spec(first, search_path()) is None:
+        is_there = first in sys.modules or importlib.machinery.PathFinder.find_spec(first, search_path()) is not None
+        if not is_there and importlib.util.find_spec(first) is None:  # which asks editable installations, too
             raise UsageError(
                 f"the preloaded module {name} is not found",
                 expected=f"a module {first} in the working directory, or installed",

@@ -5,7 +5,7 @@ Promises: the operator gives the same bits, in the same layout.
 Leaves:   what `arguments.txt` does not list: no call showed it (`tests/benchmarks/scan_arguments.py`, which writes it).
 
 1. A dim that counts from the end counts from the start.
-2. Dims of which only the set matters, as of a sum, are in ascending order.
+2. Dims whose order does not matter, as in a sum, are in ascending order.
 3. A whole number where the schema takes a real one is real; so is an operand of an operator that was seen to give the
    same bits of both, if all tensors have one real dtype.
 4. An argument that equals its default is left out.

@@ -7,7 +7,7 @@ code, evaluates expressions, and unpickles. Here
 2. `json_fields` reads the model's JSON field by field: an unknown field, or a value of another type, is refused;
 3. operators are looked up by name among torch's own, and called only if a proof admits them (`graphs/admitted`);
 4. names must be plain identifiers, as torch writes them into code;
-5. weights are bytes, of which sizes and strides must fit; sample inputs are read by `sample_inputs`.
+5. weights are bytes, whose sizes and strides must fit; sample inputs are read by `sample_inputs`.
 
 What is not needed is never read: the structure of inputs, what modules are called, guards, versions of operators.
 

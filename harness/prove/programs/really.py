@@ -190,7 +190,7 @@ def _unlike(
     written = {f"{WRITTEN}{place}": x for place, x in real.changes.items() if isinstance(x, Tensor)}
     for name in [*outputs, *(x for x in written if x not in outputs)]:
         if name not in outputs:
-            return f"it leaves a tensor as {name.removeprefix(WRITTEN)}, of which its graph says nothing"
+            return f"it leaves a tensor as {name.removeprefix(WRITTEN)}, and its graph does not"
         x = {**real.outputs, **written}.get(name, runs.named.get(name.removeprefix(WRITTEN)))
         x = x.detach() if isinstance(x, Tensor) else x
         if not same_value(x, outputs[name]):

@@ -8,7 +8,7 @@ on one side has no partner, and nothing shows that it is right.
     candidate alone   count       other bits at a later step      EQUAL and CLOSE are UNVERIFIED
 
 This is said only of buffers, and only where the side without them is known to show every buffer it has
-(`shows_every_buffer` in its manifest): of any other system a record may be missing because nobody showed it. If each
+(`shows_every_buffer` in its manifest): of any other system a record may be missing because it was not shown. If each
 side has buffers that the other lacks, they may be the same under two names, and their records are missing as ever. So
 is one that a rank or a step of the other side has.
 """

@@ -75,7 +75,7 @@ class Held:
     effects: Mapping[str, Any] = field(default_factory=dict)
     """What the call changes that is no tensor, by place: a counter, a container's length. Tensors are outputs."""
     keys: Sequence[tuple[Any, ...]] | None = None
-    """The keys under which each output is returned; None if nobody knows."""
+    """The keys under which each output is returned; None if they are not known."""
 
     @property
     def called(self) -> str:

@@ -412,4 +412,4 @@ _INSTALLED = (
     *(os.path.dirname(path) + os.sep for path in (torch.__file__, harness.__file__)),
     "<frozen",
 )
-"""Folders of code that is nobody's who calls us. What is typed in or made by `exec` is the user's."""
+"""Folders of code that is not the caller's. What is typed in or made by `exec` is the user's."""

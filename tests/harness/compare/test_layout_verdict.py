@@ -35,6 +35,8 @@ def test_a_loss_is_of_the_step_itself():
 
 def test_what_rounding_usually_does_is_no_remark():
     assert told_near(bounds(row("1.norm.weight", 0.23), near=0)) is None
+    assert told_near(bounds(row("loss", 0.47, "loss"), near=1)) is None, "one tensor"
+    assert told_near(bounds(row("1.norm.weight", 0.47), row("1.norm.bias", 0.45), near=2)) is not None
 
 
 def test_close_never_hides_it_and_different_needs_no_such_remark():

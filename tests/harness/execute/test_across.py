@@ -12,6 +12,7 @@ from bitproof.harness.consistency import contradiction
 from bitproof.harness.execute.launch import run_cases
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import CaseResult, Verdict
+from bitproof.harness.records.layout_bounds import FEWEST_SAMPLES, MOST_SAMPLES
 from tests.hosts import one_host
 
 pytestmark = pytest.mark.ranks
@@ -97,8 +98,9 @@ def test_fewer_ranks_and_other_experts_regroup_sums_and_are_close_within_derived
         result = runs[0][name]
         assert (result.verdict, result.error) == (Verdict.CLOSE, None)
         assert result.as_expected and contradiction(result) is None
-        assert result.layouts.samples == 3 and max(row.used for row in result.layouts.rows) < 1
-        assert runs[1][name][4:] == ["regrouped1", "regrouped2", "regrouped3"]
+        samples = result.layouts.samples
+        assert samples in (FEWEST_SAMPLES, MOST_SAMPLES) and max(row.used for row in result.layouts.rows) < 1
+        assert runs[1][name][4:] == [f"regrouped{seed}" for seed in range(1, samples + 1)]
 
 
 @pytest.mark.parametrize("name", ["none_fsdp2", "none_fsdp1"])

@@ -737,6 +737,12 @@ EXACT |= {f"aten.{name}.default": name for name in ("neg", "bitwise_not")}
 EXACT |= {f"aten.{name}.{end}": name for name in TWO for end in ("Tensor", "Scalar")}
 EXACT |= {f"aten.{name}_.{end}": name for name in ("add", "sub", "mul") for end in ("Tensor", "Scalar")}
 DIVISIONS = {"aten.div.Tensor", "aten.div.Scalar"}
+SOURCES = {f"aten.{name}.default": "self" for name in ("_to_copy", "clone", "contiguous", "constant_pad_nd")}
+SOURCES |= {"aten.copy_.default": "src", "bitproof.offload.default": "x", "bitproof.reload.default": "host"}
+SOURCES |= {"bitproof.wait_offload.default": "host", "bitproof.wait_reload.default": "x"}
+SOURCES |= {f"_c10d_functional.{name}.default": "input" for name in ("all_gather_into_tensor", "reduce_scatter_tensor")}
+SOURCES |= {"_c10d_functional.wait_tensor.default": "tensor", "aten.split_with_sizes_copy.default": "self"}
+"""Which argument an operator copies, waits for, pads, sends or splits: certificates list arguments in any order."""
 ORDERS = (["self"], ["self", "other"], ["condition", "self", "other"])
 FILLS: dict[str, str | int] = {f"aten.{name}.default": "fill_value" for name in ("full", "full_like", "new_full")}
 FILLS |= {f"aten.{name}.default": 0 for name in ("zero_", "zeros", "zeros_like", "new_zeros")}
@@ -862,7 +868,7 @@ def _value(g: State, place: int, call: State) -> Json:
         _check_write(g, call)
     if op.endswith(".default") and name in WAITS:
         hold(call["reads"], f"{call['name']} waits for nothing")
-        _wait(g, place, WAITS[name], {x[5] for x in tensors(call["given"][0])})
+        _wait(g, place, WAITS[name], {x[5] for x in tensors(call["given"][_source(call)])})
     elif name in LAUNCHES:
         _launch(g, place, LAUNCHES[name], name == "bitproof.offload", call, storages)
     for line in LINES:
@@ -870,6 +876,18 @@ def _value(g: State, place: int, call: State) -> Json:
         if value is not NEXT:
             return value
     raise AssertionError("the last line applies to all")
+
+
+def _source(call: State) -> int:
+    """The place among the reads of the argument that SOURCES names; of other operators, of the only read."""
+    if call["op"] not in SOURCES:
+        if len(call["reads"]) != 1:
+            raise UnknownError
+        return 0
+    argument = call["args"].get(SOURCES[call["op"]])
+    if type(argument) is not list or argument[0] != "node":
+        raise UnknownError
+    return int(call["reads"].index(argument[1]))
 
 
 def _input(g: State, place: int, call: State) -> Json:
@@ -906,11 +924,14 @@ def _getitem(g: State, place: int, call: State) -> Json:
 def _copy(g: State, place: int, call: State) -> Json:
     own = call["own"]
     if call["op"] in COPIES:
-        source, own = call["given"][-1]["tensor"], own["tensor"]
+        n = _source(call)
+        source, own = call["given"][n]["tensor"], own["tensor"]
         if [own[0], own[2]] == [source[0], source[2]]:
-            return call["found"][-1]
-    if call["op"].endswith(".default") and call["op"].rpartition(".")[0] in WAITS and own == call["given"][0]:
-        return call["found"][0]
+            return call["found"][n]
+    elif call["op"].endswith(".default") and call["op"].rpartition(".")[0] in WAITS:
+        n = _source(call)
+        if own == call["given"][n]:
+            return call["found"][n]
     return NEXT
 
 
@@ -984,8 +1005,9 @@ def _fill(g: State, place: int, call: State) -> Json:
 def _pad(g: State, place: int, call: State) -> Json:
     if call["op"] != "aten.constant_pad_nd.default":
         return NEXT
-    dtype, _, shape = call["given"][0]["tensor"][:3]
-    pads, number, t = call["args"]["pad"][1:], _number(call["args"].get("value", 0), dtype), call["found"][0]
+    n = _source(call)
+    dtype, _, shape = call["given"][n]["tensor"][:3]
+    pads, number, t = call["args"]["pad"][1:], _number(call["args"].get("value", 0), dtype), call["found"][n]
     if not is_closed((*shape, *pads)) or min(pads, default=0) < 0 or number is None:
         return NEXT
     hold(len(pads) % 2 == 0, f"{call['name']} pads one side")
@@ -997,7 +1019,8 @@ def _pad(g: State, place: int, call: State) -> Json:
 
 def _dim(call: State, rank: int) -> int:
     dim = call["args"].get("dim", 0)
-    hold(_is_count(dim) and dim < rank and {*call["args"]} <= {"self", "tensors", "dim"}, "no dim, or more arguments")
+    source = "self" if call["op"] == SPLIT else "tensors"
+    hold(_is_count(dim) and dim < rank and {*call["args"]} <= {source, "dim"}, "no dim, or more arguments")
     return int(dim)
 
 
@@ -1025,8 +1048,9 @@ def _join(g: State, place: int, call: State) -> Json:
 def _collect(g: State, place: int, call: State) -> Json:
     if call["op"] not in (GATHER, REDUCE):
         return NEXT
-    state, t, args = g["s"], call["found"][0], call["args"]
-    dtype, device, shape = call["given"][0]["tensor"][:3]
+    n = _source(call)
+    state, t, args = g["s"], call["found"][n], call["args"]
+    dtype, device, shape = call["given"][n]["tensor"][:3]
     groups, size = args["group_name"][1], args["group_size"]
     if not is_closed(shape) or size != len(groups[0]):
         raise UnknownError
@@ -1059,6 +1083,7 @@ def _show(g: State, place: int, call: State) -> Json:
     is_in_place = all(y[5] == x[5] for y in results)
     if op not in ("view", SPLIT, *RESHAPES) and not (is_open and is_in_place):
         return NEXT
+    hold(_source(call) == 0, f"{call['name']} reads another tensor before what it shows")
     if any(y[0] != x[0] for y in results) or (is_open and not op.startswith(("aten.", "bitproof."))):
         raise UnknownError
     if is_open and op in RESHAPES:

@@ -82,7 +82,7 @@ class Walk:
             raise UnderivableError
         if call.writes:
             self._check_write(call, args)
-        if self.in_flight.run(index, call, call.reads[0] if op in known.WAITS else None):
+        if self.in_flight.run(index, call, call.reads[_source(call)] if op in known.WAITS else None):
             raise UnderivableError
         match op, call.args:
             case ("input", ()) | ("constant", (("digest", ("str", _)),)):
@@ -99,27 +99,29 @@ class Walk:
             case "aten._local_scalar_dense.default", (("self", _),):
                 self._name((own,), lambda _: ("item", places[0]))
                 return find("item", places[0])
-        is_copy = op in known.COPIES and (own.dtype, own.shape) == (read[-1].dtype, read[-1].shape)
-        if is_copy or (op in known.WAITS and own == read[0]):
-            return places[-1 if is_copy else 0]
+        source = _source(call) if op in known.SOURCES else 0
+        is_copy = op in known.COPIES and (own.dtype, own.shape) == (read[source].dtype, read[source].shape)
+        if is_copy or (op in known.WAITS and own == read[source]):
+            return places[source]
         term = None
         if op in known.EXACT or op in known.DIVISIONS or op == known.POWER:
             term = self._exact(call, args, read)
         elif op in known.FILLS or op == known.PAD:
-            term = self._pad(places[0], read[0], args) if op == known.PAD else self._fill(call, args)
+            term = self._pad(places[source], read[source], args) if op == known.PAD else self._fill(call, args)
         if term is not None:
             return term
         if op in ("aten.cat.default", "aten.stack.default"):
             if all(x.dtype == own.dtype and _is_closed(x.shape) for x in read):
                 return self._cat(call, args, places, read)
         elif op in (known.GATHER, known.REDUCE):
-            return self._collective(call, args, places[0], read[0])
+            return self._collective(call, args, places[source], read[source])
         elif known.is_unwritten(op):
             fresh = "fresh", self.side, index, own.dtype, _pattern(own.shape)
             return self._opaque(call, {}) if 0 in own.shape else find(*fresh)
         elif call.results and read and isinstance(read[0], Tensor) and not call.writes:
             is_open = not all(x.is_closed for x in (read[0], *call.results))
             if op in known.SHOWING or (is_open and all(x.storage == read[0].storage for x in call.results)):
+                require(_source(call) == 0, f"{call.name} reads another tensor before what it shows")
                 return self._view(call, args, None if is_open else places[0], read[0])
         if op in known.CARRIES or (op in known.UPDATES and all(map(_is_in_rows, read))):
             return self._results(call, "move", op, args)
@@ -141,7 +143,7 @@ class Walk:
             lie = (windows.normal(y.shape, y.strides, y.offset - x.offset) for y in call.results)
             shown = [windows.translated(x.shape, x.strides, windows.steps_of(x.shape), w) for w in lie]
         elif call.op == known.SPLIT:
-            dim = _dim(args, len(x.shape))
+            dim = _dim(call, len(x.shape))
             shown = [*windows.parts(windows.full(x.shape), dim, (y.shape[dim] for y in call.results))]
         else:
             require(call.op in known.RESHAPES, f"{call.name} shows nothing")
@@ -157,7 +159,7 @@ class Walk:
         return self.terms.view(place, windows.full(shape))
 
     def _cat(self, call: Call, args: Mapping[str, Any], places: Sequence[int], read: Sequence[Tensor]) -> int:
-        dim, rank = _dim(args, len(call.value.shape)), len(call.value.shape)
+        dim, rank = _dim(call, len(call.value.shape)), len(call.value.shape)
         if call.op == "aten.stack.default":
             shapes = ((*x.shape[:dim], 1, *x.shape[dim:]) for x in read)
             return self.terms.find("cat", tuple(map(self._whole, places, shapes)), dim)
@@ -364,9 +366,22 @@ def _listed(value: Any) -> Sequence[Any]:
     return value if isinstance(value, tuple | list) else (value,)
 
 
-def _dim(args: Mapping[str, Any], rank: int) -> int:
-    dim = args.get("dim", 0)
-    require(0 <= dim < rank and {*args} <= {"self", "tensors", "dim"}, f"{dim} is no dim of {rank}")
+def _source(call: Call) -> int:
+    """The place among the reads of the argument that SOURCES names; of other operators, of the only read."""
+    if call.op not in known.SOURCES:
+        if len(call.reads) != 1:
+            raise UnderivableError
+        return 0
+    argument = dict(call.args).get(known.SOURCES[call.op])
+    if not isinstance(argument, tuple) or argument[0] != "node":
+        raise UnderivableError
+    return call.reads.index(argument[1])
+
+
+def _dim(call: Call, rank: int) -> int:
+    args = dict(call.args)
+    dim, source = args.get("dim", 0), "self" if call.op == known.SPLIT else "tensors"
+    require(0 <= dim < rank and {*args} <= {source, "dim"}, f"{dim} is no dim of {rank}")
     return int(dim)
 
 

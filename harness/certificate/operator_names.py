@@ -29,6 +29,10 @@ GATHER = "_c10d_functional.all_gather_into_tensor.default"
 REDUCE = "_c10d_functional.reduce_scatter_tensor.default"
 EXCHANGE = "_c10d_functional.all_to_all_single.default"
 COLLECTIVES = (GATHER, REDUCE, EXCHANGE, "_c10d_functional.all_reduce.default")
+SOURCES = {name: "self" for name in (*COPIES[:3], PAD, SPLIT)}
+SOURCES |= {"aten.copy_.default": "src", "bitproof.offload.default": "x", "bitproof.reload.default": "host"}
+SOURCES |= dict(zip(WAITS, ("tensor", "host", "x"), strict=True)) | {GATHER: "input", REDUCE: "input"}
+"""Which argument an operator copies, waits for, pads, sends or splits: certificates list arguments in any order."""
 SHOWING = ("view", SPLIT, *RESHAPES)
 UNDERSTOOD = (*COLLECTIVES, *WAITS, "higher_order.flex_attention", "higher_order.flex_attention_backward")
 REFUSED = ("aten.as_strided", "aten._reshape_alias", "aten.lift.", "_c10d_", "c10d.", "symm_mem.", "higher_order.")

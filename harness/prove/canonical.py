@@ -364,7 +364,7 @@ class Canonicalizer:
     def _left(self, call: Call, args: Arguments, read: list[Tensor]) -> Any:
         """The term of the value that a call writes."""
         if call.op == known_operators.COPY_INTO and len({(x.dtype, x.shape) for x in read}) == 1:
-            return self.values[call.reads[-1]]
+            return self.values[dict(call.args)["src"][1]]
         if call.op in known_operators.FILLS and (found := self._filling(call, args)) is not None:
             return found
         if call.op in known_operators.IN_PLACE:

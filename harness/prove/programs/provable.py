@@ -298,7 +298,8 @@ def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
     values = {**state, **optimizers.state, **{f"{INPUT}{i}": x for i, x in enumerate(tensors)}}
     values |= {f"{GRADIENT}{name}": x.grad for name, x in values.items() if x.is_leaf and x.grad is not None}
     for name, x in values.items():
-        if x.layout != torch.strided or is_wrapper_subclass(type(x)):
+        is_seen_otherwise = x.is_nested or x.is_quantized or x.is_conj() or x.is_neg()
+        if x.layout != torch.strided or is_seen_otherwise or is_wrapper_subclass(type(x)):
             raise RefusedError(f"{name} is a {type(x).__name__} that is not plain memory", where="the inputs")
         if has_open_sizes(x):
             raise RefusedError(f"{name} has open sizes, and the program is more than operators", where="the inputs")

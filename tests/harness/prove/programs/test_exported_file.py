@@ -322,3 +322,32 @@ def test_a_nested_graph_is_refused_by_name_from_a_file_and_from_python(saved, ca
     program = export(Branching(), (X,))
     found = prove_equal(program, program)
     assert found.verdict == "REFUSED" and "a nested graph" in found.reason
+
+
+PLAIN = randn(3, 4)
+COMPLEX = torch.complex(PLAIN, PLAIN)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        COMPLEX.conj(),
+        COMPLEX.conj().imag,
+        PLAIN.to_sparse(),
+        torch.quantize_per_tensor(PLAIN, 0.1, 0, torch.qint8),
+        torch.nested.nested_tensor([PLAIN, PLAIN]),
+    ],
+)
+def test_an_input_that_is_not_plain_memory_is_refused_by_name(x):
+    found = prove_equal(lambda x: x * 2, lambda x: x * 2, x)
+    assert found.verdict == "REFUSED" and "input 0 is a Tensor that is not plain memory" in found.reason
+
+
+def test_what_no_check_foresaw_is_refused_with_the_line_and_not_raised(monkeypatch):
+    def fails(*_):
+        raise ZeroDivisionError("nobody thought of it")
+
+    monkeypatch.setattr("bitproof.harness.prove.programs.subjects.held", fails)
+    found = prove_equal(torch.relu, torch.relu, PLAIN)
+    assert found.verdict == "REFUSED"
+    assert "ZeroDivisionError: nobody thought of it (test_exported_file.py, line" in found.reason

@@ -5,7 +5,7 @@ with a dim from the start and from the end, for every dim; with several dims in 
 and as a real one. Calls are torch's own samples, forward and backward (`tests/harness/prove/scan_calls.py`), in float32
 and with their real tensors cast to bfloat16 and float64. A form is listed if results agreed in bits, dtypes, shapes and
 strides in LEAST pairs of calls or more, and never differed. Status 1: a listed form differed. `--write` writes the list
-(`harness/prove/graphs/arguments.txt`) anew.
+(`harness/prove/graphs/argument_forms.txt`) anew.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch.utils import _pytree as pytree
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bitproof.harness.machine.determinism import set_determinism
-from bitproof.harness.prove.graphs import admitted, arguments
+from bitproof.harness.prove.graphs import admitted, argument_forms
 from bitproof.harness.prove.graphs.fitting import misfits
 from bitproof.harness.torch_compat import OpOverload
 from tests.harness.prove.scan import replaced
@@ -165,17 +165,17 @@ def main() -> int:
     print(
         f"\ntorch {torch.__version__}: {sum(agreed.values())} pairs of calls agreed, {sum(differed.values())} differed"
     )
-    for kind in arguments.FORMS:
+    for kind in argument_forms.FORMS:
         forms = [form for form in agreed if form[0] == kind]
         pairs = sum(agreed[form] for form in forms)
         print(
             f"  {kind}: {pairs} pairs of {len(forms)} arguments; {sum(f in honest for f in forms)} did the same always"
         )
-    wrong = sorted(form for form in arguments.listed() if differed[form])
-    print(f"listed: {len(arguments.listed())}; of these differed: {wrong or 'none'}")
+    wrong = sorted(form for form in argument_forms.listed() if differed[form])
+    print(f"listed: {len(argument_forms.listed())}; of these differed: {wrong or 'none'}")
     if given.write:
-        kept = {form for form in arguments.listed() if given.names and form[1] not in given.names}
-        arguments.write(honest | kept)
+        kept = {form for form in argument_forms.listed() if given.names and form[1] not in given.names}
+        argument_forms.write(honest | kept)
     return int(bool(wrong))
 
 

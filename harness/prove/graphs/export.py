@@ -28,7 +28,7 @@ from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
 from bitproof.harness.graph.writer import CHUNK_KEY
 from bitproof.harness.prove import known_operators as known
 from bitproof.harness.prove.graphs import admitted
-from bitproof.harness.prove.graphs.arguments import canonical
+from bitproof.harness.prove.graphs.argument_forms import canonical
 from bitproof.harness.prove.graphs.constants import digest_of
 from bitproof.harness.prove.graphs.executed import runs_otherwise
 from bitproof.harness.prove.graphs.expressions import size_of

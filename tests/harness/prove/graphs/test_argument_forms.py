@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 
 import bitproof
 from bitproof.harness.prove.evaluate import same_bits
-from bitproof.harness.prove.graphs import arguments
+from bitproof.harness.prove.graphs import argument_forms
 from tests.harness.prove.scan_variants import WAYS
 from tests.harness.prove.toy_graphs import randn
 
@@ -63,24 +63,24 @@ def test_their_nearest_neighbours_are_not_and_are_seen_to_differ(name):
 
 
 def test_only_what_a_scan_saw_is_rewritten():
-    assert ("dim", "aten._softmax.default", "dim") in arguments.listed()
-    assert ("order", "aten.sum.dim_IntList", "dim") in arguments.listed()
+    assert ("dim", "aten._softmax.default", "dim") in argument_forms.listed()
+    assert ("order", "aten.sum.dim_IntList", "dim") in argument_forms.listed()
     for form in (
         ("dim", "aten.unsqueeze.default", "dim"),
         ("dim", "aten.select_backward.default", "dim"),
         ("order", "aten.roll.default", "dims"),
         ("order", "aten.permute.default", "dims"),
     ):
-        assert form not in arguments.listed()
-    assert not [name for form, name, _ in arguments.listed() if form == "order" and "fft" in name]
+        assert form not in argument_forms.listed()
+    assert not [name for form, name, _ in argument_forms.listed() if form == "order" and "fft" in name]
 
 
 def test_a_list_is_read_as_it_was_written(tmp_path, monkeypatch):
-    found = set(arguments.listed())
-    monkeypatch.setattr(arguments, "FILE", tmp_path / "arguments.txt")
-    arguments.write(found)
-    assert arguments.listed() == found
-    arguments.listed.cache_clear()
+    found = set(argument_forms.listed())
+    monkeypatch.setattr(argument_forms, "FILE", tmp_path / "argument_forms.txt")
+    argument_forms.write(found)
+    assert argument_forms.listed() == found
+    argument_forms.listed.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -2,10 +2,10 @@
 
 Needs:    a call's arguments as data, by name, and the calls before it.
 Promises: the operator gives the same bits, in the same layout.
-Leaves:   what `arguments.txt` does not list: no call showed it (`tests/benchmarks/scan_arguments.py`, which writes it).
+Leaves:   what `argument_forms.txt`, which `tests/benchmarks/scan_arguments.py` writes, does not list: no call showed it.
 
 1. A dim that counts from the end counts from the start.
-2. Dims of which only the set matters, as of a sum, are in ascending order.
+2. Dims whose order does not matter, as of a sum, are in ascending order.
 3. A whole number where the schema takes a real one is real; so is an operand of an operator that was seen to give the
    same bits of both, if all tensors have one real dtype.
 4. An argument that equals its default is left out.
@@ -26,7 +26,7 @@ from bitproof.harness.torch_operators import schema_of
 DIM, ORDER, NUMBER = FORMS = ("dim", "order", "number")
 """What may be written otherwise: a dim from the end, the order of dims, a whole number as a real one."""
 
-FILE = Path(__file__).with_name("arguments.txt")
+FILE = Path(__file__).with_name("argument_forms.txt")
 
 MOST = 1 << 24
 """Whole numbers up to here are float32 exactly."""

@@ -2,7 +2,7 @@
 
 Needs:    a call's arguments as data, by name, and the calls before it.
 Promises: the operator gives the same bits, in the same layout.
-Leaves:   what `argument_forms.txt`, which `tests/benchmarks/scan_arguments.py` writes, does not list: no call showed it.
+Leaves:   what `argument_forms.txt` does not list, as no call showed it (`tests/benchmarks/scan_arguments.py`).
 
 1. A dim that counts from the end counts from the start.
 2. Dims whose order does not matter, as of a sum, are in ascending order.

@@ -17,7 +17,7 @@ Draw = Callable[[torch.dtype, int], tuple[Any, ...]]
 
 
 def drawn(*shapes: tuple[int, ...]) -> Draw:
-    """Tensors of these shapes, of which each size is multiplied by `size`, but for those that are negative."""
+    """Tensors of these shapes; each size is multiplied by `size`, but for those that are negative."""
 
     def draw(dtype: torch.dtype, size: int) -> tuple[Any, ...]:
         return tuple((torch.randn([abs(n) if n < 0 else n * size for n in s]) * 2).to(dtype) for s in shapes)

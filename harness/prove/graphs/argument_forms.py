@@ -2,10 +2,10 @@
 
 Needs:    a call's arguments as data, by name, and the calls before it.
 Promises: the operator gives the same bits, in the same layout.
-Leaves:   what `argument_forms.txt` does not list: no call showed it (`tests/benchmarks/scan_arguments.py`, which writes it).
+Leaves:   what `argument_forms.txt` does not list, as no call showed it (`tests/benchmarks/scan_arguments.py`).
 
 1. A dim that counts from the end counts from the start.
-2. Dims whose order does not matter, as in a sum, are in ascending order.
+2. Dims whose order does not matter, as of a sum, are in ascending order.
 3. A whole number where the schema takes a real one is real; so is an operand of an operator that was seen to give the
    same bits of both, if all tensors have one real dtype.
 4. An argument that equals its default is left out.

@@ -7,7 +7,7 @@ code, evaluates expressions, and unpickles. Here
 2. `json_fields` reads the model's JSON field by field: an unknown field, or a value of another type, is refused;
 3. operators are looked up by name among torch's own, and called only if a proof admits them (`graphs/admitted`);
 4. names must be plain identifiers, as torch writes them into code;
-5. weights are bytes, whose sizes and strides must fit; sample inputs are read by `sample_inputs`.
+5. weights are bytes, within which sizes and strides must stay; sample inputs are read by `sample_inputs`.
 
 What is not needed is never read: the structure of inputs, what modules are called, guards, versions of operators.
 
@@ -38,7 +38,7 @@ from bitproof.harness.prove.programs import sample_inputs
 from bitproof.harness.prove.programs.json_fields import Field, FieldError, field_of
 from bitproof.harness.prove.programs.plain_archive import ArchiveError, files_of
 from bitproof.harness.prove.programs.plain_tensors import DTYPES, TensorError, laid_out, memory_of, refuse_layout
-from bitproof.harness.prove.programs.size_expressions import ExpressionError, Sizes, check_expression
+from bitproof.harness.prove.programs.size_expressions import ExpressionError, OpenSizesOfFile, check_expression
 from bitproof.harness.torch_compat import FakeTensorMode, OpOverload, flattened
 from bitproof.harness.torch_operators import schema_of
 
@@ -253,7 +253,7 @@ class _Reader:
         )
         if parts["is_single_tensor_return"].value not in (None, False):
             raise parts["is_single_tensor_return"].wrong("false")
-        sizes = Sizes(self.shape_env, ranges)
+        sizes = OpenSizesOfFile(self.shape_env, ranges)
         numbers = dict(parts["sym_int_values"].items())
         for values in (numbers, *(dict(parts[f"sym_{kind}_values"].items()) for kind in ("bool", "float"))):
             for number in values.values():
@@ -566,7 +566,7 @@ def _check_number(field: Field) -> None:
         _constant(kind, told)
 
 
-def _fake(sizes: Sizes, meta: Mapping[str, Field] | None, field: Field) -> Tensor:
+def _fake(sizes: OpenSizesOfFile, meta: Mapping[str, Field] | None, field: Field) -> Tensor:
     if meta is None:
         raise field.wrong("an input with a layout among the graph's tensors")
     _among(meta["layout"], _LAYOUTS)

@@ -32,7 +32,7 @@ class ArchiveError(ValueError):
 
 
 class _Facts(NamedTuple):
-    """What a header says of a file: the same in front of the file and in the directory."""
+    """The facts in a header: the same in front of the file and in the directory."""
 
     name: str
     flags: int

@@ -40,7 +40,7 @@ def check_expression(text: str) -> None:
     _check(_parsed(text), text)
 
 
-class Sizes:
+class OpenSizesOfFile:
     """The open sizes of one file: a new symbol for each of its own, within the bounds that the file has for it."""
 
     def __init__(self, shape_env: ShapeEnv, ranges: Field) -> None:

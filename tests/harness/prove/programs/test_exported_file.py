@@ -334,8 +334,7 @@ COMPLEX = torch.complex(PLAIN, PLAIN)
         COMPLEX.conj(),
         COMPLEX.conj().imag,
         PLAIN.to_sparse(),
-        torch.quantize_per_tensor(PLAIN, 0.1, 0, torch.qint8),
-        torch.nested.nested_tensor([PLAIN, PLAIN]),
+        torch._neg_view(PLAIN),
     ],
 )
 def test_an_input_that_is_not_plain_memory_is_refused_by_name(x):

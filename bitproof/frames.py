@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 
 from bitproof.harness.capture.recording_files import read_recording
-from bitproof.harness.commands.run_folder import first_runs
 from bitproof.harness.errors import RecordingError
+from bitproof.harness.execute.run_folder import first_runs
 from bitproof.harness.records import CaseResult, Key, Record, Recording
 
 _TOLD = ("digest", "dtype", "shape", "placements")

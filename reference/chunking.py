@@ -28,6 +28,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from bitproof.harness.case import Chunking, pattern_of
 from bitproof.harness.errors import ChunkError
 from bitproof.reference.layers.document_mask import mask_mod_of
+from bitproof.reference.layers.moe import MoE
 
 Inspect = Callable[[str, nn.Module, Callable[..., Any], Mapping[str, Any]], None]
 
@@ -92,6 +93,26 @@ class ChunkedModules:
 
     def _count(self, name: str) -> None:
         self._num_calls[name] += 1
+
+
+def check_chunking(model: nn.Module, chunking: Chunking) -> None:
+    """Refuse what no step of this model can do, without running one; `model` may have no values.
+
+    Raises ChunkError when nothing matches, when a sequence is to be split through a module that mixes its positions,
+    and for modules within a mixture of experts, which get rows of tokens: they have no batch and no sequence.
+    """
+    for name in chunk_modules(model, chunking).names:
+        parents = [name.rpartition(".")[0]]
+        while parents[-1]:
+            parents.append(parents[-1].rpartition(".")[0])
+        experts = next((each for each in parents if each and isinstance(model.get_submodule(each), MoE)), None)
+        if experts is not None:
+            raise ChunkError(
+                f"cannot chunk {name}: {experts} gives it rows of tokens",
+                expected="a module that takes a floating-point tensor of rank 3 (batch, sequence, model dim)",
+                found=f"the pattern {chunking.modules!r}",
+                fix=f"choose {pattern_of(experts)}, or a module around it",
+            )
 
 
 def chunk_modules(model: nn.Module, chunking: Chunking, inspect_module: Inspect | None = None) -> ChunkedModules:

@@ -33,7 +33,7 @@ def report_command(
     ] = None,
 ) -> None:
     """Print a run's report again, from its report.json."""
-    from bitproof.harness.commands.run_folder import read_run
+    from bitproof.harness.execute.run_folder import read_run
     from bitproof.harness.report.ci import comment
     from bitproof.harness.report.write import check_format, render_as
     from bitproof.harness.runtime.output import styled

@@ -25,7 +25,7 @@ from bitproof.harness.machine.devices import Placement, lease_gpus
 from bitproof.harness.options import DeviceRequest, OnEvent, RunOptions
 from bitproof.harness.records import CaseResult, Drift
 from bitproof.harness.sensitivity.sensing import Sensing, sense_apart
-from bitproof.harness.systems.registry import BUILT_IN, check_system
+from bitproof.harness.systems.registry import BUILT_IN, check_preload, check_system
 
 _DRIFT_TIMEOUT = 300.0  # seconds, of the values of two recordings
 
@@ -53,6 +53,7 @@ def run_cases(
     for case in cases:
         check_precompiled(case, options)
         check_extra_passes(options.extra_passes, case)
+        check_preload(case.preload)
     for system in dict.fromkeys(system for case in cases for system in (case.reference, case.candidate)):
         check_system(system)
     for case in cases if options.names else ():

@@ -6,6 +6,7 @@ Imports no torch: a wrong command line is refused before anything starts.
 from __future__ import annotations
 
 import ast
+import difflib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,13 @@ from bitproof.harness.case import COMPILED, TRACED, Case
 from bitproof.harness.case.case import file_of
 from bitproof.harness.errors import CaseError, UsageError
 from bitproof.harness.options import SYNTAX
+from bitproof.harness.user_code.user_file import check_signature
+
+PASSES = (
+    *("clean_up", "partition", "tag_memory", "offload", "rematerialize", "chunk", "isolate_process_groups"),
+    *("isolate_gathers", "bucket", "overlap", "concretize_symbols", "measure_memory"),
+)
+"""The names in the pass list of `graph/pipeline`, in its order; a case has those that it asks for."""
 
 _SYNTAX = re.compile(r"(?P<source>.+):(?P<function>[^\W\d]\w*)(@(?P<side>before|after)=(?P<anchor>\w+))?")
 
@@ -63,8 +71,17 @@ def parse_pass(text: str) -> PassSpec:
 
 def check_extra_passes(texts: tuple[str, ...], case: Case) -> None:
     """Refuse passes that could not run in this case. Raises UsageError."""
-    for text in texts:
-        parse_pass(text)
+    specs = [parse_pass(text) for text in texts]
+    known = [*PASSES, *(spec.function for spec in specs)]
+    for spec in specs if case.candidate in TRACED else ():
+        if spec.anchor not in known:
+            close = difflib.get_close_matches(spec.anchor, known, n=1)
+            raise UsageError(
+                f"there is no pass {spec.anchor} for {spec.function} to stand {spec.side}",
+                expected=", ".join(PASSES),
+                found=f"@{spec.side}={spec.anchor}",
+                fix=f"did you mean @{spec.side}={close[0]}?" if close else None,
+            )
     if texts and case.candidate not in (*TRACED, COMPILED):
         raise CaseError(
             f"the candidate of case {case.name} has no graph to put a pass into",
@@ -87,6 +104,11 @@ def _check_file(file: Path, function: str) -> None:
         raise UsageError("the file of an extra pass is not Python", found=str(error), where=str(file)) from error
     names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     if function not in names:
+        close = difflib.get_close_matches(function, names, n=1)
         raise UsageError(
-            f"{file} has no function {function}", expected=", ".join(names) or "a function in the file", found=function
+            f"{file} has no function {function}",
+            expected=", ".join(names) or "a function in the file",
+            found=function,
+            fix=f"did you mean {file}:{close[0]}?" if close else None,
         )
+    check_signature(file, function, "an extra pass", (1, 2), "graph, context")

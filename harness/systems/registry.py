@@ -61,7 +61,8 @@ import difflib
 import importlib
 import importlib.machinery
 import importlib.util
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -71,7 +72,7 @@ from bitproof.harness.errors import UsageError
 from bitproof.harness.runtime.search_path import search_path
 from bitproof.harness.user_code import plugins
 from bitproof.harness.user_code.missing import missing_package
-from bitproof.harness.user_code.user_file import loading, names_in, run_file
+from bitproof.harness.user_code.user_file import check_signature, loading, names_in, run_file
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -131,8 +132,15 @@ def check_system(name: str) -> None:
         return
     source, _, factory = (entries[name].value if name in entries else name).rpartition(":")
     if not source or not factory:
+        known = (*NAMED, *entries)
+        close = [] if ":" in name else difflib.get_close_matches(name, known, n=1)
+        likely = f"did you mean {close[0]}?" if close else None
+        file = name.rstrip(":") if name.rstrip(":").endswith(".py") else None
         raise UsageError(
-            f"unknown system {name!r}", expected=f"{', '.join((*NAMED, *entries))}, or {OWN}", found=repr(name)
+            f"unknown system {name!r}",
+            expected=f"{', '.join(known)}, or {OWN}",
+            found=repr(name),
+            fix=f"name a factory of the file, such as {file}:make" if file else likely,
         )
     path = file_of(source) or _file_of_module(name, source)
     bound = names_in(path, f"system {name}") if path is not None else None
@@ -142,7 +150,24 @@ def check_system(name: str) -> None:
             f"{source} has no factory {factory}",
             expected=f"a name that it has, such as {', '.join(close or sorted(bound)[:3])}",
             found=f"system {name}",
+            fix=f"did you mean {source}:{close[0]}?" if close else None,
         )
+    if path is not None and bound is not None:
+        check_signature(path, factory, f"system {name}", (0, 2), "case, mesh")
+
+
+def check_preload(modules: Sequence[str]) -> None:
+    """Refuse modules that are not there, before anything starts; imports none. Raises UsageError."""
+    for name in modules:
+        first = name.partition(".")[0]
+        is_there = first in sys.modules or importlib.machinery.PathFinder.find_spec(first, search_path()) is not None
+        if not is_there and importlib.util.find_spec(first) is None:  # which asks editable installations, too
+            raise UsageError(
+                f"the preloaded module {name} is not found",
+                expected=f"a module {first} in the working directory, or installed",
+                found=f"--preload {name}",
+                fix="run from the folder that holds the package, or install it",
+            )
 
 
 def load_factory(name: str) -> Factory:

@@ -6,7 +6,7 @@ import ast
 import hashlib
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -70,6 +70,46 @@ def names_in(path: Path, what: str) -> set[str] | None:
         ) from error
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"the file of {what} is not Python", found=str(error), where=str(path)) from error
+    return _bound_in(tree)
+
+
+def check_signature(path: Path, name: str, what: str, counts: Sequence[int], given: str) -> None:
+    """Refuse a function of a file that cannot be called with any of these numbers of positional arguments.
+
+    `what` is what the file is of, and `given` the arguments in words. Nothing is run: a name that is bound in another
+    way than by one plain `def` is not checked. Raises UsageError.
+    """
+    tree = ast.parse(path.read_bytes(), str(path))
+    first, *rest = name.split(".")
+    bound = [node for node in ast.walk(tree) if first in _names_of(node)]
+    if len(bound) != 1 or not isinstance(bound[0], ast.FunctionDef) or bound[0].decorator_list:
+        return
+    where = f"{path}:{bound[0].lineno}"
+    if rest and not any(isinstance(node, ast.Attribute) and node.attr == rest[0] for node in ast.walk(tree)):
+        raise UsageError(
+            f"the function {first} of {what} has no attribute {rest[0]}", expected=first, found=name, where=where
+        )
+    takes = bound[0].args
+    most = len(takes.posonlyargs) + len(takes.args)
+    required = most - len(takes.defaults)
+    named = [arg.arg for arg, default in zip(takes.kwonlyargs, takes.kw_defaults, strict=True) if default is None]
+    if not rest and (named or not any(required <= count and (takes.vararg or count <= most) for count in counts)):
+        raise UsageError(
+            f"the function {first} of {what} cannot be called with {given}",
+            expected=f"def {first}({given})",
+            found=f"def {first}({ast.unparse(takes)})",
+            where=where,
+        )
+
+
+def _names_of(node: ast.AST) -> tuple[str | None, ...]:
+    """The names that a definition, an import or an assignment binds."""
+    if isinstance(node, ast.Name):
+        return (node.id,) if isinstance(node.ctx, ast.Store) else ()
+    return (getattr(node, "name", None), getattr(node, "asname", None))
+
+
+def _bound_in(tree: ast.Module) -> set[str] | None:
     names: set[str] = set()
     pending: list[ast.AST] = [tree]
     while pending:

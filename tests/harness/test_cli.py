@@ -392,7 +392,9 @@ def test_a_case_that_contradicts_itself_ends_with_2_and_its_error(tmp_path):
     )
 
 
-@pytest.mark.parametrize("words", [["history"], ["history", "add", "reports/latest"], ["history", "show", "--plot", "x"]])
+@pytest.mark.parametrize(
+    "words", [["history"], ["history", "add", "reports/latest"], ["history", "show", "--plot", "x"]]
+)
 def test_a_command_that_was_removed_is_refused_with_what_to_use_instead(words, capsys):
     assert main(words) == 2
     assert capsys.readouterr().err == (

@@ -58,7 +58,8 @@ def test_nested_values_come_back_typed_and_unknown_fields_of_a_growing_form_are_
         ({"passes": [{}]}, "run.passes[0].name is missing\n  expected: a value\n  found: nothing"),
         (
             {"passes": [{"name": "a", "second": 1}]},
-            "run.passes[0].second is not a field\n  expected: name, seconds, betas\n  found: 1",
+            "run.passes[0].second is not a field\n  expected: name, seconds, betas\n  found: 1"
+            "\n  fix: did you mean seconds?",
         ),
         (
             {"passes": [{"name": "a", "seconds": "1"}]},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from bitproof.harness.case import PREPARED, Case
+from bitproof.harness.case import PREPARED, Case, Chunking
 from bitproof.harness.errors import MachineError
 from bitproof.harness.systems.graph_key import step_part
 from bitproof.harness.systems.registry import BUILT_IN
@@ -29,15 +29,15 @@ def expert_sizes(case: Case) -> tuple[int, int] | None:
 
 
 def check_model(case: Case, system: str, num_ranks: int = 1, memory: int | None = None) -> None:
-    """Before any rank starts, refuse a model that the case's ranks cannot share, or whose state `num_ranks` of them
-    cannot hold in this many bytes.
+    """Before any rank starts, refuse a model that the case's ranks cannot share, that cannot be chunked as the case
+    says, or whose state `num_ranks` of them cannot hold in this many bytes.
 
-    A user's system is not checked; tracing itself refuses models that ranks cannot share. Raises CaseError and
-    MachineError.
+    A user's system is not checked; tracing itself refuses models that ranks cannot share. Raises CaseError, ChunkError
+    and MachineError.
     """
     if system not in EAGER:
         return
-    parameters = _bytes_of_parameters(step_part(case))
+    parameters = _bytes_of_parameters(step_part(case), case.chunking)
     needed = num_ranks * parameters * _COPIES
     if memory is not None and needed > memory:
         raise MachineError(
@@ -53,12 +53,15 @@ _COPIES = 4
 
 
 @functools.lru_cache(maxsize=1)
-def _bytes_of_parameters(case: Case) -> int:
-    """Build the first rank's part of a model, without values. An error in it would occur on every rank."""
+def _bytes_of_parameters(case: Case, chunking: Chunking | None) -> int:
+    """Build the first rank's part of a model, without values, and chunk it. An error would occur on every rank."""
     import torch
 
+    from bitproof.reference.chunking import check_chunking
     from bitproof.reference.parallel.mesh import Mesh
     from bitproof.reference.step import build_sharded_model
 
     model = build_sharded_model(case, Mesh(0, case.parallelism), torch.device("meta"), shares=True)
+    if chunking is not None:
+        check_chunking(model, chunking)
     return sum(parameter.nbytes for parameter in model.parameters())

@@ -22,7 +22,7 @@ FILES = ("", VALUES, ARCHIVE)
 class Hello:
     """A rank's first message to rank 0: who it is, and the folder of its run there.
 
-    `node` names its machine, equal on all ranks of one, and `machine` tells machines of one name apart. `local_rank` is
+    `node` names its machine, equal on all ranks of one, and `machine` separates machines of one name. `local_rank` is
     its launcher's number for it, if it has one. What it is made of follows, once its host has loaded torch.
     """
 

@@ -1,6 +1,6 @@
 """Which GPU each rank of a launcher uses, and its number on its machine.
 
-No launcher's variable is needed: ranks tell rank 0 where they are and which GPUs they see. So ranks that all see eight
+No launcher's variable is needed: ranks send rank 0 where they are and which GPUs they see. So ranks that all see eight
 GPUs, ranks of `srun --gpus-per-task=1` that see one each, and machines with unequal numbers of ranks are one case.
 """
 
@@ -25,7 +25,7 @@ _UUIDS = ("GPU-", "MIG-")
 class Whereabouts:
     """Where a rank is: its machine, its LOCAL_RANK if its launcher set a number, and the GPUs that it sees, in order.
 
-    `node` separates the launcher's agents on one machine, each of which counts its own ranks from 0. A GPU's name is
+    `node` separates the launcher's agents on one machine, and each agent counts its own ranks from 0. A GPU's name is
     its UUID, or else its number on the machine.
     """
 

@@ -34,7 +34,8 @@ def test_a_case_from_json_with_a_field_nobody_knows_is_refused():
     values = Case(name="a", family="b", chunking=BATCH).to_dict()
     values["batch"]["sequence"] = 3
     assert refusal(lambda: Case.from_dict(values)) == (
-        "CaseError: case.batch.sequence is not a field\n  expected: sequences, seq_len, data\n  found: 3"
+        "CaseError: case.batch.sequence is not a field\n  expected: sequences, seq_len, data\n  found: 3\n"
+        "  fix: did you mean sequences?"
     )
 
 

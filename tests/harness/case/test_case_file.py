@@ -182,7 +182,7 @@ def test_an_unknown_field_is_refused_with_the_one_that_was_probably_meant(
 def test_a_trainer_that_is_its_own_candidate_under_torch_compile_needs_no_experts(tmp_path: Path) -> None:
     """Neither side is a model of ours, so nothing of the default model is so of the case."""
     file = tmp_path / "case.json"
-    values = {"reference": "a.py:make", "candidate": "compiled", "parallelism": {"world_size": 1}}
+    values = {"name": "mine", "reference": "a.py:make", "candidate": "compiled", "parallelism": {"world_size": 1}}
     file.write_text(json.dumps(values))
     case = read_case(file)
     assert case.is_foreign and case.parallelism == Parallelism(world_size=1, ep=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from bitproof.builtin_cases.chunking import moe_seq
 from bitproof.harness.errors import CaseError, UsageError
-from bitproof.harness.graph.graph_options import check_extra_passes, parse_pass
+from bitproof.harness.graph.graph_options import PASSES, check_extra_passes, parse_pass
 
 
 @pytest.fixture
@@ -72,3 +73,22 @@ def test_only_a_candidate_that_is_a_graph_takes_passes(file: Path) -> None:
         check_extra_passes(texts, replace(moe_seq, reference="graph", candidate="eager"))
     assert error.value.found == "candidate eager"
     assert error.value.fix is not None and error.value.fix.endswith("--candidate graph")
+
+
+def test_a_place_that_no_pass_list_has_is_refused_with_the_one_that_was_probably_meant(file: Path) -> None:
+    case = moe_seq
+    with pytest.raises(UsageError) as error:
+        check_extra_passes((f"{file}:first@before=chunkk",), case)
+    assert error.value.what == "there is no pass chunkk for first to stand before"
+    assert error.value.fix == "did you mean @before=chunk?"
+    check_extra_passes((f"{file}:first@before=chunk",), case)
+
+
+def test_the_known_places_are_the_pass_list_in_its_order() -> None:
+    tree = ast.parse((Path(__file__).parents[3] / "harness/graph/pipeline.py").read_text())
+    rows = [
+        node.args[0].id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "PassRow"
+    ]
+    assert list(PASSES) == rows

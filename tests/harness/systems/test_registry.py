@@ -11,7 +11,14 @@ import pytest
 
 from bitproof.harness.errors import UsageError
 from bitproof.harness.records import Manifest
-from bitproof.harness.systems.registry import BUILT_IN, check_system, load_factory, registered, sums_over_ranks
+from bitproof.harness.systems.registry import (
+    BUILT_IN,
+    check_preload,
+    check_system,
+    load_factory,
+    registered,
+    sums_over_ranks,
+)
 from tests.distributions import install
 
 ROOT = Path(__file__).parents[3]
@@ -46,14 +53,23 @@ def test_checking_a_factory_runs_none_of_its_code(site):
     assert "package_that_raises" not in sys.modules
 
 
-@pytest.mark.parametrize("name", ["egaer", "", "loop:", ":make"])
-def test_an_unknown_name_is_refused_with_those_that_are_known(name, site):
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("egaer", "did you mean eager?"),
+        ("", None),
+        ("loop:", None),
+        (":make", None),
+        ("loop.py", "name a factory of the file, such as loop.py:make"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_those_that_are_known(name, fix, site):
     install(site, "mine", "[bitproof.systems]\nmy_loop = mine.loop:make\n")
     assert refusal(check_system, name) == (
         f"UsageError: unknown system {name!r}\n"
         "  expected: eager, eager_chunked, graph, joint, autoplace, precompiled, compiled, "
         "my_loop, or package.module:factory or FILE.py:factory\n"
-        f"  found: {name!r}"
+        f"  found: {name!r}" + (f"\n  fix: {fix}" if fix else "")
     )
 
 
@@ -80,10 +96,20 @@ def test_a_factory_that_its_file_does_not_have_is_refused_with_those_it_has(site
         assert refusal(check_system, name) == (
             f"UsageError: {name.rpartition(':')[0]} has no factory fist\n"
             "  expected: a name that it has, such as first\n"
-            f"  found: system {name}"
+            f"  found: system {name}\n"
+            f"  fix: did you mean {name.rpartition(':')[0]}:first?"
         )
     for name in ("inner", "local", "csv", "decoder"):
         assert "expected: a name that it has, such as " in refusal(check_system, f"two_loops:{name}")
+
+
+def test_a_preloaded_module_that_is_not_there_is_refused_without_importing_those_that_are(site):
+    (site / "raises_at_import.py").write_text("raise SystemExit('it ran')\n")
+    check_preload(["raises_at_import", "json.decoder", "sys", "torch", "bitproof.harness"])
+    assert "raises_at_import" not in sys.modules
+    assert refusal(check_preload, ["json", "no.such.module"]).startswith(
+        "UsageError: the preloaded module no.such.module is not found\n"
+    )
 
 
 @pytest.mark.parametrize("code", ["from os import *", "def __getattr__(name): ...", "globals().update(make=1)"])

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from bitproof.builtin_cases.tp_ep import tp_ep_shared
-from bitproof.harness.case import Batch, Model, Parallelism
-from bitproof.harness.errors import CaseError, MachineError
+from bitproof.harness.case import Batch, Chunking, Model, Parallelism
+from bitproof.harness.errors import CaseError, ChunkError, MachineError
 from bitproof.harness.execute.host.models import check_model, model_sizes
 from bitproof.reference.parallel.mesh import Mesh
 from bitproof.reference.step import build_sharded_model
@@ -54,3 +54,21 @@ def test_ranks_that_find_no_memory_for_their_state_are_refused_and_those_that_do
     with pytest.raises(MachineError, match="the ranks of case tp_ep_shared find no memory for their state") as error:
         check_model(CASE, "eager", num_ranks=2, memory=2 * 4 * parameters - 1)
     assert "GiB for parameters, gradients and moments of 2 ranks\n  found: 0.0 GiB that are free" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("chunking", "what"),
+    [
+        (Chunking(dim="seq", modules="layers.*"), "cannot chunk layers.0 along the sequence: it takes positions_BS, "),
+        (Chunking(dim="batch", modules="layers.*.mo"), "the chunking pattern 'layers.*.mo' matches no module"),
+        (
+            Chunking(dim="batch", modules="layers.*.moe.shared_experts"),
+            "cannot chunk layers.0.moe.shared_experts: layers.0.moe gives it rows of tokens",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_chunked_as_the_case_says_is_refused_before_any_rank_starts(chunking, what) -> None:
+    with pytest.raises(ChunkError) as error:
+        check_model(replace(CASE, chunking=chunking), "eager")
+    assert error.value.what.startswith(what)
+    check_model(replace(CASE, chunking=replace(chunking, dim="batch", modules="layers.*.moe")), "eager")

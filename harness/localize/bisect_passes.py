@@ -259,5 +259,8 @@ def shared_reference(recording: Recording, case: Case) -> Recording:
     if manifest.graph is not None:
         raise RecordingError("a reference that has passes must be recorded for each prefix", found=manifest.system)
     recording = recording.first_steps(case.steps)
-    pipeline = manifest.case["pipeline"] | {"until": case.pipeline.until}
-    return recording.told_as(replace(recording.manifest, case=recording.manifest.case | {"pipeline": pipeline}))
+    values = {name: value for name, value in recording.manifest.case.items() if name != "pipeline"}
+    pipeline = {name: value for name, value in manifest.case.get("pipeline", {}).items() if name != "until"}
+    stated = case.stated().get("pipeline", {})  # a case of a user's systems states no default
+    pipeline |= {"until": stated["until"]} if "until" in stated else {}
+    return recording.told_as(replace(recording.manifest, case=values | ({"pipeline": pipeline} if pipeline else {})))

@@ -61,9 +61,12 @@ def adamw(foreach: bool) -> Callable[..., Any]:
 
     def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
         model(x).square().sum().backward()
+        before = [group["foreach"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
             group["foreach"] = foreach
         optimizer.step()
+        for group, was in zip(optimizer.param_groups, before, strict=True):
+            group["foreach"] = was  # else the steps leave other settings behind
         optimizer.zero_grad()
 
     return step

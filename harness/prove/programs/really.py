@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from bitproof.harness.machine.determinism import Switches
-from bitproof.harness.prove.evaluate import laid_out, run_graph, same_bits
+from bitproof.harness.prove.evaluate import FailsError, laid_out, run_graph, same_bits
 from bitproof.harness.prove.graphs.export import RefusedError
 from bitproof.harness.prove.pairs import MOST_ELEMENTS, filling_memory, same_value, witness_of
 from bitproof.harness.prove.programs.provable import OUTPUT, WRITTEN, Held, roots_of
@@ -51,13 +51,15 @@ def not_run(held: Held) -> str | None:
 def check_run(held: Held, drawn: Mapping[str, Any] | None = None, *, num_steps: int = 1) -> None:
     """Run a program and its graph on the given inputs, or on `drawn` ones, one step after the other.
 
-    Raises RefusedError, which names the first difference, and NotEvaluatedError if the graph cannot be computed.
+    Raises RefusedError, which names the first difference, and NotEvaluatedError if the graph cannot be computed. Drawn
+    inputs on which both fail show nothing.
     """
     before = Switches.now()
     try:
         unlike, outputs = _difference(held, drawn, num_steps)
         if unlike is not None:
-            # Memory that neither writes holds anything. Only if the graph's own outputs vary with it, it is filled.
+            # Memory that neither writes holds anything, such as what an earlier run left there. Only if what the program
+            # or its graph returns varies with it, it is filled.
             with filling_memory():
                 again, filled = _difference(held, drawn, num_steps)
             reads_old_memory = not all(map(same_value, outputs, filled))
@@ -78,7 +80,7 @@ class _Call:
 
 
 def _difference(held: Held, drawn: Mapping[str, Any] | None, num_steps: int) -> tuple[str | None, list[Any]]:
-    """The first difference between a program and its graph, in words, and what the graph gave."""
+    """The first difference between a program and its graph, in words, and what both returned."""
     memories = Memories()
     world = copied({"subject": held.subject, "inputs": tuple(held.inputs)}, memories)
     named = {name: memories.made[id(x)] for name, x in held.values.items() if isinstance(x, Tensor)}
@@ -92,7 +94,12 @@ def _difference(held: Held, drawn: Mapping[str, Any] | None, num_steps: int) -> 
     for _ in range(num_steps):
         given = [_own(runs.now(name), value) for name, value in _all_inputs(held)]
         begins = torch.get_rng_state()
-        real = runs.step()
+        try:
+            real = runs.step()
+        except FailsError:
+            if drawn is not None and _graph_fails(held, given):
+                return None, found  # as a loss of numbers between 0 and 1 does on other numbers
+            raise
         torch.set_rng_state(begins)
         with ExitStack() as stack:
             for device in ("cpu", "cuda"):
@@ -103,13 +110,23 @@ def _difference(held: Held, drawn: Mapping[str, Any] | None, num_steps: int) -> 
             name: x for name, x in zip(held.program.outputs, (own[0] for own in _by_output(returned)), strict=True)
         }
         memory = dict(zip(held.program.names, after[0], strict=True))
-        found += [*outputs.values(), *memory.values()]
+        found += [*outputs.values(), *memory.values(), *real.outputs.values()]
         if unlike := _unlike(held, real, outputs, memory, torch.get_rng_state(), runs):
             return unlike, found
         torch.set_rng_state(real.generator)
     if touched := next((name for name, x in originals.items() if not same_bits(x.detach(), kept[name])), None):
         return f"run on copies, it changes {touched} itself", found
     return None, found
+
+
+def _graph_fails(held: Held, given: Sequence[Any]) -> bool:
+    """Whether a program's graph fails on these inputs."""
+    assert held.program.module is not None, "what is run has a graph"
+    try:
+        run_graph(held.program.module, [given], held.program.groups.partitions())
+    except FailsError:
+        return True
+    return False
 
 
 def _by_output(returned: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
@@ -158,7 +175,7 @@ class _Real:
             result = self._subject(*self._inputs)
         except Exception as error:
             reason = str(error).splitlines()[0] if str(error) else ""
-            raise RefusedError(f"it fails when it really runs: {type(error).__name__}: {reason}", where="it") from error
+            raise FailsError(f"it fails when it really runs: {type(error).__name__}: {reason}", where="it") from error
         generator = torch.get_rng_state()
         told = [x for x in switches.changes() if x != "the state of torch's random number generator"]
         if told:

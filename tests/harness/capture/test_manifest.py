@@ -39,7 +39,7 @@ def test_a_manifest_has_everything_that_can_change_a_bit():
     assert made.switches == {"set": {"num_threads": 1}, "after_factory": {"num_threads": 2}}
     unknown = {name for name, value in made.to_dict().items() if value is None}
     sums = {"digests_sha256", "values_sha256", "manifest_sha256"}
-    later = {"unshown", "calls", "accepted", "meetings"}
+    later = {"unshown", "calls", "accepted", "meetings", "shows_every_buffer"}
     assert unknown - {"commit"} == {"graph", "fault", "stress", "chunked", "compiled"} | sums | later
     assert (made.case, made.ranks, made.values) == (CASE.stated(), [{"data_sha256": "d"}], ["0/*"])
     named = {"torch", "numpy", "python", "cpu", "cpu_capability", "cuda", "gpus", "gpu_models", "libc", "architecture"}

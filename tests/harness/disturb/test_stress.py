@@ -14,7 +14,7 @@ from bitproof.harness.execute.launch import run_cases
 from bitproof.harness.graph import offload_operators
 from bitproof.harness.options import RunOptions, Stress
 from bitproof.harness.records import CaseResult, Verdict
-from tests.harness.execute.test_launch import TOYS, nothing_left_behind, toy
+from tests.harness.execute.test_launch import TOYS, nothing_left_behind, toy, toy_folder
 from tests.harness.toy_systems import SLEEPY
 
 
@@ -80,7 +80,7 @@ def test_a_stressed_replay_blames_the_reader_of_memory_that_nobody_wrote(results
 def test_a_stressed_recording_says_so_and_a_plain_one_too(results, folder):
     recordings = folder / "recordings" / "race"
     plain, stress = (
-        json.loads((recordings / f"tests.harness.toy_systems-steady{arm}" / "manifest.json").read_text())
+        json.loads((recordings / f"{toy_folder('steady')}{arm}" / "manifest.json").read_text())
         for arm in ("", ".stress")
     )
     assert (plain["stress"], stress["stress"]) == (None, asdict(SLEEPY))

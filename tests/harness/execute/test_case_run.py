@@ -15,7 +15,7 @@ from bitproof.harness.execute.launch import run_cases
 from bitproof.harness.execute.transport import open_client
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import NO_CALL, CaseResult, Verdict
-from tests.harness.execute.test_launch import TOYS, nothing_left_behind, toy
+from tests.harness.execute.test_launch import TOYS, nothing_left_behind, toy, toy_folder
 
 pytestmark = pytest.mark.ranks
 
@@ -81,7 +81,7 @@ def test_a_second_run_that_raises_is_an_error_of_its_case(batch):
     assert batch.error("weary").startswith(
         "RankError: rank 1 of weary raised at step 2\n"
         "  found: ValueError: once was enough\n"
-        "  came from: logs/weary/tests.harness.toy_systems-weary/rank1.control.log\n"
+        f"  came from: logs/weary/{toy_folder('weary')}/rank1.control.log\n"
     )
 
 

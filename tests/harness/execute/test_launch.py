@@ -24,6 +24,7 @@ from bitproof.harness.execute.host.runners import run_ranks
 from bitproof.harness.execute.launch import environment, record_system, run_cases
 from bitproof.harness.execute.requests import RankSlots, RunAnswer
 from bitproof.harness.execute.status_messages import Done
+from bitproof.harness.files.folder_names import file_name
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import CaseResult, Event, Verdict
@@ -34,6 +35,11 @@ pytestmark = pytest.mark.ranks
 
 TOYS = "tests.harness.toy_systems:"
 ROOT = Path(__file__).parents[3]
+
+
+def toy_folder(name: str) -> str:
+    """The folder of a toy system, in recordings, logs and baselines."""
+    return file_name(f"tests.harness.toy_systems:{name}")
 
 
 def toy(candidate="steady", *, name="toy", reference="steady", world_size=2):
@@ -143,7 +149,7 @@ def test_two_systems_that_agree_are_equal(batch, name, world_size):
 
 
 def test_a_run_folder_holds_every_ranks_log_and_every_recording(batch):
-    steady, other = (f"tests.harness.toy_systems-{name}" for name in ("steady", "one_bit_off"))
+    steady, other = (toy_folder(name) for name in ("steady", "one_bit_off"))
     recordings = batch.folder / "recordings" / "one_bit_off"
     assert {path.name for path in recordings.iterdir()} == {steady, f"{steady}.control", other, f"{other}.control"}
     assert {path.name for path in (batch.folder / "logs" / "one_bit_off" / other).iterdir()} == {
@@ -202,9 +208,10 @@ def test_another_shape_is_different_whatever_the_bound(batch):
 
 def test_values_are_kept_once_where_a_case_states_a_bound_and_nowhere_else(batch):
     files = {str(path.relative_to(batch.folder / "recordings")) for path in batch.folder.rglob("*.safetensors")}
-    toys = "tests.harness.toy_systems-"
     assert {file for file in files if file.startswith("near/")} == {
-        f"near/{toys}{name}/values/rank{rank}.safetensors" for name in ("steady", "one_bit_off") for rank in range(2)
+        f"near/{toy_folder(name)}/values/rank{rank}.safetensors"
+        for name in ("steady", "one_bit_off")
+        for rank in range(2)
     }
     assert not any(file.startswith(("one_bit_off/", "steady/")) for file in files)
 
@@ -367,11 +374,11 @@ def test_a_rank_that_raises_is_blamed_with_its_traceback(batch):
     assert head == (
         "RankError: rank 1 of tests.harness.toy_systems:raising raised at step 2\n"
         "  found: ValueError: the toy is broken\n"
-        "  came from: logs/raising/tests.harness.toy_systems-raising/rank1.log"
+        f"  came from: logs/raising/{toy_folder('raising')}/rank1.log"
     )
     assert traceback.startswith("Traceback (most recent call last):")
     assert traceback.endswith("ValueError: the toy is broken")
-    log = batch.folder / "logs" / "raising" / "tests.harness.toy_systems-raising" / "rank1.log"
+    log = batch.folder / "logs" / "raising" / toy_folder("raising") / "rank1.log"
     assert "the toy is broken" in log.read_text()
 
 
@@ -379,7 +386,7 @@ def test_a_killed_rank_is_blamed_with_the_end_of_its_log(batch):
     result = batch["killed"]
     assert result.error == (
         "RankError: rank 1 of tests.harness.toy_systems:killed was killed by signal 9 (SIGKILL) at step 2\n"
-        "  came from: logs/killed/tests.harness.toy_systems-killed/rank1.log\n"
+        f"  came from: logs/killed/{toy_folder('killed')}/rank1.log\n"
         "\n"
         "a last word"
     )
@@ -434,7 +441,7 @@ def test_a_rank_that_writes_into_our_pipe_is_blamed(batch):
 
 def test_a_candidate_does_not_reach_what_the_reference_recorded(batch):
     assert (batch["tampering"].verdict, batch["tampering"].error) == (Verdict.EQUAL, None)
-    assert not list((batch.folder / "recordings" / "tampering" / "tests.harness.toy_systems-steady").iterdir())
+    assert not list((batch.folder / "recordings" / "tampering" / toy_folder("steady")).iterdir())
 
 
 def test_what_leaves_its_session_ends_with_its_run(tmp_path):

@@ -38,7 +38,7 @@ from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import RunOptions
 from bitproof.harness.processes import framing
 from bitproof.harness.runtime import interrupts
-from tests.harness.execute.test_launch import toy
+from tests.harness.execute.test_launch import toy, toy_folder
 from tests.harness.execute.test_requests import request as a_run
 
 pytestmark = pytest.mark.ranks
@@ -51,7 +51,7 @@ from pathlib import Path
 from bitproof.harness.execute.launch import run_cases
 from bitproof.harness.options import RunOptions
 from bitproof.harness.disturb.stress import Stress
-from tests.harness.execute.test_launch import toy
+from tests.harness.execute.test_launch import toy, toy_folder
 near = replace(toy("one_bit_off", name="near"), expected="CLOSE", close_within=0.01)
 cases = [toy(name="equal"), toy("one_bit_off", name="differs"), toy("raising", name="raises"), near]
 cases += [toy("reads_fresh_memory", name="fresh", reference="reads_fresh_memory"), toy(name="again")]
@@ -87,7 +87,7 @@ def told_by_ranks(folder, script, timeout):
 
 
 def test_every_rank_gets_every_verdict_and_an_error_does_not_reach_the_next_case(tmp_path):
-    damaged = tmp_path / "baselines" / "again" / "tests.harness.toy_systems-steady" / "damaged"
+    damaged = tmp_path / "baselines" / "again" / toy_folder("steady") / "damaged"
     damaged.mkdir(parents=True)
     (damaged / "manifest.json").write_text("{")
     leader, follower = told_by_ranks(tmp_path, SCRIPT, 200)
@@ -116,7 +116,7 @@ def test_every_rank_gets_every_verdict_and_an_error_does_not_reach_the_next_case
     assert "operator='add.Tensor'" in leader[4][3], "replays go through torchrun's ranks too"
     assert leader[6][2] == (
         "RankError: rank 1 of tests.harness.toy_systems:killed was killed by signal 9 (SIGKILL) at step 2\n"
-        "  came from: logs/killed/tests.harness.toy_systems-killed/rank1.log\n"
+        f"  came from: logs/killed/{toy_folder('killed')}/rank1.log\n"
         "\n"
         "a last word"
     )
@@ -158,7 +158,7 @@ import json, os, sys
 from pathlib import Path
 from bitproof.harness.execute.launch import run_cases
 from bitproof.harness.options import RunOptions
-from tests.harness.execute.test_launch import toy
+from tests.harness.execute.test_launch import toy, toy_folder
 out = Path(sys.argv[1])
 options = RunOptions(device="cpu", control="never", timeout=600.0)
 results = run_cases([toy("deaf", name="deaf"), toy(name="again")], options, out)
@@ -771,7 +771,7 @@ import os, sys, time
 from pathlib import Path
 from bitproof.harness.execute.launch import run_cases
 from bitproof.harness.options import RunOptions
-from tests.harness.execute.test_launch import toy
+from tests.harness.execute.test_launch import toy, toy_folder
 folder = Path(sys.argv[1])
 [result] = run_cases([toy("hanging", name="hangs")], RunOptions(device="cpu", control="never", timeout=300.0), folder)
 (folder / f"named{os.environ['RANK']}").write_text(f"{time.time()} {result.error}")

@@ -109,7 +109,7 @@ def test_what_was_found_is_read_again_as_it_was_and_a_damaged_file_is_refused_by
     file.write_text("{")
     with pytest.raises(RecordingError, match="a file of faults cannot be read"):
         read_found(file)
-    with pytest.raises(RecordingError, match="there is no file of faults"):
+    with pytest.raises(RecordingError, match="it is a folder, not a regular file"):
         read_found(tmp_path)
 
 

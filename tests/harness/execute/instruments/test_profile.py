@@ -12,7 +12,7 @@ import torch
 from bitproof.harness.execute.instruments.profile import join_profiles, phase, profiled, showing_digests
 from bitproof.harness.execute.launch import run_cases
 from bitproof.harness.options import RunOptions
-from tests.harness.execute.test_launch import toy
+from tests.harness.execute.test_launch import toy, toy_folder
 
 
 def names_in(trace: dict[str, Any], pid: int | None = None) -> set[str]:
@@ -27,12 +27,8 @@ def test_a_profiled_run_leaves_one_trace_with_phases_digests_and_collectives_of_
     assert result.verdict == "EQUAL"
     trace = json.loads((tmp_path / "profile" / "toy.json").read_text())
     processes = {e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"}
-    assert [name.rpartition("steady")[2] for name in processes.values()] == [
-        " rank 0",
-        " rank 1",
-        ".candidate rank 0",
-        ".candidate rank 1",
-    ]
+    side = toy_folder("steady")
+    assert [*processes.values()] == [f"{side}{role} rank {rank}" for role in ("", ".candidate") for rank in range(2)]
     phases = {"join groups", "make system", "step 0", "step 3", "wait for all ranks", "digest loss loss"}
     for pid in processes:
         assert phases <= names_in(trace, pid)

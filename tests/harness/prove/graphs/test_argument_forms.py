@@ -139,6 +139,8 @@ def test_adamw_one_by_one_and_foreach_are_one_step_and_another_rate_is_not():
         for group in optimizer.param_groups:
             group["lr"] = 2e-2
         adamw(True)(model, optimizer, x)
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2
 
     torch.manual_seed(0)
     assert bitproof.prove(one, faster, *draw(torch.float32, 1)).differs

@@ -140,7 +140,8 @@ def test_what_is_put_into_containers_is_an_output():
     assert kept == [], "which the proof has copies of"
 
 
-def test_fast_paths_that_tracing_turns_off_are_refused():
+def test_fast_paths_that_tracing_turns_off_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.backends.mha, "_is_fastpath_enabled", True)  # whatever earlier tests left
     torch.manual_seed(0)
     encoder = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0).eval().requires_grad_(False)
     assert "output 0 has other bits" in reason(encoder, encoder, randn(3, 7, 16))

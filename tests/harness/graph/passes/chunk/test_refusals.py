@@ -147,7 +147,7 @@ class Penalized(Layers):
 
 def remember(module: Applied, x: Tensor) -> Tensor:
     module.penalty = x.square().mean()
-    return x * module.w * module.penalty
+    return x * module.w
 
 
 def test_a_live_out_without_the_chunked_dim_that_is_read_whole_too_is_refused() -> None:

@@ -63,13 +63,12 @@ def failure_of_exception(rank: int, error: BaseException, around: Sequence[Frame
     )
 
 
-_LIBRARIES = ("purelib", "platlib")
-_PYTHON = sysconfig.get_path("stdlib")
+_PYTHON = os.path.join(sysconfig.get_paths()["stdlib"], "")
 _NOT_THE_USERS = tuple(
     os.path.join(folder, "")
     for folder in (
-        Path(errors.__file__).parents[1],
-        *(os.path.join(sysconfig.get_path(x), "torch") for x in _LIBRARIES),
+        str(Path(errors.__file__).parents[1]),
+        *(os.path.join(sysconfig.get_paths()[library], "torch") for library in ("purelib", "platlib")),
     )
 )
 
@@ -83,7 +82,7 @@ def _says_all(error: BaseException, around: Sequence[FrameSummary]) -> bool:
 
 
 def _is_users(path: str) -> bool:
-    is_pythons = path.startswith(os.path.join(_PYTHON, "")) and "-packages" not in path
+    is_pythons = path.startswith(_PYTHON) and "-packages" not in path
     return not is_pythons and not path.startswith((*_NOT_THE_USERS, "<frozen"))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -33,6 +33,13 @@ from tests.harness.graph.graphs import (
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 """Raised by torch's compiler, which traces a branch or a loop's body first."""
+
+
+@pytest.fixture(autouse=True)
+def compiler_reset() -> Iterator[None]:
+    """Tracing `cond` and the others leaves state in torch's compiler, with which FlexAttention cannot be traced."""
+    yield
+    torch.compiler.reset()
 
 
 def choose(module: Any, x: Tensor) -> Tensor:

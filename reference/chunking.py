@@ -99,7 +99,7 @@ def check_chunking(model: nn.Module, chunking: Chunking) -> None:
     """Refuse what no step of this model can do, without running one; `model` may have no values.
 
     Raises ChunkError when nothing matches, when a sequence is to be split through a module that mixes its positions,
-    and for modules within a mixture of experts, which get rows of tokens: they have no batch and no sequence.
+    for modules within a mixture of experts, which get rows of tokens: they have no batch and no sequence.
     """
     for name in chunk_modules(model, chunking).names:
         parents = [name.rpartition(".")[0]]
@@ -112,6 +112,31 @@ def check_chunking(model: nn.Module, chunking: Chunking) -> None:
                 expected="a module that takes a floating-point tensor of rank 3 (batch, sequence, model dim)",
                 found=f"the pattern {chunking.modules!r}",
                 fix=f"choose {pattern_of(experts)}, or a module around it",
+            )
+        _refuse_statistics(name, model.get_submodule(name), chunking)
+
+
+_BATCH_NORMS = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d),
+)
+_INSTANCE_NORMS = (
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+    *(nn.LazyInstanceNorm1d, nn.LazyInstanceNorm2d, nn.LazyInstanceNorm3d),
+)
+
+
+def _refuse_statistics(name: str, module: nn.Module, chunking: Chunking) -> None:
+    """Refuse a norm that mixes the rows of a batch, or that updates running statistics, which each chunk would do."""
+    for below, part in module.named_modules(prefix=name):
+        computes = isinstance(part, _BATCH_NORMS) and (part.training or part.running_mean is None)
+        updates = isinstance(part, _INSTANCE_NORMS) and part.training and part.track_running_stats
+        if computes or updates:
+            raise ChunkError(
+                f"cannot chunk {name}: {below} is a {type(part).__name__}, whose statistics would be of one chunk",
+                expected="norms without statistics over rows: nn.RMSNorm, nn.LayerNorm, along batch also nn.GroupNorm",
+                found=f"{below}, {'in training' if part.training else 'without running statistics'}",
+                fix=f"choose modules without {pattern_of(below)}, or another norm",
             )
 
 

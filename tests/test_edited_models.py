@@ -23,6 +23,9 @@ pytestmark = pytest.mark.ranks
 ROOT = Path(__file__).parents[1]
 PLACE = "        with annotate(COMPUTE):\n"
 ATTENTION = "        x_BSD = torch.softmax(x_BSD @ x_BSD.transpose(1, 2), -1) @ x_BSD\n"
+BRANCH = "        x_BSD = torch.cond(x_BSD.sum() > 0, lambda x: x * 2.0, lambda x: x * 3.0, (x_BSD,))\n"
+NORM = """        x_BSD = torch.nn.functional.batch_norm(x_BSD.transpose(1, 2), None, None, training=True).transpose(1, 2)
+"""
 ASSERTION = """
 import torch
 
@@ -57,18 +60,26 @@ def sources(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("reference", [pytest.param("eager", marks=pytest.mark.slow), "eager_chunked"])
-def test_attention_written_out_in_a_module_that_is_cut_along_the_sequence_is_refused_in_graph_and_eager(
-    sources: Path, reference: str
+@pytest.mark.parametrize(
+    ("line", "refusal"),
+    [
+        (ATTENTION, "ChunkError: cannot chunk layers.0.moe along seq"),
+        pytest.param(BRANCH, "ChunkError: cannot chunk layers.0.moe: it calls cond", marks=pytest.mark.slow),
+        pytest.param(NORM, "ChunkError: cannot chunk layers.0.moe along seq: batch_norm", marks=pytest.mark.slow),
+    ],
+)
+def test_a_module_that_mixes_the_sequence_along_which_it_is_cut_is_refused_in_graph_and_eager(
+    sources: Path, reference: str, line: str, refusal: str
 ) -> None:
     file = sources / "reference" / "layers" / "moe.py"
     text = file.read_text()
     assert text.count(PLACE) == 1
-    file.write_text(text.replace(PLACE, ATTENTION + PLACE))
+    file.write_text(text.replace(PLACE, line + PLACE))
     command = [sys.executable, "-m", "bitproof", *words(sources, "moe_seq", "--reference", reference)]
     finished = subprocess.run(command, capture_output=True, cwd=sources, env=os.environ | {"PYTHONPATH": str(sources)})
     result = result_in(sources)
     assert (finished.returncode, result["verdict"]) == (3, "ERROR")
-    assert "ChunkError: cannot chunk layers.0.moe along seq" in str(result["error"])
+    assert refusal in str(result["error"])
     assert ("graph" if reference == "eager" else "eager_chunked") in str(result["logs"])
 
 

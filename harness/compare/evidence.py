@@ -253,7 +253,9 @@ class Evidence:
                 (step, rank) for step in steps for rank in ranks if (step, kind) not in self._seen.get(rank, nothing)
             ]
             if absent:
-                yield f"no {kind} was compared at {_tell_places(absent)}"
+                is_users = kind == "loss" and self.case.is_foreign
+                fix = ": return the loss from step, on one rank at least" if is_users else ""
+                yield f"no {kind} was compared at {_tell_places(absent)}{fix}"
 
 
 def evidence_of(reference: Recording, candidate: Recording, case: Case) -> Evidence:

@@ -6,8 +6,10 @@ blamed; a rank that only lost its peers is blamed if there is no other.
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import sysconfig
 import time
 import traceback
 from collections.abc import Iterable, Sequence
@@ -43,7 +45,8 @@ class Failure:
 
 
 def failure_of_exception(rank: int, error: BaseException, around: Sequence[FrameSummary] = ()) -> Failure:
-    """A rank that raised, seen from inside it. What is wrong with the case is reported without a traceback.
+    """A rank that raised, seen from inside it. What is wrong with the case is reported without a traceback, and so is
+    an error of ours whose traceback has no line of the user's: a factory that returned None, for example.
 
     `around` are the frames that it has not left yet, outermost first.
     """
@@ -55,9 +58,32 @@ def failure_of_exception(rank: int, error: BaseException, around: Sequence[Frame
         time=time.monotonic(),
         what="raised",
         found=found if found.startswith(name) else f"{name}: {found}",
-        details=str(error) if isinstance(error, CaseError) else traceback_of(error, around),
+        details=str(error) if _says_all(error, around) else traceback_of(error, around),
         secondary=isinstance(error, (RuntimeError, OSError)) and bool(_LOST_PEER.search(text)),
     )
+
+
+_PYTHON = os.path.join(sysconfig.get_paths()["stdlib"], "")
+_NOT_THE_USERS = tuple(
+    os.path.join(folder, "")
+    for folder in (
+        str(Path(errors.__file__).parents[1]),
+        *(os.path.join(sysconfig.get_paths()[library], "torch") for library in ("purelib", "platlib")),
+    )
+)
+
+
+def _says_all(error: BaseException, around: Sequence[FrameSummary]) -> bool:
+    """Whether an error's text is enough: it is about the case, or ours, and raised by no line of a user's."""
+    if isinstance(error, CaseError) or not isinstance(error, BitproofError):
+        return isinstance(error, CaseError)
+    frames = (*around, *traceback.extract_tb(error.__traceback__))
+    return error.__cause__ is None and error.__context__ is None and not any(_is_users(x.filename) for x in frames)
+
+
+def _is_users(path: str) -> bool:
+    is_pythons = path.startswith(_PYTHON) and "-packages" not in path
+    return not is_pythons and not path.startswith((*_NOT_THE_USERS, "<frozen"))
 
 
 def traceback_of(error: BaseException, around: Sequence[FrameSummary] = ()) -> str:

@@ -78,7 +78,8 @@ def nested_call(node: Node) -> tuple[GraphModule, list[Any]] | None:
     assert nested is not None
     operands = [x for x in node.args[place + 1 :] if not isinstance(x, str)]  # some also take the graph's name
     count = sum(inner.op == "placeholder" for inner in nested.graph.nodes)
-    return (nested, operands) if len(operands) == count else None
+    is_flat = not any(isinstance(x, (list, tuple)) for x in operands)  # not so of `map`, which takes lists
+    return (nested, operands) if is_flat and len(operands) == count else None
 
 
 def graph_of(node: Node) -> GraphModule | None:

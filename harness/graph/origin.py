@@ -20,6 +20,7 @@ import bisect
 import functools
 import os
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -146,6 +147,12 @@ class OriginRecorder:
     def after_backward(self) -> None:
         """Mark the end of backward: later nodes are not part of it."""
         self._in_backward = False
+
+    def module_of(self, error: BaseException) -> str | None:
+        """The innermost of the model's modules whose forward raised `error`; None if none did."""
+        frames = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
+        names = [self._names.get(module) for module in frames if isinstance(module, nn.Module)]
+        return next((name for name in reversed(names) if name is not None), None)
 
     def _stamping(self, create_node: Callable[..., Node]) -> Callable[..., Node]:
         def stamped(*args: Any, **kwargs: Any) -> Node:

@@ -214,6 +214,7 @@ ATEN = (
         counts_in=("running_mean", "running_var"),
     ),
     Operator(name="aten.native_dropout", rows=RowFlow.EACH_ELEMENTWISE),
+    Operator(name="aten.native_group_norm", rows=RowFlow.EACH_CONVOLUTION),
     Operator(name="aten.native_layer_norm", rows=RowFlow.EACH_NORMALIZED, allowed=("default",)),
     Operator(name="aten.ne", exact="Tensor", commutes=True, hides=Hides.ORDER, allowed=("Scalar", "Tensor")),
     Operator(name="aten.neg", exact="default", allowed=("default",)),

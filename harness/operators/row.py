@@ -77,6 +77,7 @@ class RowFlow(Enum):
     NORMALIZED = auto()
     EACH_NORMALIZED = auto()
     CONVOLUTION = auto()
+    EACH_CONVOLUTION = auto()
     EMBEDDING = auto()
     SEARCH = auto()
     GATHER = auto()

@@ -189,6 +189,7 @@ def trace(
             device=device,
             observe=case.observe,
             is_cut=case.chunking is not None,
+            chunking=case.chunking,
         )
     state = dict(model.named_parameters()) | dict(model.named_buffers())
     layout = tuple(Layout.of(name, state[name]) for name in (*joint.parameter_names, *joint.buffer_names))

@@ -54,6 +54,7 @@ class UserSystem:
         self._name = name
         self._tamper = tamper
         self._origin = dict(origin)
+        _refuse_what_trains_nothing(name, made)
         self._step = getattr(made, "step", made)
         self._kept = KeptState(made)
         self._takes_observe = _takes(self._step, 0, print)
@@ -62,6 +63,7 @@ class UserSystem:
                 f"the factory of system {name} returned something that takes no steps",
                 expected="an object with step(index, observe), or with a generator step(index), or such a function",
                 found=type(made).__name__,
+                fix=_WATCH,
             )
 
     def step(self, index: int, observe: Observe) -> None:
@@ -140,8 +142,9 @@ class UserSystem:
 
     def _yielded(self, index: int) -> Any:
         result = self._step(index)
-        if not hasattr(result, "__iter__"):
-            raise self._refuse(index, f"{type(result).__name__} as a whole", "step(index) to yield values")
+        if not hasattr(result, "__iter__") or isinstance(result, torch.Tensor):
+            found = f"nothing: step({index}) returned {'None' if result is None else f'a {type(result).__name__}'}"
+            raise self._refuse(index, found, "step(index) to yield a kind, a name and a tensor for each value", _WATCH)
         return result
 
     def _checked(self, index: int, shown: tuple[Any, ...]) -> tuple[str, str, torch.Tensor]:
@@ -157,8 +160,35 @@ class UserSystem:
             raise self._refuse(index, _tell(shown), "a tensor")
         return kind, name, tensor
 
-    def _refuse(self, index: int, found: str, expected: str) -> RecordingError:
-        return RecordingError(f"system {self._name} showed {found} in step {index}", expected=expected)
+    def _refuse(self, index: int, found: str, expected: str, fix: str | None = None) -> RecordingError:
+        return RecordingError(f"system {self._name} showed {found} in step {index}", expected=expected, fix=fix)
+
+
+_WATCH = (
+    "return the loss from step, and bitproof.watch(step, model=..., optimizer=...) from the factory: it shows the rest"
+)
+
+
+def _refuse_what_trains_nothing(name: str, made: Any) -> None:
+    """Refuse what can be called, or has a `step`, and yet is no system: a model, an optimizer, a class."""
+    what, fix = None, _WATCH
+    if made is None:
+        what, fix = (
+            "None",
+            f"end the factory with `return`, such as `return system`; to show a trainer's values, {_WATCH}",
+        )
+    elif isinstance(made, type):
+        what, fix = f"the class {made.__name__}", f"return an object of it: {made.__name__}(...)"
+    elif isinstance(made, torch.nn.Module) and not hasattr(made, "step"):
+        what, fix = f"a model ({type(made).__name__})", f"wrap it in bitproof.watch: {_WATCH}"
+    elif isinstance(made, torch.optim.Optimizer):
+        what = f"an optimizer ({type(made).__name__})"
+    if what is not None:
+        raise UsageError(
+            f"the factory of system {name} returned {what}, which trains nothing",
+            expected="an object with step(index, observe), or with a generator step(index), or such a function",
+            fix=fix,
+        )
 
 
 def make(factory: Callable[..., Any], case: Case, mesh: Any) -> Any:

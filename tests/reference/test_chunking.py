@@ -5,7 +5,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, crea
 
 from bitproof.harness.case import Chunking
 from bitproof.harness.errors import ChunkError
-from bitproof.reference.chunking import chunk_modules
+from bitproof.reference.chunking import check_chunking, chunk_modules
 from bitproof.reference.layers.document_mask import document_mask
 
 
@@ -288,3 +288,54 @@ def test_a_named_module_that_is_not_there_is_refused():
         "  found: only=('layers.0', 'layers.7')\n"
         "  fix: correct `only` in the case's Chunking"
     )
+
+
+class Normed(nn.Module):
+    def __init__(self, norm):
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x_BSD):
+        return self.norm(x_BSD.transpose(1, 2)).transpose(1, 2)
+
+
+@pytest.mark.parametrize("dim", ["batch", "seq"])
+@pytest.mark.parametrize(
+    ("norm", "state"),
+    [
+        (nn.BatchNorm1d(4), "in training"),
+        (nn.BatchNorm1d(4, track_running_stats=False).eval(), "without running statistics"),
+        (nn.LazyBatchNorm1d(), "in training"),
+        (nn.SyncBatchNorm(4), "in training"),
+        (nn.InstanceNorm1d(4, track_running_stats=True), "in training"),
+    ],
+)
+def test_a_norm_whose_statistics_would_be_of_one_chunk_is_refused_by_name_before_any_step(norm, state, dim):
+    chunking = Chunking(dim=dim, modules="layers.*")
+    assert refusal(lambda: check_chunking(model_of(Normed(norm)), chunking)) == (
+        f"ChunkError: cannot chunk layers.0: layers.0.norm is a {type(norm).__name__}, whose statistics would be "
+        "of one chunk\n"
+        "  expected: norms without statistics over rows: nn.RMSNorm, nn.LayerNorm, along batch also nn.GroupNorm\n"
+        f"  found: layers.0.norm, {state}\n"
+        "  fix: choose modules without layers.*.norm, or another norm"
+    )
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.BatchNorm1d(4).eval(),
+        nn.InstanceNorm1d(4),
+        nn.InstanceNorm1d(4, track_running_stats=True).eval(),
+        nn.GroupNorm(2, 4),
+        nn.LayerNorm(4),
+    ],
+)
+def test_a_norm_that_computes_no_statistics_over_rows_is_not_refused_before_any_step(norm):
+    check_chunking(model_of(Normed(norm)), Chunking(dim="batch", modules="layers.*"))
+
+
+def test_a_batch_norm_in_another_module_is_not_refused():
+    model = model_of(TokenWise())
+    model.norm = nn.BatchNorm1d(4)
+    check_chunking(model, Chunking(dim="batch", modules="layers.*"))

@@ -7,7 +7,8 @@ and back, through a sort of rows by expert and its inverse, through an all-to-al
 1. A chosen module's inputs hold the rows along their chunked dim.
 2. A call that mixes rows (a reduction, a softmax or a running sum along them, a product that sums over the rows or has
    them in both factors, a pick, a shift, a sort) has a mixed result, and so have its readers.
-3. A call of a nested graph is followed through that graph.
+3. A call of a nested graph is followed through that graph. A higher-order operator that runs several, or gives them
+   other operands (`cond`, `while_loop`, `map`, `scan`), is refused.
 4. Ranks may divide the rows between them, each computing a range of them: see mixing_shares.py.
 5. A value that is mixed, has its rows in another order, or has only a rank's share of them, must not leave the
    module along the chunked dim.
@@ -32,6 +33,7 @@ from bitproof.harness.graph import operators, symbols
 from bitproof.harness.graph.analysis.mixing_rows import Rows, RuleCall
 from bitproof.harness.graph.analysis.mixing_rules import follow, rule_of
 from bitproof.harness.graph.origin import origin_of
+from bitproof.harness.graph.tracing.higher_order import refuse_calls
 from bitproof.harness.graph.tracing.trace import trace_forward
 from bitproof.harness.operators import named
 from bitproof.harness.torch_compat import disable_current_modes
@@ -137,6 +139,8 @@ class _Follower:
         rule = rule_of(node)
         if rule is None and (nested := operators.nested_call(node)):
             return self._nested(node, *nested)
+        if rule is None:
+            refuse_calls([(node, str(self.roots[node]))], self.symbol)
         states = {x: self._state(x, node) for x in _elements(node, name)}
         if name.startswith(("index", "_index")) and any(isinstance(state, Rows) for state in states.values()):
             states = {x: state for x, state in states.items() if x not in self.permutations}
@@ -227,6 +231,8 @@ def _elements(node: Node, name: str) -> list[Node]:
 def _refusal(live_out: Node, root: str | None, cause: Node, dim: str, what: str) -> ChunkError:
     rows = "positions of the sequence" if dim == "seq" else "rows of the batch"
     call = operators.operator_name(cause)
+    if "batch_norm" in call and not call.endswith("no_training"):
+        call, what = "batch_norm", "takes its statistics from several of them"
     shapes = ", ".join(str(list(map(str, x.meta["val"].shape))) for x in cause.all_input_nodes if _is_tensor(x))
     return ChunkError(
         f"cannot chunk {root} along {dim}: {call} `{cause.name}` {what}",

@@ -190,7 +190,8 @@ def _of_batch(call: RuleCall) -> Answer:
     return rows if rows and rows.dim < 2 and call.of(call.first) else None
 
 
-def _convolution(call: RuleCall) -> Answer:
+def _per_sample(call: RuleCall) -> Answer:
+    """A convolution or a group norm: each sample of the batch alone."""
     rows = call.of(call.first)
     return rows if rows and rows.dim == 0 and len(call.rows) == 1 else None
 
@@ -309,7 +310,8 @@ RULES: dict[RowFlow, Rule] = {
     RowFlow.GROUPED: _grouped,
     RowFlow.NORMALIZED: _normalized,
     RowFlow.EACH_NORMALIZED: _all_results(_normalized),
-    RowFlow.CONVOLUTION: _convolution,
+    RowFlow.CONVOLUTION: _per_sample,
+    RowFlow.EACH_CONVOLUTION: _all_results(_per_sample),
     RowFlow.EMBEDDING: _embedding,
     RowFlow.SEARCH: _search,
     RowFlow.GATHER: _gather,

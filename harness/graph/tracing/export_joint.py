@@ -26,7 +26,6 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from bitproof.harness.errors import TraceError
-from bitproof.harness.graph import operators
 from bitproof.harness.graph.origin import META_KEY, Origin, OriginRecorder
 from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
 from bitproof.harness.graph.tracing.runtime_checks import written_checks
@@ -34,6 +33,7 @@ from bitproof.harness.graph.tracing.trace import (
     ChunkSymbol,
     JointGraph,
     LossFunction,
+    complete_checks,
     fixed_fake,
     keeping_state,
     refuse_opaque_nested_graphs,
@@ -138,8 +138,7 @@ def export_joint_step(
     module = _as_step(exported, ends, parameter_names, names[len(parameter_names) :], len(inputs), gradient_seed)
     for reference in module.graph.find_nodes(op="get_attr"):
         reference.meta["val"] = getattr(module, reference.target)
-    for node in filter(operators.is_check, module.graph.nodes):
-        node.meta.setdefault("val", None)
+    complete_checks(module)
     refuse_opaque_nested_graphs(module)
     return JointGraph(
         module=module,

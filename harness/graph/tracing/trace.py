@@ -7,7 +7,8 @@ depend on a chunk carry the symbol.
 1. Make fake tensors; the chunked dim of every input becomes one unbacked symbol in [n / 2, n].
 2. Run forward and backward under make_fx, and record every node's origin.
 3. Refuse a step that fixed the symbol: `x.view(128, -1)` on 4 sequences of 32 tokens traces, as 4 sequences.
-4. Refuse nested graphs of higher-order operators with effects that passes would not see.
+4. Refuse nested graphs of higher-order operators with effects that passes would not see, and higher-order operators in
+   chunked modules (see higher_order.py).
 5. Keep the conditions that tracing deferred: `concretize_symbols` checks those on the chunked dim with real numbers,
    calls in the graph check those on data (see runtime_checks.py).
 """
@@ -30,10 +31,12 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.graph import CodeGen
 
+from bitproof.harness.case import Chunking
 from bitproof.harness.errors import CaseError, TraceError
 from bitproof.harness.graph import operators, symbols
 from bitproof.harness.graph.observation import marking
-from bitproof.harness.graph.origin import OriginRecorder, user_line
+from bitproof.harness.graph.origin import OriginRecorder, origin_of, user_line
+from bitproof.harness.graph.tracing import higher_order
 from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
 from bitproof.harness.graph.tracing.runtime_checks import written_checks
 from bitproof.harness.torch_compat import (
@@ -125,14 +128,15 @@ def trace_joint_step(
     device: torch.device,
     observe: Sequence[str] = (),
     is_cut: bool = True,
+    chunking: Chunking | None = None,
 ) -> JointGraph:
     """Trace `loss_function(*inputs)`, which calls `model`, and the gradients of its parameters.
 
     `inputs` are tensors that all have the size n along `chunk_dim`; n is even if it `is_cut`. The model may be on the
     meta device: only shapes and dtypes are read, and values are faked on `device`. Backward starts from
     `gradient_seed`. Outputs of modules that match `observe`, and their gradients, are marked: see observation.py.
-    Raises TraceError, which names the line that could not be traced, and CaseError for a pattern that matches no
-    module.
+    Raises TraceError, which names the line that could not be traced, CaseError for a pattern that matches no module,
+    and ChunkError for a higher-order operator in one of the modules that `chunking` chooses.
     """
     extent = _common_extent(inputs, chunk_dim, is_cut)
     fake_mode = step_fake_mode(shape_env=ShapeEnv())
@@ -166,12 +170,17 @@ def trace_joint_step(
     except (CaseError, TraceError):
         raise
     except Exception as error:
+        if chunking is not None and (root := chunking.root_of(recorder.module_of(error) or "")):
+            higher_order.refuse_failed(root, error, _innermost_user_line(error))
         what = f"cannot trace the training step with dim {chunk_dim} of its inputs left open"
         raise _refusal(what, "that dim", error) from error
     _complete(module)
     guards = _deferred_guards(fake_mode.shape_env, symbol)
     _refuse_fixed_symbol(fake_mode.shape_env, symbol, chunk_dim, guards)
     refuse_opaque_nested_graphs(module)
+    if chunking is not None:
+        roots = ((node, chunking.root_of(origin_of(node).module or "")) for node in module.graph.nodes)
+        higher_order.refuse_calls(((node, root) for node, root in roots if root), symbol)
     log.debug("traced %d nodes, chunk symbol %s = %d, %d guards", len(module.graph.nodes), symbol, extent, len(guards))
     return JointGraph(
         module=module,
@@ -190,8 +199,14 @@ def _complete(module: GraphModule) -> None:
     module.recompile()
     for reference in module.graph.find_nodes(op="get_attr"):
         reference.meta["val"] = getattr(module, reference.target)
-    for check in filter(operators.is_check, module.graph.nodes):
-        check.meta.setdefault("val", None)
+    complete_checks(module)
+
+
+def complete_checks(module: GraphModule) -> None:
+    """Give every assertion, also of nested graphs, the value that tracing leaves out: None."""
+    for graph in (part.graph for part in module.modules() if isinstance(part, GraphModule)):
+        for check in filter(operators.is_check, graph.nodes):
+            check.meta.setdefault("val", None)
 
 
 def trace_fixed_step(
@@ -235,7 +250,8 @@ def trace_forward(
     """Trace one module's `forward` on the tensors among `arguments`, with a symbolic dim `chunk_dim`.
 
     `name` is the module's; the first argument is chunked. Returns the graph and the dim's symbol. An argument that is
-    no tensor (a mask) is left out. Nothing is computed and no state changes. Raises TraceError.
+    no tensor (a mask) is left out. Nothing is computed and no state changes. Raises TraceError, and ChunkError for a
+    higher-order operator that cannot be traced.
     """
     extent = next(iter(arguments.values())).shape[chunk_dim]
     fake_mode = step_fake_mode(ShapeEnv(), remembers=False)
@@ -262,6 +278,7 @@ def trace_forward(
         with torch.no_grad(), lazily_compiled():
             graph = symbolic_graph(run, fake_mode)(fake_state, fake_inputs)
     except Exception as error:
+        higher_order.refuse_failed(name, error, _innermost_user_line(error))
         what = f"cannot determine whether {name} mixes what its chunks hold apart, as its forward cannot be traced"
         raise _refusal(what, f"dim {chunk_dim}", error) from error
     return graph, symbols.expression(fake_inputs[0].shape[chunk_dim])

@@ -173,7 +173,11 @@ def test_of_two_trainers_of_a_user_one_rank_has_a_loss_at_each_step_and_every_ra
     foreign = replace(case, reference="mine.py:a", candidate="mine.py:b")
     for steps, kind, reason in (
         ((0, 1), "loss", None),
-        ((0,), "loss", "no loss was compared at step 1, rank 0; step 1, rank 1"),
+        (
+            (0,),
+            "loss",
+            "no loss was compared at step 1, rank 0; step 1, rank 1: return the loss from step, on one rank at least",
+        ),
         ((0, 1), "grad", "no grad was compared at step 0, rank 0; step 1, rank 0"),
     ):
         sides = [record(), record()]

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from bitproof.harness import errors
 from bitproof.harness.errors import MAX_TRACEBACK, CaseError, ChunkError
 from bitproof.harness.execute.failures import Failure, blame, failure_of_exception, failure_of_exit, traceback_of
 
@@ -104,3 +105,17 @@ def test_an_exit_tells_how(status, what, tmp_path):
     (tmp_path / "log").write_text("".join(f"line {i}\n" for i in range(20)))
     assert "..." not in failure_of_exit(0, status, tmp_path / "log").details
     assert failure_of_exit(0, status, Path("absent")).details == ""
+
+
+def test_an_error_of_ours_has_a_traceback_only_if_a_line_of_the_users_raised_it():
+    error = ChunkError("too small", fix="choose 2")
+    ours = compile("raise error", errors.__file__, "exec")
+    with pytest.raises(ChunkError) as caught:
+        exec(ours, {"error": error})
+    assert failure_of_exception(0, error).details.startswith("Traceback")  # through this file, as through a user's
+    error.__traceback__ = caught.value.__traceback__.tb_next
+    while error.__traceback__.tb_frame.f_code.co_filename != errors.__file__:
+        error.__traceback__ = error.__traceback__.tb_next
+    assert failure_of_exception(0, error).details == str(error)
+    error.__cause__ = ValueError("of another library")
+    assert failure_of_exception(0, error).details.startswith("ValueError: of another library")

@@ -64,7 +64,6 @@ def test_a_system_yields_or_observes_with_or_without_an_object_and_is_read_at_on
         ([X], "(Tensor)", "a kind, a name and a tensor"),
         ([("grad", "w", X), ("param", "w", X), ("grad", "w", X)], "grad 'w' twice", "each name once a step"),
         ([], "nothing", "a loss, gradients, parameters and optimizer state"),
-        (None, "NoneType as a whole", "step(index) to yield values"),
     ],
 )
 def test_what_is_no_value_under_a_name_of_its_own_is_refused(shown, found, expected):
@@ -81,14 +80,62 @@ def test_a_generator_that_takes_observe_shows_nothing():
         made(step)
 
 
-@pytest.mark.parametrize("nothing", [None, 3, lambda: [], lambda a, b, c: []])
+WATCH = (
+    "return the loss from step, and bitproof.watch(step, model=..., optimizer=...) from the factory: it shows the rest"
+)
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [(None, "None"), (X.sum(), "a Tensor"), (X, "a Tensor"), (1.5, "a float"), (X.sum, "a builtin")],
+)
+def test_a_step_that_returns_instead_of_yielding_is_refused_with_the_way_to_watch_it(returned, said):
+    with pytest.raises(RecordingError) as error:
+        made(lambda index: returned)
+    assert str(error.value).startswith(f"RecordingError: system mine showed nothing: step(7) returned {said}")
+    assert str(error.value).endswith(
+        f" in step 7\n  expected: step(index) to yield a kind, a name and a tensor for each value\n  fix: {WATCH}"
+    )
+
+
+MODEL = torch.nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("returned", "what", "fix"),
+    [
+        (None, "None", f"end the factory with `return`, such as `return system`; to show a trainer's values, {WATCH}"),
+        (MODEL, "a model (Linear)", f"wrap it in bitproof.watch: {WATCH}"),
+        (torch.optim.SGD(MODEL.parameters(), lr=0.1), "an optimizer (SGD)", WATCH),
+        (Generating, "the class Generating", "return an object of it: Generating(...)"),
+    ],
+)
+def test_a_factory_that_returns_what_trains_nothing_is_refused_by_name(returned, what, fix):
+    with pytest.raises(UsageError) as error:
+        made(returned)
+    assert str(error.value) == (
+        f"UsageError: the factory of system mine returned {what}, which trains nothing\n"
+        "  expected: an object with step(index, observe), or with a generator step(index), or such a function\n"
+        f"  fix: {fix}"
+    )
+
+
+def test_a_model_with_a_step_of_its_own_is_a_system():
+    class Trained(Generating, torch.nn.Module):
+        pass
+
+    assert made(Trained()) == [("grad", "w", [7.0]), ("param", "w", [0.0])]
+
+
+@pytest.mark.parametrize("nothing", [(MODEL, 1), 3, lambda: [], lambda a, b, c: []])
 def test_what_takes_no_steps_is_refused(nothing):
     with pytest.raises(UsageError) as error:
         made(nothing)
     assert str(error.value) == (
         "UsageError: the factory of system mine returned something that takes no steps\n"
         "  expected: an object with step(index, observe), or with a generator step(index), or such a function\n"
-        f"  found: {type(nothing).__name__}"
+        f"  found: {type(nothing).__name__}\n"
+        f"  fix: {WATCH}"
     )
 
 

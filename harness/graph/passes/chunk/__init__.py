@@ -5,7 +5,8 @@ Promises: the bits of the eager chunked reference; no value carries the symbol a
 Refuses:  collectives other than the experts', a tensor group's, or a gradient's own reduction, and
           any over ranks that divide the chunked dim; views with a baked constant; a live-out that is
           needed whole but cannot be joined; sequence chunks through attention; a module that mixes
-          rows of different chunks (see mixing.py); in-place writes to a value that is also split or
+          rows of different chunks, or that calls a higher-order operator such as `cond`, whose nested
+          graphs are not split (see mixing.py); in-place writes to a value that is also split or
           joined; a parameter with two uses; a pattern that matches nothing, a module that did not run,
           or a call of one that would not be chunked; a chosen module that runs within another.
 
@@ -128,12 +129,19 @@ class _Chunker:
             )
         for region in regions_of(self.roots) if log.isEnabledFor(logging.DEBUG) else ():
             log.debug("matched %s", region)
+        self._refuse_before_writing()
         for node in self.graph.nodes:
             self._write(node)
         refusals.refuse_whole_calls(self.module_calls, self.calls)
-        refuse_mixing(self.graph.nodes, self.roots, self.symbol, self.chunking.dim)
         log.debug("chunked: %d values once a chunk, %d split, %d joined", *self._counts())
         return self.writer.module()
+
+    def _refuse_before_writing(self) -> None:
+        """Refuse mixed rows before anything is written: no half may fit a call that mixes them."""
+        for node in self.graph.nodes:
+            if self.roots[node] and any(symbols.carries(x.meta.get("val"), self.symbol) for x in node.all_input_nodes):
+                refusals.refuse_attention_over_sequence(node, self.chunking.dim)
+        refuse_mixing(self.graph.nodes, self.roots, self.symbol, self.chunking.dim)
 
     # -- what a node is -------------------------------------------------------------------------
 
@@ -216,7 +224,6 @@ class _Chunker:
     def _write_once_a_chunk(self, node: Node, root: str) -> None:
         refusals.refuse_divided_dim(node, root, self.symbol, self.whole)
         refusals.refuse_foreign_collective(node, self.reductions, self.chunk_groups)
-        refusals.refuse_attention_over_sequence(node, self.chunking.dim)
         refusals.refuse_baked_view(node, self.symbol)
         self._check_writes(node, root)
         self._note_call(node, root)

@@ -126,6 +126,33 @@ def test_what_mixes_the_batch_is_refused_along_batch_alone() -> None:
     assert mixes(over_batch, "batch") and not mixes(over_batch, "seq")
 
 
+@pytest.mark.parametrize("dim", ["batch", "seq"])
+def test_a_batch_norm_is_refused_by_name_in_the_graph_and_in_eager(dim: str) -> None:
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(D)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(x.transpose(1, 2)).transpose(1, 2)
+
+    refusal = rf"^ChunkError: cannot chunk layers\.0 along {dim}: batch_norm `\w+` takes its statistics from several of"
+    with pytest.raises(ChunkError, match=refusal):
+        chunked(trace(Layers(Normed()), dim=("batch", "seq").index(dim)), "layers.*", dim)
+    with pytest.raises(ChunkError, match=refusal):
+        judge(Normed(), dim)
+
+
+def test_a_group_norm_treats_each_sample_alone_and_mixes_its_channels() -> None:
+    def normed(module: Applied, x: Tensor) -> Tensor:
+        return functional.group_norm(x.transpose(1, 2), 2, module.w).transpose(1, 2)
+
+    assert_as_eager(Layers(Applied(normed, w=parameter(D))), "layers.*")
+    judge(Applied(normed, w=parameter(D)), "batch")
+    assert mixes(lambda x: functional.group_norm(x.transpose(1, 2), 2), "seq")
+    assert mixes(lambda x: functional.group_norm(x.transpose(0, 1), 1).transpose(0, 1), "batch")
+
+
 def test_what_is_computed_of_all_rows_may_stay_inside() -> None:
     def counted(module: Applied, x: Tensor) -> Tensor:
         module.total.add_(x.detach().sum())

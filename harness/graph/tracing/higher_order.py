@@ -1,0 +1,56 @@
+"""Refuse a chunked module that calls a higher-order operator such as `cond`: its nested graphs are not split in two.
+
+Only those are chunked whose rows can be followed: FlexAttention has a rule of its own, and an operator that calls one
+nested graph with its own operands (`wrap`) is followed through that graph. `cond`, `while_loop`, `map`, `scan` and
+`associative_scan` are refused in two places, since tracing one with an open dim may fail or succeed:
+
+1. `refuse_failed` reads from the traceback of a failed trace which operator was being traced.
+2. `refuse_calls` reads the traced graph, before passes whose rules the nested graphs would break.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable
+
+import sympy
+from torch.fx import Node
+
+from bitproof.harness.errors import ChunkError
+from bitproof.harness.graph import operators, symbols
+from bitproof.harness.operators import named
+
+_HOME = "torch._higher_order_ops."
+_FOLLOWED = frozenset({"flex_attention"})
+
+
+def refuse_calls(calls: Iterable[tuple[Node, str]], symbol: sympy.Symbol) -> None:
+    """Raise ChunkError for the first of these calls, each with its chunked module, that reads rows into nested graphs
+    that cannot be followed. `symbol` is the size of the chunked dim."""
+    for node, module in calls:
+        graphs = [x.name for x in node.all_input_nodes if operators.graph_of(x) is not None]
+        if not graphs or operators.nested_call(node) or named(operators.operator_name(node)).rows is not None:
+            continue
+        if any(symbols.carries(x.meta.get("val"), symbol) for x in node.all_input_nodes):
+            found = f"node `{node.name}`, which runs {', '.join(graphs)}"
+            raise _refusal(module, operators.operator_name(node), found, symbols.source_of(node))
+
+
+def refuse_failed(module: str, error: Exception, where: str | None) -> None:
+    """Raise ChunkError if `error`, raised by the trace of a chunked module at `where`, comes from a higher-order
+    operator."""
+    homes = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
+    called = next((home.removeprefix(_HOME) for home in homes if home.startswith(_HOME)), None)
+    if called is not None and called not in _FOLLOWED:
+        found = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        raise _refusal(module, called, found, where) from error
+
+
+def _refusal(module: str, operator: str, found: str, where: str | None) -> ChunkError:
+    return ChunkError(
+        f"cannot chunk {module}: it calls {operator.removesuffix('_impl')}, whose nested graphs are not split in two",
+        expected="a module without higher-order operators, except for flex_attention",
+        found=found,
+        where=where,
+        fix="write it without (a choice by data as torch.where, a loop as Python's for), or choose other modules",
+    )

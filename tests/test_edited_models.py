@@ -24,7 +24,8 @@ ROOT = Path(__file__).parents[1]
 PLACE = "        with annotate(COMPUTE):\n"
 ATTENTION = "        x_BSD = torch.softmax(x_BSD @ x_BSD.transpose(1, 2), -1) @ x_BSD\n"
 BRANCH = "        x_BSD = torch.cond(x_BSD.sum() > 0, lambda x: x * 2.0, lambda x: x * 3.0, (x_BSD,))\n"
-NORM = """        x_BSD = torch.nn.functional.batch_norm(x_BSD.transpose(1, 2), None, None, training=True).transpose(1, 2)
+NORM = """        x_BDS = x_BSD.transpose(1, 2)
+        x_BSD = torch.nn.functional.batch_norm(x_BDS, None, None, training=True).transpose(1, 2)
 """
 ASSERTION = """
 import torch

@@ -40,8 +40,8 @@ ALLOWED = {
     "harness/graph/tracing/one_by_one.py": (2, "what runs in place of an operator over lists: code, by operator"),
     "harness/localize/logs/joined_logs.py": (1, "names in a log, of torch's own messages to one rank"),
     "harness/prove/known_operators.py": (
-        6,
-        "operators that hand on a value, such as take one dtype, and what others may mix, as a test tries of each",
+        8,
+        "operators that hand on a value, take one dtype, choose elements or may mix dtypes, as a test tries of each",
     ),
     "harness/prove/rules.py": (2, "rules by the kind of a term, and which terms have signs"),
     "harness/powers/sensitivity/formulas.py": (3, "which formula computes an operator otherwise: code, by operator"),

@@ -59,7 +59,7 @@ def measure_layouts(
     compared = recordings[0].from_step(0 if have_as_many else start)
     names = [*dict.fromkeys(LogicalTensor(key.step, key.kind, key.name) for key in compared.records)]
     free = [tensor for tensor in names if not is_exact(tensor, first, start)]
-    stages = 2  # a tensor is held against two bounds, of few and of all samples
+    stages = 2  # a tensor is compared with two bounds, of few and of all samples
     factor = student_quantile((1 - CONFIDENCE) / stages / max(1, len(free)), len(samples))
     near = 0
     rows: list[LayoutRow] = []
@@ -119,7 +119,7 @@ def _student_within(t: float, degrees: int) -> float:
 
 
 @dataclass(frozen=True)
-class _Distances:
+class Distances:
     """How far the candidate, and each sample, is from the reference, how large that is, and its least bound.
 
     `rank` is the first of the candidate's that differs.
@@ -143,6 +143,7 @@ class _Distances:
         return self.error > NEAR_SPREADS * spread and self.error > self.least / FEWEST_UNITS
 
     def relative(self, distance: float) -> float:
+        """A distance as a share of the tensor's norm; infinite if a tensor of zeros moved."""
         return distance / self.norm if self.norm else (0.0 if distance == 0 else math.inf)
 
 
@@ -168,7 +169,7 @@ class _Unit(NamedTuple):
     there: list[tuple[int, tuple[slice, ...]]]
 
 
-def _distances(tensor: LogicalTensor, sides: Sequence[_Side]) -> _Distances:
+def _distances(tensor: LogicalTensor, sides: Sequence[_Side]) -> Distances:
     squares, norm, eps = [0.0] * (len(sides) - 1), 0.0, 0.0
     values: dict[tuple[int, int], Values] = {}
     ranks: set[int] = set()
@@ -184,18 +185,18 @@ def _distances(tensor: LogicalTensor, sides: Sequence[_Side]) -> _Distances:
         own = value(0, cell.here)[cell.at]
         if not own.numel():
             continue
-        there = {rank: _square(own, value(1, rank)[at]) for rank, at in cell.there}
+        there = {rank: squared_distance(own, value(1, rank)[at]) for rank, at in cell.there}
         squares[0] += max(there.values(), default=math.inf)
         ranks |= {rank for rank, distance in there.items() if distance}
         for place in range(2, len(sides)):
-            squares[place - 1] += _square(own, value(place, cell.here)[cell.at])
+            squares[place - 1] += squared_distance(own, value(place, cell.here)[cell.at])
         if own.is_floating_point():
             finite = own.double()[own.isfinite()]
             norm += float(finite.square().sum())
             eps = torch.finfo(own.dtype).eps
     error, *samples = map(math.sqrt, squares)
     size = math.sqrt(norm)
-    return _Distances(min(ranks, default=0), error, tuple(samples), size, FEWEST_UNITS * eps * size)
+    return Distances(min(ranks, default=0), error, tuple(samples), size, FEWEST_UNITS * eps * size)
 
 
 def _crosses(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> bool:
@@ -235,7 +236,7 @@ def _units(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tuple[b
     return same[0].is_flat, found
 
 
-def _square(own: Values, other: Values) -> float:
+def squared_distance(own: Values, other: Values) -> float:
     """The squared distance of two values; infinite where elements have none."""
     if own.dtype != other.dtype or own.shape != other.shape:
         return math.inf

@@ -53,10 +53,10 @@ def held(reference: Run, candidate: Run, samples: list[Run]) -> tuple[int, int, 
     factor = regrouping.student_quantile(level, len(samples))
     beyond, near, used = 0, 0, 0.0
     for key, own in reference.items():
-        error, *spread = (math.sqrt(regrouping._square(own, run[key])) for run in (candidate, *samples))
+        error, *spread = (math.sqrt(regrouping.squared_distance(own, run[key])) for run in (candidate, *samples))
         norm = float(own.double().norm())
         least = regrouping.FEWEST_UNITS * torch.finfo(own.dtype).eps * norm
-        found = regrouping._Distances(0, error, tuple(spread), norm, least)
+        found = regrouping.Distances(0, error, tuple(spread), norm, least)
         share = found.relative(error) / found.bound(factor) if error else 0.0
         beyond, used = beyond + (share > 1), max(used, share)
         near += bool(error) and found.is_near and share <= 1

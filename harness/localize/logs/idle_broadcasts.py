@@ -1,7 +1,7 @@
 """Broadcasts that change no rank's memory are no part of a value's history.
 
 DistributedDataParallel sends every buffer from rank 0 before each forward. Where all ranks hold the same already, that
-writes nothing: whoever reads the buffer afterwards reads what was there before. Example, on both ranks:
+writes nothing: a reader of the buffer afterwards reads what was there before. Example, on both ranks:
 
     broadcast_ p -> p    slice p -> q    embedding w q -> e        slice reads what the step begins with
 

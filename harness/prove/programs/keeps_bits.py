@@ -155,7 +155,7 @@ class _Snapshot:
             with disable_current_modes():
                 if self._inputs is None:
                     self._inputs = _inputs_of(module)
-                # Code is made anew: a pass may leave that to its caller, and change the graph again.
+                # Code is made again: a pass may leave that to its caller, and change the graph again.
                 own = module.graph if isinstance(graph, GraphModule) else graph
                 found = held(GraphModule(module, _copy(own)), self._inputs)
                 found.program.exported  # noqa: B018  the graph's present state

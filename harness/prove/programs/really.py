@@ -58,8 +58,8 @@ def check_run(held: Held, drawn: Mapping[str, Any] | None = None, *, num_steps: 
     try:
         unlike, outputs = _difference(held, drawn, num_steps)
         if unlike is not None:
-            # Memory that neither writes holds anything, such as what an earlier run left there. Only if what the program
-            # or its graph returns varies with it, it is filled.
+            # Memory that neither writes holds anything, such as an earlier run's values. It is filled only if outputs
+            # of the program or of its graph vary with it.
             with filling_memory():
                 again, filled = _difference(held, drawn, num_steps)
             reads_old_memory = not all(map(same_value, outputs, filled))

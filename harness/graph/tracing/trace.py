@@ -170,8 +170,9 @@ def trace_joint_step(
     except (CaseError, TraceError):
         raise
     except Exception as error:
-        if chunking is not None and (root := chunking.root_of(recorder.module_of(error) or "")):
-            higher_order.refuse_failed(root, error, _innermost_user_line(error))
+        caller = recorder.module_of(error)
+        if chunking is not None and caller and chunking.root_of(caller):
+            higher_order.refuse_failed(caller, error, _innermost_user_line(error))
         what = f"cannot trace the training step with dim {chunk_dim} of its inputs left open"
         raise _refusal(what, "that dim", error) from error
     _complete(module)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -40,6 +40,11 @@ MAX_ROWS = 100_000_000
 KEPT_ROWS = 1_000_000
 """Tables of at most this many rows stay in memory; a rank of a longer one is read again at each request."""
 _BATCH_ROWS = 10_000
+_MOST_UNPACKED = 256 << 20
+_MOST_TIMES = 1000
+"""A table may be 256 MiB in memory however small its file is, or 1,000 times its file: digests hardly compress, yet
+those of parameters that nothing updates are the same at every step.
+"""
 _LIES = ("step", "kind", "name", "box", "placements")
 _LIKENESS = ("step", "kind", "name", "dtype", "shape", "content", "placements")
 
@@ -153,6 +158,7 @@ class DigestFile:
         self.path = path
         try:
             self._source = pa.OSFile(str(path))
+            self._num_bytes = self._source.size()
             if sha256 is not None and (found := hashlib.file_digest(self._source, "sha256").hexdigest()) != sha256:
                 raise RecordingError(
                     f"{path} is damaged, or not the one that the manifest beside it was written with",
@@ -176,25 +182,37 @@ class DigestFile:
         """A row group, or all.
 
         Reads batch by batch: a file's stated size is not trusted, and a dictionary with one long name makes a small
-        file a huge table.
+        file a huge table. A file that states such a size is refused before that.
         """
         groups = None if group is None else [group]
         try:
+            self._refuse_size(self._stated_bytes(groups or range(self.num_groups)))
             batches, num_bytes = [], 0
             for batch in self._file.iter_batches(_BATCH_ROWS, groups, use_threads=False):  # the host forks
                 batches.append(batch)
                 num_bytes += batch.nbytes
-                if num_bytes > MAX_DIGESTS_BYTES:
-                    raise RecordingError(f"{self.path} is too large", expected=f"{MAX_DIGESTS_BYTES} bytes at most")
+                self._refuse_size(num_bytes)
             table = pa.Table.from_batches(batches, schema=self._file.schema_arrow)
             for name in OPTIONAL[1:]:
                 if name not in table.column_names:
                     table = table.append_column(COLUMNS.field(name), pa.nulls(len(table), pa.string()))
             table = table.cast(COLUMNS)
             table.validate(full=True)
-        except (pa.ArrowException, OSError, ValueError) as error:
+        except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
             raise damaged(self.path, error) from error
         return table
+
+    def _stated_bytes(self, groups: Iterable[int]) -> int:
+        """How large the file says that row groups are unpacked."""
+        parts = map(self._file.metadata.row_group, groups)
+        return sum(part.column(index).total_uncompressed_size for part in parts for index in range(part.num_columns))
+
+    def _refuse_size(self, num_bytes: int) -> None:
+        most = min(MAX_DIGESTS_BYTES, max(_MOST_UNPACKED, _MOST_TIMES * self._num_bytes))
+        if num_bytes > most:
+            raise RecordingError(
+                f"{self.path} is too large in memory", expected=f"{most} bytes at most", found=f"{num_bytes} bytes"
+            )
 
 
 def read_rows(file: DigestFile, manifest: Manifest) -> Recording:

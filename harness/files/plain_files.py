@@ -15,6 +15,12 @@ from pathlib import Path
 SOURCE = 1 << 26
 """Bytes: the most that is read of a Python or JSON file. None that is written by hand is larger."""
 
+UNPACKED = 1 << 24
+"""Bytes: any packed file may hold as many unpacked, however few bytes it has itself."""
+
+_MOST_TIMES = 100
+"""Logs of calls and traced steps are 5 to 25 times as large unpacked; zlib packs zeros to a thousandth."""
+
 _KINDS = {
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
@@ -40,6 +46,14 @@ def read_plain(path: Path | str, most: int = SOURCE) -> bytes:
         return b"".join(blocks)
     finally:
         os.close(descriptor)
+
+
+def most_unpacked(packed: int) -> int:
+    """The most bytes that so many packed bytes may hold. More is refused: a small file could fill the memory.
+
+    Example: 260 KB of zlib hold 256 MiB of `[],[],[],`, of which JSON makes 5 GiB of empty lists.
+    """
+    return max(UNPACKED, _MOST_TIMES * packed)
 
 
 def check_plain(path: Path | str, most: int | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from bitproof.harness.capture.recording_files import checked_calls_path, read_recording
@@ -14,6 +14,7 @@ from bitproof.harness.localize.logs.calls import Call
 from bitproof.harness.localize.logs.replay import read_log
 from bitproof.harness.localize.search import differing_digests
 from bitproof.harness.records import BlamedCall, Recording
+from bitproof.harness.validate import read
 
 LOGGED_STEP = 0
 """The step whose calls baselines keep: code that computes otherwise mostly shows in the first."""
@@ -31,11 +32,12 @@ def moved_call(baseline: Path, recording: Path) -> BlamedCall | None:
     logs = _logs(baseline, there), _logs(recording, here)
     try:
         culprit = find_culprit(*logs, differing)
+        call = None if culprit is None else call_of(culprit)
     except (TypeError, ValueError, LookupError, AttributeError) as error:  # a log of values that no recorder writes
         raise RecordingError("a baseline's log of calls is damaged", found=str(error), where=str(baseline)) from error
-    if culprit is None:
+    if call is None:
         return None
-    call = call_of(culprit)
+    read(BlamedCall, asdict(call), "the call that moved", RecordingError, where=str(baseline))  # names may be no texts
     return replace(call, how=tell_sides(call.how or ""), chain=None)
 
 

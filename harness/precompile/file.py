@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bitproof.harness.errors import ArtifactError
-from bitproof.harness.files.plain_files import read_plain
+from bitproof.harness.files.plain_files import most_unpacked, read_plain
 
 NAME = "step.bitproof"
 COMPILED = "compiled.bitproof"
@@ -122,10 +122,10 @@ def read(folder: Path, name: str = NAME) -> Read:
 
 
 def _unpacked(body: bytes) -> bytes:
-    packed = zlib.decompressobj()
-    content = packed.decompress(body, MAX_BYTES)
+    packed, most = zlib.decompressobj(), min(MAX_BYTES, most_unpacked(len(body)))
+    content = packed.decompress(body, most)
     if not packed.eof or packed.unused_data:
-        raise ValueError(f"it is cut short, goes on behind its end, or is larger than {MAX_BYTES} bytes")
+        raise ValueError(f"it is cut short, goes on behind its end, or is larger than {most} bytes")
     return content
 
 

@@ -103,4 +103,9 @@ def _checked(rules: Any, declared_by: str) -> dict[str, str]:
 
 
 def _pattern(own: str) -> re.Pattern[str]:
-    return re.compile("(.*?)".join(map(re.escape, own.split("*"))), re.DOTALL)
+    """Each `*` takes the shortest text before the next words of the rule, and is not tried again with more of it: a
+    longer one could not help the rest, and 25 of them would be tried for ever.
+    """
+    first, *words, last = map(re.escape, own.split("*"))
+    between = "".join(f"(?>(.*?){word})" for word in words)
+    return re.compile(f"{first}{between}(.*?){last}", re.DOTALL)

@@ -1,10 +1,11 @@
 """Does any damaged file do more than be refused? `python tests/benchmarks/fuzz_readers.py [INPUTS] [SEED]`.
 
 100,000 by default: reports, case files, recordings, of which baselines are made (their manifest, their table, and both
-with sums that fit, as somebody with intent would leave them), histories, faults that were found, certificates, and
-precompiled steps whose sum fits, each a valid file with one to three changes of bytes, or of the JSON in it. A reader
-may accept a file, or refuse it as errors of ours. A traceback, a process that ends, more than 4 GiB, or more than 30 s
-of the CPU or 10 minutes by the clock for one file, is a finding: its file is kept, and the exit status is 1.
+with sums that fit, as somebody with intent would leave them), values, logs of calls, names, fitted costs, histories,
+faults that were found, certificates, and precompiled steps whose sum fits, each a valid file with one to three changes
+of bytes, or of the JSON in it. A reader may accept a file, or refuse it as errors of ours. A traceback, a process that
+ends, more than 4 GiB, or more than 30 s of the CPU or 10 minutes by the clock for one file, is a finding: its file is
+kept, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -31,12 +32,16 @@ import torch
 
 from bitproof.builtin_cases import CASES
 from bitproof.harness.capture.recording_files import read_recording
+from bitproof.harness.capture.values import open_values_of
 from bitproof.harness.case import Case, Model, Parallelism
 from bitproof.harness.case.case_file import case_text, read_case
 from bitproof.harness.certificate.check import check
 from bitproof.harness.certificate.errors import RejectedError
 from bitproof.harness.certificate.files import read_certificate
 from bitproof.harness.errors import BitproofError
+from bitproof.harness.graph.passes.overlap.costs import CostLine, CostModel
+from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.localize.logs.replay import StepTrace, packed_calls, read_log, write_archive
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.options import ROLES
 from bitproof.harness.precompile import file
@@ -45,6 +50,7 @@ from bitproof.harness.prove.certify import write_certificate
 from bitproof.harness.records import BlamedCall, CaseResult, FaultOutcome, FaultsFound, Report, Verdict
 from bitproof.harness.report import json as report_json
 from bitproof.harness.report.faults import read_found, render_json
+from bitproof.harness.user_code.names import read_names
 from tests.benchmarks.fuzz_certificates import example
 from tests.harness.forging import make_recording, vouch
 
@@ -114,7 +120,16 @@ def targets(folder: Path) -> list[Target]:
     precompile(STEP, "graph", CPU, steps)
     (steps / "step.json").write_text(json.dumps(file.read(steps).value))
     (folder / "case.json").write_text(case_text(CASE))
-    recordings = {name: make_recording(folder / name, CASE) for name in ("plain", "manifest", "table")}
+    recordings = {name: make_recording(folder / name, CASE) for name in ("plain", "manifest", "table", "values")}
+    for name in ("names", "costs", "log"):
+        (folder / name).mkdir()
+    names, costs, log = folder / "names" / "names.json", folder / "costs" / "costs.json", folder / "log" / "rank0.zip"
+    names.write_text(json.dumps({"model.*": "*", "a.*.w": "b.*.v", "embed": "tok_embeddings"}))
+    line = CostLine(1e-6, 1e-9, 8, 0.9, 0.1)
+    CostModel({"cpu": "Model T"}, {"memory": line, "all_gather_into_tensor/4": line}).save(costs)
+    calls = [Call(Place("layers.0", "forward", number), "aten.mul", ("a" * 32,), ("b" * 32,)) for number in range(8)]
+    write_archive(log, StepTrace(calls=calls))
+    log.write_bytes(packed_calls(log))
     write_certificate(example(), folder / "certificate")
 
     def certificate() -> None:
@@ -138,6 +153,16 @@ def targets(folder: Path) -> list[Target]:
             15,
             lambda: vouch(recordings["table"]),
         ),
+        Target(
+            "values, sums fit",
+            recordings["values"] / "values" / "rank0.safetensors",
+            lambda: read_values(recordings["values"]),
+            1,
+            lambda: vouch(recordings["values"]),
+        ),
+        Target("log of calls", log, lambda: read_log(log), 2),
+        Target("names", names, lambda: read_names(names), 1),
+        Target("costs", costs, lambda: CostModel.load(costs), 1),
         Target("faults", folder / "faults.json", lambda: read_found(folder / "faults.json"), 8),
         Target(
             "precompiled, sum fits",
@@ -150,6 +175,14 @@ def targets(folder: Path) -> list[Target]:
         Target("certificate's steps", folder / "certificate" / "steps.json", certificate, 3),
         Target("certificate's graph", folder / "certificate" / "candidate.json", certificate, 3),
     ]
+
+
+def read_values(folder: Path) -> None:
+    """Every tensor that rank 0 recorded, held against its digest."""
+    recording = read_recording(folder)
+    with open_values_of(folder, recording, 0) as values:
+        for key, record in recording.records_of(0).items():
+            values.read_recorded(key, record)
 
 
 def pack(steps: Path) -> None:

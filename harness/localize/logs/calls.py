@@ -109,7 +109,7 @@ def calls_from_text(text: str, where: str) -> list[Call]:
     """The inverse of `calls_to_text`. Raises RecordingError, naming `where`, when the text is damaged."""
     try:
         return [_call(json.loads(line)) for line in text.splitlines()]
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise RecordingError("a log of operator calls is damaged", found=str(error), where=where) from error
 
 

@@ -10,12 +10,14 @@ import io
 import json
 import os
 import zipfile
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from bitproof.harness.errors import RecordingError
+from bitproof.harness.files.plain_files import most_unpacked
 from bitproof.harness.localize.logs.calls import Call, calls_from_text, calls_to_text
 from bitproof.harness.records import Key, Record, Role
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 CALLS, STEPS, RECORDS, SPARE = "calls.jsonl", "steps.json", "records.json", "spare"
 _MAX_CALLS_BYTES = 4 << 30
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 SPARE_BYTES = 32 << 20
 """What second runs that log a step keep, on each rank, of what calls gave: a small step's values need no replay."""
 RECORD = "record"
@@ -163,14 +166,18 @@ def packed_calls(path: Path) -> bytes:
 
 def read_log(path: Path) -> list[Call]:
     """The calls in an archive, of all logged steps in order. Raises RecordingError when it is missing or damaged."""
-    return calls_from_text(_read(path, CALLS).decode(), str(path))
+    try:
+        text = _read(path, CALLS).decode()
+    except UnicodeDecodeError as error:
+        raise RecordingError("a log of operator calls is damaged", found=str(error), where=str(path)) from error
+    return calls_from_text(text, str(path))
 
 
 def read_steps(path: Path) -> list[tuple[int, int]]:
     """Each logged step and the number of its calls. Raises RecordingError when they are missing or damaged."""
     try:
         return [(int(step), int(count)) for step, count in json.loads(_read(path, STEPS))]
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise RecordingError("the steps of a replay are damaged", found=str(error), where=str(path)) from error
 
 
@@ -189,7 +196,7 @@ def read_records(path: Path) -> dict[Key, Record]:
     try:
         items = json.loads(_read(path, RECORDS))
         return {Key(*key): Record(digest, dtype, tuple(shape), *told) for key, (digest, dtype, shape, *told) in items}
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise RecordingError("the records of a replay are damaged", found=str(error), where=str(path)) from error
 
 
@@ -223,7 +230,7 @@ def _read_spare(path: Path) -> dict[str, memoryview]:
             begin += size
         if begin != len(packed) or min(sizes.values(), default=0) < 0:
             raise ValueError(f"sizes for {begin} bytes, and {len(packed)} of them")
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise RecordingError("the values of a replay are damaged", found=str(error), where=str(path)) from error
     return found
 
@@ -231,8 +238,21 @@ def _read_spare(path: Path) -> dict[str, memoryview]:
 def _read(path: Path, member: str) -> bytes:
     try:
         with zipfile.ZipFile(path) as archive:
-            if member == CALLS and archive.getinfo(member).file_size > _MAX_CALLS_BYTES:  # a baseline's may be packed
-                raise RecordingError(f"a log of calls is too large to read: {_MAX_CALLS_BYTES} bytes are the most")
-            return archive.read(member)
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
+            facts = archive.getinfo(member)
+            if facts.compress_type not in _METHODS:  # the others need more memory than their sizes show
+                raise zipfile.BadZipFile(f"it is compressed by method {facts.compress_type}")
+            most = min(_MAX_CALLS_BYTES, most_unpacked(facts.compress_size))
+            if member == CALLS and facts.file_size > most:  # a baseline's may be packed
+                raise RecordingError(
+                    "a log of calls is too large to read",
+                    expected=f"{most} bytes at most",
+                    found=f"{facts.file_size} bytes",
+                    where=str(path),
+                )
+            with archive.open(facts) as opened:
+                content = opened.read(facts.file_size)  # without a size it would unpack more than that, and cut it
+            if len(content) != facts.file_size:
+                raise EOFError(f"{len(content)} bytes of {facts.file_size}")
+            return content
+    except (OSError, KeyError, ValueError, RuntimeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise RecordingError(f"a replay left no {member}", found=str(error), where=str(path)) from error

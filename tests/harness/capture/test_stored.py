@@ -2,16 +2,20 @@
 
 from dataclasses import replace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bitproof.harness.capture import recording_files
 from bitproof.harness.capture import stored as stored_module
+from bitproof.harness.capture.digest_table import COLUMNS
 from bitproof.harness.capture.recording_files import join_parts, read_recording, write_part
 from bitproof.harness.capture.stored import StoredRecording, have_same_rows, read_records
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.localize.search import differing_digests, held_as
 from bitproof.harness.records import Key, Manifest, Record, Recording
+from tests.harness.forging import vouch
 
 CASE = Case(name="tiny", family="toys", reference="eager", steps=2, parallelism=Parallelism(world_size=2, ep=1))
 MANIFEST = Manifest(case=CASE.to_dict(), system="toy", steps=2, world_size=2)
@@ -116,3 +120,20 @@ def test_a_search_makes_records_of_one_rank_and_step_alone(tmp_path, monkeypatch
     assert set(made) == {len(names)} and not any(side.holds_records for side in sides)
     whole = tuple(Recording(side.manifest, side.records) for side in sides)
     assert differing_digests(*whole, 1) == found
+
+
+@pytest.mark.parametrize("states", [True, False])
+def test_a_small_file_that_is_a_huge_table_is_refused(tmp_path, monkeypatch, states):
+    joined(tmp_path, rows_of(0))
+    path = tmp_path / "recording" / "digests.parquet"
+    table = pq.read_table(path).slice(0, 1)
+    cells = pa.array(["0" * (300 << 20)])
+    for name in ("placements", "box"):
+        table = table.append_column(COLUMNS.field(name), pa.nulls(1, pa.string()))
+    pq.write_table(table.append_column(COLUMNS.field("cells"), cells), path, compression="zstd", use_dictionary=False)
+    assert path.stat().st_size < 1 << 16
+    vouch(tmp_path / "recording")
+    if not states:
+        monkeypatch.setattr(stored_module.DigestFile, "_stated_bytes", lambda file, groups: 0)
+    with pytest.raises(RecordingError, match="is too large in memory"):
+        read_recording(tmp_path / "recording")

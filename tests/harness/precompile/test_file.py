@@ -116,6 +116,14 @@ def test_a_body_that_is_larger_than_it_may_be_or_no_json_is_refused(
     assert "cannot be read\n  found: more than 1000 bytes" in str(refused(tmp_path))
 
 
+def test_a_small_file_that_unpacks_into_lists_without_end_is_refused(tmp_path: Path) -> None:
+    body = zlib.compress(b"[" + b"[]," * (7 << 20) + b"1]")
+    line = b"bitproof precompiled step 1 " + hashlib.sha256(body).hexdigest().encode()
+    (tmp_path / file.NAME).write_bytes(line + b"\n" + body)
+    assert len(body) < 1 << 16
+    assert "larger than 16777216 bytes" in str(refused(tmp_path))
+
+
 def test_what_is_being_made_leaves_no_older_file_in_its_place(tmp_path: Path) -> None:
     file.begin(tmp_path / "made", "moe_seq")
     file.write(tmp_path / "made", VALUE)

@@ -94,3 +94,10 @@ def test_a_file_of_names_that_is_not_there_is_refused(tmp_path):
     assert refusal(read_names, tmp_path / "no.json").endswith(
         f"\n  found: {tmp_path / 'no.json'}: No such file or directory"
     )
+
+
+def test_a_rule_of_many_stars_is_decided_at_once():
+    rules = names({"*" * 25 + "b": "*" * 25 + "c"})
+    assert rules.translate("a" * 60) == "a" * 60
+    assert rules.translate("a" * 60 + "b") == "a" * 60 + "c"
+    assert names({"*ab*b": "*.*"}).translate("xabab.b") == "x.ab."

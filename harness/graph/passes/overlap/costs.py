@@ -24,6 +24,7 @@ import dataclasses
 import json
 import math
 import operator
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,15 +112,28 @@ class CostModel:
             if values["schema"] != SCHEMA:
                 raise ValueError(f"schema {values['schema']}")
             lines = {kind: CostLine(**line) for kind, line in values["lines"].items()}
+            for kind, line in lines.items():
+                _check_line(kind, line)
+            if not isinstance(values["description"], dict):
+                raise TypeError("a description that is no object")
             if not all(math.isfinite(x) and x >= 0 for line in lines.values() for x in (line.fixed, line.per_unit)):
                 raise ValueError("a line that is not finite and positive")
             return CostModel(values["description"], lines)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise PassError(
                 f"cannot read the cost model {path}",
                 expected=f"a file of schema {SCHEMA} written by tests/benchmarks/fit_costs.py",
                 found=f"{type(error).__name__}: {error}",
             ) from error
+
+
+def _check_line(kind: str, line: CostLine) -> None:
+    """Numbers in each field, and behind a kind's `/` a number of ranks. Raises ValueError or TypeError."""
+    _, slash, size = kind.partition("/")
+    if slash and not re.fullmatch("[1-9][0-9]{0,8}", size):
+        raise ValueError(f"the kind {kind!r}, whose end is no number of ranks")
+    if any(type(x) not in (int, float) for x in dataclasses.astuple(line)):
+        raise TypeError(f"the line {kind!r}, which holds more than numbers")
 
 
 def fit(points: Iterable[tuple[NodeWork, float]], description: dict[str, Any]) -> CostModel:

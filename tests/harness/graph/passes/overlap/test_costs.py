@@ -245,6 +245,12 @@ def test_a_model_reads_back_as_it_was_saved(tmp_path: Path) -> None:
     assert CostModel.load(tmp_path / "costs.json") == model
 
 
+MODEL = (
+    '{"schema": 1, "description": %s, "lines": {"%s": '
+    '{"fixed": %s, "per_unit": 1, "points": 1, "r2": 1, "median_relative_error": 0}}}'
+)
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
@@ -254,6 +260,11 @@ def test_a_model_reads_back_as_it_was_saved(tmp_path: Path) -> None:
         ('{"schema": 2, "description": {}, "lines": {}}', "ValueError: schema 2"),
         ('{"schema": 1, "description": {}}', "KeyError: 'lines'"),
         ('{"schema": 1, "description": {}, "lines": {"memory": {"fixed": 1}}}', "TypeError"),
+        (MODEL % ("[]", "memory", "1"), "TypeError: a description that is no object"),
+        (MODEL % ("{}", "memory", '"1"'), "TypeError: the line 'memory', which holds more than numbers"),
+        (MODEL % ("{}", "memory", "1" + "0" * 400), "OverflowError"),
+        (MODEL % ("{}", "all_to_all_single/x", "1"), "ValueError: the kind 'all_to_all_single/x'"),
+        ("[" * 100_000, "RecursionError"),
         ("negative", "ValueError: a line that is not finite and positive"),
     ],
 )

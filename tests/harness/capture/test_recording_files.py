@@ -317,8 +317,8 @@ def test_a_small_file_that_unpacks_to_a_huge_table_is_refused(folder, monkeypatc
     assert (folder / "digests.parquet").stat().st_size < 100_000
     vouch(folder)
     monkeypatch.setattr(stored, "MAX_DIGESTS_BYTES", 20_000_000)
-    assert refusal(folder) == (
-        f"RecordingError: {folder / 'digests.parquet'} is too large\n  expected: 20000000 bytes at most"
+    assert refusal(folder).startswith(
+        f"RecordingError: {folder / 'digests.parquet'} is too large in memory\n  expected: 20000000 bytes at most\n"
     )
     monkeypatch.setattr(stored, "MAX_ROWS", 10)
     assert refusal(folder).endswith("digests.parquet is too large\n  found: 100000 rows")

@@ -63,7 +63,7 @@ import importlib
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -159,11 +159,13 @@ def check_system(name: str) -> None:
         check_signature(path, factory, f"system {name}", (0, 2), "case, mesh")
 
 
-def check_preload(modules: Sequence[str]) -> None:
-    """Refuse modules that are not there, before anything starts; imports none. Raises UsageError."""
-    for name in modules:
+def check_preload(case: Case) -> None:
+    """Refuse modules that no side of a case would find, before anything starts; imports none. Raises UsageError."""
+    own = [str(folder) for name in (case.reference, case.candidate) if (folder := folder_of(name, case)) is not None]
+    for name in case.preload:
         first = name.partition(".")[0]
-        is_there = first in sys.modules or importlib.machinery.PathFinder.find_spec(first, search_path()) is not None
+        path = [*own, *search_path()]
+        is_there = first in sys.modules or importlib.machinery.PathFinder.find_spec(first, path) is not None
         if not is_there and importlib.util.find_spec(first) is None:  # which asks editable installations, too
             raise UsageError(
                 f"the preloaded module {name} is not found",

@@ -402,7 +402,7 @@ def test_a_rank_that_leaves_without_a_word_is_blamed(batch):
 def met(folder, name, result):
     """How ranks met: what a result says of it, and what the candidate's manifest does."""
     recordings = folder / "recordings" / name
-    manifest = json.loads((recordings / f"{TOYS}meeting".replace(":", "-") / "manifest.json").read_text())
+    manifest = json.loads((recordings / toy_folder("meeting") / "manifest.json").read_text())
     assert (manifest["backend"], manifest["collectives"]) == (result.backend, result.collectives)
     return result.verdict, result.backend, result.collectives
 

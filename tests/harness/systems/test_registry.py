@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bitproof.harness.case import Case
 from bitproof.harness.errors import UsageError
 from bitproof.harness.records import Manifest
 from bitproof.harness.systems.registry import (
@@ -105,11 +106,11 @@ def test_a_factory_that_its_file_does_not_have_is_refused_with_those_it_has(site
 
 def test_a_preloaded_module_that_is_not_there_is_refused_without_importing_those_that_are(site):
     (site / "raises_at_import.py").write_text("raise SystemExit('it ran')\n")
-    check_preload(["raises_at_import", "json.decoder", "sys", "torch", "bitproof.harness"])
+    names = ("raises_at_import", "json.decoder", "sys", "torch", "bitproof.harness")
+    check_preload(Case(name="mine", family="own", reference="eager", candidate="eager", preload=names))
     assert "raises_at_import" not in sys.modules
-    assert refusal(check_preload, ["json", "no.such.module"]).startswith(
-        "UsageError: the preloaded module no.such.module is not found\n"
-    )
+    absent = Case(name="mine", family="own", reference="eager", candidate="eager", preload=("json", "no.such.module"))
+    assert refusal(check_preload, absent).startswith("UsageError: the preloaded module no.such.module is not found\n")
 
 
 @pytest.mark.parametrize("code", ["from os import *", "def __getattr__(name): ...", "globals().update(make=1)"])

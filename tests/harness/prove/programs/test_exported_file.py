@@ -295,7 +295,7 @@ def test_a_weight_whose_layout_is_forged_is_refused(saved, part, value, told):
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "a.pt2")
-    with pytest.raises(UsageError, match="no regular file"):
+    with pytest.raises(UsageError, match="not a regular file"):
         read_exported(tmp_path / "a.pt2")
 
 

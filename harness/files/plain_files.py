@@ -51,7 +51,7 @@ def read_plain(path: Path | str, most: int = SOURCE) -> bytes:
 def most_unpacked(packed: int) -> int:
     """The most bytes that so many packed bytes may hold. More is refused: a small file could fill the memory.
 
-    Example: 260 KB of zlib hold 256 MiB of `[],[],[],`, and JSON makes 5 GiB of empty lists of it.
+    Example: 260 KB of zlib hold 256 MiB of `[],[],[],`, and JSON makes far more of it.
     """
     return max(UNPACKED, _MOST_TIMES * packed)
 

@@ -110,7 +110,7 @@ def batch(tmp_path_factory):
     cases += [replace(toy("noisy", name="shaky"), expected="CLOSE", close_within=1e30)]
     cases += [replace(toy("other_shape", name="reshaped"), expected="CLOSE", close_within=1.0)]
     with nothing_left_behind(tmp_path_factory.mktemp("temporary")), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TOY_VICTIM", str(folder / "recordings" / "tampering" / f"{TOYS}steady".replace(":", "-")))
+        patch.setenv("TOY_VICTIM", str(folder / "recordings" / "tampering" / toy_folder("steady")))
         options = RunOptions(device="cpu", timeout=60.0, control="when_different")
         results = list(run_cases(cases, options, folder, events.append))
     by_case = {case.name: [e for e in events if e.case == case.name] for case in cases}

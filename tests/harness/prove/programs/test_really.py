@@ -144,7 +144,16 @@ def test_fast_paths_that_tracing_turns_off_are_refused(monkeypatch):
     monkeypatch.setattr(torch.backends.mha, "_is_fastpath_enabled", True)  # whatever earlier tests left
     torch.manual_seed(0)
     encoder = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0).eval().requires_grad_(False)
-    assert "output 0 has other bits" in reason(encoder, encoder, randn(3, 7, 16))
+    x = randn(3, 7, 16)
+    fast = encoder(x)
+    monkeypatch.setattr(torch.backends.mha, "_is_fastpath_enabled", False)
+    slow = encoder(x)
+    monkeypatch.setattr(torch.backends.mha, "_is_fastpath_enabled", True)
+    found = bitproof.prove(encoder, encoder, x)
+    if torch.equal(fast, slow):  # no fast path on this machine, or in the state that other tests left
+        assert found.verdict == "PROVED", found
+    else:
+        assert "output 0 has other bits" in str(found.reason), found
 
 
 def test_one_tensor_given_twice_is_one_to_the_trace():
@@ -238,7 +247,10 @@ def test_a_count_in_a_list_is_told_of_the_next_step():
 
 
 def test_a_second_step_that_is_another_is_refused():
-    """Nothing that the first changes shows what the second does: it is seen where it runs."""
+    """Nothing that the first changes shows what the second does: it is seen where it runs.
+
+    Which of the two steps a trace is of depends on how often the module ran before, so the two may also be seen to differ.
+    """
 
     class Hidden(nn.Module):
         def forward(self, x):
@@ -250,7 +262,8 @@ def test_a_second_step_that_is_another_is_refused():
             return found % 2
 
     try:
-        assert "the graph is not what the program does" in reason(Hidden(), Hidden(), X)
+        found = bitproof.prove(Hidden(), Hidden(), X)
+        assert found.differs or "the graph is not what the program does" in str(found.reason), found
     finally:
         vars(torch).pop("_of_a_test")
 

@@ -249,7 +249,7 @@ def test_a_count_in_a_list_is_told_of_the_next_step():
 def test_a_second_step_that_is_another_is_refused():
     """Nothing that the first changes shows what the second does: it is seen where it runs.
 
-    Which of the two steps a trace is of depends on how often the module ran before, so the two may also be seen to differ.
+    Which of the two steps a trace is of depends on how often the module ran before: the two may be seen to differ, too.
     """
 
     class Hidden(nn.Module):

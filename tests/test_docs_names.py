@@ -12,6 +12,7 @@ import pytest
 from typer.main import get_command
 
 from bitproof.harness.cli.app import app
+from bitproof.harness.cli.powers import load_commands
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "reports" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -103,6 +104,7 @@ def places() -> set[str]:
 @cache
 def options() -> dict[str, set[str]]:
     """Each command's options."""
+    load_commands([])
     commands = get_command(app).commands  # type: ignore[attr-defined]
     return {
         name: {"--help"} | {each for param in command.params for each in (*param.opts, *param.secondary_opts)}

@@ -8,7 +8,9 @@ import typer
 
 from bitproof.harness.cli import main
 from bitproof.harness.cli.app import app
+from bitproof.harness.cli.powers import load_commands
 
+load_commands([])
 COMMANDS = {
     name: command
     for name, command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]

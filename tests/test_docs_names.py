@@ -43,6 +43,7 @@ EXAMPLES = {
     *(
         "t.py",
         "train.py",
+        "train_positions.py",
         "my_pass.py",
         "my_passes.py",
         "my_loop.py",
@@ -69,9 +70,10 @@ FOLDERS = re.compile(
 OTHERS = {
     *("--config-settings", "--cpus-per-task", "--gpus-per-node", "--gpus-per-task", "--index-url", "--job-name"),
     *("--kill-on-bad-exit", "--nodes", "--ntasks-per-node", "--nnodes", "--nproc-per-node", "--node-rank", "--rdzv-id"),
+    "--memory-growth",
     *("--rdzv-backend", "--rdzv-endpoint", "--standalone", "--master-addr", "--master-port"),
 }
-"""Options of pip, sbatch, srun and torchrun."""
+"""Options of pip, sbatch, srun and torchrun, and of the check that a how-to writes."""
 
 
 @cache

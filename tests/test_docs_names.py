@@ -24,7 +24,7 @@ _FILE = re.compile(
 )
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 _PATH = re.compile(r"(?<!`)`([a-z_.][\w.-]*(?:/[\w.-]+)+)/?`(?!`)")
-_CALL = re.compile(r"(?:^|[ $`])bitproof +([a-z-]+)(.*)")
+_CALL = re.compile(r"(?<!\bfrom)(?:^|[ $`])bitproof +([a-z-]+)(.*)")
 
 EXAMPLES = {
     *(
@@ -70,10 +70,11 @@ FOLDERS = re.compile(
 OTHERS = {
     *("--config-settings", "--cpus-per-task", "--gpus-per-node", "--gpus-per-task", "--index-url", "--job-name"),
     *("--kill-on-bad-exit", "--nodes", "--ntasks-per-node", "--nnodes", "--nproc-per-node", "--node-rank", "--rdzv-id"),
-    "--memory-growth",
     *("--rdzv-backend", "--rdzv-endpoint", "--standalone", "--master-addr", "--master-port"),
 }
-"""Options of pip, sbatch, srun and torchrun, and of the check that a how-to writes."""
+"""Options of pip, sbatch, srun and torchrun."""
+CHECKS = {"--memory-growth"}
+"""Options of the check that a how-to writes."""
 
 
 @cache
@@ -133,7 +134,7 @@ def is_known_file(name: str, saved: set[str]) -> bool:
 
 def is_known_option(option: str) -> bool:
     """Whether a command of ours has it, a script of the tree, or another program that pages show."""
-    if option in OTHERS or any(option in each for each in options().values()):
+    if option in OTHERS | CHECKS or any(option in each for each in options().values()):
         return True
     return re.search(rf"[\"' ]{option}[\"' =:]", source(with_tests=True)) is not None
 
@@ -151,7 +152,8 @@ def wrong_names(text: str) -> list[str]:
             if known is None and re.search(rf"bitproof +{command}\b", code) and command[0] != "-":
                 wrong.append(f"bitproof {command}")
             ours = re.split(r" -- | \| |  ", rest)[0]  # up to another program, or what a summary says of the command
-            wrong += [f"bitproof {command} {each}" for each in _OPTION.findall(ours) if known and each not in known]
+            unknown = [each for each in _OPTION.findall(ours) if known and each not in {*known, *CHECKS}]
+            wrong += [f"bitproof {command} {each}" for each in unknown]
     for path in _PATH.findall(re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)):
         if path not in places() and not FOLDERS.fullmatch(path) and not (ROOT / path).exists():
             wrong.append(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import FunctionType
 from typing import Any
 from unittest import mock
 
@@ -25,6 +26,11 @@ def compile_counters() -> dict[str, dict[str, int]]:
     from torch._dynamo.utils import counters
 
     return {name: dict(counters[name]) for name in ("frames", "stats", "graph_break", "unimplemented", "dynamo_cache")}
+
+
+def is_of_compiler(function: FunctionType) -> bool:
+    """Whether Dynamo defines this function, not the program that is compiled."""
+    return str(function.__module__).startswith("torch._dynamo")
 
 
 @contextmanager

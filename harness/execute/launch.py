@@ -54,9 +54,10 @@ def run_cases(
     for case in cases:
         check_precompiled(case, options)
         check_extra_passes(options.extra_passes, case)
-        check_preload(case)
     for system in dict.fromkeys(system for case in cases for system in (case.reference, case.candidate)):
         check_system(system)
+    for case in cases:
+        check_preload(case)
     for case in cases if options.names else ():
         _check_named(case)
     plan = plan_concurrency(cases, options)

@@ -278,6 +278,7 @@ def fuzz(target: Target, inputs: int, seed: int, tell: int) -> None:
     signal.setitimer(signal.ITIMER_PROF, 0)
     signal.alarm(0)
     target.file.write_bytes(content)  # the next kind of file may be read together with this one
+    target.mend()
     os.write(tell, json.dumps(found).encode())
 
 

@@ -141,7 +141,7 @@ NO_USER_CODE = {
     "harness/graph/tracing/one_by_one.py": "traces our own models",
     "reference/chunking.py": "runs our own models",
     "reference/observed_activations.py": "runs our own models",
-    "harness/sensitivity/update.py": "runs our own update",
+    "harness/powers/sensitivity/update.py": "runs our own update",
     "harness/gpu_checks/checks.py": "runs our own calls",
     "harness/disturb/tamper.py": "a fault: what it raises is what the wrong program raises",
     "harness/disturb/faults/loops.py": "a fault: what it raises is what the wrong program raises",

@@ -14,6 +14,7 @@ from typing import Any
 from bitproof.harness.machine.determinism import read_switches
 from bitproof.harness.prove.graphs.export import RefusedError
 from bitproof.harness.torch_compat import TorchDispatchMode
+from bitproof.harness.within_user_code import refused
 
 _TRACED = {
     *("grad_enabled", "inference_mode", "autocast_cpu", "default_device", "default_dtype", "autograd_multithreading"),
@@ -35,7 +36,7 @@ class _OneSetting(TorchDispatchMode):
         now = _kernels_switches()
         if changed := [name for name, was in self._switches.items() if now[name] != was]:
             what = f"it sets {changed[0]} to {now[changed[0]]} for some of its operators (`{func}`)"
-            raise RefusedError(what, where="the program")
+            raise refused(RefusedError(what, where="the program"))
         return func(*args, **dict(kwargs or {}))
 
 

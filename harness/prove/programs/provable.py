@@ -55,6 +55,7 @@ from bitproof.harness.torch_compat import (
     symbolic_graph,
 )
 from bitproof.harness.torch_compile import lazily_compiled
+from bitproof.harness.within_user_code import refusals_raised
 
 NO_STEP = "a graph says nothing of what calls it"
 
@@ -399,7 +400,8 @@ class _Tracing:
             if isinstance(self.subject, GraphModule) and not runs_otherwise(self.subject):
                 found = _Named(self.subject, self, tracer).run(*args)
             else:
-                found = self.subject(*args)
+                with refusals_raised():
+                    found = self.subject(*args)
             self._refuse_replaced(by_name)
             after = Reached(roots_of(self.subject, args) | {"returned": found}, known)
         changes = changed(before, after, without="returned")

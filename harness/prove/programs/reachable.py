@@ -39,6 +39,8 @@ from bitproof.harness.torch_compat import (
     hooks_of_gradients,
     module_attributes,
 )
+from bitproof.harness.torch_compile import is_of_compiler
+from bitproof.harness.torch_operators import storage_key
 
 GRADIENT = "gradient of "
 
@@ -142,12 +144,8 @@ def _token(x: Any) -> Token:
 def _is_atom(x: Any) -> bool:
     """Whether an object is left as it is, and not looked into: code, files, and what the process has one of."""
     if isinstance(x, types.FunctionType):
-        return not (x.__closure__ or x.__defaults__ or x.__kwdefaults__ or vars(x)) or _is_compilers(x)
+        return not (x.__closure__ or x.__defaults__ or x.__kwdefaults__ or vars(x)) or is_of_compiler(x)
     return isinstance(x, _ATOMS) or (callable(x) and not hasattr(x, "__dict__") and not isinstance(x, _CALLS))
-
-
-def _is_compilers(function: types.FunctionType) -> bool:
-    return str(function.__module__).startswith("torch._dynamo")
 
 
 _CALLS = (types.MethodType, functools.partial)
@@ -334,12 +332,12 @@ class Memories:
             raise RefusedError(f"{name} has hooks on its gradient, which no graph shows", where="the inputs")
         if type(x) not in (Tensor, nn.Parameter) or x.layout != torch.strided or x.is_quantized:
             raise RefusedError(f"{name} is not plain memory, and cannot be copied", where="the inputs")
-        memory = x.untyped_storage()
-        if memory._cdata not in self._copies:
-            self._copies[memory._cdata] = memory.clone()
+        memory = storage_key(x)
+        if memory not in self._copies:
+            self._copies[memory] = x.untyped_storage().clone()
         made = torch.empty(0, dtype=x.dtype, device=x.device)
         with torch.no_grad():
-            made.set_(self._copies[memory._cdata], x.storage_offset(), x.shape, x.stride())
+            made.set_(self._copies[memory], x.storage_offset(), x.shape, x.stride())
         made = nn.Parameter(made, x.requires_grad) if isinstance(x, nn.Parameter) else made
         self.made[id(x)] = made.requires_grad_(x.requires_grad)
         return made

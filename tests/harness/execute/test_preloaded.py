@@ -75,5 +75,5 @@ def test_ranks_find_a_preloaded_module_and_the_options_of_their_case(tmp_path: P
     (tmp_path / "own.json").write_text(json.dumps({"name": "own", "parallelism": {"world_size": 2}, **case}))
     run = bitproof.run(str(tmp_path / "own.json"), preload=["slow_framework"], control="never")
     assert run.verdict == "EQUAL", run
-    missing = bitproof.run(str(tmp_path / "own.json"), preload=["no_such_framework"], control="never")
-    assert missing.verdict == "ERROR" and "imports no_such_framework" in str(missing)
+    with pytest.raises(UsageError, match="the preloaded module no_such_framework is not found"):
+        bitproof.run(str(tmp_path / "own.json"), preload=["no_such_framework"], control="never")

@@ -305,6 +305,20 @@ def test_a_switch_that_is_set_for_some_operators_is_refused():
     assert "it sets num_threads to" in reason(f, f, X)
 
 
+def test_a_program_that_catches_the_refusal_is_refused():
+    def f(x):
+        y, before = x.exp(), torch.get_num_threads()
+        torch.set_num_threads(before + 1)
+        try:
+            return y.sum()
+        except Exception:
+            return y
+        finally:
+            torch.set_num_threads(before)
+
+    assert "it sets num_threads to" in reason(f, torch.exp, torch.empty(4, 6, device="meta"))
+
+
 def test_what_has_no_values_is_said_not_to_run():
     with torch.device("meta"):
         net = nn.Linear(6, 6)

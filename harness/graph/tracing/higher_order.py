@@ -1,7 +1,7 @@
 """Refuse a chunked module that calls a higher-order operator such as `cond`: its nested graphs are not split in two.
 
-Only those are chunked whose rows can be followed: FlexAttention has a rule of its own, and an operator that calls one
-nested graph with its own operands (`wrap`) is followed through that graph. `cond`, `while_loop`, `map`, `scan` and
+Only those are chunked whose rows can be followed: FlexAttention and its backward have rules, and an operator that calls
+one nested graph with its own operands (`wrap`) is followed through that graph. `cond`, `while_loop`, `map`, `scan` and
 `associative_scan` are refused in two places, since tracing one with an open dim may fail or succeed:
 
 1. `refuse_failed` reads from the traceback of a failed trace which operator was being traced.
@@ -29,7 +29,7 @@ def refuse_calls(calls: Iterable[tuple[Node, str]], symbol: sympy.Symbol) -> Non
     that cannot be followed. `symbol` is the size of the chunked dim."""
     for node, module in calls:
         graphs = [x.name for x in node.all_input_nodes if operators.graph_of(x) is not None]
-        if not graphs or operators.nested_call(node) or named(operators.operator_name(node)).rows is not None:
+        if not graphs or operators.nested_call(node) or named(operators.operator_name(node)).is_understood:
             continue
         if any(symbols.carries(x.meta.get("val"), symbol) for x in node.all_input_nodes):
             found = f"node `{node.name}`, which runs {', '.join(graphs)}"

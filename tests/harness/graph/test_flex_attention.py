@@ -21,11 +21,12 @@ from bitproof.harness.graph.analysis.dependencies import dependencies, reorder
 from bitproof.harness.graph.passes.chunk import chunk
 from bitproof.harness.graph.passes.concretize_symbols import concretize_symbols
 from bitproof.harness.graph.symbols import carries
-from bitproof.harness.graph.tracing.trace import JointGraph
+from bitproof.harness.graph.tracing.trace import JointGraph, trace_joint_step
 from bitproof.reference.chunking import chunk_modules
 from bitproof.reference.layers.attention import attend
 from bitproof.reference.layers.document_mask import document_mask
 from tests.harness.graph.graphs import (
+    CPU,
     SEED,
     B,
     D,
@@ -130,6 +131,14 @@ def traced_layer() -> JointGraph:
 def one_layer() -> JointGraph:
     """The step of one layer, for passes to change."""
     return copied(traced_layer())
+
+
+def test_a_trace_for_chunks_refuses_neither_the_operator_nor_its_backward() -> None:
+    model, chunking = Model(Layer()), Chunking(dim="batch", modules="layers.*")
+    joint = trace_joint_step(
+        model, mean_square(model), [batch()], chunk_dim=0, gradient_seed=SEED, device=CPU, chunking=chunking
+    )
+    assert len(calls(joint.module, torch.ops.higher_order.flex_attention_backward)) == 1
 
 
 def test_each_layer_is_one_operator_and_one_backward_and_chunks_double_both() -> None:

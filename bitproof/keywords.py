@@ -6,6 +6,7 @@ command line comes, too; `tests/bitproof/test_keywords.py` holds these types aga
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar
@@ -110,6 +111,9 @@ def read_settings(
     """
     from bitproof.harness.settings import checked, made
 
-    if unknown := given.keys() - (taken.__optional_keys__ | taken.__required_keys__):
-        raise TypeError(f"{name}() got an unexpected keyword argument {min(unknown)!r}")
+    known = taken.__optional_keys__ | taken.__required_keys__
+    if unknown := sorted(given.keys() - known):
+        close = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f": did you mean {close[0]!r}?" if close else ""
+        raise TypeError(f"{name}() got an unexpected keyword argument {unknown[0]!r}{hint}")
     return made(first, checked(first, given)), made(second, checked(second, given))

@@ -5,6 +5,7 @@ Nothing here loads torch into the caller's process: ranks run in processes of th
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -54,6 +55,14 @@ class Run:
         """Where the two systems first part, and the call to blame; None where they do not."""
         return self.result.first_divergence
 
+    def assert_as_expected(self) -> Run:
+        """Raise AssertionError, with the divergence and the call to blame, unless the case got the verdict that it
+        states. Returns this run, so that a script may end in `print(bitproof.run(...).assert_as_expected())`."""
+        __tracebackhide__ = True  # pytest shows the caller's line
+        if not self.as_expected:
+            raise AssertionError(str(self))
+        return self
+
     def frame(self) -> pd.DataFrame:
         """What was compared, a row a tensor: step, rank, kind, name, both sides' digests, dtypes and shapes, `equal`.
 
@@ -70,6 +79,19 @@ class Run:
         from bitproof.harness.runtime.output import shown
 
         return shown("\n".join([*tell_case(self.report, self.result), f"  report: {self.folder / 'report.html'}"]))
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook: the verdict, the cause, and a link to the report."""
+        from bitproof.harness.report import causes, text
+
+        cells = "".join(
+            f"<tr><th style='text-align:left;white-space:nowrap'>{html.escape(label)}</th>"
+            f"<td style='text-align:left'>{html.escape(found)}</td></tr>"
+            for label, found in causes.lines_of(self.result)
+        )
+        verdict = html.escape(f"{self.result.case.name}: {text.outcome(self.result)}")
+        report = html.escape(str(self.folder / "report.html"))
+        return f"<b>{verdict}</b><table>{cells}</table><a href='{report}'>{report}</a>"
 
 
 def cases(expression: str | None = None) -> tuple[Case, ...]:
@@ -267,10 +289,9 @@ def _files_of(case: Case | str, names: Mapping[str, str], folder: Path) -> tuple
 
 
 def assert_as_expected(run: Run) -> None:
-    """Raise AssertionError, with the divergence and the call to blame, unless a case got the verdict that it states."""
-    __tracebackhide__ = True  # pytest shows the caller's line
-    if not run.as_expected:
-        raise AssertionError(str(run))
+    """Call `run.assert_as_expected()`."""
+    __tracebackhide__ = True
+    run.assert_as_expected()
 
 
 def record(

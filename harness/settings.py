@@ -124,6 +124,8 @@ def checked(part: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
         if each.keyword not in given:
             continue
         value = given[each.keyword]
+        if isinstance(value, str) and words_in(each.kind):
+            value = value.replace("-", "_")  # as the command line writes it
         values[each.keyword] = tuple(value) if isinstance(value, list) else value
         if problem := _problem(each, values[each.keyword]):
             raise UsageError(f"{each.keyword} has no value that {each.names[0]} takes", found=problem)

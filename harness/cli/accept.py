@@ -16,7 +16,11 @@ from bitproof.harness.options import RunOptions
 from bitproof.harness.settings import words
 
 
-@command("accept", "bitproof accept -k moe_seq --why 'the router sums in float32 now'")
+@command(
+    "accept",
+    "bitproof accept -k moe_seq --why 'the router sums in float32 now'",
+    brief="Accept how far cases drifted from their baselines.",
+)
 @takes(
     Changes,
     RunOptions,

@@ -11,7 +11,13 @@ from bitproof.harness.cli.declare import command, takes
 from bitproof.harness.options import RunOptions
 
 
-@command("check-certificate", "bitproof check-certificate certificates", "bitproof check-certificate DIR --retrace")
+@command(
+    "check-certificate",
+    "bitproof check-certificate certificates",
+    "bitproof check-certificate DIR --retrace",
+    brief="Check certificates, without torch and the prover.",
+    statuses=("accepted, and every output is proved", "accepted, and an output is not claimed", "rejected"),
+)
 @takes(
     RunOptions,
     only=("extra_passes", "precompiled"),

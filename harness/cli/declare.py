@@ -22,12 +22,15 @@ from bitproof.harness.cli.app import app
 from bitproof.harness.options import RunOptions
 from bitproof.harness.settings import Option, made, options_of, words_in
 
-EXIT_STATUSES = (
-    "0  as expected",
-    "1  not as expected: DIFFERENT or NONDETERMINISTIC, or NOT PROVED",
-    "2  wrong call or case, or nothing selected",
-    "3  not judged: UNVERIFIED, ERROR or REFUSED, or interrupted",
+JUDGED = (
+    "as expected: each case has the verdict that it states",
+    "not as expected, such as DIFFERENT or NONDETERMINISTIC",
+    "a case could not be judged: UNVERIFIED or ERROR",
 )
+"""Exit statuses 0, 1 and 3 of a command that runs cases. 2 is a wrong call or case, for all commands."""
+
+DONE = ("done", None, "failed")
+"""Exit statuses 0, 1 and 3 of a command that judges nothing; None for a status that it does not have."""
 
 
 class Command(TyperCommand):
@@ -46,14 +49,34 @@ class Command(TyperCommand):
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples and the exit statuses, which no terminal wraps."""
-        for name, lines in (("Examples", (self.epilog or "").splitlines()), ("Exit status", EXIT_STATUSES)):
-            if lines:
-                formatter.write(f"\n{name}:\n" + "".join(f"  {line}\n" for line in lines))
+        right, wrong, failed = self.context_settings["obj"]
+        statuses = (right, wrong, "the call or a case is wrong, or nothing is selected", f"{failed}, or interrupted")
+        lines = [f"{status}  {text}" for status, text in enumerate(statuses) if text is not None]
+        for name, each in (("Examples", (self.epilog or "").splitlines()), ("Exit status", lines)):
+            formatter.write(f"\n{name}:\n" + "".join(f"  {line}\n" for line in each))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read a command line. A command of one case takes it as `-k CASE`, too, which other commands ask for."""
+        if not any("-k" in param.opts for param in self.params) and any(each.name == "case" for each in self.params):
+            args = [word.removeprefix("-k") for word in args if word != "-k"]
+        return super().parse_args(ctx, args)
 
 
-def command(name: str, *examples: str, to: typer.Typer = app) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add a command to the program, with examples of its use."""
-    return to.command(name, cls=Command, epilog="\n".join(examples))
+def command(
+    name: str,
+    *examples: str,
+    brief: str | None = None,
+    statuses: tuple[str, str | None, str] = JUDGED,
+    to: typer.Typer = app,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add a command to the program, with examples of its use.
+
+    `brief` is its line in the program's help, of 57 characters at most; without it, the first sentence of its help.
+    `statuses` say what its exit statuses 0, 1 and 3 mean.
+    """
+    return to.command(
+        name, cls=Command, epilog="\n".join(examples), short_help=brief, context_settings={"obj": statuses}
+    )
 
 
 def takes(

@@ -13,7 +13,14 @@ from bitproof.harness.options import RunOptions
 from bitproof.harness.report.status import SUCCESS, UNJUDGED
 
 
-@command("doctor", "bitproof doctor", "bitproof doctor --gpu", "bitproof doctor --gpu --share-gpus")
+@command(
+    "doctor",
+    "bitproof doctor",
+    "bitproof doctor --gpu",
+    "bitproof doctor --gpu --share-gpus",
+    brief="Report what this machine can run.",
+    statuses=("this machine can run the cases", "a check on GPUs fails", "something that cases need is missing"),
+)
 @takes(
     RunOptions,
     only=("device", "share_gpus"),

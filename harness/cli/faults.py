@@ -46,7 +46,13 @@ _USUAL = {"steps": 2, "timeout": 120.0}
 _SAYS = {"steps": "Take N steps in each run.", "timeout": "Time limit of a fault."}
 
 
-@command("faults", "bitproof faults --list", "bitproof faults -k moe_seq --fault flip-bit")
+@command(
+    "faults",
+    "bitproof faults --list",
+    "bitproof faults -k moe_seq --fault flip-bit",
+    brief="Plant faults in cases, and count which are caught.",
+    statuses=("every fault is caught, and no rewrite that keeps all bits is", "otherwise", "a run fails"),
+)
 @takes(Changes, RunOptions, only=_OPTIONS, usual=_USUAL, says=_SAYS)
 def faults_command(
     expression: Expression = None,

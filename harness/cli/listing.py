@@ -12,14 +12,14 @@ from bitproof.harness.case import Case
 from bitproof.harness.changes import Changes
 from bitproof.harness.cli.app import Expression
 from bitproof.harness.cli.arguments import CaseFiles, chosen_cases
-from bitproof.harness.cli.declare import command
+from bitproof.harness.cli.declare import DONE, command
 from bitproof.harness.systems.registry import NAMED, registered
 from bitproof.harness.user_code.plugins import describe
 
 WIDTH = 80
 
 
-@command("list", "bitproof list -k moe", "bitproof list --systems --json")
+@command("list", "bitproof list -k moe", "bitproof list --systems --json", statuses=DONE)
 def list_command(
     expression: Expression = None,
     case_files: CaseFiles = None,

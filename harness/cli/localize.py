@@ -28,7 +28,12 @@ def _look(look: Look, case: str, report_dir: Path, changes: Changes, options: Ru
     raise typer.Exit(look(find_case(case, changes), options, report_dir, replay))
 
 
-@command("localize", "bitproof localize moe_seq --inject flip-bit", "bitproof localize case.json --steps 2")
+@command(
+    "localize",
+    "bitproof localize moe_seq --inject flip-bit",
+    "bitproof localize case.json --steps 2",
+    brief="Run a case, and explain its first difference.",
+)
 @takes(Changes, RunOptions, only=_OPTIONS)
 def localize_command(
     case: CaseName, report_dir: ReportDir = Path("reports"), *, changes: Changes, options: RunOptions
@@ -39,7 +44,12 @@ def localize_command(
     _look(localize, case, report_dir, changes, options)
 
 
-@command("bisect", "bitproof bisect moe_seq --extra-pass my_pass.py:fuse", "bitproof bisect case.json --steps 1")
+@command(
+    "bisect",
+    "bitproof bisect moe_seq --extra-pass my_pass.py:fuse",
+    "bitproof bisect case.json --steps 1",
+    brief="Find the pass that first changes a case's bits.",
+)
 @takes(Changes, RunOptions, only=_OPTIONS)
 def bisect_command(
     case: CaseName, report_dir: ReportDir = Path("reports"), *, changes: Changes, options: RunOptions

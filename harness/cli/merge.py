@@ -11,7 +11,9 @@ from bitproof.harness.cli.arguments import ReportDir
 from bitproof.harness.cli.declare import command
 
 
-@command("merge", "bitproof merge reports/shard1 reports/shard2")
+@command(
+    "merge", "bitproof merge reports/shard1 reports/shard2", brief="Join the run directories of `run --shard` into one."
+)
 def merge_command(
     run_dirs: Annotated[
         list[Path],

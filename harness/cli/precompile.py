@@ -9,7 +9,7 @@ import typer
 
 from bitproof.harness.changes import Changes
 from bitproof.harness.cli.arguments import CaseName, find_case
-from bitproof.harness.cli.declare import command, takes
+from bitproof.harness.cli.declare import DONE, command, takes
 from bitproof.harness.options import RunOptions
 
 _OPTIONS = ("candidate", "world_size", "early_grad_accumulation", "device", "inject", "timeout")
@@ -19,7 +19,13 @@ _SAYS = {
 }
 
 
-@command("precompile", "bitproof precompile moe_seq --out step", "bitproof run -k moe_seq --precompiled step")
+@command(
+    "precompile",
+    "bitproof precompile moe_seq --out step",
+    "bitproof run -k moe_seq --precompiled step",
+    brief="Make a case's step ahead of a run.",
+    statuses=DONE,
+)
 @takes(Changes, RunOptions, only=_OPTIONS, says=_SAYS)
 def precompile_command(
     case: CaseName,

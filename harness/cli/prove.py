@@ -25,7 +25,13 @@ _OPTIONS = (
 _SAYS = {"precompiled": "Take the candidate's graph from this precompiled step."}
 
 
-@command("prove", "bitproof prove -k moe_seq", "bitproof prove A.pt2 B.pt2")
+@command(
+    "prove",
+    "bitproof prove -k moe_seq",
+    "bitproof prove A.pt2 B.pt2",
+    brief="Prove that two programs compute equal bits.",
+    statuses=("PROVED, or as its case states", "NOT PROVED, or not as its case states", "REFUSED"),
+)
 @takes(Changes, RunOptions, only=_OPTIONS, says=_SAYS)
 def prove_command(
     programs: Annotated[

@@ -29,6 +29,8 @@ _SAYS = {
     "record",
     "bitproof record moe_seq --system graph --out recordings/here",
     "bitproof record moe_seq --system graph --baseline",
+    brief="Record one system, to compare it with elsewhere.",
+    statuses=("recorded", None, "the system fails"),
 )
 @takes(Changes, RunOptions, only=_OPTIONS, says=_SAYS)
 def record_command(
@@ -51,7 +53,11 @@ def record_command(
     raise typer.Exit(record(find_case(case, changes), system, options, target, report_dir))
 
 
-@command("diff", "bitproof diff recordings/here recordings/there")
+@command(
+    "diff",
+    "bitproof diff recordings/here recordings/there",
+    statuses=("equal, bit for bit", "different", "a recording cannot be read"),
+)
 def diff_command(
     first: Annotated[Path, typer.Argument(metavar="DIR_A", help="A recording's folder.")],
     second: Annotated[Path, typer.Argument(metavar="DIR_B", help="Another.")],

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from bitproof.harness.cli.declare import command
+from bitproof.harness.cli.declare import DONE, command
 from bitproof.harness.errors import UsageError
 
 
@@ -17,6 +17,7 @@ from bitproof.harness.errors import UsageError
     "bitproof report reports/latest",
     "bitproof report reports/latest --format junit",
     "bitproof report reports/latest --format comment --against reports/main",
+    statuses=DONE,
 )
 def report_command(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run's folder, such as reports/latest.")],

@@ -17,7 +17,13 @@ from bitproof.harness.settings import TIME, words
 _OPTIONS = (*ONE_CASE, *WHERE, "early_grad_accumulation", "inject", "extra_passes", "jobs")
 
 
-@command("shrink", "bitproof shrink moe_seq --inject flip-bit", "bitproof shrink case.json --tries 50 -j 2")
+@command(
+    "shrink",
+    "bitproof shrink moe_seq --inject flip-bit",
+    "bitproof shrink case.json --tries 50 -j 2",
+    brief="Find the smallest case that fails in the same way.",
+    statuses=("the case does not fail", "a smaller case that fails is written", "the case cannot be judged"),
+)
 @takes(Changes, RunOptions, only=_OPTIONS, usual={"jobs": "auto"})
 def shrink_command(
     case: CaseName,

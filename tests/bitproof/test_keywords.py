@@ -17,7 +17,7 @@ from bitproof.harness.cli.app import app
 from bitproof.harness.cli.powers import load_commands
 from bitproof.harness.errors import UsageError
 from bitproof.harness.options import RunOptions
-from bitproof.harness.settings import Option, made, options_of
+from bitproof.harness.settings import Option, checked, made, options_of
 from bitproof.keywords import (
     LocalizeSettings,
     ProveSettings,
@@ -113,3 +113,15 @@ def test_what_the_command_line_refuses_python_refuses(given: dict, text: str, tm
 def test_an_unknown_keyword_is_pythons_own_error() -> None:
     with pytest.raises(TypeError, match="run\\(\\) got an unexpected keyword argument 'jobs'"):
         bitproof.run("moe_seq", jobs=2)  # type: ignore[call-arg]
+
+
+def test_a_misspelled_keyword_is_answered_with_the_nearest_one() -> None:
+    with pytest.raises(
+        TypeError, match=r"^run\(\) got an unexpected keyword argument 'world_sise': did you mean 'world_size'\?$"
+    ):
+        bitproof.run("moe_seq", world_sise=2)
+
+
+@pytest.mark.parametrize("control", ["when-different", "when_different"])
+def test_a_word_may_be_written_as_on_the_command_line(control: str) -> None:
+    assert checked(RunOptions, {"control": control}) == {"control": "when_different"}

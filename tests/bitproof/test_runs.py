@@ -156,6 +156,9 @@ def test_a_run_that_differs_says_where_and_how_to_replay_it(flipped, tmp_path, m
     assert report == f"  report: {flipped.folder / 'report.html'}"
     with pytest.raises(AssertionError) as caught:
         bitproof.assert_as_expected(flipped)
+    page = flipped._repr_html_()
+    assert page.startswith("<b>toy: DIFFERENT") and ">to blame</th>" in page
+    assert f"href='{flipped.folder / 'report.html'}'" in page
     assert str(caught.value) == str(flipped)
     written = report_json.read(flipped.folder / "report.json")
     assert written.cases[0].verdict == Verdict.DIFFERENT

@@ -11,7 +11,7 @@ import typer
 from bitproof.harness.changes import Changes
 from bitproof.harness.cli.app import Expression
 from bitproof.harness.cli.arguments import ONE_CASE, CaseFiles, ReportDir, case_words, chosen_cases, refuse_seconds
-from bitproof.harness.cli.declare import command, takes
+from bitproof.harness.cli.declare import JUDGED, command, takes
 from bitproof.harness.options import RunOptions
 from bitproof.harness.powers.sensitivity.check import SensitivityCheck, SensitivityOptions
 from bitproof.harness.powers.sensitivity.records import Effort
@@ -23,7 +23,13 @@ MAIN_CASES = ("transformer_batch", "moe_batch", "moe_seq")
 _OPTIONS = (*ONE_CASE, "early_grad_accumulation", "observe", "every_call", "no_kept_graph", "timeout")
 
 
-@command("sensitivity", "bitproof sensitivity -k moe_seq --sample 200", "bitproof sensitivity --case case.json")
+@command(
+    "sensitivity",
+    "bitproof sensitivity -k moe_seq --sample 200",
+    "bitproof sensitivity --case case.json",
+    brief="Count the operator calls that a case would notice.",
+    statuses=(JUDGED[0], JUDGED[1], "a case could not be judged or measured"),
+)
 @takes(Changes, RunOptions, only=_OPTIONS, says={"timeout": "Time limit of a case's run."})
 def sensitivity_command(
     expression: Expression = None,

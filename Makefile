@@ -55,6 +55,7 @@ bench: $(VENV)/ready        ## figures against the budgets; takes a few minutes
 	$(BIN)/python tests/benchmarks/bench_collectives.py
 	$(BIN)/python tests/benchmarks/bench_prove.py --layers 4,8 --ranks 64 --cases moe_seq
 	$(BIN)/python tests/benchmarks/bench_pairs.py
+	$(BIN)/python tests/benchmarks/bench_house.py
 
 fuzz: $(VENV)/ready         ## programs with one wrong call and trainers with one defect for blame, rewrites and faults for the prover, corrupted and forged certificates, damaged files, layouts without a defect
 	$(BIN)/python -m tests.benchmarks.blame_programs 100000 1000000

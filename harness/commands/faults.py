@@ -9,7 +9,8 @@ from typing import NamedTuple
 from bitproof.harness.case import Case
 from bitproof.harness.commands.fault_runs import FaultRuns, shows_faults
 from bitproof.harness.compare.outcome import complete
-from bitproof.harness.disturb.faults import CATALOGUE, Entry
+from bitproof.harness.disturb.faults import Entry
+from bitproof.harness.disturb.faults.catalogue import CATALOGUE
 from bitproof.harness.errors import UsageError
 from bitproof.harness.execute.launch import environment
 from bitproof.harness.execute.transport import open_client

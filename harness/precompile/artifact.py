@@ -25,8 +25,7 @@ import torch
 from torch.fx import GraphModule
 
 from bitproof.harness.case import Case, refuse_unwritten
-from bitproof.harness.disturb.faults import CATALOGUE
-from bitproof.harness.disturb.mutate import mutate
+from bitproof.harness.disturb.entry import catalogue
 from bitproof.harness.errors import ArtifactError, BitproofError, UsageError
 from bitproof.harness.graph.backend.allowed import ALLOWED
 from bitproof.harness.graph.collector import collector_paused
@@ -202,12 +201,14 @@ class _Code(NamedTuple):
     def of(traced: TracedStep, case: Case, fault: str | None, rank: int) -> _Code:
         module: GraphModule = traced.joint.module
         if fault is not None:
+            from bitproof.harness.disturb.mutate import mutate
+
             module = mutate(_edit(fault), module, case, rank).module
         return _Code(str(module.code), code_hash(module))
 
 
 def _edit(fault: str) -> Any:
-    entry = CATALOGUE.get(fault)
+    entry = catalogue().get(fault)
     if entry is None or entry.edit is None:
         raise UsageError(
             f"precompiling knows no fault {fault}",

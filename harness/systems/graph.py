@@ -27,7 +27,6 @@ from torch.fx import GraphModule
 
 from bitproof.harness.case import GRAPH, JOINT, Case, Chunking
 from bitproof.harness.disturb.entry import Entry
-from bitproof.harness.disturb.mutate import mutate
 from bitproof.harness.errors import ArtifactError
 from bitproof.harness.graph.analysis.halves import is_partitioned
 from bitproof.harness.graph.backend.backends import compile_for, compile_halves
@@ -288,6 +287,8 @@ def _observed(module: GraphModule, patterns: tuple[str, ...], chunking: Chunking
 def mutate_program(program: GraphProgram, entry: Entry, case: Case) -> GraphProgram:
     """The program with a fault in its finished graph; `program` stays as it is. Raises UsageError: see `strike`."""
     start, num_nodes = time.perf_counter(), len(program.module.graph.nodes)
+    from bitproof.harness.disturb.mutate import mutate
+
     module, sites = mutate(entry, program.module, case)
     report = PassReport(
         name=f"fault {entry.name}",

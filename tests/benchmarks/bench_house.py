@@ -19,11 +19,24 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("bitproof", "harness", "reference", "cases")
 POWERS = {
-    "proofs": ("harness/prove/", "harness/certificate/", "harness/second_checker.py", "harness/cli/prove.py")
-    + ("harness/cli/check_certificate.py", "harness/commands/prove", "harness/commands/check_certificate.py")
-    + ("harness/report/proofs.py", "bitproof/proofs.py", "bitproof/pairs.py"),
-    "fault catalogue": ("harness/disturb/faults/", "harness/commands/fault", "harness/cli/faults.py")
-    + ("harness/report/faults.py",),
+    "proofs": (
+        "harness/prove/",
+        "harness/certificate/",
+        "harness/second_checker.py",
+        "harness/cli/prove.py",
+        "harness/cli/check_certificate.py",
+        "harness/commands/prove",
+        "harness/commands/check_certificate.py",
+        "harness/report/proofs.py",
+        "bitproof/proofs.py",
+        "bitproof/pairs.py",
+    ),
+    "fault catalogue": (
+        "harness/disturb/faults/",
+        "harness/commands/fault",
+        "harness/cli/faults.py",
+        "harness/report/faults.py",
+    ),
     "sensitivity": ("harness/powers/sensitivity/", "bitproof/sensitivity.py"),
     "placement": ("harness/placement/",),
     "GPU doctor": ("harness/gpu_checks/", "harness/commands/doctor_gpu.py"),

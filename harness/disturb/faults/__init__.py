@@ -6,7 +6,6 @@ run would show nothing.
 """
 
 from bitproof.harness.disturb.entry import Entry, Named, Site
-from bitproof.harness.disturb.faults.catalogue import CATALOGUE
 from bitproof.harness.disturb.faults.injector import Injector, flip_bit
 from bitproof.harness.disturb.faults.parse import check_fault, known_faults, parse_fault
 from bitproof.harness.disturb.kinds import (
@@ -22,7 +21,6 @@ from bitproof.harness.disturb.kinds import (
 )
 
 __all__ = [
-    "CATALOGUE",
     "FAULTS",
     "SUM_ORDERS",
     "Entry",

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from bitproof.harness.disturb.entry import Entry, Named
-from bitproof.harness.disturb.faults.catalogue import CATALOGUE
 from bitproof.harness.disturb.faults.clock import NOW
 from bitproof.harness.disturb.kinds import Fault, FlipBit, SumOrder
 from bitproof.harness.errors import UsageError
@@ -27,7 +26,7 @@ class Injector:
 
     def __init__(self, fault: Fault | None, rank: int, world_size: int = 1) -> None:
         self.fault = fault if fault is not None and fault.is_on(rank) else None
-        self.entry: Entry | None = CATALOGUE[fault.name] if isinstance(fault, Named) else None
+        self.entry: Entry | None = fault.row if isinstance(fault, Named) else None
         self.step = -1
         self.fired = self.entry is not None and self._is_silent_here(rank, world_size)
         self._shown: list[str] = []

@@ -7,8 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from bitproof.harness.case import Case
-from bitproof.harness.disturb.entry import Named
-from bitproof.harness.disturb.faults.catalogue import CATALOGUE
+from bitproof.harness.disturb.entry import Named, catalogue
 from bitproof.harness.disturb.kinds import FAULTS, Fault, RankFault
 from bitproof.harness.errors import UsageError
 
@@ -25,7 +24,7 @@ def parse_fault(text: str) -> Fault:
     Raises UsageError for an unknown kind, name or field, or a value of the wrong type.
     """
     kind, colon, rest = text.partition(":")
-    if not colon and kind in CATALOGUE:
+    if not colon and kind in catalogue():
         return Named(name=kind)
     if kind not in FAULTS:
         raise UsageError(f"unknown fault {kind!r}", expected=known_faults(), fix=_nearest(kind))
@@ -59,12 +58,12 @@ def check_fault(fault: Fault, case: Case) -> None:
             expected=f"rank in 0..{world_size - 1}",
             found=f"rank={fault.rank}",
         )
-    if isinstance(fault, Named) and (unmet := CATALOGUE[fault.name].unmet(case)):
+    if isinstance(fault, Named) and (unmet := fault.row.unmet(case)):
         raise UsageError(f"fault {fault} cannot strike in case {case.name}", expected="; ".join(unmet))
 
 
 def _nearest(name: str) -> str | None:
-    close = difflib.get_close_matches(name, [*CATALOGUE, *FAULTS], n=3)
+    close = difflib.get_close_matches(name, [*catalogue(), *FAULTS], n=3)
     return f"did you mean {' or '.join(close)}?" if close else None
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitproof.harness.case import GRAPH, PRECOMPILED, PREPARED, Case
-from bitproof.harness.disturb.faults import CATALOGUE, Fault, Named
+from bitproof.harness.disturb.faults import Fault, Named
 from bitproof.harness.execute.requests import PrecompileAnswer, PrecompileRequest, StepFolder
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.machine.determinism import set_determinism
@@ -59,7 +59,7 @@ def with_fault(program: Any, fault: Fault | None, case: Case) -> Any:
 
     Raises UsageError where the graph has nothing of the kind that the fault strikes.
     """
-    entry = CATALOGUE[fault.name] if isinstance(fault, Named) else None
+    entry = fault.row if isinstance(fault, Named) else None
     if entry is None or entry.edit is None or program is None:
         return program
     from bitproof.harness.systems.graph import mutate_program

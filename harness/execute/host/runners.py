@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitproof.harness.disturb.faults import CATALOGUE, Fault, Named
+from bitproof.harness.disturb.faults import Fault, Named
 from bitproof.harness.errors import MachineError, RankError, UsageError
 from bitproof.harness.execute.host.job import Job
 from bitproof.harness.execute.host.kernels import make_kernels
@@ -363,7 +363,7 @@ def graph_cache_of_run(run: RunRequest, made_of: Installation | None) -> GraphCa
 
 def _edits_the_graph(fault: Fault | None) -> bool:
     """Whether a fault is put into the graph: its place is found by shapes and dtypes, which no kept graph has."""
-    return isinstance(fault, Named) and CATALOGUE[fault.name].edit is not None
+    return isinstance(fault, Named) and fault.row.edit is not None
 
 
 def run_ranks(

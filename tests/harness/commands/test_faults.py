@@ -11,7 +11,7 @@ from bitproof.builtin_cases import CASES
 from bitproof.harness.case import Parallelism
 from bitproof.harness.cli import main
 from bitproof.harness.commands.faults import choose, homes, list_faults, status_of
-from bitproof.harness.disturb.faults import CATALOGUE
+from bitproof.harness.disturb.faults.catalogue import CATALOGUE
 from bitproof.harness.errors import UsageError
 from bitproof.harness.records import FaultOutcome, FaultsFound, Verdict
 from tests.harness.report.test_faults import EQUAL, KILLED, LOST, SURVIVED

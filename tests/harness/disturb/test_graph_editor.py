@@ -8,7 +8,8 @@ from torch.fx import Graph, GraphModule
 
 from bitproof.builtin_cases import CASES
 from bitproof.harness.disturb.entry import Entry, Site
-from bitproof.harness.disturb.faults import CATALOGUE, kernels
+from bitproof.harness.disturb.faults import kernels
+from bitproof.harness.disturb.faults.catalogue import CATALOGUE
 from bitproof.harness.disturb.graph_editor import GraphEditor, NoPlaceError
 from bitproof.harness.disturb.mutate import mutate
 from bitproof.harness.errors import UsageError

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from bitproof.harness.disturb.entry import Entry
-from bitproof.harness.disturb.faults import CATALOGUE, Injector, parse_fault
+from bitproof.harness.disturb.faults import Injector, parse_fault
+from bitproof.harness.disturb.faults.catalogue import CATALOGUE
 from bitproof.harness.disturb.faults.clock import Clock
 from bitproof.harness.disturb.tamper import tampered, untampered
 

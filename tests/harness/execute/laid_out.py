@@ -22,7 +22,7 @@ from bitproof import Case, Mesh
 from bitproof.builtin_cases.examples import mesh_loop, resumed_loop
 from bitproof.builtin_cases.examples.mesh_loop import MeshLoop
 from bitproof.builtin_cases.examples.resumed_loop import ResumedLoop
-from bitproof.harness.disturb.faults import CATALOGUE
+from bitproof.harness.disturb.faults.catalogue import CATALOGUE
 
 Loop = TypeVar("Loop", bound=MeshLoop)
 

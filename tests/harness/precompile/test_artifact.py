@@ -14,7 +14,7 @@ from torch.fx import Graph, GraphModule
 
 from bitproof.builtin_cases import CASES
 from bitproof.harness.case import Parallelism, Pipeline
-from bitproof.harness.disturb.faults import CATALOGUE
+from bitproof.harness.disturb.faults.catalogue import CATALOGUE
 from bitproof.harness.disturb.mutate import mutate
 from bitproof.harness.errors import ArtifactError, CaseError, TraceError, UsageError
 from bitproof.harness.graph.groups import Group

@@ -13,7 +13,7 @@ import torch
 
 from bitproof.builtin_cases import joint
 from bitproof.harness.case import JOINT, Case, Memory, Parallelism
-from bitproof.harness.disturb.faults import CATALOGUE
+from bitproof.harness.disturb.faults.catalogue import CATALOGUE
 from bitproof.harness.disturb.mutate import mutate
 from bitproof.harness.errors import UsageError
 from bitproof.harness.graph.passes.partition import partition

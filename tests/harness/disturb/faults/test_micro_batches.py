@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bitproof.harness.case import Schedule
-from bitproof.harness.disturb.faults import CATALOGUE
+from bitproof.harness.disturb.faults.catalogue import CATALOGUE
 from bitproof.harness.disturb.faults.clock import NOW
 from bitproof.harness.disturb.faults.micro_batches import SHARED
 from bitproof.harness.graph.staged.actions import Action

@@ -41,7 +41,7 @@ from bitproof.harness.prove.pairs import Provable
 from bitproof.harness.prove.programs.exported_file import SavedProgram
 from bitproof.harness.prove.programs.one_setting import under_one_setting
 from bitproof.harness.prove.programs.optimizers import OPTIMIZER, HeldOptimizers
-from bitproof.harness.prove.programs.reachable import GRADIENT, Reached, changed, copied, plain_token
+from bitproof.harness.prove.programs.reachable import GRADIENT, Around, Reached, changed, copied, plain_token
 from bitproof.harness.torch_compat import (
     HigherOrderOperator,
     OpOverload,
@@ -304,6 +304,9 @@ def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
             raise RefusedError(f"{name} is a {type(x).__name__} that is not plain memory", where="the inputs")
         if has_open_sizes(x):
             raise RefusedError(f"{name} has open sizes, and the program is more than operators", where="the inputs")
+        if x.grad_fn is not None:
+            what = f"{name} was computed ({x.grad_fn.name()}), and a backward would go on into what computed it"
+            raise RefusedError(f"{what}: pass it as x.detach().requires_grad_()", where="the inputs")
         if hooks_of_gradients(x):
             raise RefusedError(f"{name} has hooks on its gradient, which no graph shows", where="the inputs")
     tracing = _Tracing(own["subject"], own["inputs"], leaves, rebuilt, modules, optimizers, values)
@@ -313,6 +316,8 @@ def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
     try:
         with torch.autograd.set_multithreading_enabled(False), lazily_compiled():
             graph = symbolic_graph(lambda given: tracing.run(given), fake_mode, as_eager=True)(fakes)
+    except RefusedError:
+        raise
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else ""
         what = f"it cannot be traced: {type(error).__name__}: {reason}"
@@ -393,6 +398,7 @@ class _Tracing:
             parameters = {name.removeprefix(PARAMETER): x for name, x in by_name.items() if name.startswith(PARAMETER)}
             stack.enter_context(self.optimizers.swapped(by_name, parameters))
             before = Reached(roots_of(self.subject, args), known)
+            surroundings = Around(before, in_place=False)
             stack.enter_context(under_one_setting())
             stack.enter_context(one_by_one())
             stack.enter_context(recorder.recording(tracer))
@@ -403,6 +409,7 @@ class _Tracing:
                 with refusals_raised():
                     found = self.subject(*args)
             self._refuse_replaced(by_name)
+            surroundings.refuse_changes()
             after = Reached(roots_of(self.subject, args) | {"returned": found}, known)
         changes = changed(before, after, without="returned")
         self.effects = {place: x for place, x in changes.items() if not isinstance(x, Tensor)}

@@ -27,7 +27,7 @@ from bitproof.harness.prove.evaluate import FailsError, laid_out, run_graph, sam
 from bitproof.harness.prove.graphs.export import RefusedError
 from bitproof.harness.prove.pairs import MOST_ELEMENTS, filling_memory, same_value, witness_of
 from bitproof.harness.prove.programs.provable import OUTPUT, WRITTEN, Held, roots_of
-from bitproof.harness.prove.programs.reachable import Memories, Reached, around, changed, copied, plain_token
+from bitproof.harness.prove.programs.reachable import Around, Memories, Reached, changed, copied, plain_token
 from bitproof.harness.torch_compat import FakeTensor, flattened
 
 SEED = 0x5EED_0FB1_7500_F00D
@@ -157,7 +157,6 @@ class _Real:
         self._subject, self._inputs = world["subject"], world["inputs"]
         self.named = named
         self._known = {id(x): name for name, x in [*named.items()][::-1]}
-        self._around = around(world)
         self._last = self._reached()
 
     def _reached(self, **more: Any) -> Reached:
@@ -169,8 +168,7 @@ class _Real:
 
     def step(self) -> _Call:
         """Run the program once. Raises RefusedError if it fails, or changes what no copy has."""
-        switches, shared = Switches.now(), Reached(self._around)
-        bits = {place: x.detach().clone() for place, x in shared.tensors.items()}
+        switches, surroundings = Switches.now(), Around(self._last)
         try:
             result = self._subject(*self._inputs)
         except Exception as error:
@@ -180,13 +178,7 @@ class _Real:
         told = [x for x in switches.changes() if x != "the state of torch's random number generator"]
         if told:
             raise RefusedError(f"it changes what holds for the whole process: {'; '.join(told)}", where="it")
-        now = Reached(self._around)
-        others = [
-            *changed(shared, now),
-            *(x for x, was in bits.items() if not same_bits(was, shared.tensors[x].detach())),
-        ]
-        if others:
-            raise RefusedError(f"it changes {others[0]}, which is no input", where="it")
+        surroundings.refuse_changes()
         after = self._reached(returned=result)
         changes = changed(self._last, after, without="returned")
         self._last = after

@@ -3,6 +3,7 @@ four hundred more."""
 
 import copy
 import dataclasses
+import weakref
 
 import numpy
 import pytest
@@ -317,6 +318,70 @@ def test_a_program_that_catches_the_refusal_is_refused():
             torch.set_num_threads(before)
 
     assert "it sets num_threads to" in reason(f, torch.exp, torch.empty(4, 6, device="meta"))
+
+
+def test_a_draw_that_nothing_reads_is_no_equal_program():
+    one, other = (lambda x: x * 1), (lambda x: (torch.rand(3), x * 1)[1])
+    assert "leave the random generator in other states" in reason(one, other, X)
+
+
+class Counter:
+    count = 0
+
+
+COUNT = 0
+
+
+def test_class_attributes_and_globals_that_a_call_changes_are_refused():
+    def of_class(x):
+        Counter.count += 1
+        return x + 1
+
+    def named(x):
+        global COUNT
+        COUNT += 1
+        return x + 1
+
+    def unnamed(x):
+        globals()["NEW"] = globals().get("NEW", 0) + 1
+        return x + 1
+
+    assert "it changes Counter.count" in reason(of_class, torch.exp, X)
+    assert "it changes the variable COUNT" in reason(named, torch.exp, X)
+    assert "it changes the variable NEW" in reason(unnamed, torch.exp, X)
+
+
+def test_what_a_weak_reference_leads_to_is_copied_and_compared():
+    kept = Counter()
+    kept.own, weak = 0, weakref.ref(kept)
+
+    def f(x, kept):
+        weak().own += 1
+        return x + 1
+
+    assert "only the reference leaves something as argument 1.own" in reason(f, lambda x, kept: x + 1, X, kept)
+    assert kept.own == 0
+
+
+def test_a_hook_that_is_left_on_a_gradient_is_an_effect():
+    def f(net, x):
+        net.weight.register_hook(lambda gradient: gradient * 2)
+        return net(x)
+
+    assert "parameter weight is" in reason(f, lambda net, x: net(x), nn.Linear(6, 6), X)
+
+
+def test_an_input_with_a_history_is_refused():
+    weight = torch.ones(6, requires_grad=True)
+    found = reason(lambda x: x.sum().backward(), lambda x: (2 * x).sum().backward(), X * weight)
+    assert "input 0 was computed (MulBackward0)" in found
+
+
+def test_a_copy_of_a_view_is_a_view():
+    def f(x):
+        return x + (x._base is not None)
+
+    assert "the graph is not what the program does" in reason(f, lambda x: x + False, torch.ones(64)[:16])
 
 
 def test_what_has_no_values_is_said_not_to_run():

@@ -46,6 +46,9 @@ from bitproof.harness.torch_operators import storage_key
 
 GRADIENT = "gradient of "
 
+MOST_BYTES = 80_000_000
+"""Memory for values that are drawn in place of missing ones."""
+
 Token = Any
 """What is at a place, as data that compares: exact numbers and texts, the kind and length of a container."""
 
@@ -349,6 +352,33 @@ class Memories:
         made = nn.Parameter(made, x.requires_grad) if isinstance(x, nn.Parameter) else made
         self.made[id(x)] = made.requires_grad_(x.requires_grad)
         return made
+
+
+def valued(roots: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The same objects again, with zeros on the CPU in place of tensors that have no values; None if all have, or if
+    these are too large. Raises RefusedError."""
+    lacking = {id(x): x for x in Reached(roots).objects if isinstance(x, Tensor) and not has_values(x)}
+    if not lacking or sum(x.untyped_storage().nbytes() for x in lacking.values()) > MOST_BYTES:
+        return None
+    memories: dict[object, Tensor] = {}
+
+    def tensor(x: Tensor) -> Tensor:
+        if id(x) not in lacking:
+            return x
+        if x.layout != torch.strided or x.grad_fn is not None:
+            raise RefusedError(f"a {type(x).__name__} that is not plain memory", where="the inputs")
+        memory = memories.setdefault(storage_key(x), torch.zeros(x.untyped_storage().nbytes(), dtype=torch.uint8))
+        with torch.no_grad():
+            made = memory.view(x.dtype).as_strided(x.shape, x.stride(), x.storage_offset())
+        made = nn.Parameter(made) if isinstance(x, nn.Parameter) else made
+        return made.requires_grad_(x.requires_grad)
+
+    return copied(roots, tensor)
+
+
+def has_values(x: Any) -> bool:
+    """Whether this is a tensor with elements, not one of a layout alone."""
+    return isinstance(x, Tensor) and not isinstance(x, FakeTensor) and x.device.type != "meta"
 
 
 # -- what all calls share -----------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Functions whose traced graph is not what they do: refused, by what differs. tests/benchmarks/unlike_traces.py has
 four hundred more."""
 
+import contextlib
 import copy
 import dataclasses
 import weakref
@@ -9,6 +10,7 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensor
 from torch.fx import symbolic_trace
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
@@ -384,15 +386,48 @@ def test_a_copy_of_a_view_is_a_view():
     assert "the graph is not what the program does" in reason(f, lambda x: x + False, torch.ones(64)[:16])
 
 
-def test_what_has_no_values_is_said_not_to_run():
-    with torch.device("meta"):
-        net = nn.Linear(6, 6)
-    found = bitproof.prove(net, net, torch.empty(4, 6, device="meta"))
-    assert (found.verdict, found.not_run) == ("PROVED", "the inputs have no values")
+LARGE = torch.ones(1).expand(21_000_000)
+
+
+def test_what_is_too_large_is_said_not_to_run():
+    found = bitproof.prove(torch.exp, torch.exp, LARGE)
+    assert (found.verdict, found.not_run) == ("PROVED", "the program is too large to be run here")
     assert str(found).split("\n")[1] == (
-        "  not run, the inputs have no values: that the graphs are what the programs do is assumed"
+        "  not run, the program is too large to be run here: that the graphs are what the programs do is assumed"
     )
     assert bitproof.prove(torch.exp, torch.exp, X).not_run is None
+
+
+@pytest.mark.parametrize(
+    "read",
+    [lambda x: x.sum().item() > 0, lambda x: bool(x.sum() > 0), lambda x: x.numpy()[0] > 0, lambda x: x.data_ptr() > 0],
+    ids=["item", "bool", "numpy", "data_ptr"],
+)
+def test_a_program_that_is_not_run_is_refused_at_a_call_that_only_its_trace_fails_at(read):
+    def f(x):
+        with contextlib.suppress(Exception):
+            if read(x):
+                return x + 1
+        return x * 2
+
+    found = reason(f, lambda x: x * 2, LARGE)
+    assert "while it is traced, and nothing shows what it does then: the program is too large" in found
+
+
+def test_what_has_no_values_runs_on_drawn_ones():
+    with torch.device("meta"):
+        net, tied = nn.Linear(6, 6), nn.Linear(6, 6)
+    tied.weight = net.weight
+    meta = torch.empty(4, 6, device="meta")
+    found = bitproof.prove(net, lambda x: x * 1, meta)
+    assert found.verdict == "REFUSED"
+    found = bitproof.prove(net, net, meta)
+    assert (found.verdict, found.not_run, found.evaluated) == ("PROVED", None, 1)
+    assert bitproof.prove(lambda a, b, x: a(b(x)), lambda a, b, x: a(b(x)), net, tied, meta).verdict == "PROVED"
+    fast = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, device="meta").eval()
+    without = torch.no_grad()(lambda net, x: net(x))
+    assert "the graph is not what" in reason(without, without, fast, torch.empty(2, 3, 8, device="meta"))
+    assert not isinstance(net.weight, FakeTensor) and net.weight.is_meta
 
 
 def test_a_trace_leaves_nothing_in_what_it_was_given():

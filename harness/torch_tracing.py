@@ -7,7 +7,7 @@ is, as torch's own handler has it say.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -17,6 +17,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.overrides import TorchFunctionMode
 
 _DEVICE = torch.ops.prim.device.default
 _ATTRIBUTES = "bitproof_attributes"
@@ -69,4 +71,37 @@ def quick_tracing() -> Iterator[None]:
         mock.patch.object(ProxyTorchDispatchMode, "__torch_dispatch__", dispatch),
         mock.patch.object(proxy_tensor, "snapshot_fake", snapshot),
     ):
+        yield
+
+
+class _Failures(TorchFunctionMode):
+    """Reports each call of torch that a program makes and that fails."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        super().__init__()
+        self._report = report
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        try:
+            return func(*args, **dict(kwargs or {}))
+        except Exception as error:
+            self._report(f"`{getattr(func, '__name__', func)}` fails ({type(error).__name__})")
+            raise
+
+
+@contextmanager
+def failures_told(report: Callable[[str], None]) -> Iterator[None]:
+    """Report each call of torch that fails within, and each branch on a number that a trace does not know, in words.
+
+    Example: `if x.sum() > 0:` in a `try`, or `x.numpy()`, of a traced tensor.
+    """
+    make = ShapeEnv._make_data_dependent_error
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        report("a branch on data fails")
+        return make(*args, **kwargs)
+
+    with mock.patch.object(ShapeEnv, "_make_data_dependent_error", made), _Failures(report):
         yield

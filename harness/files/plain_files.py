@@ -18,8 +18,9 @@ SOURCE = 1 << 26
 UNPACKED = 1 << 24
 """Bytes: any packed file may hold as many unpacked, however few bytes it has itself."""
 
-_MOST_TIMES = 100
-"""Logs of calls and traced steps are 5 to 25 times as large unpacked; zlib packs zeros to a thousandth."""
+_MOST_TIMES = 300
+"""Lists of calls of up to 200 alike layers, made for a measurement, were 17 to 20 times as large unpacked, and 58 to 78
+times if all digests are alike, as of zeros. zlib packs zeros to a thousandth."""
 
 _KINDS = {
     stat.S_IFIFO: "a pipe",

@@ -166,6 +166,10 @@ def prove_programs(
     proof = prove_graphs(*graphs, rules=rules, must_read=must_read)
     if not must_read and not proof.reads_something:
         return PairProof(REFUSED, reason="no output reads an input, so that equal ones show nothing")
+    if proof.verdict == PROVED and len({side.generator for side in proof.sides}) > 1:
+        return PairProof(
+            REFUSED, reason="the two leave the random generator in other states: what is drawn next differs"
+        )
     lap("compare")
     bounds = reference.exported[1].joined(candidate.exported[1])
     found = PairProof(proof.verdict, proof, graphs, bounds=tuple(bounds))

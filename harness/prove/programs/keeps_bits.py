@@ -128,12 +128,14 @@ class _Snapshot:
         self._inputs = list(inputs) if inputs is not None else None
         self._text = _text(graph)
         self._before = self._taken(graph)
-        self._switches = Switches.now()
+        with disable_current_modes():  # Inductor runs its passes under fake tensors
+            self._switches = Switches.now()
 
     def proof(self, name: str, graph: Graph | GraphModule) -> PassProof:
         """Prove what a pass left against this graph, computed by the same switches."""
-        switched = self._switches.changes()
-        self._switches.restore()
+        with disable_current_modes():
+            switched = self._switches.changes()
+            self._switches.restore()
         after, changed = self._taken(graph), self._text != _text(graph)
         if switched:
             reason = f"the pass changes what holds for the whole process: {'; '.join(switched)}"

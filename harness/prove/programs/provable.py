@@ -15,7 +15,7 @@ from __future__ import annotations
 import operator
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -37,11 +37,19 @@ from bitproof.harness.prove import known_operators as known
 from bitproof.harness.prove.answers import BUFFER, INPUT, PARAMETER
 from bitproof.harness.prove.graphs.executed import runs_otherwise
 from bitproof.harness.prove.graphs.export import RefusedError
-from bitproof.harness.prove.pairs import Provable
+from bitproof.harness.prove.pairs import MOST_ELEMENTS, Provable
 from bitproof.harness.prove.programs.exported_file import SavedProgram
 from bitproof.harness.prove.programs.one_setting import under_one_setting
 from bitproof.harness.prove.programs.optimizers import OPTIMIZER, HeldOptimizers
-from bitproof.harness.prove.programs.reachable import GRADIENT, Reached, changed, copied, plain_token
+from bitproof.harness.prove.programs.reachable import (
+    GRADIENT,
+    Around,
+    Reached,
+    changed,
+    copied,
+    has_values,
+    plain_token,
+)
 from bitproof.harness.torch_compat import (
     HigherOrderOperator,
     OpOverload,
@@ -55,7 +63,8 @@ from bitproof.harness.torch_compat import (
     symbolic_graph,
 )
 from bitproof.harness.torch_compile import lazily_compiled
-from bitproof.harness.within_user_code import refusals_raised
+from bitproof.harness.torch_tracing import failures_told
+from bitproof.harness.within_user_code import refusals_raised, refused
 
 NO_STEP = "a graph says nothing of what calls it"
 
@@ -304,6 +313,9 @@ def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
             raise RefusedError(f"{name} is a {type(x).__name__} that is not plain memory", where="the inputs")
         if has_open_sizes(x):
             raise RefusedError(f"{name} has open sizes, and the program is more than operators", where="the inputs")
+        if x.grad_fn is not None:
+            what = f"{name} was computed ({x.grad_fn.name()}), and a backward would go on into what computed it"
+            raise RefusedError(f"{what}: pass it as x.detach().requires_grad_()", where="the inputs")
         if hooks_of_gradients(x):
             raise RefusedError(f"{name} has hooks on its gradient, which no graph shows", where="the inputs")
     tracing = _Tracing(own["subject"], own["inputs"], leaves, rebuilt, modules, optimizers, values)
@@ -311,8 +323,10 @@ def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
     fakes = [fixed_fake(fake_mode, x, x.device) for x in values.values()]
     before = Switches.now()
     try:
-        with torch.autograd.set_multithreading_enabled(False), lazily_compiled():
+        with torch.autograd.set_multithreading_enabled(False), lazily_compiled(), _failing_refused(why_not_run(values)):
             graph = symbolic_graph(lambda given: tracing.run(given), fake_mode, as_eager=True)(fakes)
+    except RefusedError:
+        raise
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else ""
         what = f"it cannot be traced: {type(error).__name__}: {reason}"
@@ -338,6 +352,28 @@ def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
     begins = f"a gradient of {there} is there before the step, which may add to it" if there else None
     keeps_less = begins or tracing.keeps_less
     return Held(program, values, keeps_less, subject, inputs, tracing.effects, tracing.keys)
+
+
+def why_not_run(values: Mapping[str, Any]) -> str | None:
+    """Why a program with these inputs is not run, in words; None of one that is."""
+    tensors = [x for x in values.values() if isinstance(x, Tensor)]
+    if not all(map(has_values, tensors)):
+        return "the inputs have no values"
+    if sum(x.numel() for x in tensors) > MOST_ELEMENTS:
+        return "the program is too large to be run here"
+    if any(x.device.type != "cpu" for x in tensors):
+        return "the program is not on the CPU"
+    return None
+
+
+def _failing_refused(not_run: str | None) -> AbstractContextManager[Any]:
+    """For a program that is not run: refuse it at a call of torch that fails, even if it catches the exception. A real
+    tensor can be read, and a traced one cannot, so that the trace may have taken the other way."""
+
+    def failed(what: str) -> None:
+        refused(RefusedError(f"{what} while it is traced, and nothing shows what it does then: {not_run}", where="it"))
+
+    return failures_told(failed) if not_run else nullcontext()
 
 
 def _line_of(error: BaseException) -> str:
@@ -393,6 +429,7 @@ class _Tracing:
             parameters = {name.removeprefix(PARAMETER): x for name, x in by_name.items() if name.startswith(PARAMETER)}
             stack.enter_context(self.optimizers.swapped(by_name, parameters))
             before = Reached(roots_of(self.subject, args), known)
+            surroundings = Around(before, in_place=False)
             stack.enter_context(under_one_setting())
             stack.enter_context(one_by_one())
             stack.enter_context(recorder.recording(tracer))
@@ -403,6 +440,7 @@ class _Tracing:
                 with refusals_raised():
                     found = self.subject(*args)
             self._refuse_replaced(by_name)
+            surroundings.refuse_changes()
             after = Reached(roots_of(self.subject, args) | {"returned": found}, known)
         changes = changed(before, after, without="returned")
         self.effects = {place: x for place, x in changes.items() if not isinstance(x, Tensor)}

@@ -14,6 +14,7 @@ import enum
 import functools
 import hashlib
 import io
+import itertools
 import logging
 import os
 import sys
@@ -30,6 +31,7 @@ from torch.fx import Graph, Node
 from torch.optim import Optimizer
 
 from bitproof import harness
+from bitproof.harness.prove.evaluate import same_bits
 from bitproof.harness.prove.graphs.export import RefusedError
 from bitproof.harness.torch_compat import (
     FakeTensor,
@@ -43,6 +45,9 @@ from bitproof.harness.torch_compile import is_of_compiler
 from bitproof.harness.torch_operators import storage_key
 
 GRADIENT = "gradient of "
+
+MOST_BYTES = 80_000_000
+"""Memory for values that are drawn in place of missing ones."""
 
 Token = Any
 """What is at a place, as data that compares: exact numbers and texts, the kind and length of a container."""
@@ -123,7 +128,7 @@ _PLAIN = {
 def _token(x: Any) -> Token:
     match x:
         case Tensor():
-            return "tensor", str(x.dtype), tuple(map(str, x.shape)), x.requires_grad
+            return "tensor", str(x.dtype), tuple(map(str, x.shape)), x.requires_grad, hooks_of_gradients(x)
         case numpy.ndarray() if x.dtype != object:
             return "array", str(x.dtype), x.shape, hashlib.sha256(numpy.ascontiguousarray(x).tobytes()).hexdigest()
         case torch.Generator():
@@ -132,6 +137,8 @@ def _token(x: Any) -> Token:
             return type(x).__name__, bytes(x).hex()
         case set() | frozenset():
             return type(x).__name__, len(x), sorted(repr(plain_token(y) or type(y).__name__) for y in x)
+        case weakref.ref():
+            return "weak reference", x() is None
         case _ if _is_atom(x):
             return "object", type(x).__qualname__, id(x)
         case dict():
@@ -150,7 +157,7 @@ def _is_atom(x: Any) -> bool:
 
 _CALLS = (types.MethodType, functools.partial)
 _ATOMS = (
-    *(types.ModuleType, type, types.BuiltinFunctionType, types.CodeType, property, weakref.ref),
+    *(types.ModuleType, type, types.BuiltinFunctionType, types.CodeType, property),
     *(logging.Logger, io.IOBase, Graph, Node, torch.TypedStorage, torch.UntypedStorage, torch.SymInt),
     *(OpOverload, OpOverloadPacket, HigherOrderOperator),
 )
@@ -169,6 +176,9 @@ def _children(place: str, x: Any, known: Mapping[int, str]) -> Iterator[tuple[st
             return
         case numpy.ndarray():
             yield from ((f"{place}[{i}]", y) for i, y in enumerate(x.reshape(-1).tolist() if x.dtype == object else []))
+            return
+        case weakref.ref():
+            yield f"{place}()", x()
             return
         case types.FunctionType():
             names = x.__code__.co_freevars
@@ -264,8 +274,8 @@ def copied(roots: Mapping[str, Any], tensor: Callable[[Tensor], Tensor]) -> dict
             elif _is_atom(x) or (not hasattr(x, "__dict__") and _reduced(x) is None):
                 memo[id(x)] = x
         for x in reached.objects:
-            if type(x) is weakref.ref and id(x()) in memo:
-                memo[id(x)] = weakref.ref(memo[id(x())])
+            if type(x) is weakref.ref and x() is not None:
+                memo[id(x)] = weakref.ref(copy.deepcopy(x(), memo))
         made = {name: copy.deepcopy(root, memo) for name, root in roots.items()}
         for each in later:
             each()
@@ -338,27 +348,87 @@ class Memories:
         made = torch.empty(0, dtype=x.dtype, device=x.device)
         with torch.no_grad():
             made.set_(self._copies[memory], x.storage_offset(), x.shape, x.stride())
+            made = made.view_as(made) if x._is_view() else made
         made = nn.Parameter(made, x.requires_grad) if isinstance(x, nn.Parameter) else made
         self.made[id(x)] = made.requires_grad_(x.requires_grad)
         return made
 
 
+def valued(roots: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The same objects again, with zeros on the CPU in place of tensors that have no values; None if all have, or if
+    these are too large. Raises RefusedError."""
+    lacking = {id(x): x for x in Reached(roots).objects if isinstance(x, Tensor) and not has_values(x)}
+    if not lacking or sum(x.untyped_storage().nbytes() for x in lacking.values()) > MOST_BYTES:
+        return None
+    memories: dict[object, Tensor] = {}
+
+    def tensor(x: Tensor) -> Tensor:
+        if id(x) not in lacking:
+            return x
+        if x.layout != torch.strided or x.grad_fn is not None:
+            raise RefusedError(f"a {type(x).__name__} that is not plain memory", where="the inputs")
+        memory = memories.setdefault(storage_key(x), torch.zeros(x.untyped_storage().nbytes(), dtype=torch.uint8))
+        with torch.no_grad():
+            made = memory.view(x.dtype).as_strided(x.shape, x.stride(), x.storage_offset())
+        made = nn.Parameter(made) if isinstance(x, nn.Parameter) else made
+        return made.requires_grad_(x.requires_grad)
+
+    return copied(roots, tensor)
+
+
+def has_values(x: Any) -> bool:
+    """Whether this is a tensor with elements, not one of a layout alone."""
+    return isinstance(x, Tensor) and not isinstance(x, FakeTensor) and x.device.type != "meta"
+
+
 # -- what all calls share -----------------------------------------------------------------------------
 
 
-def around(roots: Mapping[str, Any]) -> dict[str, Any]:
-    """The global variables and class attributes that a user's functions and methods name, which no copy has."""
+class Around:
+    """The global variables and class attributes that a user's functions and methods name, as they are now. No copy has
+    them: a call that changes one, or adds one, is refused. While it is traced none can be written `in_place`."""
+
+    def __init__(self, reached: Reached, *, in_place: bool = True) -> None:
+        self._objects = [*reached.objects]
+        found, kinds = _around(self._objects)
+        modules = [vars(x) for name, x in [*sys.modules.items()] if _is_users_module(name)]
+        spaces = [("", x) for x in modules] + [(f"{x.__qualname__}.", vars(x)) for x in kinds]
+        self._variables = [(name, space, dict(space)) for name, space in spaces]
+        self._reached = Reached(found)
+        real = {place: x for place, x in self._reached.tensors.items() if in_place and not isinstance(x, FakeTensor)}
+        self._bits = {place: x.detach().clone() for place, x in real.items() if x.device.type != "meta"}
+
+    def refuse_changes(self) -> None:
+        """Raise RefusedError for the first that a call changed since."""
+        added = (
+            f"the variable {name}{key}"
+            for name, space, before in self._variables
+            for key in dict.fromkeys([*space, *before])
+            if not key.startswith("__") and not isinstance(space.get(key), types.ModuleType)
+            if space.get(key, space) is not before.get(key, before)
+        )
+        now = Reached(_around(self._objects)[0])
+        written = (
+            place for place, was in self._bits.items() if not same_bits(was, self._reached.tensors[place].detach())
+        )
+        if (place := next(itertools.chain(changed(self._reached, now), added, written), None)) is not None:
+            raise RefusedError(f"it changes {place}, which is no input", where="it")
+
+
+def _around(objects: Sequence[Any]) -> tuple[dict[str, Any], list[type]]:
+    """What a user's code names around these objects, and the user's classes there."""
     found: dict[str, Any] = {}
+    kinds: list[type] = []
     seen: set[int] = set()
-    stack: list[Any] = [x for x in Reached(roots).objects]
+    stack = [*objects]
     while stack:
         x = stack.pop()
         if id(x) in seen:
             continue
         seen.add(id(x))
         kind = x if isinstance(x, type) else type(x)
-        if _is_users(kind) and id(kind) not in seen:
-            seen.add(id(kind))
+        if _is_users(kind) and kind not in kinds:
+            kinds.append(kind)
             for key, value in vars(kind).items():
                 stack.append(getattr(value, "__func__", value))
                 if not callable(value) and not key.startswith("__"):
@@ -375,7 +445,7 @@ def around(roots: Mapping[str, Any]) -> dict[str, Any]:
                 elif not isinstance(value, types.ModuleType) and not _is_atom(value):
                     found[f"the variable {name}"] = value
                     stack.append(value)
-    return found
+    return found, kinds
 
 
 def _named(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -397,8 +467,12 @@ def _named(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _is_users(kind: type) -> bool:
-    module = sys.modules.get(kind.__module__)
-    return kind.__module__ == "__main__" or _is_users_file(getattr(module, "__file__", None) or _INSTALLED[0])
+    return _is_users_module(kind.__module__)
+
+
+def _is_users_module(name: str) -> bool:
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return name == "__main__" or (isinstance(file, str) and _is_users_file(file))
 
 
 def _is_users_file(path: str) -> bool:

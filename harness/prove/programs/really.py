@@ -25,10 +25,10 @@ from torch import Tensor
 from bitproof.harness.machine.determinism import Switches
 from bitproof.harness.prove.evaluate import FailsError, laid_out, run_graph, same_bits
 from bitproof.harness.prove.graphs.export import RefusedError
-from bitproof.harness.prove.pairs import MOST_ELEMENTS, filling_memory, same_value, witness_of
-from bitproof.harness.prove.programs.provable import OUTPUT, WRITTEN, Held, roots_of
-from bitproof.harness.prove.programs.reachable import Memories, Reached, around, changed, copied, plain_token
-from bitproof.harness.torch_compat import FakeTensor, flattened
+from bitproof.harness.prove.pairs import filling_memory, same_value, witness_of
+from bitproof.harness.prove.programs.provable import OUTPUT, WRITTEN, Held, roots_of, why_not_run
+from bitproof.harness.prove.programs.reachable import Around, Memories, Reached, changed, copied, plain_token
+from bitproof.harness.torch_compat import flattened
 
 SEED = 0x5EED_0FB1_7500_F00D
 """Where random generators begin: no program that seeds them itself leaves them where its graph does."""
@@ -38,14 +38,7 @@ def not_run(held: Held) -> str | None:
     """Why a program is not run, in words; None of one that is, or that is nothing but its graph."""
     if held.subject is None:
         return None
-    tensors = [x for x in held.values.values() if isinstance(x, Tensor)]
-    if any(isinstance(x, FakeTensor) or x.device.type == "meta" for x in tensors):
-        return "the inputs have no values"
-    if sum(x.numel() for x in tensors) > MOST_ELEMENTS:
-        return "the program is too large to be run here"
-    if any(x.device.type != "cpu" for x in tensors):
-        return "the program is not on the CPU"
-    return None
+    return why_not_run(held.values)
 
 
 def check_run(held: Held, drawn: Mapping[str, Any] | None = None, *, num_steps: int = 1) -> None:
@@ -85,7 +78,7 @@ def _difference(held: Held, drawn: Mapping[str, Any] | None, num_steps: int) -> 
     world = copied({"subject": held.subject, "inputs": tuple(held.inputs)}, memories)
     named = {name: memories.made[id(x)] for name, x in held.values.items() if isinstance(x, Tensor)}
     if drawn is not None:
-        _fill(named, drawn)
+        fill(named, drawn)
     originals = {name: x for name, x in held.values.items() if isinstance(x, Tensor)}
     kept = {name: x.detach().clone() for name, x in originals.items()}
     runs = _Real(world, named)
@@ -142,7 +135,8 @@ def _own(x: Tensor | None, value: Any) -> Any:
     return value if x is None else laid_out(x.detach(), x.shape, x.stride(), 0)
 
 
-def _fill(named: Mapping[str, Tensor], drawn: Mapping[str, Any]) -> None:
+def fill(named: Mapping[str, Tensor], drawn: Mapping[str, Any]) -> None:
+    """Write the values into the tensors of the same names."""
     with torch.no_grad():
         for name, x in named.items():
             if isinstance(value := drawn.get(name), Tensor):
@@ -157,7 +151,6 @@ class _Real:
         self._subject, self._inputs = world["subject"], world["inputs"]
         self.named = named
         self._known = {id(x): name for name, x in [*named.items()][::-1]}
-        self._around = around(world)
         self._last = self._reached()
 
     def _reached(self, **more: Any) -> Reached:
@@ -169,8 +162,7 @@ class _Real:
 
     def step(self) -> _Call:
         """Run the program once. Raises RefusedError if it fails, or changes what no copy has."""
-        switches, shared = Switches.now(), Reached(self._around)
-        bits = {place: x.detach().clone() for place, x in shared.tensors.items()}
+        switches, surroundings = Switches.now(), Around(self._last)
         try:
             result = self._subject(*self._inputs)
         except Exception as error:
@@ -180,13 +172,7 @@ class _Real:
         told = [x for x in switches.changes() if x != "the state of torch's random number generator"]
         if told:
             raise RefusedError(f"it changes what holds for the whole process: {'; '.join(told)}", where="it")
-        now = Reached(self._around)
-        others = [
-            *changed(shared, now),
-            *(x for x, was in bits.items() if not same_bits(was, shared.tensors[x].detach())),
-        ]
-        if others:
-            raise RefusedError(f"it changes {others[0]}, which is no input", where="it")
+        surroundings.refuse_changes()
         after = self._reached(returned=result)
         changes = changed(self._last, after, without="returned")
         self._last = after

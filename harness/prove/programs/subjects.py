@@ -13,6 +13,7 @@ the two would differ, and no proof would say so.
 from __future__ import annotations
 
 import traceback
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,9 +30,9 @@ from bitproof.harness.prove.induction import induction
 from bitproof.harness.prove.pairs import MOST_ELEMENTS, PairProof, Values, prove_programs, told
 from bitproof.harness.prove.programs.optimizers import OPTIMIZER
 from bitproof.harness.prove.programs.provable import Held, held
-from bitproof.harness.prove.programs.reachable import GRADIENT
-from bitproof.harness.prove.programs.really import check_run, not_run
-from bitproof.harness.torch_compat import FakeTensor, has_open_sizes
+from bitproof.harness.prove.programs.reachable import GRADIENT, has_values, valued
+from bitproof.harness.prove.programs.really import check_run, fill, not_run
+from bitproof.harness.torch_compat import has_open_sizes
 from bitproof.harness.torch_operators import storage_key
 
 NUM_SETS = 2
@@ -47,15 +48,39 @@ def prove_equal(f: Any, g: Any, *inputs: Any, dynamic_shapes: Any = None) -> Pai
     Nothing is raised for what cannot be proved: it is REFUSED, with the node and the reason.
     """
     try:
-        one, other = held(f, inputs, dynamic_shapes), held(g, inputs, dynamic_shapes)
+        if (drawn := _with_values(f, g, inputs) if dynamic_shapes is None else None) is not None:
+            return drawn
+        return _proved(held(f, inputs, dynamic_shapes), held(g, inputs, dynamic_shapes))
+    except RefusedError as error:
+        return PairProof(REFUSED, reason=told(error))
+    except Exception as error:
+        return PairProof(REFUSED, reason=_unforeseen(error))
+
+
+def _with_values(f: Any, g: Any, inputs: Sequence[Any]) -> PairProof | None:
+    """The proof of programs whose tensors have no values, as on the meta device, if drawn ones can take their places.
+
+    None if all have values, if there are too many, or if the programs cannot be traced so.
+    """
+    try:
+        world = valued({"f": f, "g": g, "inputs": tuple(inputs)})
+        sides = [held(world[x], world["inputs"]) for x in ("f", "g")] if world else []
+    except RefusedError:
+        return None
+    for side in sides:
+        for name, x in side.values.items():
+            fill({name: x}, {name: random({name: x}, {}, zlib.crc32(name.encode()))[0]})
+    return _proved(*sides) if sides else None
+
+
+def _proved(one: Held, other: Held) -> PairProof:
+    try:
         _check_state(one, other)
         _check_keys(one, other)
         _check_effects(one, other)
         return prove_held(one, other)
     except RefusedError as error:
         return PairProof(REFUSED, reason=told(error))
-    except Exception as error:
-        return PairProof(REFUSED, reason=_unforeseen(error))
 
 
 def _unforeseen(error: Exception) -> str:
@@ -141,7 +166,7 @@ def _check_state(one: Held, other: Held) -> None:
     """Parameters and buffers that have values on both sides have the same."""
     for name in one.values.keys() & other.values.keys():
         x, y = one.values[name], other.values[name]
-        is_kept = name.startswith((PARAMETER, BUFFER, GRADIENT)) and _has_values(x) and _has_values(y) and x is not y
+        is_kept = name.startswith((PARAMETER, BUFFER, GRADIENT)) and has_values(x) and has_values(y) and x is not y
         if is_kept and not same_bits(x.detach(), y.detach()):
             what = f"{name} holds other bits on the two sides: load one side's state into the other"
             raise RefusedError(what, where="both")
@@ -154,7 +179,7 @@ def _misplaced(values: Mapping[str, Any], graphs: Sequence[Graph]) -> str | None
     for name, x in values.items():
         if not isinstance(x, Tensor) or x.layout != torch.strided or has_open_sizes(x):
             continue
-        memory, is_real = x.untyped_storage(), _has_values(x)
+        memory, is_real = x.untyped_storage(), has_values(x)
         start = memory.data_ptr() if is_real else 0
         if x.numel() and (start + x.storage_offset() * x.itemsize) % 64:
             begins = f"{name} begins at element {x.storage_offset()} of its memory, and not at a line of 64 bytes"
@@ -177,17 +202,13 @@ def _written_inputs(graph: Graph) -> set[str]:
     return returned | {name for name, x in inputs if x.storage in memories}
 
 
-def _has_values(x: Any) -> bool:
-    return isinstance(x, Tensor) and not isinstance(x, FakeTensor) and x.device.type != "meta"
-
-
 def _sets(one: Held) -> list[Values]:
     """Sets of inputs to compute: what came with the program, where all has values, and random ones."""
     like = dict(zip(one.program.names, one.program.inputs, strict=True))
     if sum(map(_span, like.values())) > MOST_ELEMENTS:
         return []
     given = [one.values.get(name) for name in like]
-    found: list[Values] = [[given]] if all(_has_values(x) or isinstance(x, int) for x in given) else []
+    found: list[Values] = [[given]] if all(has_values(x) or isinstance(x, int) for x in given) else []
     return [*found, *([random(like, one.values, seed)] for seed in range(NUM_SETS))] if _all_closed(like) else found
 
 
@@ -212,12 +233,12 @@ def random(like: Mapping[str, Tensor], values: Mapping[str, Any], seed: int) -> 
     generator = torch.Generator().manual_seed(seed)
     found = []
     for name, x in like.items():
-        is_kept = name.startswith(OPTIMIZER) and _has_values(values.get(name))
+        is_kept = name.startswith(OPTIMIZER) and has_values(values.get(name))
         if not is_kept and (x.is_floating_point() or x.is_complex()):
             kind = torch.complex64 if x.is_complex() else torch.float32
             value = torch.randn(x.shape, generator=generator, dtype=kind)
             value = (value * torch.exp(torch.randn(x.shape, generator=generator))).to(x.dtype)
-        elif _has_values(values.get(name)):
+        elif has_values(values.get(name)):
             value = values[name]
         else:
             value = torch.zeros(x.shape, dtype=x.dtype)

@@ -1,13 +1,16 @@
 """Functions whose traced graph is not what they do: refused, by what differs. tests/benchmarks/unlike_traces.py has
 four hundred more."""
 
+import contextlib
 import copy
 import dataclasses
+import weakref
 
 import numpy
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensor
 from torch.fx import symbolic_trace
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
@@ -319,15 +322,112 @@ def test_a_program_that_catches_the_refusal_is_refused():
     assert "it sets num_threads to" in reason(f, torch.exp, torch.empty(4, 6, device="meta"))
 
 
-def test_what_has_no_values_is_said_not_to_run():
-    with torch.device("meta"):
-        net = nn.Linear(6, 6)
-    found = bitproof.prove(net, net, torch.empty(4, 6, device="meta"))
-    assert (found.verdict, found.not_run) == ("PROVED", "the inputs have no values")
+def test_a_draw_that_nothing_reads_is_no_equal_program():
+    one, other = (lambda x: x * 1), (lambda x: (torch.rand(3), x * 1)[1])
+    assert "leave the random generator in other states" in reason(one, other, X)
+
+
+class Counter:
+    count = 0
+
+
+COUNT = 0
+
+
+def test_class_attributes_and_globals_that_a_call_changes_are_refused():
+    def of_class(x):
+        Counter.count += 1
+        return x + 1
+
+    def named(x):
+        global COUNT
+        COUNT += 1
+        return x + 1
+
+    def unnamed(x):
+        globals()["NEW"] = globals().get("NEW", 0) + 1
+        return x + 1
+
+    assert "it changes Counter.count" in reason(of_class, torch.exp, X)
+    assert "it changes the variable COUNT" in reason(named, torch.exp, X)
+    assert "it changes the variable NEW" in reason(unnamed, torch.exp, X)
+
+
+def test_what_a_weak_reference_leads_to_is_copied_and_compared():
+    kept = Counter()
+    kept.own, weak = 0, weakref.ref(kept)
+
+    def f(x, kept):
+        weak().own += 1
+        return x + 1
+
+    assert "only the reference leaves something as argument 1.own" in reason(f, lambda x, kept: x + 1, X, kept)
+    assert kept.own == 0
+
+
+def test_a_hook_that_is_left_on_a_gradient_is_an_effect():
+    def f(net, x):
+        net.weight.register_hook(lambda gradient: gradient * 2)
+        return net(x)
+
+    assert "parameter weight is" in reason(f, lambda net, x: net(x), nn.Linear(6, 6), X)
+
+
+def test_an_input_with_a_history_is_refused():
+    weight = torch.ones(6, requires_grad=True)
+    found = reason(lambda x: x.sum().backward(), lambda x: (2 * x).sum().backward(), X * weight)
+    assert "input 0 was computed (MulBackward0)" in found
+
+
+def test_a_copy_of_a_view_is_a_view():
+    def f(x):
+        return x + (x._base is not None)
+
+    assert "the graph is not what the program does" in reason(f, lambda x: x + False, torch.ones(64)[:16])
+
+
+LARGE = torch.ones(1).expand(21_000_000)
+
+
+def test_what_is_too_large_is_said_not_to_run():
+    found = bitproof.prove(torch.exp, torch.exp, LARGE)
+    assert (found.verdict, found.not_run) == ("PROVED", "the program is too large to be run here")
     assert str(found).split("\n")[1] == (
-        "  not run, the inputs have no values: that the graphs are what the programs do is assumed"
+        "  not run, the program is too large to be run here: that the graphs are what the programs do is assumed"
     )
     assert bitproof.prove(torch.exp, torch.exp, X).not_run is None
+
+
+@pytest.mark.parametrize(
+    "read",
+    [lambda x: x.sum().item() > 0, lambda x: bool(x.sum() > 0), lambda x: x.numpy()[0] > 0, lambda x: x.data_ptr() > 0],
+    ids=["item", "bool", "numpy", "data_ptr"],
+)
+def test_a_program_that_is_not_run_is_refused_at_a_call_that_only_its_trace_fails_at(read):
+    def f(x):
+        with contextlib.suppress(Exception):
+            if read(x):
+                return x + 1
+        return x * 2
+
+    found = reason(f, lambda x: x * 2, LARGE)
+    assert "while it is traced, and nothing shows what it does then: the program is too large" in found
+
+
+def test_what_has_no_values_runs_on_drawn_ones():
+    with torch.device("meta"):
+        net, tied = nn.Linear(6, 6), nn.Linear(6, 6)
+    tied.weight = net.weight
+    meta = torch.empty(4, 6, device="meta")
+    found = bitproof.prove(net, lambda x: x * 1, meta)
+    assert found.verdict == "REFUSED"
+    found = bitproof.prove(net, net, meta)
+    assert (found.verdict, found.not_run, found.evaluated) == ("PROVED", None, 1)
+    assert bitproof.prove(lambda a, b, x: a(b(x)), lambda a, b, x: a(b(x)), net, tied, meta).verdict == "PROVED"
+    fast = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, device="meta").eval()
+    without = torch.no_grad()(lambda net, x: net(x))
+    assert "the graph is not what" in reason(without, without, fast, torch.empty(2, 3, 8, device="meta"))
+    assert not isinstance(net.weight, FakeTensor) and net.weight.is_meta
 
 
 def test_a_trace_leaves_nothing_in_what_it_was_given():

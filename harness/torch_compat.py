@@ -351,7 +351,7 @@ def is_within_own_step(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a hook of this optimizer's step runs for `super().step()`, within its class's own step.
 
     torch runs the hooks of each `step` of a class and its bases that it has patched, and it patches that of a base when
-    somebody makes one. Its `wrapper` has the optimizer as `self`.
+    one of its objects is made. Its `wrapper` has the optimizer as `self`.
     """
     steps, frame = 0, sys._getframe(1)
     while frame is not None and steps < 2:

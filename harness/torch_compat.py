@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Literal, NamedTuple, cast
@@ -344,6 +345,20 @@ def module_attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 _OF_EVERY_MODULE = {*vars(nn.Module())} - {"training"}
+
+
+def is_within_own_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a hook of this optimizer's step runs for `super().step()`, within its class's own step.
+
+    torch runs the hooks of each `step` of a class and its bases that it has patched, and it patches that of a base when
+    one of its objects is made. Its `wrapper` has the optimizer as `self`.
+    """
+    steps, frame = 0, sys._getframe(1)
+    while frame is not None and steps < 2:
+        is_step = frame.f_code.co_name == "wrapper" and frame.f_globals.get("__name__") == "torch.optim.optimizer"
+        steps += is_step and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back  # type: ignore[assignment]
+    return steps > 1
 
 
 def hooks_of_gradients(tensor: Tensor) -> bool:

@@ -105,7 +105,7 @@ class Evidence:
     shown: Agreement = field(default_factory=Agreement)
     order: ComputationOrder = field(default_factory=ComputationOrder)
     one_sided: OneSided = field(default_factory=OneSided)
-    unpaired_buffers: dict[Role, list[tuple[Key, Record]]] = field(default_factory=lambda: {role: [] for role in ROLES})
+    unpaired_state: dict[Role, list[tuple[Key, Record]]] = field(default_factory=lambda: {role: [] for role in ROLES})
     _unpaired: Unpaired = field(default_factory=Unpaired)
     _seen: dict[int, frozenset[tuple[int, str]] | set[tuple[int, str]]] = field(default_factory=dict)
     _skipped: list[str] = field(default_factory=list)
@@ -152,7 +152,9 @@ class Evidence:
         for role, keys, records in zip(
             ROLES, (alignment.missing, alignment.extra), (reference, candidate), strict=True
         ):
-            self.unpaired_buffers[role] += [(key, records[key]) for key in keys if key.kind == "buffer"]
+            self.unpaired_state[role] += [
+                (key, records[key]) for key in keys if key.kind == "buffer" or key.is_changed_setting
+            ]
         for key, pair in alignment.pairs.items():
             if key.kind in KINDS:
                 self.compared[key.kind] = self.compared.get(key.kind, 0) + 1
@@ -270,7 +272,7 @@ def evidence_of(reference: Recording, candidate: Recording, case: Case) -> Evide
                 evidence.add_rank(*(side.of_rank(rank) for side in stored))
             else:
                 evidence.add(*(side.records_of(rank) for side in sides))
-    evidence.one_sided = one_sided(sides, evidence.unpaired_buffers, len(case.compared_steps))
+    evidence.one_sided = one_sided(sides, evidence.unpaired_state, len(case.compared_steps))
     return evidence
 
 
@@ -309,7 +311,7 @@ def _tell_layout(key: Key, reference: Record, candidate: Record) -> str:
 def _skipped(alignment: Alignment, unpaired: set[Key], case: Case) -> Iterator[str]:
     """A sentence for each name that comes and goes between steps, on both sides."""
     for kind, name, rank in dict.fromkeys((key.kind, key.name, key.rank) for key in alignment.pairs):
-        if kind == "rng":  # shown at the steps that draw
+        if kind == "rng" or Key(0, kind, name, rank).is_changed_setting:  # shown at the steps that draw, or change it
             continue
         keys = (Key(step, kind, name, rank) for step in case.compared_steps)
         if steps := [key.step for key in keys if key not in alignment.pairs and key not in unpaired]:

@@ -11,12 +11,16 @@ This is said only of buffers, and only where the side without them is known to s
 (`shows_every_buffer` in its manifest): of any other system a record may be missing because it was not shown. If each
 side has buffers that the other lacks, they may be the same under two names, and their records are missing as ever. So
 is one that a rank or a step of the other side has.
+
+What steps change of an optimizer's settings and attributes (`@changed`) has records on the side and at the steps where
+it changes. Without a partner it withholds EQUAL and CLOSE, like a buffer that steps change; if the other side's
+system does not show such changes at all, it is a remark.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bitproof.harness.records import ROLES, Key, Record, Recording, Role
 
@@ -25,15 +29,22 @@ _NUM_NAMED = 5
 
 @dataclass(kw_only=True)
 class OneSided:
-    """Buffers of one side alone. `side` has them, None where there are none; `changed` are those that steps change."""
+    """Buffers of one side alone. `side` has them, None where there are none; `changed` are those that steps change.
+
+    `settings` are what steps of one side alone change of its optimizers, by side; `compared` are the sides whose
+    partner shows such changes.
+    """
 
     side: Role | None = None
     names: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
+    settings: dict[Role, list[str]] = field(default_factory=dict)
+    compared: frozenset[Role] = frozenset()
 
     def covers(self, key: Key) -> bool:
         """Whether a record without a partner is of one of these."""
-        return key.kind == "buffer" and bare(key.name) in self.names
+        is_setting = key.is_changed_setting and any(bare(key.name) in names for names in self.settings.values())
+        return is_setting or (key.kind == "buffer" and bare(key.name) in self.names)
 
     def remarks(self) -> Iterator[str]:
         """A sentence that names them."""
@@ -41,12 +52,17 @@ class OneSided:
             what = "it stays the same" if len(self.names) == 1 else "they stay the same"
             held = f"; {what} in all steps, and what it changes is compared" if not self.changed else ""
             yield f"only the {self.side} has buffer {_first_few(self.names)}{held}"
+        for role, names in self.settings.items():
+            yield f"only the {role}'s steps change {_first_few(names)} of its optimizer"
 
     def unshown(self) -> Iterator[str]:
         """A sentence for what keeps agreement of everything else from being that of the systems."""
         if self.changed:
             which = "it" if len(self.changed) == 1 else "them"
             yield f"only the {self.side} has buffer {_first_few(self.changed)}, and steps change {which}"
+        for role, names in self.settings.items():
+            if role in self.compared:
+                yield f"only the {role}'s steps change {_first_few(names)} of its optimizer"
 
 
 def one_sided(
@@ -55,6 +71,12 @@ def one_sided(
     """What of the records without a partner, by the side that has them, is of buffers that the other side never has."""
     if sides[0].manifest.system == sides[1].manifest.system:
         return OneSided()  # two runs of one system register the same
+    changing = {
+        role: [*dict.fromkeys(bare(k.name) for k, _ in unpaired[role] if k.kind == "optimizer")] for role in ROLES
+    }
+    settings = {role: names for role, names in changing.items() if names}
+    compared = frozenset(role for role in settings if sides[1 - ROLES.index(role)].manifest.shows_every_buffer)
+    only_settings = OneSided(settings=settings, compared=compared)
     found: dict[Role, dict[str, dict[tuple[int, str], dict[int, str]]]] = {role: {} for role in ROLES}
     for role in ROLES:
         for key, record in unpaired[role]:
@@ -63,15 +85,15 @@ def one_sided(
                 found[role].setdefault(bare(key.name), {}).setdefault(moment, {})[key.step] = record.digest
     having = [role for role in ROLES if found[role]]
     if len(having) != 1:
-        return OneSided()
+        return only_settings
     (role,) = having
     other = sides[1 - ROLES.index(role)]
     if not other.manifest.shows_every_buffer:
-        return OneSided()
+        return only_settings
     paired = {bare(key.name) for key in _buffers_of(other)}
     names = {name: moments for name, moments in found[role].items() if name not in paired}
     changed = [name for name, moments in names.items() if _changes(moments, num_steps)]
-    return OneSided(side=role if names else None, names=[*names], changed=changed)
+    return replace(only_settings, side=role if names else None, names=[*names], changed=changed)
 
 
 def _changes(moments: Mapping[tuple[int, str], Mapping[int, str]], num_steps: int) -> bool:

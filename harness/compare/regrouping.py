@@ -33,7 +33,7 @@ from bitproof.harness.compare.bits import bits_equal, is_unlike
 from bitproof.harness.compare.order import computation_order
 from bitproof.harness.compare.phases import PHASES, apart_from, is_exact, regrouped_between
 from bitproof.harness.compare.relaid import LogicalTensor, box_of, by_rank, lies_otherwise
-from bitproof.harness.records import Key, LayoutBounds, LayoutRow, Recording
+from bitproof.harness.records import CHANGED, Key, LayoutBounds, LayoutRow, Recording
 from bitproof.harness.records.layout import Box, alike, joint_cuts
 from bitproof.harness.records.layout_bounds import MAX_ROWS
 
@@ -66,7 +66,7 @@ def measure_layouts(
     with ExitStack() as stack:
         sides = [_Side(folder, recording, stack) for folder, recording in zip(folders, recordings, strict=True)]
         for tensor in names:
-            if tensor.kind == "buffer" and tensor not in sides[1].parts:
+            if tensor not in sides[1].parts and (tensor.kind == "buffer" or tensor.name.endswith(CHANGED)):
                 continue  # only the reference has it: `one_sided` says what follows
             found = _distances(tensor, sides)
             if found.error > 0 or tensor in apart:

@@ -39,6 +39,7 @@ from bitproof.harness.records.proof import (
     ProofVerdict,
 )
 from bitproof.harness.records.recording import (
+    CHANGED,
     REQUIRED_KINDS,
     ROLES,
     Accepted,
@@ -89,6 +90,7 @@ from bitproof.harness.ulps import (
 
 __all__ = [
     "BUCKETS",
+    "CHANGED",
     "MAX_DIFFERING",
     "NO_CALL",
     "REQUIRED_KINDS",

@@ -29,6 +29,10 @@ def required_kinds(case: Case) -> tuple[Kind, ...]:
     return (*REQUIRED_KINDS, *(kind for kind, is_asked in asked if is_asked))
 
 
+CHANGED = "@changed"
+"""How names of an optimizer's settings and attributes end. A step that does not change one has no record of it."""
+
+
 class Key(NamedTuple):
     """The full name of one recorded tensor. Two records pair only if all four parts are equal."""
 
@@ -36,6 +40,11 @@ class Key(NamedTuple):
     kind: Kind
     name: str
     rank: int
+
+    @property
+    def is_changed_setting(self) -> bool:
+        """Whether the tensor is what a step changed of an optimizer's settings or attributes."""
+        return self.kind == "optimizer" and self.name.endswith(CHANGED)
 
 
 class Record(NamedTuple):

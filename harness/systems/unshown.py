@@ -67,7 +67,7 @@ def _states(held: Iterable[Any]) -> Iterator[tuple[str, torch.Tensor]]:
             yield from _generators(module, name)
     for optimizer in (each for each in held if isinstance(each, Optimizer)):
         yield from _generators(optimizer, type(optimizer).__name__)
-        for number, (parameter, state) in enumerate(optimizer.state.items()):
+        for number, (parameter, state) in enumerate(getattr(optimizer, "state", {}).items()):
             for key, value in state.items() if isinstance(state, Mapping) else ():
                 if isinstance(value, torch.Tensor):
                     yield f"optimizer {names.get(id(parameter), f'parameter {number}')}.{key}", value

@@ -105,6 +105,9 @@ class _Steps:
         self.are_over = False
         self.open = ExitStack()
         self.hooks: dict[int, ExitStack] = {}
+        from bitproof.harness.torch_compat import is_within_own_step
+
+        self._is_within_own_step = is_within_own_step
         self._loop = loop
         self._num_steps = num_steps
         self._taking = taking
@@ -128,6 +131,8 @@ class _Steps:
     @refusing()
     def optimizer_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Have an optimizer that counts show its gradients, and end the step after it, behind all hooks of its own."""
+        if self._is_within_own_step(optimizer):
+            return
         hooks = self.hooks.setdefault(id(optimizer), ExitStack())
         hooks.close()  # those of the step before: no hook can be removed while they run
         if self.are_over:  # it was not left
@@ -148,6 +153,8 @@ class _Steps:
 
     def _optimizer_ends(self, optimizer: Optimizer, *_: Any) -> None:
         with refusing():
+            if self._is_within_own_step(optimizer):
+                return
             self._stepped.append(optimizer)
             if not self._is_complete():
                 return

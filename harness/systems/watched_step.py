@@ -7,7 +7,8 @@ At every step it shows, in this order
                 shown as one of no elements, a sparse one as <name>.indices and <name>.values
     buffer      of each module, at the first of these moments as <name>@before_optimizer, and after the step
     param       each parameter after the step, a frozen one, too
-    optimizer   its state as <parameter>.<state>; of an optimizer without any, the learning rate as <parameter>.lr
+    optimizer   its state as <parameter>.<state>; of an optimizer without any, the learning rate as <parameter>.lr;
+                settings and attributes that the step has changed (`kept_beside`), as <parameter>.<setting>@changed
     loss        what the function returned, on the ranks where it returned one; of a whole loop the sum, in their
                 order and in float64, of the numbers that backward began with, on the ranks where it began with one
 
@@ -29,7 +30,9 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from bitproof.harness.errors import RecordingError, UsageError
+from bitproof.harness.records import CHANGED
 from bitproof.harness.systems.bare_names import bare_tensors
+from bitproof.harness.systems.kept_beside import KeptBeside, joined_values, tensor_of
 from bitproof.harness.within_user_code import refusals_raised, refusing, theirs
 
 if TYPE_CHECKING:
@@ -91,6 +94,7 @@ def watch(
         raise UsageError(
             "watch takes one function that trains", expected="step=..., which trains once, or train=..., a whole loop"
         )
+    watched.holders = _holders(optimizer)
     watched.names = dict(names or {})
     watched.independent_ranks = independent_ranks
     return watched
@@ -109,12 +113,15 @@ class WatchedStep:
         self.models = models
         self._prefixes = _prefixes(models)
         self.watched_optimizers = optimizers
+        self.holders: list[Any] = []
+        """Objects that hold watched optimizers, such as Lookahead around another one."""
         self.begin_step()
 
     def begin_step(self) -> None:
         """Forget the step before."""
         self.is_before_step = True
         self._seen = list(self.watched_optimizers)
+        self._beside = {id(each): KeptBeside(each, self._seen, self.models) for each in (*self._seen, *self.holders)}
 
     def placing(self, observe: Observe) -> Observe:
         """`observe`, with the part of the whole that it is shown of what FSDP1 has flattened."""
@@ -178,9 +185,17 @@ class WatchedStep:
             observe("param", name, parameter)
         for optimizer in optimizers:
             self._show_state(optimizer, observe)
+        self._show_other_states(optimizers, observe)
+        for number, holder in enumerate(self.holders):
+            if any(holder is each for each in self._seen):
+                continue
+            for name, value in self._beside[id(holder)].changed_attributes():
+                observe("optimizer", f"optimizer.holder{number}.{name}", value)
 
     def show_gradients(self, optimizer: Optimizer, observe: Observe) -> Any:
         """A hook that shows the gradients which the optimizer is about to read."""
+        from bitproof.harness.torch_compat import is_within_own_step
+
         is_shown = False
 
         def show() -> None:
@@ -195,6 +210,8 @@ class WatchedStep:
         @refusing()
         def hook(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             nonlocal is_shown
+            if is_within_own_step(optimizer):
+                return None
             is_shown = False
             changed = around_closure(args, kwargs, showing)
             if changed is None:
@@ -237,10 +254,40 @@ class WatchedStep:
                 observe("optimizer", f"{name}.{key}", states[name].get(key, _nothing_of(parameter)))
             if not keys:
                 rate = rates.get(id(parameter))
-                observe("optimizer", f"{name}.lr", _nothing_of(parameter) if rate is None else _tensor_of(rate))
+                observe("optimizer", f"{name}.lr", _nothing_of(parameter) if rate is None else tensor_of(rate))
+        self._show_beside(optimizer, {id(p): name for name, p in self._held_by(optimizer)}, observe, has_rate=not keys)
+
+    def _show_beside(self, optimizer: Optimizer, names: Mapping[int, str], observe: Observe, *, has_rate: bool) -> None:
+        """What an optimizer keeps under names of its own, and what the step has changed of settings and attributes."""
+        beside, prefix = self._beside[id(optimizer)], f"optimizer.{self._number(optimizer)}."
+        for group, settings in beside.changed_settings().items():
+            for parameter in optimizer.param_groups[group]["params"]:
+                for key, value in settings.items():
+                    if not (has_rate and key == f"lr{CHANGED}"):  # shown as <parameter>.lr
+                        observe("optimizer", f"{names[id(parameter)]}.{key}", value)
         by_name = {key: value for key, value in optimizer.state.items() if isinstance(key, str)}
-        for name, tensor in _leaves(by_name, f"optimizer.{self._number(optimizer)}."):
-            observe("optimizer", name, tensor)
+        for name, value in (*_leaves(by_name), *beside.changed_attributes()):
+            observe("optimizer", f"{prefix}{name}", value)
+
+    def _show_other_states(self, shown: Sequence[Optimizer], observe: Observe) -> None:
+        """What optimizers keep that took a step and that `watch` was not given, each value once.
+
+        A parameter that another optimizer holds, too, goes by its place in this one.
+        """
+        named = {id(p): name for name, p in self.trained_parameters().items()}
+        held = {id(p) for each in shown for group in each.param_groups for p in group["params"]}
+        states = {id(each.state) for each in shown}
+        for number, optimizer in enumerate(self._seen):
+            if any(optimizer is each for each in shown):
+                continue
+            names = {}
+            for place, parameter in _held_names(number, optimizer):
+                names[id(parameter)] = place if id(parameter) in held else named.get(id(parameter), place)
+                if id(optimizer.state) not in states:
+                    for key, value in _leaves(optimizer.state.get(parameter, {})):
+                        observe("optimizer", f"{names[id(parameter)]}.{key}", value)
+            held |= names.keys()
+            self._show_beside(optimizer, names, observe, has_rate=False)
 
     def trained_parameters(self) -> dict[str, Tensor]:
         """All models' parameters, by the names that an unwrapped model gives them.
@@ -264,6 +311,7 @@ class WatchedStep:
         """Remember an optimizer that takes a step: what it updates is compared, whether or not `watch` was given it."""
         if all(optimizer is not each for each in self._seen):
             self._seen.append(optimizer)
+            self._beside[id(optimizer)] = KeptBeside(optimizer, self._seen, self.models)
 
     def _number(self, optimizer: Optimizer) -> int:
         self.note(optimizer)
@@ -330,6 +378,18 @@ def held_optimizers(given: Any) -> list[Optimizer]:
     return [given]
 
 
+def _holders(given: Any) -> list[Any]:
+    """The objects among what `watch` was given as optimizers that hold others, the outer ones first."""
+    from torch.optim import Optimizer
+
+    if isinstance(given, (list, tuple)):
+        return [holder for each in given for holder in _holders(each)]
+    for inner in (getattr(given, "optimizer", None), getattr(given, "optimizers", None)):
+        if isinstance(inner, (Optimizer, list, tuple)):
+            return [given, *_holders(inner)]
+    return []
+
+
 def _bare(model: nn.Module) -> nn.Module:
     """The model without what DistributedDataParallel, DataParallel or torch.compile put around it."""
     from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -363,25 +423,12 @@ def _leaves(state: Mapping[Any, Any] | Sequence[Any], prefix: str = "") -> Itera
     from torch import Tensor
 
     for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
-        if isinstance(value, (list, tuple)) and (joined := _joined(value)) is not None:
+        if isinstance(value, (list, tuple)) and (joined := joined_values(value)) is not None:
             yield f"{prefix}{key}", joined
         elif isinstance(value, (Mapping, list, tuple)):
             yield from _leaves(value, f"{prefix}{key}.")
         elif isinstance(value, (Tensor, int, float)):
-            yield f"{prefix}{key}", _tensor_of(value)
-
-
-def _joined(values: Sequence[Any]) -> Tensor | None:
-    """All elements of a list's tensors and numbers, in order; None where it holds anything else, or several dtypes."""
-    import torch
-
-    held = [value for value in values if value is not None]
-    if not all(isinstance(value, (torch.Tensor, int, float)) for value in held):
-        return None
-    tensors = [_tensor_of(value).reshape(-1) for value in held]
-    if len({tensor.dtype for tensor in tensors}) > 1:
-        return None
-    return torch.cat(tensors) if tensors else torch.empty(0)
+            yield f"{prefix}{key}", tensor_of(value)
 
 
 def _parts(gradient: Tensor) -> dict[str, Tensor]:
@@ -392,12 +439,6 @@ def _parts(gradient: Tensor) -> dict[str, Tensor]:
 
     indices, values = sparse_parts(gradient)
     return {".indices": indices, ".values": values}
-
-
-def _tensor_of(value: Any) -> Tensor:
-    import torch
-
-    return value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64)
 
 
 def _nothing_of(parameter: Tensor) -> Tensor:
@@ -414,4 +455,4 @@ def _number(loss: Any, index: int) -> Tensor:
         raise RecordingError(
             f"step({index}) returned no loss", expected="a tensor of one number, a number, or None", found=repr(loss)
         )
-    return _tensor_of(loss.detach() if isinstance(loss, Tensor) else float(loss))
+    return tensor_of(loss.detach() if isinstance(loss, Tensor) else float(loss))

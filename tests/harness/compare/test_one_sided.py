@@ -141,3 +141,24 @@ def test_it_is_the_same_of_recordings_that_are_read_rank_by_rank(tmp_path):
 def test_a_manifest_without_the_field_counts_as_one_that_does_not_show_all():
     older = replace(recorded().manifest, shows_every_buffer=None)
     assert compare(recorded().told_as(older), recorded("a:c", p=constant), CASE).verdict == Verdict.UNVERIFIED
+
+
+def with_setting(recording: Recording, steps: tuple[int, ...]) -> Recording:
+    """The recording, with a learning rate that these steps change."""
+    more = {
+        Key(step, "optimizer", "weight.lr@changed", rank): Record(digest_of(step), "float64", ())
+        for step in steps
+        for rank in range(RANKS)
+    }
+    return Recording(recording.manifest, recording.records | more)
+
+
+def test_a_setting_that_steps_of_one_side_alone_change_withholds_equal_and_leaves_different():
+    changed = with_setting(recorded("a:c"), (1,))
+    assert found(recorded(), changed).verdict == Verdict.UNVERIFIED
+    assert "only the candidate's steps change `weight.lr`" in str(found(recorded(), changed).reason)
+    assert found(recorded(loss=2), changed).verdict == Verdict.DIFFERENT
+
+
+def test_a_setting_that_both_change_may_come_and_go_between_steps():
+    assert found(with_setting(recorded(), (1,)), with_setting(recorded("a:c"), (1,))).verdict == Verdict.EQUAL

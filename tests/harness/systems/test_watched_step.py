@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -351,3 +355,138 @@ def test_what_is_no_model_or_no_optimizer_is_refused():
         bitproof.watch(print, model=print, optimizer=SGD(model.parameters()))
     with pytest.raises(UsageError, match="optimizer that is none"):
         bitproof.watch(print, model=model, optimizer=model)
+
+
+class Attributes(SGD):
+    """Keeps its memory in attributes, of every form, and changes all of it in each step."""
+
+    def __init__(self, parameters, **settings):
+        super().__init__(parameters, **settings)
+        held = [p for group in self.param_groups for p in group["params"]]
+        self.rate, self.calls, self.flag, self.still = 0.5, 0, False, 3.0
+        self.array = numpy.zeros(2)
+        self.momentum = [torch.zeros_like(p) for p in held]
+        self.by_parameter = {p: torch.zeros(1) for p in held}
+        self.by_address = {id(p): torch.zeros(1) for p in held}
+        self.helper = SimpleNamespace(average=torch.zeros(1), back=self)
+        self.copies = nn.Linear(1, 1, bias=False)
+        self.same = {"parameters": held, "views": [p.detach().view(-1) for p in held]}
+
+    def step(self, closure=None):
+        super().step(closure)
+        self.rate *= 0.5
+        self.calls += 1
+        self.flag = True
+        self.array += 1
+        for tensor in (
+            *self.momentum,
+            *self.by_parameter.values(),
+            *self.by_address.values(),
+            self.helper.average,
+            self.copies.weight.data,
+        ):
+            tensor.add_(1)
+
+
+def test_what_a_step_changes_of_an_optimizers_attributes_is_shown():
+    model = nn.Linear(3, 2)
+    optimizer = Attributes(model.parameters(), lr=0.5)
+    rows = shown(bitproof.watch(trainer(model, optimizer), model=model, optimizer=optimizer))
+    changed = [name.removesuffix("@changed") for kind, name in rows if name.endswith("@changed")]
+    assert changed == [
+        f"optimizer.0.{path}"
+        for path in (
+            "rate",
+            "calls",
+            "array",
+            *(f"{each}.{key}" for each, keys in KEYS.items() for key in keys),
+            "helper.average",
+            "copies.weight",
+        )
+    ]
+    assert rows["optimizer", "optimizer.0.rate@changed"] == 0.25
+    assert rows["optimizer", "optimizer.0.momentum.1@changed"].equal(torch.ones(2))
+
+
+KEYS = {"momentum": (0, 1), "by_parameter": ("param0", "param1"), "by_address": ("param0", "param1")}
+
+
+def test_a_learning_rate_that_a_scheduler_writes_is_shown_at_the_steps_that_change_it():
+    model = nn.Linear(3, 2)
+    optimizer = AdamW(model.parameters(), lr=0.5)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    inner = trainer(model, optimizer)
+
+    def step(index):
+        loss = inner(index)
+        scheduler.step()
+        return loss
+
+    system = bitproof.watch(step, model=model, optimizer=optimizer)
+    rows = [shown(system, index) for index in range(2)]
+    assert ("optimizer", "weight.lr@changed") not in rows[0]
+    assert rows[1]["optimizer", "weight.lr@changed"] == rows[1]["optimizer", "bias.lr@changed"] == 0.05
+
+
+@pytest.mark.parametrize("made", [lambda p: AdamW(p), lambda p: SGD(p, lr=0.5, weight_decay=0.1, momentum=0.9)])
+def test_what_no_step_changes_of_settings_and_attributes_is_not_shown(made):
+    model = nn.Linear(3, 2)
+    optimizer = made(model.parameters())
+    optimizer.scratch = torch.ones(3)
+    rows = shown(bitproof.watch(trainer(model, optimizer), model=model, optimizer=optimizer))
+    assert not [name for _, name in rows if name.endswith("@changed")]
+
+
+def test_the_state_of_an_optimizer_that_watch_was_not_given_is_shown():
+    model, scale = nn.Linear(3, 2), nn.Parameter(torch.ones(1))
+    watched, other = AdamW(model.parameters()), AdamW([scale, model.bias])
+    rows = shown(bitproof.watch(scaled(model, watched, other), model=model, optimizer=watched))
+    assert ("optimizer", "optimizer.1.group0.param0.exp_avg_sq") in rows
+    assert ("optimizer", "bias.exp_avg") in rows and ("optimizer", "optimizer.1.group0.param1.exp_avg") in rows
+
+
+class Lookahead:
+    """Holds an optimizer and is none: it pulls parameters towards slow copies of them."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+        self.slow = {p: p.detach().clone() for group in optimizer.param_groups for p in group["params"]}
+
+    def step(self):
+        self.optimizer.step()
+        for parameter, slow in self.slow.items():
+            slow.lerp_(parameter.detach(), 0.5)
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+
+def test_what_an_object_keeps_that_holds_an_optimizer_is_shown():
+    model = nn.Linear(3, 2)
+    optimizer = Lookahead(AdamW(model.parameters()))
+    rows = shown(bitproof.watch(trainer(model, optimizer), model=model, optimizer=optimizer))
+    assert [name for _, name in rows if name.endswith("@changed")] == [
+        "optimizer.holder0.slow.param0@changed",
+        "optimizer.holder0.slow.param1@changed",
+    ]
+
+
+def test_a_step_of_a_class_that_calls_that_of_its_base_counts_once():
+    model = nn.Linear(3, 2)
+    SGD(model.parameters())  # now torch runs hooks in the step of the base, too
+    optimizer = Attributes(model.parameters(), lr=0.5)
+    loops = []
+
+    def loop():
+        while True:
+            trainer(model, optimizer)(0)
+
+    watched = bitproof.watch(train=loop, model=model)
+
+    @contextmanager
+    def taking(index):
+        loops.append({})
+        yield lambda kind, name, tensor: loops[-1].__setitem__((kind, name), tensor.detach().clone())
+
+    watched.take_steps(2, taking)
+    assert [rows["optimizer", "optimizer.0.calls@changed"].item() for rows in loops] == [1, 2]

@@ -1,0 +1,196 @@
+"""What optimizers change beside parameters and states: settings of their groups, and attributes of their own.
+
+torch's optimizers keep all of their memory in `state`. Others have some elsewhere: Prodigy's step size is a setting of
+its groups, a momentum may be an attribute, and schedulers write the learning rate. All of that is noted when a step
+begins. What the step has changed is shown under a name that ends in `@changed`:
+
+    0.weight.lr@changed             a setting, of each parameter of the group: how groups are divided does not matter
+    optimizer.0.momentum.1@changed  an attribute, by its path: lists, dicts, modules, and objects one level deep
+
+What does not change is not shown, so that an implementation may have settings and scratch that others lack. Flags,
+texts and what shares memory with a parameter, a gradient or a state, which are shown already, are left out.
+
+Example: StepLR halves the learning rate 0.1 in step 3, which shows `0.weight.lr@changed`, of 0.05. Other steps do not.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from bitproof.harness.records import CHANGED
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+_NO_PLACES = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
+
+
+class KeptBeside:
+    """The settings and attributes of an optimizer, or of an object that holds optimizers, when a step begins."""
+
+    def __init__(self, holder: Any, optimizers: Sequence[Optimizer], models: Iterable[Any] = ()) -> None:
+        self._holder = holder
+        self._optimizers = optimizers
+        self._models = list(models)
+        self._settings = {key: _content(value) for key, value in _settings(holder)}
+        self._groups = len(getattr(holder, "param_groups", ()))
+        self._attributes = {name: _content(value) for name, value in self._held()}
+
+    def changed_settings(self) -> dict[int, dict[str, Tensor]]:
+        """What has changed since, by the group and the setting."""
+        found: dict[int, dict[str, Tensor]] = {}
+        for (group, name), value in _settings(self._holder):
+            if group < self._groups and _content(value) != self._settings.get((group, name)):
+                found.setdefault(group, {})[f"{name}{CHANGED}"] = _number_of(value)
+        return found
+
+    def changed_attributes(self) -> Iterator[tuple[str, Tensor]]:
+        """What has changed since, by its path."""
+        for name, value in self._held():
+            if _content(value) != self._attributes.get(name):
+                yield f"{name}{CHANGED}", tensor_of(value)
+
+    def _held(self) -> Iterator[tuple[str, Any]]:
+        """Tensors and numbers in the holder's attributes that are neither a parameter, a gradient nor a state."""
+        names = _names_of(self._optimizers)
+        known = {id(place) for each in self._optimizers for place in (each, each.state, each.param_groups)}
+        tensors = [*_tensors_of(self._optimizers, self._models)]
+        shown, memory = {id(tensor) for tensor in tensors}, {_memory(tensor) for tensor in tensors} - {None}
+        for path, value in _leaves_in(getattr(self._holder, "__dict__", {}), "", names, known, depth=1):
+            if id(value) not in shown and _memory(value) not in memory:
+                yield path, value
+
+
+def _settings(holder: Any) -> Iterator[tuple[tuple[int, str], Any]]:
+    """Numbers, tensors and sequences of them in an optimizer's groups, by the group and their path."""
+    for number, group in enumerate(getattr(holder, "param_groups", ())):
+        settings = {name: value for name, value in group.items() if name != "params"}
+        for path, value in _leaves_in(settings, "", {}, set(), depth=0):
+            yield (number, path), value
+
+
+def _leaves_in(
+    place: Any, prefix: str, names: Mapping[int, str], known: set[int], depth: int
+) -> Iterator[tuple[str, Any]]:
+    """Tensors and numbers at a place and below. `known` places were seen, and `depth` objects may be entered."""
+    import numpy
+    from torch import Tensor, nn
+
+    if isinstance(place, (bool, str, bytes, *_NO_PLACES)) or place is None:
+        return
+    if isinstance(place, (Tensor, int, float, complex)):
+        yield prefix, place
+    elif isinstance(place, (numpy.ndarray, numpy.generic)):
+        if place.dtype.kind in "iufc":
+            yield prefix, tensor_of(place)
+    elif id(place) not in known:
+        known = known | {id(place)}
+        inner: Iterable[tuple[Any, Any]] = ()
+        if isinstance(place, nn.Module):
+            inner = (*place.named_parameters(), *place.named_buffers())
+        elif isinstance(place, (Mapping, types.MappingProxyType)):
+            inner = [(_key(key, number, names), value) for number, (key, value) in enumerate([*place.items()])]
+        elif isinstance(place, (list, tuple, deque)):
+            joined = joined_values(place)
+            if joined is not None and not any(isinstance(value, Tensor) for value in place):
+                yield prefix, joined
+            else:
+                inner = enumerate(place)
+        elif depth and hasattr(place, "__dict__"):
+            inner, depth = [*vars(place).items()], depth - 1
+        for key, value in inner:
+            yield from _leaves_in(value, f"{prefix}.{key}".lstrip("."), names, known, depth)
+
+
+def _key(key: Any, number: int, names: Mapping[int, str]) -> str:
+    """A key as a text that is the same in every run: a parameter's, or its address's, is the parameter's name."""
+    if (name := names.get(id(key)) or (names.get(key) if isinstance(key, int) else None)) is not None:
+        return name
+    return f"{key}" if isinstance(key, (str, int)) else f"{number}"
+
+
+def _names_of(optimizers: Iterable[Optimizer]) -> dict[int, str]:
+    held = [p for each in optimizers for group in each.param_groups for p in group["params"]]
+    return {id(p): f"param{number}" for number, p in reversed([*enumerate(held)])}
+
+
+def _tensors_of(optimizers: Iterable[Optimizer], models: Iterable[Any]) -> Iterator[Tensor]:
+    """Parameters, buffers, gradients and states: what is shown under names of their own."""
+    from torch import Tensor
+
+    parameters = [p for each in optimizers for group in each.param_groups for p in group["params"]]
+    parameters += [p for model in models for p in model.parameters()]
+    for parameter in parameters:
+        yield parameter
+        if parameter.grad is not None:
+            yield parameter.grad
+    for model in models:
+        yield from model.buffers()
+    for each in optimizers:
+        for _, value in _leaves_in(each.state, "", {}, set(), depth=0):
+            if isinstance(value, Tensor):
+                yield value
+
+
+def _memory(value: Any) -> int | None:
+    """The address of a tensor's storage; None if it has none, or is a number."""
+    from torch import Tensor
+
+    if not isinstance(value, Tensor):
+        return None
+    try:
+        return value.untyped_storage().data_ptr() or None
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def _content(value: Any) -> Any:
+    """What two values have in common if they are the same in every bit."""
+    from torch import Tensor
+
+    from bitproof.harness.capture.digest import digest
+    from bitproof.harness.errors import RecordingError
+
+    if not isinstance(value, Tensor):
+        return type(value).__name__, repr(value)
+    try:
+        return digest(value)
+    except (RecordingError, RuntimeError):  # a tensor without values, which nothing can show
+        return None
+
+
+def _number_of(value: Any) -> Tensor:
+    """A setting: one number is compared as float64, whether it is kept as a number or as a tensor."""
+    import torch
+
+    tensor = tensor_of(value)
+    return tensor.detach().to("cpu", torch.float64).reshape(()) if tensor.numel() == 1 else tensor
+
+
+def tensor_of(value: Any) -> Tensor:
+    """A tensor as it is, an array as a tensor, a number as one of float64."""
+    import numpy
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, (numpy.ndarray, numpy.generic)):
+        return torch.tensor(value)
+    return torch.tensor(value, dtype=torch.complex128 if isinstance(value, complex) else torch.float64)
+
+
+def joined_values(values: Iterable[Any]) -> Tensor | None:
+    """All elements of a list's tensors and numbers, in order; None where it holds anything else, or several dtypes."""
+    import torch
+
+    held = [value for value in values if value is not None]
+    if not all(isinstance(value, (torch.Tensor, int, float)) for value in held):
+        return None
+    tensors = [tensor_of(value).reshape(-1) for value in held]
+    if len({tensor.dtype for tensor in tensors}) > 1:
+        return None
+    return torch.cat(tensors) if tensors else torch.empty(0)

@@ -118,8 +118,8 @@ def _of_script(words: list[str], changes: Changes, reference_args: str, candidat
 def declare(checks: Sequence[type[Check]]) -> None:
     """Add the command to the program, with the options of these checks."""
     app.registered_commands[:] = [each for each in app.registered_commands if each.name != "run"]
-    examples = "bitproof run -k moe_seq", "bitproof run --case case.json --steps 2 --control when-different"
-    examples = (*examples, "bitproof run train.py --reference git:HEAD~1 --steps 5 -- --lr 3e-4")
+    scripts = "bitproof run train.py --reference git:HEAD~1 --steps 5 -- --lr 3e-4"
+    examples = scripts, "bitproof run -k moe_seq", "bitproof run --case case.json --steps 2 --control when-different"
     command("run", *examples)(takes(Changes, RunOptions, only=_OPTIONS, checks=checks)(run_command))
 
 

@@ -169,7 +169,7 @@ class WatchedScript(WatchedLoop):
 
     def _find_models(self) -> bool:
         """Watch the models of all optimizers' parameters; returns whether these are others than before."""
-        models = _owners([p for each in self._optimizers() for group in each.param_groups for p in group["params"]])
+        models = owners_of([p for each in self._optimizers() for group in each.param_groups for p in group["params"]])
         models = [bare(each) for each in models]
         if [id(each) for each in models] == [id(each) for each in self.models]:
             return False
@@ -230,7 +230,7 @@ def _spawning_here(rank: int, world_size: int) -> Iterator[None]:
         yield
 
 
-def _owners(parameters: Sequence[Tensor]) -> list[nn.Module]:
+def owners_of(parameters: Sequence[Tensor]) -> list[nn.Module]:
     """The outermost modules that own parameters, as few as own all that any module does, in the parameters' order."""
     from torch import nn
 

@@ -16,7 +16,7 @@ from bitproof.harness.case.case import Script, are_foreign, is_factory, script_o
 from bitproof.harness.errors import RecordingError, UsageError
 from bitproof.harness.settings import absolute_source
 from bitproof.harness.systems.revisions import check_out, checkout_of, resolve
-from bitproof.harness.systems.script import WatchedScript, _owners
+from bitproof.harness.systems.script import WatchedScript, owners_of
 from bitproof.harness.systems.user_system import UserSystem
 
 HEAD = """
@@ -198,10 +198,10 @@ def test_spawned_processes_are_the_ranks(shown):
     assert refusal.value.fix == "give --world-size 4"
 
 
-def test_the_models_are_the_outermost_owners_in_the_optimizers_order():
+def test_the_models_are_the_outermostowners_of_in_the_optimizers_order():
     inner = nn.Linear(2, 2)
     outer, other = nn.Sequential(inner, nn.Linear(2, 2)), nn.Linear(2, 2)
-    found = _owners([other.weight, inner.weight, torch.nn.Parameter(torch.ones(1))])
+    found = owners_of([other.weight, inner.weight, torch.nn.Parameter(torch.ones(1))])
     assert len(found) == 2 and found[0] is other and found[1] is outer
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -114,6 +114,7 @@ def run(
     *,
     reference: System | None = None,
     candidate: System | None = None,
+    args: Sequence[str] = (),
     report_dir: str | Path = "reports",
     on_event: OnEvent | None = None,
     **settings: Unpack[RunSettings],
@@ -121,13 +122,22 @@ def run(
     """Run a case, given whole, by its name or by its JSON file, and write its run folder under `report_dir`.
 
     Without a case, `reference` and `candidate` are compared: systems by name, or factories of the calling script,
-    test or module, which ranks find again by file and name.
+    test or module, which ranks find again by file and name. A training script is a system, too, run as it is: a file
+    such as "train.py", or one with arguments, "train.py --fused". `args` are arguments for the scripts of both sides,
+    and `reference="git:HEAD~1"` is the candidate's script in that revision.
 
     `settings` are the options of `bitproof run`, by the same names with `_` for `-`: `bitproof run --help` describes
     them, and `bitproof.keywords.RunSettings` has their types. `on_event` is called with progress. Returns whatever came
     of it: compare `verdict`, or call `assert_as_expected`. Raises UsageError for a call or a case that is wrong, before
     anything runs.
     """
+    from bitproof.harness.commands.scripts import is_script, script_sides
+
+    if isinstance(candidate, str) and is_script(candidate):
+        old = _source(reference)
+        reference, candidate = script_sides(candidate, old, args)
+    elif args:
+        raise UsageError("args are for scripts", expected='candidate="train.py"', found=f"candidate={candidate!r}")
     return run_asked(
         asked("run", RunSettings, case, reference, candidate, settings), report_dir, on_event or (lambda event: None)
     )
@@ -259,6 +269,10 @@ def _source(system: System | None) -> str | None:
 
 def _case_of(reference: str | None, candidate: str | None) -> Case:
     """The case that compares two systems and says nothing else."""
+    from bitproof.harness.commands.scripts import is_script, script_case
+
+    if reference is not None and candidate is not None and is_script(candidate):
+        return script_case(reference, candidate)
     if reference is None or candidate is None:
         raise UsageError(
             "without a case, a run compares two systems", expected="reference=... and candidate=..., or a case"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from bitproof.harness.case.case import file_of
+from bitproof.harness.case.case import file_of, script_of
 from bitproof.harness.errors import UsageError
 
 T = TypeVar("T")
@@ -175,7 +175,9 @@ def words_in(kind: Any) -> list[str]:
 
 
 def absolute_source(text: str) -> str:
-    """`FILE:NAME` with the file's absolute path; a module's name, or a plain name, as it is."""
+    """`FILE:NAME`, or a script's command line, with the file's absolute path; any other name as it is."""
+    if script := script_of(text):
+        return str(script._replace(file=str(Path(script.file).absolute())))
     source, colon, name = text.rpartition(":")
     file = file_of(source) if colon else None
     return text if file is None else f"{file.absolute()}:{name}"

@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import shlex
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from bitproof.harness.case.autoplace import Autoplace
 from bitproof.harness.case.bounds import (
@@ -293,12 +294,43 @@ def file_of(source: str) -> Path | None:
     return Path(source) if source.endswith(".py") or "/" in source else None
 
 
+class Script(NamedTuple):
+    """A training script as a system: its file, its arguments, and the git revision of the file, "" for none.
+
+    As a system's name it is a command line: `train.py --lr 3e-4`, or `git:4f2a91c:train.py --lr 3e-4`.
+    """
+
+    file: str
+    args: tuple[str, ...] = ()
+    revision: str = ""
+
+    def __str__(self) -> str:
+        return shlex.join([f"git:{self.revision}:{self.file}" if self.revision else self.file, *self.args])
+
+
+def script_of(system: str) -> Script | None:
+    """The script that a system's name is the command line of; None for any other system, such as `train.py:make`."""
+    try:
+        first, *args = shlex.split(system)
+    except ValueError:
+        return None
+    prefix, _, rest = first.partition(":")
+    revision, _, file = rest.partition(":") if prefix == "git" else ("", "", first)
+    if not file.endswith(".py") or (":" in file and not revision) or (prefix == "git" and not revision):
+        return None
+    return Script(file, tuple(args), revision)
+
+
 def is_factory(system: str) -> bool:
     """Whether a system is named as a user's factory, in a module or a file."""
-    return ":" in system
+    return ":" in system and script_of(system) is None
 
 
 def are_foreign(reference: object, candidate: object) -> bool:
-    """Whether both systems are a user's trainers: two factories, or one that also runs under torch.compile."""
-    names = [each for each in (reference, candidate) if isinstance(each, str) and is_factory(each)]
+    """Whether both systems are a user's trainers: factories, scripts, or one that also runs under torch.compile."""
+    names = [
+        each
+        for each in (reference, candidate)
+        if isinstance(each, str) and (is_factory(each) or script_of(each) is not None)
+    ]
     return len(names) == 2 or (names == [reference] and candidate == COMPILED)

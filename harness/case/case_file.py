@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bitproof.harness.case import Case
-from bitproof.harness.case.case import are_foreign, file_of
+from bitproof.harness.case.case import are_foreign, file_of, script_of
 from bitproof.harness.case.texts import data_of_file, is_text_of_ours
 from bitproof.harness.errors import CaseError
 from bitproof.harness.files.plain_files import read_plain
@@ -103,6 +103,9 @@ def _beside(path: Path, values: dict[str, Any]) -> dict[str, Any]:
     """A file's values, with the files that they name found from the working directory."""
     found = dict(values)
     for side in ("reference", "candidate"):
+        if script := script_of(str(found.get(side))):
+            found[side] = str(script._replace(file=_from_here(path.parent, Path(script.file))))
+            continue
         source, colon, factory = str(found.get(side)).rpartition(":")
         if colon and (file := file_of(source)):
             found[side] = f"{_from_here(path.parent, file)}:{factory}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
@@ -11,14 +13,16 @@ import typer
 
 from bitproof.harness.case import Case
 from bitproof.harness.case.select import asks_for
-from bitproof.harness.changes import Changes
+from bitproof.harness.changes import Changes, change_case
 from bitproof.harness.checks.check import Check
 from bitproof.harness.checks.shipped import all_checks, shipped_checks
 from bitproof.harness.cli.app import CASES, Expression, app
 from bitproof.harness.cli.arguments import CaseFiles, ReportDir, case_words, chosen_cases
 from bitproof.harness.cli.declare import command, takes
 from bitproof.harness.commands.run import run_and_report
+from bitproof.harness.commands.scripts import is_script, script_case, script_sides
 from bitproof.harness.commands.shard import cases_of, parse_shard
+from bitproof.harness.errors import UsageError
 from bitproof.harness.machine.devices import unmet_requirement
 from bitproof.harness.options import DeviceRequest, RunOptions
 from bitproof.harness.settings import options_of, words
@@ -29,6 +33,15 @@ _OPTIONS = tuple(each.keyword for each in _ALL if each.keyword != "values")
 
 
 def run_command(
+    script: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SCRIPT] [-- ARGS]",
+            help="A training script to compare, as it is, with --reference: git:REF or another script. Its arguments, "
+            "for both sides, come after --.",
+            show_default=False,
+        ),
+    ] = None,
     expression: Expression = None,
     case_files: CaseFiles = None,
     shard: Annotated[
@@ -40,25 +53,73 @@ def run_command(
         ),
     ] = None,
     report_dir: ReportDir = Path("reports"),
+    reference_args: Annotated[
+        str,
+        typer.Option(
+            metavar="WORDS",
+            help="More arguments for the reference's script.",
+            rich_help_panel=CASES,
+            show_default=False,
+        ),
+    ] = "",
+    candidate_args: Annotated[
+        str,
+        typer.Option(
+            metavar="WORDS",
+            help="More arguments for the candidate's script.",
+            rich_help_panel=CASES,
+            show_default=False,
+        ),
+    ] = "",
     *,
     changes: Changes,
     options: RunOptions,
 ) -> None:
     """Run cases on every rank, compare, and write a report."""
-    cases = chosen_cases(expression, case_files, changes)
+    if script or (is_script(changes.candidate) and expression is None and not case_files):
+        changes = _of_script(script or [], changes, reference_args, candidate_args)
+        if expression is not None or case_files:
+            raise UsageError(
+                "a script is a case by itself", expected="no -k and no --case", found=str(changes.candidate)
+            )
+        cases = [change_case(script_case(str(changes.reference), str(changes.candidate)), changes)]
+    elif reference_args or candidate_args:
+        raise UsageError(
+            "--reference-args and --candidate-args are for scripts",
+            expected="bitproof run train.py --candidate-args=...",
+        )
+    else:
+        cases = chosen_cases(expression, case_files, changes)
     part = None if shard is None else parse_shard(shard, cases)
     cases = cases if part is None else cases_of(part)
-    not_run = {} if case_files or asks_for(expression) else _left_out(cases, options.device)
+    not_run = {} if case_files or asks_for(expression) or script else _left_out(cases, options.device)
     left_out = tuple(case for case in cases if case.name in not_run)
     cases = [case for case in cases if case.name not in not_run]
     replay = [*words(changes, options), *case_words(case_files)]
     raise typer.Exit(run_and_report(cases, options, report_dir, replay, not_run, part, left_out=left_out))
 
 
+def _of_script(words: list[str], changes: Changes, reference_args: str, candidate_args: str) -> Changes:
+    """The changes, with the systems of a call that names a script. Raises UsageError for what is none."""
+    if words and not words[0].endswith(".py"):
+        raise UsageError(
+            f"{words[0]} is no script",
+            expected="a Python file, such as train.py",
+            found=shlex.join(words),
+            fix=f"to run the case of that name: bitproof run -k {words[0]}",
+        )
+    first, args = (words[0], words[1:]) if words else (str(changes.candidate), [])
+    if words and changes.candidate is not None:
+        raise UsageError("the candidate is given twice", expected="one script", found=f"{first}, {changes.candidate}")
+    sides = script_sides(first, changes.reference, args, reference_args, candidate_args)
+    return replace(changes, reference=sides[0], candidate=sides[1])
+
+
 def declare(checks: Sequence[type[Check]]) -> None:
     """Add the command to the program, with the options of these checks."""
     app.registered_commands[:] = [each for each in app.registered_commands if each.name != "run"]
-    examples = "bitproof run -k moe_seq", "bitproof run --case case.json --steps 2 --control when-different"
+    scripts = "bitproof run train.py --reference git:HEAD~1 --steps 5 -- --lr 3e-4"
+    examples = scripts, "bitproof run -k moe_seq", "bitproof run --case case.json --steps 2 --control when-different"
     command("run", *examples)(takes(Changes, RunOptions, only=_OPTIONS, checks=checks)(run_command))
 
 

@@ -52,6 +52,7 @@ from bitproof.harness.records import (
     Verdict,
 )
 from bitproof.harness.systems.registry import sums_over_ranks
+from bitproof.harness.systems.revisions import check_out
 
 if TYPE_CHECKING:
     from bitproof.harness.localize.every_call import EveryCall
@@ -167,6 +168,7 @@ class CaseRun:
         chosen = self.options.of_run(role, is_stressed=arm == "stress" or bool(replay and replay.stressed))
         of_baseline = values_to_keep(self.options.baseline_dir, self.case, system)
         at, work = case.resume_at, self.client.work / f"{self.case.name}-{role}{suffix}"
+        check_out(system, work.parent)
         return RunRequest(
             case=replace(case, steps=self._control_steps) if arm == "control" else case,
             system=system,

@@ -32,6 +32,7 @@ from torch.fx import GraphModule, Node
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from bitproof.harness.graph.origin import innermost_user_line, running_part
 from bitproof.harness.localize.logs.calls import Call, Place
@@ -61,11 +62,12 @@ class Places:
 
     def __init__(
         self,
-        modules: Iterable[tuple[str, nn.Module]],
+        modules: Callable[[], Iterable[tuple[str, nn.Module]]],
         running_chunk: Callable[[], int | None],
         running_half: Callable[[], tuple[str, int] | None] = lambda: None,
     ) -> None:
-        self._names = {module: name for name, module in modules}
+        self._modules = modules
+        self._names = {module: name for name, module in modules()}
         self._owners: dict[Tensor, str] = {}
         self._running_chunk = running_chunk
         self._running_half = running_half
@@ -226,9 +228,9 @@ class Places:
 
         Compiled code that stays whole says nothing of modules within: the one that was compiled has all of its calls.
         """
-        self._hooked = {module for module in self._names if has_forward_hooks(module)}
-        hooks = [
-            *(module.register_forward_hook(self._pop, always_call=True) for module in self._hooked),
+        self._late = hooks = list[RemovableHandle]()
+        self._hook_late()
+        hooks += [
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
             register_optimizer_step_pre_hook(self._begin_update),
@@ -243,6 +245,11 @@ class Places:
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def _hook_late(self) -> None:
+        """Have modules with forward hooks of their own popped after these."""
+        self._hooked = {module for module in self._names if has_forward_hooks(module)}
+        self._late += [module.register_forward_hook(self._pop, always_call=True) for module in self._hooked]
 
     def _within(self, module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
         """The call of compiled code, within which its module runs."""
@@ -264,6 +271,9 @@ class Places:
             self._micro_batches[module] += 1
             self._micro_batch = self._micro_batches[module]
         unknown = None if isinstance(module, GraphModule) else ""
+        if not self._names:  # a script's models are known once its optimizers are made
+            self._names = {known: name for name, known in self._modules()}
+            self._hook_late()
         if module in self._names and unknown is not None and torch.is_grad_enabled():
             self._is_lost = False  # autograd follows from here on
         self._entered.append((module, is_backward_running()))

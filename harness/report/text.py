@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from bitproof.harness.case import Case
+from bitproof.harness.case.case import script_of
 from bitproof.harness.errors import bounded
 from bitproof.harness.records import (
     ROLES,
@@ -34,7 +35,8 @@ UNTOLD = "direction not known"
 def replay_command(report: Report, result: CaseResult) -> str:
     """The command that runs one case again as this run did."""
     options = report.options if result.options is None else result.options
-    selection = [] if options.count(CASE_FILE) == 1 else ["-k", result.case.name]
+    is_named_whole = options.count(CASE_FILE) == 1 or (script_of(result.case.candidate) and "--candidate" in options)
+    selection = [] if is_named_whole else ["-k", result.case.name]
     return shlex.join(["bitproof", "run", *selection, *options])
 
 

@@ -64,6 +64,14 @@ def lent(device: torch.device) -> Iterator[None]:
             loan.aside.exchange()
 
 
+def put_aside() -> None:
+    """Have user code begin without a group, as a script does: it finds the lent one when it makes its own."""
+    loan = _loans[-1] if _loans else None
+    if loan is not None and loan.aside is None:
+        loan.is_taken = False
+        loan.aside = KnownGroups().exchange()
+
+
 @contextmanager
 def as_lent() -> Iterator[None]:
     """Our code within user code: the groups that were lent are there, though user code may have destroyed them."""
@@ -99,8 +107,7 @@ def _destroy_process_group(group: Any = None) -> None:
     is_default = group is None or group is dist.group.WORLD
     if loan is None or loan.aside is not None or not is_default:
         return _destroy(group)
-    loan.is_taken = False
-    loan.aside = KnownGroups().exchange()
+    put_aside()
     return None
 
 

@@ -5,6 +5,7 @@
     NAME                            the entry point NAME of group bitproof.systems, in an installed distribution
     PACKAGE.MODULE:FACTORY          imported
     FILE.py:FACTORY                 run
+    FILE.py ARGUMENTS               a training script, run as it is (harness/systems/script.py)
 
 Every rank calls `factory(case, mesh)`, or one without parameters as `factory()`, once. By then:
 
@@ -68,9 +69,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bitproof.harness.case import COMPILED, PREPARED
-from bitproof.harness.case.case import file_of
+from bitproof.harness.case.case import file_of, script_of
 from bitproof.harness.errors import UsageError
 from bitproof.harness.runtime.search_path import search_path
+from bitproof.harness.systems.revisions import resolve
 from bitproof.harness.user_code import plugins
 from bitproof.harness.user_code.missing import missing_package
 from bitproof.harness.user_code.own_files import package_of
@@ -133,6 +135,12 @@ def check_system(name: str) -> None:
     entries = registered()
     if name in NAMED:
         return
+    if script := script_of(name):
+        if script.revision:
+            resolve(script)
+        else:
+            names_in(Path(script.file), f"script {script.file}")
+        return
     source, _, factory = (entries[name].value if name in entries else name).rpartition(":")
     if not source or not factory:
         known = (*NAMED, *entries)
@@ -141,7 +149,7 @@ def check_system(name: str) -> None:
         file = name.rstrip(":") if name.rstrip(":").endswith(".py") else None
         raise UsageError(
             f"unknown system {name!r}",
-            expected=f"{', '.join(known)}, or {OWN}",
+            expected=f"{', '.join(known)}, {OWN}, or a script: train.py --lr 3e-4",
             found=repr(name),
             fix=f"name a factory of the file, such as {file}:make" if file else likely,
         )
@@ -177,6 +185,8 @@ def check_preload(case: Case) -> None:
 
 def folder_of(name: str, case: Case) -> Path | None:
     """The folder that the modules of a case's system are found in first; None where that is no file's."""
+    if script := script_of(name):
+        return None if script.revision else Path(script.file).resolve().parent
     source, _, factory = (case.reference if name == COMPILED else name).rpartition(":")
     path = file_of(source) if source and factory else None
     return None if path is None else package_of(path.resolve())[0]
@@ -184,13 +194,23 @@ def folder_of(name: str, case: Case) -> Path | None:
 
 def program_name(name: str) -> str:
     """`sys.argv[0]` of a rank that runs a system which is not built in: its file, or its module if it has none."""
+    if script := script_of(name):
+        return script.file
     entries = registered()
     source = (entries[name].value if name in entries else name).rpartition(":")[0]
     return str(file_of(source) or _file_of_module(name, source) or source)
 
 
-def load_factory(name: str) -> Factory:
-    """The factory of a system that is not built in. Raises UsageError when it cannot be loaded."""
+def load_factory(name: str, work: Path = Path("run")) -> Factory:
+    """The factory of a system that is not built in. `work` is the run's own name in the command's folder, in which
+    checkouts of revisions are.
+
+    Raises UsageError when it cannot be loaded.
+    """
+    if script := script_of(name):
+        from bitproof.harness.systems.script import make_script
+
+        return Factory(make_script(script, work), {})
     entries = registered()
     if name in entries:
         return Factory(plugins.load(entries[name]), {"distribution": plugins.distribution_of(entries[name])})

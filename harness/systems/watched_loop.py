@@ -15,7 +15,7 @@ framework's returns. Imports torch when it is used.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -23,15 +23,22 @@ from unittest import mock
 
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.systems.watched_step import Observe, WatchedStep, held_optimizers
-from bitproof.harness.within_user_code import refusals_raised, refusing
+from bitproof.harness.within_user_code import refusals_raised, refusing, theirs
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
 
+_MOST_TIMES_LEFT = 100
+
+
 class _EnoughError(BaseException):
     """Leaves a loop that would go on; no `except Exception` on the way takes it."""
+
+
+def _leave() -> None:
+    raise _EnoughError
 
 
 class WatchedLoop(WatchedStep):
@@ -47,6 +54,8 @@ class WatchedLoop(WatchedStep):
         super().__init__(lambda index: None, models, optimizers)
         self._train = train
         self._loss = loss
+        self._frozen: set[int] = set()
+        """Parameters that require no gradients, and that no optimizer holds."""
 
     def take_steps(self, num_steps: int, taking: Callable[[int], AbstractContextManager[Observe]]) -> None:
         """Run the loop for so many steps, each within `taking(index)`.
@@ -65,13 +74,57 @@ class WatchedLoop(WatchedStep):
                 with steps.open, told:
                     steps.begin()
                     self._train()
-                    raise _too_short(steps.index, num_steps)
+                    raise self.too_short(steps.index, num_steps)
             except BaseException:
                 if not steps.are_over:  # what is raised after that comes of leaving the loop
                     raise
             finally:
                 for each in (hook.remove, *(hooks.close for hooks in steps.hooks.values())):
                     each()
+
+    def optimizer_begins(self, optimizer: Optimizer) -> bool:
+        """Note an optimizer whose step begins; returns whether other models are watched from now on."""
+        self.note(optimizer)
+        return False
+
+    def counts(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer is watched, and is none that only holds others."""
+        if self.watched_optimizers:
+            return any(optimizer is each for each in self.watched_optimizers)
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        is_ours = any(id(p) in held for p in self.trained_parameters().values())
+        return is_ours and held_optimizers(optimizer) == [optimizer]
+
+    def is_complete(self, stepped: Sequence[Optimizer]) -> bool:
+        """Whether all that count have taken their step: together they hold what requires gradients, now or in turn."""
+        if self.watched_optimizers:
+            return len(stepped) == len(self.watched_optimizers)
+        held = held_by(stepped)
+        left = [p for p in self.trained_parameters().values() if id(p) not in held]
+        return not any(p.requires_grad for p in left) and not self._may_take_turns({id(p) for p in left})
+
+    def show_losses(self, losses: list[Tensor], observe: Observe) -> None:
+        """Show what backward began with in a step, as one number."""
+        if losses:
+            observe("loss", "loss", sum_of_losses(losses))
+
+    def _may_take_turns(self, frozen: set[int]) -> bool:
+        """Whether another optimizer holds what requires no gradients now, as while Lightning's steps take turns."""
+        if not frozen - self._frozen:
+            return False
+        from torch.optim import Optimizer
+
+        held = held_by(each for each in gc.get_objects() if issubclass(type(each), Optimizer))
+        self._frozen |= frozen - held
+        return bool(frozen & held)
+
+    def too_short(self, taken: int, num_steps: int) -> RecordingError:
+        """The refusal of a loop that ended before the case's last step."""
+        return RecordingError(
+            f"the training loop ended after {taken} steps of its optimizer",
+            expected=f"at least {num_steps} steps, as the case says",
+            fix="let the loop go on for longer, or give --steps",
+        )
 
 
 @contextmanager
@@ -87,14 +140,6 @@ def _results_told(method: MethodType, told: Callable[[Tensor], None]) -> Iterato
 
     with mock.patch.object(method.__self__, method.__name__, call):
         yield
-
-
-def _too_short(taken: int, num_steps: int) -> RecordingError:
-    return RecordingError(
-        f"the training loop ended after {taken} steps of its optimizer",
-        expected=f"at least {num_steps} steps, as the case says",
-        fix="let the loop go on for longer, or give --steps",
-    )
 
 
 class _Steps:
@@ -113,12 +158,12 @@ class _Steps:
         self._taking = taking
         self._stepped: list[Optimizer] = []
         self._losses: list[Tensor] = []
-        self._frozen: set[int] = set()
-        """Parameters that require no gradients, and that no optimizer holds."""
+        self._times_left = 0
 
     def begin(self) -> None:
         """Begin the step of this index."""
-        self._observe: Observe = self._loop.placing(self.open.enter_context(self._taking(self.index)))
+        self._shown = self.open.enter_context(self._taking(self.index))
+        self._observe: Observe = self._loop.placing(self._shown)
         self._stepped, self._losses = [], []
         self._loop.begin_step()
 
@@ -135,10 +180,11 @@ class _Steps:
             return
         hooks = self.hooks.setdefault(id(optimizer), ExitStack())
         hooks.close()  # those of the step before: no hook can be removed while they run
-        if self.are_over:  # it was not left
-            return
-        self._loop.note(optimizer)
-        if not self._counts(optimizer):
+        if self.are_over:
+            self._leave_again()
+        if self._loop.optimizer_begins(optimizer):
+            self._observe = self._loop.placing(self._shown)
+        if not self._loop.counts(optimizer):
             return
         if any(optimizer is other for other in self._stepped):
             raise RecordingError(
@@ -156,51 +202,36 @@ class _Steps:
             if self._is_within_own_step(optimizer):
                 return
             self._stepped.append(optimizer)
-            if not self._is_complete():
+            if not self._loop.is_complete(self._stepped):
                 return
             self._end_step()
         if self.are_over:
             raise _EnoughError
 
+    def _leave_again(self) -> None:
+        """Leave a loop that caught what left it before. Raises RecordingError where that happens again and again."""
+        self._times_left += 1
+        if self._times_left > _MOST_TIMES_LEFT:
+            raise RecordingError(
+                f"the training loop goes on after its last step: it caught what leaves it {_MOST_TIMES_LEFT} times",
+                expected="a loop that ends when a BaseException is raised within it",
+                fix="catch Exception in its place, as in `except Exception:` for `except:`",
+            )
+        theirs(_leave)
+
     def _end_step(self) -> None:
         """Show what the step leaves, and begin the next one unless it was the last."""
         self._loop.show_what_is_left(self._stepped, self._observe)
-        if self._losses:
-            self._observe("loss", "loss", sum_of_losses(self._losses))
+        self._loop.show_losses(self._losses, self._observe)
         self.open.close()
         self.index += 1
         self.are_over = self.index == self._num_steps
         if not self.are_over:
             self.begin()
 
-    def _counts(self, optimizer: Optimizer) -> bool:
-        """Whether it is watched, and is none that only holds others."""
-        if self._loop.watched_optimizers:
-            return any(optimizer is each for each in self._loop.watched_optimizers)
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        is_ours = any(id(p) in held for p in self._loop.trained_parameters().values())
-        return is_ours and held_optimizers(optimizer) == [optimizer]
 
-    def _is_complete(self) -> bool:
-        """Whether all that count have taken their step: together they hold what requires gradients, now or in turn."""
-        if self._loop.watched_optimizers:
-            return len(self._stepped) == len(self._loop.watched_optimizers)
-        held = _held_by(self._stepped)
-        left = [p for p in self._loop.trained_parameters().values() if id(p) not in held]
-        return not any(p.requires_grad for p in left) and not self._may_take_turns({id(p) for p in left})
-
-    def _may_take_turns(self, frozen: set[int]) -> bool:
-        """Whether another optimizer holds what requires no gradients now, as while Lightning's steps take turns."""
-        if not frozen - self._frozen:
-            return False
-        from torch.optim import Optimizer
-
-        held = _held_by(each for each in gc.get_objects() if issubclass(type(each), Optimizer))
-        self._frozen |= frozen - held
-        return bool(frozen & held)
-
-
-def _held_by(optimizers: Iterable[Optimizer]) -> set[int]:
+def held_by(optimizers: Iterable[Optimizer]) -> set[int]:
+    """The ids of all parameters that some optimizers hold."""
     return {id(p) for each in optimizers for group in getattr(each, "param_groups", ()) for p in group["params"]}
 
 

@@ -81,15 +81,15 @@ def watch(
             raise UsageError(
                 "watch was given a model that is none", expected="a torch.nn.Module", found=type(each).__name__
             )
-    bare, optimizers = [_bare(each) for each in models], [] if optimizer is None else held_optimizers(optimizer)
+    models, optimizers = [bare(each) for each in models], [] if optimizer is None else held_optimizers(optimizer)
     if step is not None and train is None:
-        watched = WatchedStep(step, bare, optimizers)
+        watched = WatchedStep(step, models, optimizers)
     elif train is not None and step is None:
         if loss is not None and not isinstance(loss, MethodType):
             raise UsageError(
                 "watch was given a loss that is no method", expected="loss=trainer.method", found=type(loss).__name__
             )
-        watched = WatchedLoop(train, bare, optimizers, loss)
+        watched = WatchedLoop(train, models, optimizers, loss)
     else:
         raise UsageError(
             "watch takes one function that trains", expected="step=..., which trains once, or train=..., a whole loop"
@@ -106,16 +106,20 @@ class WatchedStep:
     shows_every_buffer = True
 
     def __init__(self, step: Callable[[int], Any], models: list[nn.Module], optimizers: list[Optimizer]) -> None:
-        self.model = models[0] if len(models) == 1 else None
         self.names: dict[str, str] = {}
         self.independent_ranks = False
         self._step = step
-        self.models = models
-        self._prefixes = _prefixes(models)
         self.watched_optimizers = optimizers
         self.holders: list[Any] = []
         """Objects that hold watched optimizers, such as Lookahead around another one."""
+        self.watch_models(models)
         self.begin_step()
+
+    def watch_models(self, models: list[nn.Module]) -> None:
+        """Show the tensors of these models, and of no others."""
+        self.model = models[0] if len(models) == 1 else None
+        self.models = models
+        self._prefixes = _prefixes(models)
 
     def begin_step(self) -> None:
         """Forget the step before."""
@@ -390,7 +394,7 @@ def _holders(given: Any) -> list[Any]:
     return []
 
 
-def _bare(model: nn.Module) -> nn.Module:
+def bare(model: nn.Module) -> nn.Module:
     """The model without what DistributedDataParallel, DataParallel or torch.compile put around it."""
     from torch.nn.parallel import DataParallel, DistributedDataParallel
 

@@ -28,8 +28,6 @@ POWERS = {
         "harness/commands/prove",
         "harness/commands/check_certificate.py",
         "harness/report/proofs.py",
-        "bitproof/proofs.py",
-        "bitproof/pairs.py",
     ),
     "fault catalogue": (
         "harness/disturb/faults/",
@@ -37,7 +35,7 @@ POWERS = {
         "harness/cli/faults.py",
         "harness/report/faults.py",
     ),
-    "sensitivity": ("harness/powers/sensitivity/", "bitproof/sensitivity.py"),
+    "sensitivity": ("harness/powers/sensitivity/",),
     "placement": ("harness/placement/",),
     "GPU doctor": ("harness/gpu_checks/", "harness/commands/doctor_gpu.py"),
 }

@@ -51,6 +51,7 @@ TAKEN = {
     "sensitivity": SensitivitySettings,
 }
 OF_A_FUNCTION = {
+    "run": {"script", "reference_args", "candidate_args"},
     "shrink": {"tries", "timeout"},
     "prove": {"programs", "until", "flavor", "layers", "certificate", "as_json", "as_table"},
     "sensitivity": {"sample", "limit"},

@@ -112,7 +112,7 @@ def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_fo
     own = case.reference if is_compiled else name
     sys.argv[:] = [program_name(own)]  # the words that started bitproof are not the trainer's
     with user_code(f"system {own}"):
-        factory = load_factory(own)
+        factory = load_factory(own, job.run.work)
         try:
             made = make(factory.make, case, mesh)
         except ModuleNotFoundError as error:

@@ -33,7 +33,7 @@ from bitproof.harness.localize.logs.node_places import GraphRunner
 from bitproof.harness.localize.logs.parts import Parts
 from bitproof.harness.localize.places import Places, settled
 from bitproof.harness.operators import names
-from bitproof.harness.systems import watched_loop, watched_step
+from bitproof.harness.systems import script, watched_loop, watched_step
 from bitproof.harness.systems.watched_step import WatchedStep
 from bitproof.harness.torch_compat import TorchDispatchMode, disable_current_modes, is_wrapper_subclass
 from bitproof.harness.torch_distributed import group_named, group_of
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 NOT_LOGGED = UNINITIALIZED | names(lambda row: row.is_identity)  # what they give is another call's value, or no call's
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_OWN = (os.path.dirname(capture.__file__) + os.sep, watched_step.__file__, watched_loop.__file__)
+_OWN = (os.path.dirname(capture.__file__) + os.sep, watched_step.__file__, watched_loop.__file__, script.__file__)
 
 GENERATORS = 0
 """Stands for the storage of all generators' states: two of one state give the same."""
@@ -364,7 +364,7 @@ def logged(
     model = getattr(system, "model", None)
     shown = system if isinstance(system, WatchedStep) else model  # which may have several
     running = [getattr(system, name, lambda: None) for name in ("running_chunk", "running_half")]
-    places = Places(shown.named_modules() if shown is not None else (), *running)
+    places = Places(shown.named_modules if shown is not None else tuple, *running)
     places.stays_whole = stays_whole or captured is not None
     recorder = CallRecorder(places, keep, only_keeps, spare)
     replaced = {}

@@ -61,7 +61,7 @@ def test_checking_a_factory_runs_none_of_its_code(site):
         ("", None),
         ("loop:", None),
         (":make", None),
-        ("loop.py", "name a factory of the file, such as loop.py:make"),
+        ("loop.py:", "name a factory of the file, such as loop.py:make"),
     ],
 )
 def test_an_unknown_name_is_refused_with_those_that_are_known(name, fix, site):
@@ -69,7 +69,7 @@ def test_an_unknown_name_is_refused_with_those_that_are_known(name, fix, site):
     assert refusal(check_system, name) == (
         f"UsageError: unknown system {name!r}\n"
         "  expected: eager, eager_chunked, graph, joint, autoplace, precompiled, compiled, "
-        "my_loop, or package.module:factory or FILE.py:factory\n"
+        "my_loop, package.module:factory or FILE.py:factory, or a script: train.py --lr 3e-4\n"
         f"  found: {name!r}" + (f"\n  fix: {fix}" if fix else "")
     )
 

@@ -1,0 +1,77 @@
+"""Two scripts, or one with two sets of arguments, as a case.
+
+bitproof run train.py --reference git:HEAD~1           the same file in another revision
+bitproof run new/train.py --reference old/train.py     another file
+bitproof run train.py --candidate-args=--fused         the same file with other arguments
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.case.case import Script, script_of
+from bitproof.harness.errors import UsageError
+from bitproof.harness.systems.revisions import resolve
+
+STEPS = 5
+"""How many optimizer steps a script takes unless a call says more: the first differing step is seldom a later one."""
+
+
+def is_script(name: object) -> bool:
+    """Whether a system's name is a script's command line, or a revision of one."""
+    return isinstance(name, str) and (script_of(name) is not None or name.startswith("git:"))
+
+
+def script_sides(
+    candidate: str,
+    reference: str | None,
+    args: Sequence[str] = (),
+    reference_args: str = "",
+    candidate_args: str = "",
+) -> tuple[str, str]:
+    """The systems of reference and candidate. `args` are for both, the others' words for one, after them.
+
+    Without a `reference` both sides run the candidate's file, and `git:REF` is that file in the revision. Raises
+    UsageError.
+    """
+    new = _given(candidate)
+    if new is None:
+        raise UsageError("the candidate is no script", expected="a file such as train.py", found=repr(candidate))
+    old: Script | None = new
+    if reference is not None and (match := re.fullmatch(r"git:([^:]+)", reference)):
+        old = new._replace(revision=match[1])
+    elif reference is not None:
+        old = _given(reference)
+        if old is None:
+            return reference, _side(new, args, candidate_args)
+    assert old is not None
+    return _side(old, args, reference_args), _side(new, args, candidate_args)
+
+
+def script_case(reference: str, candidate: str) -> Case:
+    """The case that compares a script with another system."""
+    script = script_of(candidate) or script_of(reference)
+    assert script is not None
+    stem = re.sub("[^a-z0-9]+", "_", Path(script.file).stem.lower()).strip("_")
+    return Case(
+        name=f"script_{stem}"[:100].rstrip("_"),
+        family="scripts",
+        reference=reference,
+        candidate=candidate,
+        steps=STEPS,
+        parallelism=Parallelism(world_size=1, ep=1),
+    )
+
+
+def _given(name: str) -> Script | None:
+    """A script as a call names it: a file, whose path may have spaces, or a command line."""
+    return Script(name) if name.endswith(".py") and os.path.isfile(name) else script_of(name)
+
+
+def _side(script: Script, args: Sequence[str], own: str) -> str:
+    return str(resolve(script._replace(args=(*script.args, *args, *shlex.split(own)))))

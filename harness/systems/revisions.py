@@ -1,0 +1,88 @@
+"""Scripts as they are in a revision of git: the revision found, and written into a folder of its own.
+
+1. `resolve` replaces a name such as `HEAD~1` by the commit's id, so that a replay runs the same text.
+2. `check_out` writes all files of that commit into a folder. The repository, its index and its work tree stay as they
+   are. What the user's folder has beside them, such as data that git ignores, is linked into it.
+3. A script of the revision runs there, in the place of the working directory: `open("config.py")` reads the revision's.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from bitproof.harness.case.case import Script, script_of
+from bitproof.harness.errors import UsageError
+from bitproof.harness.processes.command import CommandError, run_command
+
+_SECONDS = 600.0
+_NOT_LINKED = {".git", "__pycache__"}
+
+
+def resolve(script: Script) -> Script:
+    """The script with its revision as a commit's id. Raises UsageError if git does not find it."""
+    if not script.revision:
+        return script
+    top = top_of(script)
+    commit = _git(top, "rev-parse", "--verify", "--quiet", f"{script.revision}^{{commit}}", what=script).strip()
+    _git(top, "cat-file", "-e", f"{commit}:{_inside(top, script)}", what=script)
+    return script._replace(revision=commit[:12])
+
+
+def check_out(system: str, folder: Path) -> None:
+    """Write the revision that a system is a script of below `folder`, once. Raises UsageError."""
+    script = script_of(system)
+    if script is None or not script.revision or (place := checkout_of(script, folder)).is_dir():
+        return
+    top, made = top_of(script), place.with_name(place.name + ".new")
+    made.mkdir(parents=True)
+    index = {"GIT_INDEX_FILE": str(made.with_name(made.name + ".index"))}
+    _git(top, "read-tree", script.revision, what=script, environment=index)
+    _git(top, "checkout-index", "--all", f"--prefix={made}/", what=script, environment=index)
+    for name in _git(top, "ls-files", "--others", "--directory", "-z", what=script).split("\0"):
+        target = made / name.rstrip("/")
+        if name and not _NOT_LINKED.intersection(Path(name).parts) and not os.path.lexists(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(top / name.rstrip("/"))
+    made.rename(place)
+
+
+def checkout_of(script: Script, folder: Path) -> Path:
+    """The folder below `folder` that a script's revision is written into."""
+    return folder / "revisions" / f"{top_of(script).name}-{script.revision}"
+
+
+def place_in(checkout: Path, script: Script, folder: Path) -> Path:
+    """The place of a folder of the script's repository in its checkout; a folder outside as it is."""
+    top = top_of(script)
+    return checkout / folder.relative_to(top) if folder.is_relative_to(top) else folder
+
+
+def top_of(script: Script) -> Path:
+    """The folder of the repository that a script's file is in. Raises UsageError if there is none."""
+    path = Path(os.path.abspath(script.file))
+    for folder in path.parents:
+        if (folder / ".git").exists():
+            return folder
+    raise UsageError(
+        f"the file of {script} is in no repository of git", expected="a file below a folder with .git", found=str(path)
+    )
+
+
+def _inside(top: Path, script: Script) -> str:
+    return Path(os.path.abspath(script.file)).relative_to(top).as_posix()
+
+
+def _git(folder: Path, *words: str, what: Script, environment: dict[str, str] | None = None) -> str:
+    try:
+        ran = run_command(["git", "-C", str(folder), *words], _SECONDS, environment=os.environ | (environment or {}))
+    except CommandError as error:
+        raise UsageError(f"git cannot be run for {what}", found=str(error)) from error
+    if ran.status:
+        raise UsageError(
+            f"git does not find {what}",
+            expected=f"a revision of {folder} that has the file",
+            found=f"git {' '.join(words)} ended with status {ran.status}" + (f": {ran.err.strip()}" if ran.err else ""),
+            fix="name a commit, a branch or a tag; give a renamed file as --reference git:REF:PATH",
+        )
+    return ran.out

@@ -1,0 +1,254 @@
+"""A training script as a system: run as `__main__`, unchanged, and left after the case's last optimizer step.
+
+    train.py --lr 3e-4                  the file, with its arguments
+    git:4f2a91c:train.py --lr 3e-4      the file as it is in that revision (`harness/execute/checkouts.py`)
+
+1. With one rank a script runs as `python train.py` runs it, with several as torchrun runs it: its own `sys.argv`, its
+   folder first on `sys.path`, torchrun's variables only with several ranks. No process group exists until it makes one.
+2. The loop form of `watch` (`watched_loop`) takes the steps. The optimizers are those that are made while it runs. A
+   step ends when together they have stepped all parameters that they hold.
+3. The models are the outermost modules that own those parameters, without DistributedDataParallel and torch.compile.
+4. Each number that backward begins with is shown: `loss`, or `loss.0`, `loss.1`, ... for the micro-batches of a step.
+5. `mp.spawn(fn, args, nprocs)` calls `fn(rank, *args)` on each rank: the ranks are those processes.
+
+Imports torch when it is used.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import hashlib
+import os
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from bitproof.harness.case.case import Script
+from bitproof.harness.errors import RecordingError, UsageError
+from bitproof.harness.files.plain_files import read_plain
+from bitproof.harness.systems.files_between_runs import refuse_files_of_earlier_runs
+from bitproof.harness.systems.revisions import checkout_of, place_in, top_of
+from bitproof.harness.systems.watched_loop import WatchedLoop, held_by
+from bitproof.harness.systems.watched_step import Observe, bare, held_optimizers
+from bitproof.harness.user_code.missing import missing_package
+from bitproof.harness.user_code.user_file import find_beside, loading
+from bitproof.harness.user_code.whose import check_own_modules
+from bitproof.harness.within_user_code import refused
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+WATCH = (
+    "put the training step into a function of a file, end a factory with "
+    "`return bitproof.watch(step, model=model, optimizer=optimizer)`, and name it as FILE.py:factory"
+)
+_TORCHRUN = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"),
+)
+
+
+class WatchedScript(WatchedLoop):
+    """A system that runs a script, and shows what each step leaves of the models and optimizers that it makes."""
+
+    def __init__(self, script: Script, path: Path, folder: Path, rank: int, world_size: int) -> None:
+        super().__init__(lambda: self._run(), [], [])
+        self._script, self._path, self._folder = script, path, folder
+        self._rank, self._world_size = rank, world_size
+        self._code = read_plain(path)
+        self._made: list[weakref.ref[Optimizer]] = []
+        self._running: list[Optimizer] = []
+
+    def manifest(self) -> dict[str, Any]:
+        """The hash of the text that ran."""
+        return {"sha256": hashlib.sha256(self._code).hexdigest()}
+
+    def take_steps(self, num_steps: int, taking: Callable[[int], AbstractContextManager[Observe]]) -> None:
+        """Run the script for so many optimizer steps. Raises RecordingError if it ends earlier."""
+        with _making_told(self._made), _spawning_here(self._rank, self._world_size):
+            super().take_steps(num_steps, taking)
+
+    def _run(self) -> None:
+        """Run the file as `__main__`, as `python FILE ARGS` does."""
+        from bitproof.harness.systems.default_group import put_aside
+
+        put_aside()
+        if self._world_size == 1 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "False":
+            for name in _TORCHRUN:
+                os.environ.pop(name, None)
+        self._folder.mkdir(parents=True, exist_ok=True)  # a revision may not have the folder that bitproof runs in
+        os.chdir(self._folder)
+        self._module = module = types.ModuleType("__main__")  # its globals live as long as the rank
+        module.__file__ = str(self._path)
+        sys.argv[:] = [self._script.file, *self._script.args]
+        find_beside(self._path.parent)
+        check_own_modules(self._path, self._path.parent)
+        ours, sys.modules["__main__"] = sys.modules["__main__"], module
+        try:
+            with loading(str(self._path)):
+                exec(compile(self._code, str(self._path), "exec", dont_inherit=True), module.__dict__)
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                raise UsageError(
+                    f"the script {self._script.file} called sys.exit({error.code!r}) before its last step",
+                    expected="a script that runs with these arguments",
+                    found=f"sys.argv was {sys.argv!r}; what it printed is in the rank's log",
+                    fix="give the script's own arguments after --, as in `bitproof run train.py -- --lr 3e-4`",
+                ) from error
+        except ModuleNotFoundError as error:
+            raise (missing_package(error, f"the script {self._script.file}") or error) from error
+        except KeyError as error:
+            if self._world_size == 1 and error.args and error.args[0] in _TORCHRUN:
+                raise UsageError(
+                    f"the script {self._script.file} reads {error.args[0]}, which torchrun sets",
+                    expected="several ranks: with one, a script runs as `python` runs it, without torchrun's variables",
+                    fix="give --world-size 2, or set the variables of torchrun for one process before bitproof",
+                ) from error
+            raise
+        finally:
+            sys.modules["__main__"] = ours
+
+    def optimizer_begins(self, optimizer: Optimizer) -> bool:
+        """Note an optimizer, and find the models again; returns whether others are watched from now on."""
+        self.note(optimizer)
+        if all(each() is not optimizer for each in self._made):
+            self._made.append(weakref.ref(optimizer))
+        return self._find_models()
+
+    def counts(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer steps parameters itself, and not within another one that holds them all."""
+        return held_optimizers(optimizer) == [optimizer] and not any(
+            held_by([optimizer]) <= held_by([each]) for each in self._running if each is not optimizer
+        )
+
+    def show_gradients(self, optimizer: Optimizer, observe: Observe) -> Any:
+        """A hook that shows the gradients which the optimizer is about to read, until whose end it runs."""
+        self._running.append(optimizer)
+        return super().show_gradients(optimizer, observe)
+
+    def is_complete(self, stepped: Sequence[Optimizer]) -> bool:
+        """Whether all parameters that any optimizer holds have been stepped."""
+        self._running = [each for each in self._running if all(each is not other for other in stepped)]
+        return held_by(self._optimizers()) <= held_by(stepped)
+
+    def show_losses(self, losses: list[Tensor], observe: Observe) -> None:
+        """Show each number that backward began with: a sum could hide that two micro-batches have changed places."""
+        for number, loss in enumerate(losses):
+            observe("loss", "loss" if len(losses) == 1 else f"loss.{number}", loss)
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """All models' modules, also before the first optimizer step."""
+        if not self.models:
+            self._find_models()
+        return super().named_modules()
+
+    def too_short(self, taken: int, num_steps: int) -> RecordingError:
+        """The refusal of a script that ended before the case's last step."""
+        if not taken:
+            return RecordingError(
+                f"the script {self._script.file} ended, and no torch.optim.Optimizer took a step in this process",
+                expected=f"{num_steps} optimizer steps",
+                found=f"sys.argv was {sys.argv!r}",
+                fix=f"give arguments that train; if other processes train, or nothing of torch.optim does, {WATCH}",
+            )
+        return RecordingError(
+            f"the script {self._script.file} ended after {taken} optimizer steps",
+            expected=f"at least {num_steps}, as the case says",
+            fix=f"let the script train for longer (its arguments come after --), or give --steps {max(taken, 1)}",
+        )
+
+    def _optimizers(self) -> list[Optimizer]:
+        made = [each for made in self._made if (each := made()) is not None and hasattr(each, "param_groups")]
+        return [each for each in made if held_optimizers(each) == [each]]
+
+    def _find_models(self) -> bool:
+        """Watch the models of all optimizers' parameters; returns whether these are others than before."""
+        models = owners_of([p for each in self._optimizers() for group in each.param_groups for p in group["params"]])
+        models = [bare(each) for each in models]
+        if [id(each) for each in models] == [id(each) for each in self.models]:
+            return False
+        self.watch_models(models)
+        return True
+
+
+def make_script(script: Script, work: Path) -> Callable[[Any, Any], WatchedScript]:
+    """A factory of the system that runs a script; one of a revision runs in its checkout, in the folder of `work`."""
+
+    def make(case: Any, mesh: Any) -> WatchedScript:
+        path, folder = Path(script.file).absolute(), Path.cwd()
+        if script.revision:
+            checkout = checkout_of(script, work.parent)
+            path, folder = checkout / path.relative_to(top_of(script)), place_in(checkout, script, Path.cwd())
+        refuse_files_of_earlier_runs(script.file, work)
+        return WatchedScript(script, path, folder, mesh.rank, case.parallelism.world_size)
+
+    return make
+
+
+@contextmanager
+def _making_told(made: list[weakref.ref[Optimizer]]) -> Iterator[None]:
+    """Within this context `made` gets each optimizer that is made."""
+    from torch.optim import Optimizer
+
+    own = Optimizer.__init__
+
+    @functools.wraps(own)
+    def init(self: Optimizer, *args: Any, **kwargs: Any) -> None:
+        own(self, *args, **kwargs)
+        made.append(weakref.ref(self))
+
+    with mock.patch.object(Optimizer, "__init__", init):
+        yield
+
+
+@contextmanager
+def _spawning_here(rank: int, world_size: int) -> Iterator[None]:
+    """Within this context `mp.spawn` makes its call for this rank, here, where the ranks are as many."""
+    import torch.multiprocessing
+
+    def spawn(
+        fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any
+    ) -> None:
+        num_ranks = f"{world_size} rank{'s' if world_size > 1 else ''}"
+        if nprocs != world_size:
+            raise refused(
+                UsageError(
+                    f"the script spawns {nprocs} processes, and runs on {num_ranks}",
+                    expected="as many ranks as processes: each rank makes the call for one of them",
+                    fix=f"give --world-size {nprocs}",
+                )
+            )
+        fn(rank, *args)
+
+    places = (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"])
+    with mock.patch.object(places[0], "spawn", spawn), mock.patch.object(places[1], "spawn", spawn):
+        yield
+
+
+def owners_of(parameters: Sequence[Tensor]) -> list[nn.Module]:
+    """The outermost modules that own parameters, as few as own all that any module does, in the parameters' order."""
+    from torch import nn
+
+    modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module) and "_modules" in vars(each)]
+    inner = {id(child) for each in modules for child in vars(each)["_modules"].values()}
+    order = {id(parameter): number for number, parameter in reversed([*enumerate(parameters)])}
+    owned: list[tuple[set[int], int, nn.Module]] = []
+    for each in modules:
+        if id(each) not in inner:
+            own = {id(parameter) for parameter in each.parameters()}
+            if found := own & order.keys():
+                owned.append((found, len(own), each))
+    left, chosen = set(order), []
+    while best := max(owned, key=lambda one: (len(one[0] & left), -one[1]), default=None):
+        if not best[0] & left:
+            break
+        chosen.append((min(order[each] for each in best[0]), best[2]))
+        left -= best[0]
+    return [model for _, model in sorted(chosen, key=lambda one: one[0])]

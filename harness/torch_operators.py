@@ -195,6 +195,11 @@ def storage_key(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
+def is_view(tensor: Tensor) -> bool:
+    """Whether autograd counts the tensor as a view of another one."""
+    return tensor._is_view()
+
+
 def replaced_kernels() -> list[str]:
     """Operators of torch for which Python code stands in the place of torch's kernel: `aten/silu/CPU`."""
     of_process = torch.library._impls

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 
 _DEVICE = torch.ops.prim.device.default
@@ -97,6 +96,8 @@ def failures_told(report: Callable[[str], None]) -> Iterator[None]:
 
     Example: `if x.sum() > 0:` in a `try`, or `x.numpy()`, of a traced tensor.
     """
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # sympy: half a second
+
     make = ShapeEnv._make_data_dependent_error
 
     def made(*args: Any, **kwargs: Any) -> Any:

@@ -152,6 +152,7 @@ def wrong_names(text: str) -> list[str]:
             if known is None and re.search(rf"bitproof +{command}\b", code) and command[0] != "-":
                 wrong.append(f"bitproof {command}")
             ours = re.split(r" -- | \| |  ", rest)[0]  # up to another program, or what a summary says of the command
+            ours = re.sub(r"-args=\S+", "-args", ours)  # of the script that is run
             unknown = [each for each in _OPTION.findall(ours) if known and each not in {*known, *CHECKS}]
             wrong += [f"bitproof {command} {each}" for each in unknown]
     for path in _PATH.findall(re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)):

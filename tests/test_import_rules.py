@@ -231,6 +231,7 @@ CIRCLES = {
     ("bitproof.harness.case.observed", "bitproof.harness.case.case"): "a part of a case checks the case that it is of",
     ("bitproof.harness.case.schedule", "bitproof.harness.case.case"): "a part of a case checks the case that it is of",
     ("bitproof.harness.case.traced", "bitproof.harness.case.case"): "a part of a case checks the case that it is of",
+    ("bitproof.harness.disturb.entry", "bitproof.harness.disturb.faults.catalogue"): "a fault looks its own row up",
     ("bitproof.harness.disturb.entry", "bitproof.harness.disturb.graph_editor"): "a row names what its edit takes",
     ("bitproof.harness.disturb.entry", "bitproof.harness.disturb.tamper"): "a row names what its call takes",
     ("bitproof.harness.systems.watched_step", "bitproof.harness.systems.watched_loop"): "`watch` makes either of them",

@@ -42,7 +42,7 @@ from bitproof.harness.torch_compat import (
     module_attributes,
 )
 from bitproof.harness.torch_compile import is_of_compiler
-from bitproof.harness.torch_operators import storage_key
+from bitproof.harness.torch_operators import is_view, storage_key
 
 GRADIENT = "gradient of "
 
@@ -348,7 +348,7 @@ class Memories:
         made = torch.empty(0, dtype=x.dtype, device=x.device)
         with torch.no_grad():
             made.set_(self._copies[memory], x.storage_offset(), x.shape, x.stride())
-            made = made.view_as(made) if x._is_view() else made
+            made = made.view_as(made) if is_view(x) else made
         made = nn.Parameter(made, x.requires_grad) if isinstance(x, nn.Parameter) else made
         self.made[id(x)] = made.requires_grad_(x.requires_grad)
         return made

@@ -53,6 +53,7 @@ def test_the_options_of_a_run_stand_in_groups(capsys: pytest.CaptureFixture[str]
     assert main(["run", "--help"]) == 0
     heads = re.findall(r"^(\w.*):$", capsys.readouterr().out, re.MULTILINE)
     assert heads == [
+        "Arguments",
         "Which cases",
         "Reports",
         "Changes to each case",

@@ -68,7 +68,6 @@ fuzz: $(VENV)/ready         ## programs with one wrong call and trainers with on
 	$(BIN)/python tests/benchmarks/prove_pairs.py
 	$(BIN)/python tests/benchmarks/fuzz_certificates.py
 	$(BIN)/python tests/benchmarks/forge_certificates.py
-	$(BIN)/python tests/benchmarks/compare_checkers.py
 	$(BIN)/python tests/benchmarks/fuzz_readers.py
 	$(BIN)/python tests/benchmarks/bench_layouts.py drawn 200
 

@@ -73,7 +73,7 @@ FLOORS = (
         "bitproof.harness.operators",
         "bitproof.harness.printable",
         "bitproof.harness.files",
-        "bitproof.harness.second_checker",
+        "bitproof.harness.certificate_checker",
         "bitproof.harness.shared_memory",
         "bitproof.harness.torch_tracing",
         "bitproof.harness.torch_versions",
@@ -82,7 +82,6 @@ FLOORS = (
     {"bitproof.harness.validate"},
     {
         "bitproof.harness.case",
-        "bitproof.harness.certificate",
         "bitproof.harness.runtime",
         "bitproof.harness.torch_compat",
         "bitproof.harness.torch_compile",

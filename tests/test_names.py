@@ -16,7 +16,7 @@ CLASSES = {
     "Block": "an example's own model, and the oracle's",
     "Evidence": "what two recordings show, and what a check judges by",
     "Table": "the terms of a proof, and a block of a report",
-    "Call": "a call of a certificate's graph, of which the checker keeps its own, and of a logged step",
+    "Call": "a call of a certificate's graph, and of a logged step",
 }
 FILES = {
     "a package's first file": ["__init__.py"],
@@ -37,9 +37,6 @@ FILES = {
         *("attention.py", "autoplace.py", "backends.py", "chunking.py", "collectives.py", "compiled.py", "fsdp.py"),
         *("gradients.py", "kernels.py", "memory.py", "models.py", "moe.py", "optimizer.py", "precompiled.py"),
         *("optimizers.py", "ranks.py", "tensor.py"),
-    ],
-    "the prover's, and the checker's own, which must not share it": [
-        *("calls.py", "data.py", "errors.py", "rules.py", "windows.py")
     ],
     "a power's parts, and the core's": ["check.py", "command.py"],
     "what is done, and its records": ["artifact.py", "partition.py"],

@@ -17,17 +17,7 @@ NAMES = {row.partition(".")[2] for row in ROWS} - {"*", "cpu", "cuda", "size", "
 PATTERN = "the calls in one place of a graph that the fault looks for, or writes"
 ALLOWED = {
     "harness/case/case_parts.py": (2, "what a case may do with activations"),
-    "harness/certificate/calls.py": (1, "the two operators that join"),
-    "harness/certificate/operator_names.py": (
-        13,
-        "the checker has tables of its own, compared in test_calls.py",
-    ),
-    "harness/certificate/rules.py": (3, "which exact terms commute, and which have signs: part of that checker"),
-    "harness/certificate/types.py": (3, "how many operands exact terms have: part of that checker"),
-    "harness/second_checker.py": (
-        26,
-        "a checker that shares nothing, compared with the first by test_second_checker.py",
-    ),
+    "harness/certificate_checker.py": (26, "a checker that shares nothing, compared with the prover by test_tables.py"),
     "harness/disturb/works.py": (1, "torch's own messages to one rank, whose names a fault must know"),
     "harness/disturb/faults/chunking.py": (1, PATTERN),
     "harness/disturb/faults/gradients.py": (1, PATTERN),
@@ -40,7 +30,7 @@ ALLOWED = {
     "harness/graph/tracing/one_by_one.py": (2, "what runs in place of an operator over lists: code, by operator"),
     "harness/localize/logs/joined_logs.py": (1, "names in a log, of torch's own messages to one rank"),
     "harness/prove/known_operators.py": (
-        8,
+        9,
         "operators that hand on a value, take one dtype, choose elements or may mix dtypes, as a test tries of each",
     ),
     "harness/prove/rules.py": (2, "rules by the kind of a term, and which terms have signs"),

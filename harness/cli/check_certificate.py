@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -29,7 +30,7 @@ from bitproof.harness.options import RunOptions
 def check_certificate_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A certificate's folder, or one that holds several.")],
     second: Annotated[
-        bool, typer.Option("--second", help="Also check with the second checker, which shares no code with the first.")
+        bool, typer.Option("--second", hidden=True, help="Has no effect: the second checker is the only one.")
     ] = False,
     retrace: Annotated[
         bool, typer.Option("--retrace", help="Make both graphs again and compare them. Needs torch and the same code.")
@@ -50,7 +51,7 @@ def check_certificate_command(
     from bitproof.harness.commands.check_certificate import check_certificates
 
     passes, step = options.extra_passes, options.precompiled
-    found = check_certificates(
-        folder, second=second, retrace=retrace, extra_passes=passes, precompiled=step, signers=signers
-    )
+    if second:
+        print("--second has no effect: the checker that it asked for is now the only one", file=sys.stderr)
+    found = check_certificates(folder, retrace=retrace, extra_passes=passes, precompiled=step, signers=signers)
     raise typer.Exit(found)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from bitproof.harness import second_checker
 from bitproof.harness.case import Case
-from bitproof.harness.certificate.check import check
-from bitproof.harness.certificate.data import Certificate, Subject
-from bitproof.harness.certificate.errors import RejectedError, rejecting, require
-from bitproof.harness.certificate.files import FILES, MAIN, read_certificate
-from bitproof.harness.certificate.subject import check_subject, covers_any_number
+from bitproof.harness.certificate_checker import (
+    FILES,
+    MAIN,
+    RejectedError,
+    check,
+    covers_any_number,
+    hold,
+    load,
+    rejecting,
+)
 from bitproof.harness.errors import CaseError, MachineError, UsageError
 from bitproof.harness.files.plain_files import SOURCE, check_plain
 from bitproof.harness.graph.collector import collector_paused
@@ -34,7 +38,6 @@ the digests of the others, so that its signature is the certificate's."""
 def check_certificates(
     folder: Path,
     *,
-    second: bool = False,
     retrace: bool = False,
     extra_passes: Sequence[str] = (),
     precompiled: Path | None = None,
@@ -43,10 +46,10 @@ def check_certificates(
     """Check the certificate in a folder, or each in its subfolders; print what each states, what it assumes, and what
     was not checked.
 
-    With `second` the second checker must agree; with `signers` one of them must have signed it. With `retrace` both
-    graphs are made again, which needs torch; `extra_passes` and `precompiled` are then those with which certificates
-    were made. Returns 0 if all are accepted and every output is proved, 1 if an output is not claimed, 3 if a
-    certificate is rejected. Raises UsageError if there is none, and for wrong options.
+    With `signers` one of them must have signed it. With `retrace` both graphs are made again, which needs torch;
+    `extra_passes` and `precompiled` are then those with which certificates were made. Returns 0 if all are accepted and
+    every output is proved, 1 if an output is not claimed, 3 if a certificate is rejected. Raises UsageError if there is
+    none, and for wrong options.
     """
     if not retrace and (extra_passes or precompiled is not None):
         raise UsageError(
@@ -57,42 +60,31 @@ def check_certificates(
     if not folders:
         raise UsageError("there is no certificate", expected=f"a folder with {MAIN}", found=str(folder))
     with collector_paused():  # of 61 layers looking for garbage takes half of the time
-        return max(_check(folder, second, retrace, extra_passes, precompiled, signers) for folder in folders)
+        return max(_check(folder, retrace, extra_passes, precompiled, signers) for folder in folders)
 
 
 def _check(
-    folder: Path,
-    second: bool,
-    retrace: bool,
-    extra_passes: Sequence[str],
-    precompiled: Path | None,
-    signers: Path | None,
+    folder: Path, retrace: bool, extra_passes: Sequence[str], precompiled: Path | None, signers: Path | None
 ) -> int:
     try:
         by = None if signers is None else _signer_of(folder / MAIN, signers)
-        certificate = read_certificate(folder)
-        counts = check(certificate)
-        check_subject(certificate)
-        subject = certificate.subject
-        assert subject is not None
-        case = _case_of(subject)
-        if second:
-            _check_again(folder, counts)
+        main, graphs, steps = load(folder)
+        counts = check(main, graphs, steps)
+        case = _case_of(main["subject"])
         if retrace:
             from bitproof.harness.prove.retrace import check_retraced
 
-            check_retraced(certificate, subject, case, extra_passes, precompiled)
+            check_retraced(main, graphs, case, extra_passes, precompiled)
     except RejectedError as error:
         _tell(f"{folder}: REJECTED: {error}")
         return REJECTED
     told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
-    _tell(f"{folder}: accepted: case {certificate.case}, {len(certificate.steps)} steps; outputs: {told}")
+    _tell(f"{folder}: accepted: case {main['case']}, {len(steps)} steps; outputs: {told}")
     digest = hashlib.sha256((folder / MAIN).read_bytes()).hexdigest()
-    agrees = ["the second checker finds the same"] * second
-    agrees += [] if by is None else [f"signed by {by}, as {signers} knows whose key that is"]
-    for line in (f"sha256 of {MAIN}: {digest}", *agrees, *_about(certificate, subject, case, retrace)):
+    signed = [] if by is None else [f"signed by {by}, as {signers} knows whose key that is"]
+    for line in (f"sha256 of {MAIN}: {digest}", *signed, *_about(main, graphs, case, retrace)):
         _tell(f"  {line}")
-    for text in certificate.assumptions:
+    for text in main["assumptions"]:
         _tell(f"  assumes that {text}")
     return ACCEPTED if counts["PROVED"] and set(counts) == {"PROVED"} else LESS
 
@@ -104,14 +96,14 @@ def _signer_of(main: Path, signers: Path) -> str:
     if there is no ssh-keygen.
     """
     signature = main.with_name(f"{main.name}.sig")
-    require(signature.is_file(), f"it is not signed: there is no {signature.name}")
+    hold(signature.is_file(), f"it is not signed: there is no {signature.name}")
     for file in (signers, signature):
         try:
             check_plain(file, SOURCE)
         except OSError as error:
             raise RejectedError(f"{file} cannot be read: {error.strerror}") from error
     names = _keygen("find-principals", "-f", str(signers), "-s", str(signature))
-    require(names.status == 0 and bool(names.out.strip()), "not signed by any of the allowed signers")
+    hold(names.status == 0 and bool(names.out.strip()), "not signed by any of the allowed signers")
     with rejecting():
         content = main.read_bytes().decode()  # whose every byte is signed
     why = ""
@@ -133,57 +125,46 @@ def _keygen(action: str, *words: str, given: str | None = None) -> Ran:
         ) from error
 
 
-def _check_again(folder: Path, counts: Counter[str]) -> None:
+def _case_of(subject: Any) -> Case:
     try:
-        found = second_checker.check_folder(folder)
-    except second_checker.FlawError as error:
-        raise RejectedError(f"the second checker rejects it, the first does not: {error}") from error
-    require(found == counts, f"the second checker counts {dict(found)}, the first {dict(counts)}")
-
-
-def _case_of(subject: Subject) -> Case:
-    try:
-        case = Case.from_dict(json.loads(subject.case))
+        case = Case.from_dict(json.loads(subject["case"]))
     except CaseError as error:
         raise RejectedError(f"it holds no case: {error.what}") from error
-    is_own = is_covered(subject.torch)
-    require(is_own, f"made with torch {subject.torch}, and the checker knows operators of {COVERED} alone")
+    torch = subject["torch"]
+    hold(is_covered(torch), f"made with torch {torch}, and the checker knows operators of {COVERED} alone")
     return case
 
 
-def _about(certificate: Certificate, subject: Subject, case: Case, retraced: bool) -> list[str]:
+def _about(main: Any, graphs: Sequence[Any], case: Case, retraced: bool) -> list[str]:
     """What a certificate is about, and which of its statements were not checked."""
     from bitproof.builtin_cases import CASES
 
-    model, ranks = case.model, case.parallelism.world_size
+    subject, model, ranks = main["subject"], case.model, case.parallelism.world_size
     lines = [f"is about {case.candidate} against {case.reference}, {model.family} {model.flavor}, {ranks} ranks"]
-    covers = "any number of steps from equal state" if covers_any_number(certificate) else "one step, not what follows"
+    covers = (
+        "any number of steps from equal state" if covers_any_number(main, [*graphs]) else "one step, not what follows"
+    )
     lines.append(f"covers {covers}")
     own = CASES.get(case.name)
     if own is None:
         lines.append(f"no case {case.name} comes with bitproof: what it is, certificate.json says")
     elif own != case:
-        changes = _changes(json.loads(subject.case), json.loads(json.dumps(own.to_dict())))
+        changes = _changes(json.loads(subject["case"]), json.loads(json.dumps(own.to_dict())))
         more = f", and {len(changes) - SHOWN_CHANGES} more" if len(changes) > SHOWN_CHANGES else ""
         lines.append(f"not as case {case.name} comes with bitproof: {', '.join(changes[:SHOWN_CHANGES])}{more}")
-    options = [f"--extra-pass {name}" for name in subject.extra_passes] + ["--precompiled"] * subject.precompiled
+    options = [f"--extra-pass {name}" for name in subject["extra_passes"]] + ["--precompiled"] * subject["precompiled"]
     if options:
         lines.append(f"the candidate was made with {' '.join(options)}")
-    if _calls(certificate.reference.calls) == _calls(certificate.candidate.calls):
+    one, other = ([call[1:4] for call in graph["calls"]] for graph in graphs)
+    if one == other:
         lines.append("both graphs are the same, call for call")
-    by = f"by code {subject.code[:12]} with torch {subject.torch} on {subject.machine}"
+    by = f"by code {subject['code'][:12]} with torch {subject['torch']} on {subject['machine']}"
     if retraced:
         return [*lines, f"both graphs were traced again {by}, and are those of the certificate"]
     return [
         *lines,
         f"NOT CHECKED: that these are the graphs of this case, and were made {by}; --retrace traces them again",
     ]
-
-
-def _calls(calls: Sequence[object]) -> list[object]:
-    from bitproof.harness.certificate.data import Call
-
-    return [(call.op, call.args, call.value) for call in calls if isinstance(call, Call)]
 
 
 def _changes(told: object, own: object, name: str = "") -> list[str]:

@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from bitproof.harness.certificate.assumptions import assumed
 from bitproof.harness.prove.answers import NOT_PROVED, PROVED, REFUSED
+from bitproof.harness.prove.certify import assumed
 from bitproof.harness.prove.graphs.export import RefusedError
 from bitproof.harness.prove.pairs import PairProof, told
 from bitproof.harness.prove.programs.exported_file import read_exported

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bitproof.harness.certificate.data import Graph, Tensor, terms_in
 from bitproof.harness.prove.canonical import Canonicalizer
 from bitproof.harness.prove.explain import FirstDifferences, explain, row_splits
 from bitproof.harness.prove.graphs.export import RefusedError
+from bitproof.harness.prove.proof_data import Graph, Tensor, terms_in
 from bitproof.harness.prove.rules import RULES
 from bitproof.harness.prove.terms import Rule, Table
 from bitproof.harness.report.proofs import LAID_OUT_OTHERWISE

@@ -18,14 +18,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from bitproof.harness.certificate.data import Call, Graph, Size, Tensor, Term
-from bitproof.harness.certificate.operator_names import is_unwritten
-from bitproof.harness.certificate.types import SIDES
 from bitproof.harness.prove import known_operators
 from bitproof.harness.prove.data_dependent_sizes import Symbols, symbols_in
 from bitproof.harness.prove.graphs.export import RefusedError, refuse
 from bitproof.harness.prove.layouts import alignment_of, expanded, shows, windows_of
 from bitproof.harness.prove.memory import GraphMemory
+from bitproof.harness.prove.proof_data import SIDES, Call, Graph, Size, Tensor, Term
 from bitproof.harness.prove.terms import Table
 from bitproof.harness.prove.windows import whole
 
@@ -141,7 +139,7 @@ class Canonicalizer:
         return self._computed(index, call, args)
 
     def _computed(self, index: int, call: Call, args: Arguments) -> Any:
-        if is_unwritten(call.op):
+        if known_operators.is_unwritten(call.op):
             if math.prod(x for x in call.value.shape if isinstance(x, int)) == 0:
                 return self._opaque(call, ())
             return self.table.make(("fresh", SIDES[self.side], index, call.value.dtype, _told(call.value.shape)))

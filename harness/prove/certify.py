@@ -1,23 +1,22 @@
-"""Turns a proof into a certificate, and writes the files that `harness/certificate/files.py` reads."""
+"""Turns a proof into a certificate, and writes the files that `harness/certificate_checker.py` reads."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from bitproof.harness import certificate_checker as checker
 from bitproof.harness.case import Case
 from bitproof.harness.case.case_file import case_text
-from bitproof.harness.certificate.assumptions import assumed
-from bitproof.harness.certificate.check import check_calls
-from bitproof.harness.certificate.data import FORMAT, Call, Certificate, Graph, ProofStep, Subject, Tensor, terms_in
-from bitproof.harness.certificate.errors import rejecting
-from bitproof.harness.certificate.files import FILES, MAIN, SUMS, digests_of, sums_of
-from bitproof.harness.certificate.rules import Terms, cat_of_neighbours
+from bitproof.harness.certificate_checker import FILES, FORMAT, MAIN, PARTS, SUMS
 from bitproof.harness.prove.answers import Proof
+from bitproof.harness.prove.proof_data import SIDES, Call, Certificate, Graph, ProofStep, Subject, Tensor, terms_in
+from bitproof.harness.prove.rules import cat_of_neighbours
 from bitproof.harness.runtime.sources import own_digest
 from bitproof.harness.torch_versions import torch_version
 
@@ -52,40 +51,48 @@ def certificate_of(case: str, proof: Proof, subject: Subject | None = None) -> C
     return replace(whole, steps=tuple(_moved(whole.steps[place], places) for place in needed))
 
 
-class _Recorded(Terms):
-    """The checker's terms, which record the look-ups of each step's check."""
+def assumed(graphs: Iterable[Graph], rules: Iterable[str]) -> tuple[str, ...]:
+    """The assumptions of a proof by these rules about these graphs."""
+    return tuple(checker.assumed((call.op for graph in graphs for call in graph.calls), rules))
+
+
+class _LookUps(dict[str, int]):
+    """The checker's terms by their texts, which record what is looked up."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: set[int] = set()
-        self.behind: list[set[int]] = []
 
-    def add(self, step: ProofStep) -> None:
-        """Check a step; it depends on its term's parts, and on the terms looked up."""
-        self.found = set()
-        super().add(step)
-        self.behind.append({*terms_in(step.term), *self.found, step.equals} - {len(self.behind)})
-
-    def find(self, *term: object) -> int:
+    def get(self, line: str, default: Any = None) -> Any:
         """Look a term up."""
-        self.found.add(self.places[term])
-        return super().find(*term)
+        place = super().get(line, default)
+        self.found.add(place)
+        return place
 
 
 def _needed(certificate: Certificate) -> list[int]:
-    """The steps that the checker needs to derive all calls and to check these steps; leaves out abandoned joins."""
-    terms = _Recorded()
-    with rejecting():
-        for step in certificate.steps:
-            terms.add(step)
+    """The steps that the checker needs to derive all calls and to check these steps; leaves out abandoned joins.
+
+    A step needs the parts of its term, the term that it equals, and each term that its rule looks up.
+    """
+    contents = contents_of(certificate)
+    main, *graphs, steps = (json.loads(contents[name]) for name in FILES)
+    state, behind = checker.new_state(), list[set[int]]()
+    terms = state["at"] = _LookUps()
+    with checker.rejecting():
+        for place, (step, own) in enumerate(zip(steps, certificate.steps, strict=True)):
+            terms.found = {own.equals, *terms_in(own.term)}
+            checker.take_step(state, step)
+            behind.append(terms.found - {place})
         terms.found = set()
-        check_calls(certificate, terms)
+        sides = [checker.walk(state, graph, side) for graph, side in zip(graphs, SIDES, strict=True)]
+        checker.check_answers(main, checker.answers_of(state, sides, graphs))
     needed, stack = set(), list(terms.found)
     while stack:
         place = stack.pop()
         if place not in needed:
             needed.add(place)
-            stack += terms.behind[place]
+            stack += behind[place]
     return sorted(needed)
 
 
@@ -138,11 +145,21 @@ def write_certificate(certificate: Certificate, folder: Path) -> None:
     (folder / SUMS).write_text(sums_of({name: contents[name] for name in FILES}))
 
 
+def digests_of(contents: Mapping[str, bytes]) -> tuple[tuple[str, str], ...]:
+    """The SHA-256 of each file."""
+    return tuple((name, hashlib.sha256(content).hexdigest()) for name, content in contents.items())
+
+
+def sums_of(contents: Mapping[str, bytes]) -> str:
+    """The digests of the files, as `sha256sum` writes them."""
+    return "".join(f"{digest}  {name}\n" for name, digest in digests_of(contents))
+
+
 def contents_of(certificate: Certificate) -> dict[str, bytes]:
     """The files' contents by name, without the digests; the main one last."""
-    steps = _lines([_step_data(step) for step in certificate.steps])
-    texts = _graph_text(certificate.reference), _graph_text(certificate.candidate), steps
-    contents = {name: text.encode() for name, text in zip(FILES[1:], texts, strict=True)}
+    steps = _lines([step_data(step) for step in certificate.steps])
+    texts = graph_text(certificate.reference), graph_text(certificate.candidate), steps
+    contents = {name: text.encode() for name, text in zip(PARTS, texts, strict=True)}
     main = {
         "format": FORMAT,
         "case": certificate.case,
@@ -158,16 +175,19 @@ def _lines(items: list[Any]) -> str:
     return "[\n" + ",\n".join(json.dumps(item, separators=(",", ":")) for item in items) + "\n]\n"
 
 
-def _graph_text(graph: Graph) -> str:
-    calls = _lines([_call_data(call) for call in graph.calls]).rstrip()
+def graph_text(graph: Graph) -> str:
+    """A graph as the text of its file."""
+    calls = _lines([call_data(call) for call in graph.calls]).rstrip()
     return f'{{"outputs":{json.dumps(graph.outputs)},\n"calls":{calls}}}\n'
 
 
-def _step_data(step: ProofStep) -> list[Any]:
+def step_data(step: ProofStep) -> list[Any]:
+    """A step in the form of its file."""
     return [step.term, step.rule, step.equals, *([step.hint] if step.hint else [])]
 
 
-def _call_data(call: Call) -> list[Any]:
+def call_data(call: Call) -> list[Any]:
+    """A call in the form of its file."""
     return [call.name, call.op, call.args, _value_data(call.value), call.writes, int(call.random), call.place]
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bitproof.harness.certificate.data import Call, Size, Tensor
 from bitproof.harness.prove.graphs.export import RefusedError, refuse
+from bitproof.harness.prove.proof_data import Call, Size, Tensor
 from bitproof.harness.prove.terms import Table
 
 

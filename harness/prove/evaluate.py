@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from bitproof.harness.certificate.data import Term, terms_in
 from bitproof.harness.graph import operators as graph_operators
 from bitproof.harness.graph.groups import Partition
 from bitproof.harness.graph.symbols import source_of
 from bitproof.harness.prove.graphs.constants import digest_of
 from bitproof.harness.prove.graphs.export import RefusedError
 from bitproof.harness.prove.known_operators import ARITHMETIC, PYTHON, UPDATES
+from bitproof.harness.prove.proof_data import Term, terms_in
 from bitproof.harness.prove.terms import Table
 from bitproof.harness.prove.windows import row_major
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bitproof.harness.certificate.data import Call, Tensor
 from bitproof.harness.operators import names
 from bitproof.harness.prove import known_operators
 from bitproof.harness.prove.canonical import Canonicalizer
 from bitproof.harness.prove.graphs.export import CallOrigin
 from bitproof.harness.prove.layouts import shows
+from bitproof.harness.prove.proof_data import Call, Tensor
 from bitproof.harness.prove.terms import Table
 
 _MOST = 3

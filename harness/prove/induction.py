@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bitproof.harness.certificate.data import Graph, Tensor
 from bitproof.harness.prove.answers import PROVED, Proof
+from bitproof.harness.prove.proof_data import Graph, Tensor
 
 WRITTEN = "written "
 GENERATOR = "the random generator's state"

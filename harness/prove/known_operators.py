@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from bitproof.harness.certificate.data import Call
 from bitproof.harness.operators import (
     COMMUNICATES,
     ROWS,
@@ -20,6 +19,7 @@ from bitproof.harness.operators import (
     names_of_uninitialized,
     overloads,
 )
+from bitproof.harness.prove.proof_data import Call
 
 FLOATS = {"float64", "float32", "bfloat16", "float16"}
 """Real dtypes in which one operation is one rounding."""
@@ -323,6 +323,9 @@ DRAWS = _by_default(lambda row: row.draws_untold)
 UNINITIALIZED = names_of_uninitialized(Uninitialized.WHOLE)
 """Operators, without namespace and overload, that return uninitialized memory."""
 
+UNWRITTEN = ("empty", "new_empty", "_empty", "_make_dep_token", "inductor_rand_eager_offset")
+"""How the names of all these begin, in torch and by convention elsewhere."""
+
 GATHER = "_c10d_functional.all_gather_into_tensor.default"
 REDUCE = "_c10d_functional.reduce_scatter_tensor.default"
 FAMILIES = COMMUNICATES
@@ -332,3 +335,8 @@ COLLECTIVES = _by_default(lambda row: row.is_understood and row.launch)
 
 HIGHER_ORDER = {row.name for row in ROWS.values() if row.is_understood and not row.launch}
 """Higher-order operators that are pure functions of their arguments; any other is refused."""
+
+
+def is_unwritten(op: str) -> bool:
+    """Whether an operator, of any namespace and ending, returns uninitialized memory."""
+    return op.split(".")[-2:][0].startswith(UNWRITTEN)

@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bitproof.harness.certificate.data import Call, Tensor, nodes_in
 from bitproof.harness.prove import known_operators as known
 from bitproof.harness.prove.known_operators import RESHAPES, SPLIT
+from bitproof.harness.prove.proof_data import Call, Tensor, nodes_in
 from bitproof.harness.prove.windows import Window, row_major, whole, window
 
 LINE = 64

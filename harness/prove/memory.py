@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bitproof.harness.certificate.data import Call, Graph, Tensor, nodes_in
-from bitproof.harness.certificate.in_flight import InFlight
 from bitproof.harness.operators.happens_before import Race
 from bitproof.harness.prove import known_operators
 from bitproof.harness.prove.graphs.export import refuse
+from bitproof.harness.prove.in_flight import InFlight
 from bitproof.harness.prove.layouts import overlaps
+from bitproof.harness.prove.proof_data import Call, Graph, Tensor, nodes_in
 
 
 class GraphMemory:

@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils import deterministic
 
-from bitproof.harness.certificate.data import Graph
 from bitproof.harness.graph.groups import GroupTable
 from bitproof.harness.prove.answers import (
     MUST_READ,
@@ -40,6 +39,7 @@ from bitproof.harness.prove.graphs.export import RefusedError, export_graph
 from bitproof.harness.prove.graphs.memory_layouts import Layouts
 from bitproof.harness.prove.graphs.open_sizes import SizeBounds
 from bitproof.harness.prove.induction import Induction
+from bitproof.harness.prove.proof_data import Graph
 from bitproof.harness.prove.terms import Rule
 
 MOST_ELEMENTS = 20_000_000

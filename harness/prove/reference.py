@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from bitproof.harness.case import PRECOMPILED, Case
-from bitproof.harness.certificate.data import Graph
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.graph.groups import GroupTable
 from bitproof.harness.graph.tracing.trace import StepGraph
@@ -30,6 +29,7 @@ from bitproof.harness.prove.answers import BUFFER, INPUT, PARAMETER
 from bitproof.harness.prove.graphs.open_sizes import SizeBounds
 from bitproof.harness.prove.pairs import MOST_ELEMENTS, Provable
 from bitproof.harness.prove.precompiled import precompiled_step
+from bitproof.harness.prove.proof_data import Graph
 from bitproof.harness.systems.step_graphs import num_parameters, step_graph
 from bitproof.harness.torch_compat import FakeTensorMode
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from bitproof.harness.case import Case
-from bitproof.harness.certificate.data import Call, Certificate, Graph, Subject
-from bitproof.harness.certificate.errors import require
-from bitproof.harness.certificate.types import SIDES
+from bitproof.harness.certificate_checker import RejectedError, hold, is_whole_step
 from bitproof.harness.errors import BitproofError, UsageError
 from bitproof.harness.graph.graph_options import GraphOptions, check_extra_passes
+from bitproof.harness.prove.certify import graph_text
+from bitproof.harness.prove.proof_data import SIDES
 from bitproof.harness.prove.prove import prove_case
 from bitproof.harness.runtime.sources import own_digest
 from bitproof.harness.torch_versions import torch_version
@@ -20,75 +21,78 @@ from bitproof.harness.torch_versions import torch_version
 LONGEST = 200
 """Characters of a difference that a message shows."""
 
-_PARTS = [part.name for part in fields(Call) if part.name != "place"]
-"""All that a call is, but for where it came from, which readers alone are shown."""
+_PARTS = ("name", "op", "args", "value", "writes", "random")
+"""The parts of a call in its file, without the last: its place in source, which is for readers."""
 
 
 def check_retraced(
-    certificate: Certificate,
-    subject: Subject,
+    main: Any,
+    graphs: Sequence[Any],
     case: Case,
     extra_passes: Sequence[str] = (),
     precompiled: Path | None = None,
 ) -> None:
-    """Hold a certificate's graphs against those that this code makes of its case, with this torch, on this machine.
+    """Compare a certificate's graphs with those that this code makes of its case, with this torch, on this machine.
 
-    Passes and a precompiled step are the caller's: a certificate may name some, and nothing that it names is run.
-    Raises UsageError where it names others; RejectedError where it was made by something else than what is here, or
-    where a call differs.
+    `main` and `graphs` are its files' contents. Passes and a precompiled step are the caller's: a certificate may name
+    some, and nothing that it names is run. Raises UsageError if it names others; RejectedError if other code, another
+    torch or another kind of machine made it, or if a call differs.
     """
-    if subject.extra_passes != tuple(extra_passes) or bool(subject.precompiled) != (precompiled is not None):
+    subject = main["subject"]
+    if subject["extra_passes"] != [*extra_passes] or bool(subject["precompiled"]) != (precompiled is not None):
         raise UsageError(
-            f"the certificate of {certificate.case} was made with other options",
-            expected=_options(subject.extra_passes, bool(subject.precompiled)),
+            f"the certificate of {main['case']} was made with other options",
+            expected=_options(subject["extra_passes"], bool(subject["precompiled"])),
             found=_options(extra_passes, precompiled is not None),
             fix="check this certificate alone, with these options, if you trust what they name",
         )
-    for name, told, here in (
-        ("code", subject.code, own_digest()),
-        ("torch", subject.torch, torch_version()),
-        ("a machine of kind", subject.machine, platform.machine()),
+    for name, stated, here in (
+        ("code", subject["code"], own_digest()),
+        ("torch", subject["torch"], torch_version()),
+        ("a machine of kind", subject["machine"], platform.machine()),
     ):
-        require(told == here, f"its graphs cannot be made again here: made with {name} {told}, here is {here}")
+        hold(stated == here, f"its graphs cannot be made again here: made with {name} {stated}, here is {here}")
+    anew = _graphs_of(case, extra_passes, precompiled, whole=is_whole_step(graphs[0]))
+    for side, graph, text in zip(SIDES, graphs, anew, strict=True):
+        _check_alike(side, graph, json.loads(text))
+
+
+def _graphs_of(case: Case, extra_passes: Sequence[str], precompiled: Path | None, *, whole: bool) -> list[str]:
+    """The texts of both graphs of a case; of the whole step, if `whole`."""
     options = GraphOptions(extra_passes=tuple(extra_passes))
     check_extra_passes(options.extra_passes, case)
-    is_whole = certificate.reference.is_whole_step
     try:
-        found = prove_case(case, options, precompiled=precompiled, evaluate=False, follow=is_whole, in_turn=False)
+        found = prove_case(case, options, precompiled=precompiled, evaluate=False, follow=whole, in_turn=False)
     except UsageError:
         raise
     except BitproofError as error:
-        require(False, f"its case gives no graphs: {str(error).splitlines()[0]}")
-        return
+        raise RejectedError(f"its case gives no graphs: {str(error).splitlines()[0]}") from error
     if found.graphs is None:
-        require(False, f"its case gives no graphs: {found.reason}")
-        return
-    graphs = found.graphs
-    if is_whole:
-        update = found.update.proof if found.update else None
-        require(update is not None, f"its case gives no whole step: {found.update and found.update.reason}")
-        assert update is not None
-        graphs = update.sides[0].graph, update.sides[1].graph
-    for side, graph, anew in zip(SIDES, (certificate.reference, certificate.candidate), graphs, strict=True):
-        _check_alike(side, graph, anew)
+        raise RejectedError(f"its case gives no graphs: {found.reason}")
+    if not whole:
+        return [graph_text(graph) for graph in found.graphs]
+    if found.update is None or found.update.proof is None:
+        raise RejectedError(f"its case gives no whole step: {found.update and found.update.reason}")
+    return [graph_text(side.graph) for side in found.update.proof.sides]
 
 
 def _options(extra_passes: Sequence[str], precompiled: bool) -> str:
-    told = [*(f"--extra-pass {name}" for name in extra_passes), *(["--precompiled DIR"] if precompiled else [])]
-    return " ".join(told) or "none"
+    given = [*(f"--extra-pass {name}" for name in extra_passes), *(["--precompiled DIR"] if precompiled else [])]
+    return " ".join(given) or "none"
 
 
-def _short(call: Call, part: str) -> str:
-    text = str(getattr(call, part))
+def _short(value: Any) -> str:
+    text = json.dumps(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
-def _check_alike(side: str, told: Graph, anew: Graph) -> None:
-    """Two graphs must be the same but for the places in source that readers are shown."""
-    for index, (one, other) in enumerate(zip(told.calls, anew.calls, strict=False)):
-        unlike = [part for part in _PARTS if getattr(one, part) != getattr(other, part)]
-        how = ", ".join(f"{part} {_short(one, part)} is {_short(other, part)} when made again" for part in unlike)
-        require(not unlike, f"call {index} of the {side}, {one.op} `{one.name}`: {how}")
-    num_told, num_anew = len(told.calls), len(anew.calls)
-    require(num_told == num_anew, f"the {side} has {num_told} calls, and {num_anew} when made again")
-    require(told.outputs == anew.outputs, f"the {side} returns other calls than when made again")
+def _check_alike(side: str, stated: Any, anew: Any) -> None:
+    """Two graphs must be the same but for the places in source."""
+    for index, (one, other) in enumerate(zip(stated["calls"], anew["calls"], strict=False)):
+        if one[:-1] != other[:-1]:
+            parts = zip(_PARTS, one, other, strict=False)
+            unlike = (f"{name} {_short(a)} is {_short(b)} when made again" for name, a, b in parts if a != b)
+            raise RejectedError(f"call {index} of the {side}, {one[1]} `{one[0]}`: {', '.join(unlike)}")
+    num_stated, num_anew = len(stated["calls"]), len(anew["calls"])
+    hold(num_stated == num_anew, f"the {side} has {num_stated} calls, and {num_anew} when made again")
+    hold(stated["outputs"] == anew["outputs"], f"the {side} returns other calls than when made again")

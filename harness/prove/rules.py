@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 
-from bitproof.harness.certificate.data import Term
 from bitproof.harness.prove.known_operators import COMMUTING, FLIP, FLOATS, WHOLE, holds
+from bitproof.harness.prove.proof_data import Term
 from bitproof.harness.prove.terms import Rule, Table
 from bitproof.harness.prove.windows import Window, coalesced, composed, cut, joined, row_major, whole
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from bitproof.harness.certificate.data import ProofStep, Term, terms_in
+from bitproof.harness.prove.proof_data import ProofStep, Term, terms_in
 from bitproof.harness.prove.windows import Window, whole, window
 
 Hint = tuple[object, ...]

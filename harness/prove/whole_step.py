@@ -20,14 +20,14 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from bitproof.harness.case import Case
-from bitproof.harness.certificate import data
-from bitproof.harness.certificate.data import Graph
 from bitproof.harness.graph.groups import GroupTable
+from bitproof.harness.prove import proof_data as data
 from bitproof.harness.prove.answers import BUFFER, PARAMETER, PROVED, REFUSED, OutputAnswer, Proof, prove_graphs
 from bitproof.harness.prove.graphs.export import RefusedError, export_graph
 from bitproof.harness.prove.induction import WRITTEN, Induction, induction
 from bitproof.harness.prove.pairs import PairProof, told
 from bitproof.harness.prove.programs.optimizers import OPTIMIZER
+from bitproof.harness.prove.proof_data import Graph
 from bitproof.harness.systems.update_graph import update_graph
 
 GRADIENT = "gradient of "

@@ -21,8 +21,7 @@ PRODUCT = ("bitproof", "harness", "reference", "cases")
 POWERS = {
     "proofs": (
         "harness/prove/",
-        "harness/certificate/",
-        "harness/second_checker.py",
+        "harness/certificate_checker.py",
         "harness/cli/prove.py",
         "harness/cli/check_certificate.py",
         "harness/commands/prove",

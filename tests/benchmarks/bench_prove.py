@@ -13,7 +13,7 @@ well are the CPU time and peak memory of both processes, and seconds to make and
 step; then each checker checks it as its own command, whose CPU time and peak memory are told.
 
 Goals, on 2 cores: every output PROVED; 2 minutes and 3 GiB for tracing, passes and proof, 3 GiB with the certificate;
-60 seconds to compare; 15 to read and check the certificate by either checker; and microseconds at the most layers at
+60 seconds to compare; 15 to read and check the certificate by the checker; and microseconds at the most layers at
 most 1.3 times those at the fewest: a call's in the whole, a term's in comparing. (A layer with experts has more terms a
 call, and of 4 layers 3 have none.) Returns 1 where one is missed.
 """
@@ -106,12 +106,14 @@ def measure(
 
 
 def check(row: Row, folder: Path) -> None:
-    """Have both checkers accept a certificate, and add what that took. This process is small: a command's peak memory
-    counts that of the process which starts it."""
+    """Have the checker accept a certificate, as the command and as a file alone, and add what that took.
+
+    This process is small: a command's peak memory counts that of the process which starts it.
+    """
     root = Path(__file__).parents[2]
     for checker, arguments in (
-        ("first", ["-m", "bitproof", "check-certificate", str(folder)]),
-        ("second", ["-I", str(root / "harness/second_checker.py"), str(folder)]),
+        ("command", ["-m", "bitproof", "check-certificate", str(folder)]),
+        ("file", ["-I", str(root / "harness/certificate_checker.py"), str(folder)]),
     ):
         process = subprocess.Popen([sys.executable, *arguments], cwd=root, stdout=subprocess.DEVNULL)
         _, status, used = os.wait4(process.pid, 0)
@@ -144,10 +146,10 @@ def told(row: Row) -> str:
             f"; certificate of {found['steps']} steps, {found['MB']:.1f} MB: made and written in {found['made']:.1f} s,"
             f" {row['peak_gib']:.2f} GiB with it"
         )
-    if "first" in found:
+    if "command" in found:
         line += (
-            f"; checked in {found['first']:.1f} CPU s and {found['first_gib']:.2f} GiB, "
-            f"by the second checker in {found['second']:.1f} and {found['second_gib']:.2f}"
+            f"; checked in {found['command']:.1f} CPU s and {found['command_gib']:.2f} GiB, "
+            f"by the checker's file alone in {found['file']:.1f} and {found['file_gib']:.2f}"
         )
     return line
 
@@ -170,7 +172,7 @@ def micros_of_term(row: Row) -> float:
 def missed(row: Row, first: Row) -> list[str]:
     """The goals that a configuration misses; `first` is the same with the fewest layers."""
     compare, certificate = row["seconds"]["compare"], row["certificate"]
-    checks = [certificate[checker] for checker in ("first", "second") if certificate]
+    checks = [certificate[checker] for checker in ("command", "file") if certificate]
     growth = micros(row, total(row)) / micros(first, total(first))
     compare_growth = micros_of_term(row) / micros_of_term(first)
     terms = row["steps"] / row["calls"] / (first["steps"] / first["calls"])

@@ -10,14 +10,13 @@ Steps. Random terms, many of which do not fit together, are put down one after t
 that says something of it. A step that is accepted must have a meaning, of the type that was derived, and must mean what
 it is said to equal.
 
-Of each step the second checker is asked, too: what the one accepts and the other rejects is a disagreement.
-
-With --untyped the checker derives types and does not compare them, as it was before: every forged certificate must be
-accepted then, or these would show nothing.
+With --untyped the checker takes the shape of an exact operator's first operand, whatever the others have, as it was
+before: every forged certificate must be accepted then, or these would show nothing.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import math
 import random
@@ -35,23 +34,22 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bitproof.harness import second_checker
-from bitproof.harness.certificate import rules as checker
-from bitproof.harness.certificate import types, windows
-from bitproof.harness.certificate.assumptions import ASSUMPTIONS
-from bitproof.harness.certificate.check import check
-from bitproof.harness.certificate.data import Call, Certificate, Graph, ProofStep, Tensor, Term
-from bitproof.harness.certificate.errors import RejectedError, rejecting
+
+from bitproof.harness import certificate_checker as checker
+from bitproof.harness.certificate_checker import ASSUMPTIONS, TWO, RejectedError, rejecting
 from bitproof.harness.prove import rules as prover
 from bitproof.harness.prove.answers import prove_graphs
 from bitproof.harness.prove.evaluate import same_bits
+from bitproof.harness.prove.proof_data import Call, Certificate, Graph, Tensor, Term
 from bitproof.harness.prove.terms import Table
 from bitproof.harness.prove.windows import joined
+from tests.harness.certificate.samples import check
 
 Array = torch.Tensor
 """What a tensor means: its values on each rank (the first dim)."""
 
 GATHER, WAIT = "_c10d_functional.all_gather_into_tensor.default", "_c10d_functional.wait_tensor.default"
+ARITY = {"cast": 1, "where": 3, "neg": 1, "bitwise_not": 1} | dict.fromkeys(TWO, 2)
 SHARE_STEPS = 0.9
 """Of the forgeries those that are steps."""
 
@@ -61,7 +59,7 @@ SHARE_STEPS = 0.9
 
 def _exactly(operator: str, dtype: str, operands: Sequence[Array]) -> Array:
     """What torch computes. Raises ValueError where no call of this form gives the dtype."""
-    if len({x.shape for x in operands}) != 1 or types.ARITY.get(operator) != len(operands):
+    if len({x.shape for x in operands}) != 1 or ARITY.get(operator) != len(operands):
         raise ValueError("operands do not fit")
     if operator == "cast":
         return operands[0].to(getattr(torch, dtype))
@@ -145,7 +143,7 @@ class Draft:
     ) -> Node:
         """A call with memory of its own, unless it lies `like` something."""
         shape, name = tuple(means.shape[1:]), f"c{len(self.calls)}"
-        tensor = like or Tensor(dtype, "cpu", shape, windows.steps_of(shape), 0, len(self.calls))
+        tensor = like or Tensor(dtype, "cpu", shape, tuple(checker.row_major([*shape])), 0, len(self.calls))
         self.calls.append(Call(name, op, tuple(args), tensor))
         return Node(len(self.calls) - 1, tensor, means)
 
@@ -294,64 +292,41 @@ NUMBERS = tuple(x.hex() for x in (0.0, -0.0, 1.0, 1.0, -1.0, 2.0, -2.0, 1.5, 2.0
 GROUPS = (((0, 1),), ((0, 1),), ((1, 0),), ((0,), (1,)), ((0, 0),), ((0,), (1, 0)))
 
 
-class Trial(checker.Terms):
-    """Terms with meanings. Whatever a rule looks up is put down first, if the checker takes it.
+class Trial:
+    """The checker's state, of terms with meanings. Whatever a rule looks up is put down first, if the checker takes it.
 
-    The second checker's state follows, where that is asked; `disagreements` are the steps on which the two differ.
+    Its columns hold terms and types as tuples, to be keys.
     """
 
-    def __init__(self, *, both: bool = False) -> None:
-        super().__init__()
+    def __init__(self) -> None:
+        self.state = checker.new_state()
+        self.state["at"] = _PutDown(self)
+        self.terms: list[Term] = []
+        self.places: dict[Term, int] = {}
+        self.types: list[tuple[str, tuple[int, ...]]] = []
         self.means: list[Array | None] = []
-        self.second = second_checker.new_state() if both else None
-        self.disagreements: list[str] = []
 
-    def find(self, *term: object) -> int:
-        """Look a term up, or put it down."""
-        if term not in self.places:
-            self.put(ProofStep(term, "", len(self.terms)))
-        return super().find(*term)
-
-    def put(self, step: ProofStep) -> None:
-        """Add a step with its meaning. Raises what the checker raises."""
-        taken = self._second_takes(step)
-        try:
-            self.add(step)
-        except Exception:
-            self._compare(step, taken, False)
-            raise
-        self._compare(step, taken, True)
-        self.means.append(self.meaning(step.term))
-
-    def gives(self, rule: str, term: Term, hint: tuple[Any, ...]) -> int | None:
-        """What a rule makes of a term, None where it says nothing. Raises what the checker raises."""
-        found = None
-        try:
-            found = checker.RULES[rule](self, term, *hint)
-        finally:
-            if self.second is not None:
-                try:
-                    other = second_checker.RULES[rule](self.second, as_json(term), *as_json(hint))
-                except (second_checker.FlawError, *second_checker.MISTAKES):
-                    other = None
-                if other != found and (found is None or found < len(self.terms)):
-                    self.disagreements.append(f"{rule} of {term}, hint {hint}: {found} and {other}")
+    @property
+    def equals(self) -> list[int]:
+        """Each term's last form."""
+        found: list[int] = self.state["last"]
         return found
 
-    def _second_takes(self, step: ProofStep) -> bool:
-        if self.second is None:
-            return False
-        try:
-            hint = [as_json(step.hint)] if step.hint else []
-            second_checker.take_step(self.second, [as_json(step.term), step.rule, step.equals, *hint])
-        except (second_checker.FlawError, *second_checker.MISTAKES):
-            return False
-        return True
+    def put(self, term: Term, rule: str = "", equals: int | None = None, hint: tuple[Any, ...] = ()) -> None:
+        """Add a step with its meaning. Raises RejectedError if the checker does."""
+        step = [term, rule, len(self.terms) if equals is None else equals, *([hint] if hint else [])]
+        with rejecting():
+            checker.take_step(self.state, as_json(step))
+        dtype, shape = self.state["types"][-1]
+        self.places[term] = len(self.terms)
+        self.terms.append(term)
+        self.types.append((dtype, tuple(shape)))
+        self.means.append(self.meaning(term))
 
-    def _compare(self, step: ProofStep, second: bool, first: bool) -> None:
-        if self.second is not None and first != second:
-            self.disagreements.append(f"{step}: accepted by the {'first' if first else 'second'} alone")
-            self.second = None  # its state is another now
+    def gives(self, rule: str, term: Term, hint: tuple[Any, ...]) -> int | None:
+        """What a rule makes of a term, None where it says nothing. Raises RejectedError if the checker does."""
+        with rejecting():
+            return checker.RULES[rule](self.state, as_json(term), *as_json(hint))
 
     def meaning(self, term: Term) -> Array | None:
         """What a term means; None where it means nothing."""
@@ -403,9 +378,31 @@ class Trial(checker.Terms):
         return self.types[place][0]
 
 
+class _PutDown(dict[str, int]):
+    """The places of terms by their texts, where a term that is looked up is put down first."""
+
+    def __init__(self, trial: Trial) -> None:
+        super().__init__()
+        self.trial = trial
+
+    def get(self, line: str, default: Any = None) -> Any:
+        """The place of a term, which has one from now on."""
+        if line not in self:
+            self.trial.put(_as_tuples(ast.literal_eval(line)))
+        return self[line]
+
+
 def as_json(value: Any) -> Any:
     """Tuples as the lists that JSON has."""
-    return [*map(as_json, value)] if isinstance(value, tuple) else value
+    return [*map(as_json, value)] if isinstance(value, tuple | list) else value
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+
+
+def _window(shape: Sequence[int], strides: Sequence[int], offset: int) -> tuple[Any, ...]:
+    return tuple(_as_tuples(checker.normal([*shape], [*strides], offset)))
 
 
 def _random_term(trial: Trial, chance: random.Random) -> Term:
@@ -420,16 +417,16 @@ def _random_term(trial: Trial, chance: random.Random) -> Term:
         case 0:
             sizes = tuple(chance.randint(0, 3) for _ in range(chance.randint(0, 3)))
             strides = tuple(chance.choice([0, 1, 1, 2, 3, 4, 6, -1]) for _ in sizes)
-            return ("view", place, *windows.normal(sizes, strides, chance.choice([0, 0, 0, 1, 2, 3])))
+            return ("view", place, *_window(sizes, strides, chance.choice([0, 0, 0, 1, 2, 3])))
         case 1:
-            return ("view", place, *windows.normal((math.prod(shape),), (1,), 0))
+            return ("view", place, *_window((math.prod(shape),), (1,), 0))
         case 2:
             dim = chance.choice([0, 0, 1, -1]) if shape else 0
             return ("cat", tuple(chance.choice([place, other, pick()]) for _ in range(chance.randint(1, 3))), dim)
         case 3:
             operator = chance.choice(["eq", "lt", "bitwise_and", "bitwise_not", "where", "where", "neg", "cast", "div"])
             chosen = chance.choice([place, pick()]), chance.choice(like), other
-            several = chosen[: types.ARITY.get(operator, 2) if chance.random() < 0.9 else 2]
+            several = chosen[: ARITY.get(operator, 2) if chance.random() < 0.9 else 2]
             return ("exact", operator, chance.choice([dtype, dtype, "bool", "bfloat16"]), "cpu", several)
         case 6 | 7:
             operator = chance.choice(["add", "add", "mul", "mul", "sub", "neg", "cast"])
@@ -459,18 +456,18 @@ def _hints(trial: Trial, rule: str, term: Term, chance: random.Random) -> list[t
             pieces = []
             for _ in range(chance.randint(1, 2)):
                 number = chance.randrange(len(inner[1]))
-                pieces.append((number, windows.normal(term[2], term[3], chance.choice([term[4], 0, 0, 1]))))
+                pieces.append((number, _window(term[2], term[3], chance.choice([term[4], 0, 0, 1]))))
             found.append((tuple(pieces),) if len(pieces) == 1 else (tuple(pieces), chance.choice([0, 1])))
     return found
 
 
-def forged_steps(chance: random.Random, attempts: int = 40, *, both: bool = True) -> Iterator[tuple[str, str | None]]:
+def forged_steps(chance: random.Random, attempts: int = 40) -> Iterator[tuple[str, str | None]]:
     """Of each step that was tried what became of it, "rejected" where it is false or means nothing; and what is
-    false of one that was accepted. Where `both` checkers disagree, "on which checkers disagree", and on what."""
-    trial = Trial(both=both)
+    false of one that was accepted."""
+    trial = Trial()
     for name in "abcd":
         shape = tuple(chance.randint(0, 4) for _ in range(chance.randint(0, 2)))
-        trial.put(ProofStep(("input", f"input {name}", chance.choice([*DTYPES, "bool"]), shape), "", len(trial.terms)))
+        trial.put(("input", f"input {name}", chance.choice([*DTYPES, "bool"]), shape))
     for _ in range(attempts):
         term = _random_term(trial, chance)
         if term in trial.places or len(trial.terms) > 400:
@@ -485,17 +482,14 @@ def forged_steps(chance: random.Random, attempts: int = 40, *, both: bool = True
         for rule, hint in [*tried, ("", ())]:
             before, found = len(trial.terms), None
             try:
-                with rejecting():
-                    found = trial.gives(rule, term, hint) if rule else len(trial.terms)
-                    if found is None:
-                        continue
-                    if rule and chance.random() < 0.1:
-                        found = chance.randrange(len(trial.terms))
-                    trial.put(ProofStep(term, rule, found, hint))
+                found = trial.gives(rule, term, hint) if rule else len(trial.terms)
+                if found is None:
+                    continue
+                if rule and chance.random() < 0.1:
+                    found = chance.randrange(len(trial.terms))
+                trial.put(term, rule, found, hint)
             except RejectedError:
                 yield "rejected" if trial.is_false(term, found) else "that say nothing", None
-            yield from (("on which checkers disagree", text) for text in trial.disagreements)
-            trial.disagreements.clear()
             flaws = [flaw for place in range(before, len(trial.terms)) if (flaw := _flaw_at(trial, place))]
             if len(trial.terms) > before:
                 yield "accepted", flaws[0] if flaws else None
@@ -519,37 +513,15 @@ def _flaw_at(trial: Trial, place: int) -> str | None:
 # -- the checker without types -----------------------------------------------------------------------
 
 
-class Guess(tuple[Any, ...]):
-    """A type that is derived, and like any other where it is compared."""
-
-    __slots__ = ()
-
-    def __eq__(self, other: object) -> bool:
-        return True
-
-    def __ne__(self, other: object) -> bool:
-        return False
-
-    def __hash__(self) -> int:
-        return 0
-
-
 @contextmanager
 def untyped() -> Iterator[None]:
-    """The checker as it was: an exact operator has its first operand's shape, whatever the others have, and no step's
-    type is compared."""
-    was, strict = checker.type_of, types.type_of
-
-    def type_of(term: Term, found: Sequence[Any]) -> Any:
-        if term[0] == "exact":
-            return Guess((term[2], found[term[4][0]][1]))
-        return Guess(strict(term, found))
-
-    checker.type_of = type_of
+    """The checker as it was: an exact operator has its first operand's shape, whatever the others have."""
+    was = checker.TYPES["exact"]
+    checker.TYPES["exact"] = lambda types, operator, dtype, device, operands: [dtype, types[operands[0]][1]]
     try:
         yield
     finally:
-        checker.type_of = was
+        checker.TYPES["exact"] = was
 
 
 def is_rejected(certificate: Certificate) -> bool:
@@ -586,25 +558,24 @@ def fuzz_certificates(forgeries: int, seed: int, counts: Counter[str]) -> None:
             counts["certificates rejected" if is_rejected(found) else "certificates ACCEPTED"] += 1
 
 
-def fuzz_steps(forgeries: int, seed: int, counts: Counter[str], *, both: bool = True) -> list[str]:
-    """Try steps until so many were rejected; what is false of accepted ones, and on what `both` checkers disagree."""
+def fuzz_steps(forgeries: int, seed: int, counts: Counter[str]) -> list[str]:
+    """Try steps until so many were rejected; what is false of accepted ones."""
     flaws: list[str] = []
     number = 0
     while counts["steps rejected"] + counts["false steps ACCEPTED"] < forgeries:
-        for kind, flaw in forged_steps(random.Random(seed * 1_000_003 + number), both=both):
-            is_false = flaw and "disagree" not in kind
-            counts["false steps ACCEPTED" if is_false else f"steps {kind}"] += 1
+        for kind, flaw in forged_steps(random.Random(seed * 1_000_003 + number)):
+            counts["false steps ACCEPTED" if flaw else f"steps {kind}"] += 1
             flaws += [flaw] if flaw else []
         number += 1
     return flaws
 
 
-def main(forgeries: int, seed: int, *, both: bool = True) -> int:
-    """Run, print, and return 1 where a forgery is accepted, or `both` checkers disagree."""
+def main(forgeries: int, seed: int) -> int:
+    """Run, print, and return 1 where a forgery is accepted."""
     start, counts = time.process_time(), Counter[str]()
     num_steps = int(forgeries * SHARE_STEPS)
     fuzz_certificates(forgeries - num_steps, seed, counts)
-    flaws = fuzz_steps(num_steps, seed, counts, both=both)
+    flaws = fuzz_steps(num_steps, seed, counts)
     rejected = counts["certificates rejected"] + counts["steps rejected"]
     accepted = counts["certificates ACCEPTED"] + counts["false steps ACCEPTED"]
     seconds = time.process_time() - start
@@ -622,7 +593,7 @@ if __name__ == "__main__":
     forgeries, seed = numbers + [100_000, 0][len(numbers) :]
     if "--untyped" in sys.argv:
         with untyped():
-            status = main(forgeries, seed, both=False)
+            status = main(forgeries, seed)
     else:
         status = main(forgeries, seed)
     sys.exit(status)

@@ -12,6 +12,7 @@ the whole agree.
 from __future__ import annotations
 
 import copy
+import json
 import operator
 import random
 import sys
@@ -21,17 +22,16 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import compress
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bitproof.harness.certificate.calls import Walk
-from bitproof.harness.certificate.check import SIDES, check, check_answers
-from bitproof.harness.certificate.data import Certificate, Graph
-from bitproof.harness.certificate.errors import RejectedError, rejecting
-from bitproof.harness.certificate.files import read_certificate
-from bitproof.harness.certificate.in_flight import InFlight
-from bitproof.harness.certificate.rules import Terms
+from bitproof.harness import certificate_checker as checker
+from bitproof.harness.certificate_checker import SIDES, RejectedError, rejecting
+from bitproof.harness.prove.certify import call_data, step_data
+from bitproof.harness.prove.proof_data import Call, Certificate, Graph, ProofStep, Tensor
 from tests.harness.certificate.corruption import corrupt
+from tests.harness.certificate.samples import W, X, check, parts, whole
 
 LARGE = 1_000
 """Steps of a certificate from which on it is checked once for all corruptions."""
@@ -43,10 +43,33 @@ WHOLE_TOO = 500
 def example() -> Certificate:
     """The certificate that tests corrupt."""
     from bitproof.harness.prove.certify import certificate_of
-    from tests.harness.certificate.test_check import W, X, parts, whole
     from tests.harness.prove.toy_graphs import compare
 
     return certificate_of("example", compare(parts, whole, W, X))
+
+
+def certificate_in(folder: Path) -> Certificate:
+    """The certificate in a folder, as the prover's data; without its subject."""
+    main, graphs, steps = checker.load(folder)
+    reference, candidate = (
+        Graph(tuple(_call(*call) for call in graph["calls"]), _frozen(graph["outputs"])) for graph in graphs
+    )
+    lists = (_frozen(main[name]) for name in ("answers", "assumptions"))
+    return Certificate(main["case"], reference, candidate, tuple(ProofStep(*_frozen(step)) for step in steps), *lists)
+
+
+def _call(name: str, op: str, args: Any, value: Any, writes: Any, random: int, place: Any) -> Call:
+    return Call(name, op, _frozen(args), _value(value), tuple(writes), bool(random), _frozen(place))
+
+
+def _value(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return _frozen(value)
+    return tuple(map(_value, value["several"])) if "several" in value else Tensor(*_frozen(value["tensor"]))
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def first_change(certificate: Certificate, corrupted: Certificate) -> int:
@@ -95,11 +118,10 @@ class Replay:
 
     def __init__(self, certificate: Certificate) -> None:
         self.certificate = certificate
-        self.terms = Terms()
-        self.walks = [
-            Walk(self.terms, graph, side)
-            for graph, side in zip((certificate.reference, certificate.candidate), SIDES, strict=True)
-        ]
+        self.known: dict[int, Any] = {}
+        self.known = {id(x): self._data(x) for several in _seen(certificate) for x in several}
+        self.state = checker.new_state()
+        self.walks = [checker.new_walk(self.state, *x) for x in zip(self._graphs(certificate), SIDES, strict=True)]
         self.place = 0
 
     def go_on(self, place: int) -> None:
@@ -113,41 +135,48 @@ class Replay:
     def rejects(self, corrupted: Certificate) -> bool:
         """Whether the checker, in this state, rejects the rest of a corrupted certificate. The state is left as it was:
         terms are only ever added, so what was added is taken away; walks go on as copies."""
-        num_terms, terms = len(self.terms.terms), self.terms
-        walks = [
-            _copied(walk, graph)
-            for walk, graph in zip(self.walks, (corrupted.reference, corrupted.candidate), strict=True)
-        ]
+        num_terms, state = len(self.state["terms"]), self.state
 
         def run() -> None:
+            graphs = self._graphs(corrupted)
+            walks = [self._copied(walk, graph) for walk, graph in zip(self.walks, graphs, strict=True)]
             for see in self._left(corrupted, walks):
                 see()
-            check_answers(corrupted, *walks)
+            answers = [[*answer] for answer in corrupted.answers]
+            checker.check_answers({"answers": answers}, checker.answers_of(state, walks, graphs))
 
         found = _rejects(run)
-        for term in terms.terms[num_terms:]:
-            del terms.places[term]
-        for column in (terms.terms, terms.equals, terms.types, terms.roots):
-            del column[num_terms:]
+        for term in state["terms"][num_terms:]:
+            del state["at"][checker.line_of(term)]
+        for column in ("terms", "last", "types", "roots"):
+            del state[column][num_terms:]
         return found
 
-    def _left(self, certificate: Certificate, walks: Sequence[Walk]) -> Iterator[Callable[[], object]]:
+    def _left(self, certificate: Certificate, walks: Sequence[dict[str, Any]]) -> Iterator[Callable[[], object]]:
         """What the checker does from here on, in its order."""
-        for number in range(len(self.terms.terms), len(certificate.steps)):
-            yield partial(self.terms.add, certificate.steps[number])
+        for number in range(len(self.state["terms"]), len(certificate.steps)):
+            yield partial(checker.take_step, self.state, self._data(certificate.steps[number]))
         for walk in walks:
-            for number in range(len(walk.values), len(walk.graph.calls)):
-                yield partial(walk.take, walk.graph.calls[number])
+            for _ in range(len(walk["values"]), len(walk["calls"])):
+                yield partial(checker.take_call, walk)
 
+    def _data(self, x: Any) -> Any:
+        """A step or a call as JSON: those of the certificate itself were made once."""
+        if id(x) in self.known:
+            return self.known[id(x)]
+        return json.loads(json.dumps(step_data(x) if isinstance(x, ProofStep) else call_data(x)))
 
-def _copied(walk: Walk, graph: Graph) -> Walk:
-    found = copy.copy(walk)
-    found.graph = graph
-    for name in ("values", "stale", "inputs", "symbols", "owners"):
-        setattr(found, name, copy.copy(getattr(walk, name)))
-    found.in_flight = InFlight(graph)
-    found.in_flight._order.open = copy.deepcopy(walk.in_flight._order.open)
-    return found
+    def _graphs(self, certificate: Certificate) -> list[dict[str, Any]]:
+        return [
+            {"calls": [self._data(call) for call in graph.calls], "outputs": [[*x] for x in graph.outputs]}
+            for graph in (certificate.reference, certificate.candidate)
+        ]
+
+    def _copied(self, walk: dict[str, Any], graph: dict[str, Any]) -> dict[str, Any]:
+        found = checker.new_walk(self.state, graph, walk["side"])
+        for name in ("values", "stale", "lying", "inputs", "symbols", "generator", "filling", "reading"):
+            found[name] = copy.deepcopy(walk[name])
+        return found
 
 
 def _rejects(run: Callable[[], object]) -> bool:
@@ -165,7 +194,7 @@ def _chance(seed: int, number: int) -> random.Random:
 
 def main(folder: str | None, corruptions: int, seed: int) -> int:
     """Run, print, and return 1 where a corrupted certificate is accepted."""
-    certificate = read_certificate(Path(folder)) if folder else example()
+    certificate = certificate_in(Path(folder)) if folder else example()
     start = time.process_time()
     check(certificate)
     print(f"{len(certificate.steps)} steps, checked in {time.process_time() - start:.2f} s", flush=True)

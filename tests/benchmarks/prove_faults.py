@@ -30,7 +30,6 @@ from torch.fx import GraphModule
 
 from bitproof.builtin_cases import CASES
 from bitproof.harness.case import Case
-from bitproof.harness.certificate.data import Graph
 from bitproof.harness.cli.faults import DEFAULT_CASES
 from bitproof.harness.commands.faults import choose, homes
 from bitproof.harness.disturb.faults import Entry, Site
@@ -43,6 +42,7 @@ from bitproof.harness.prove.evaluate import NotEvaluatedError, run_graph
 from bitproof.harness.prove.explain import Shown
 from bitproof.harness.prove.graphs.export import RefusedError, export_graph
 from bitproof.harness.prove.pairs import same_value
+from bitproof.harness.prove.proof_data import Graph
 from bitproof.harness.prove.prove import random_inputs
 from bitproof.harness.prove.reference import of_the_reference, traced_reference
 from bitproof.harness.systems.step_graphs import step_graph

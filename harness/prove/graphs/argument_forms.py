@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from bitproof.harness.certificate.data import Call, Tensor, nodes_in
+from bitproof.harness.prove.proof_data import Call, Tensor, nodes_in
 from bitproof.harness.torch_operators import schema_of
 
 DIM, ORDER, NUMBER = FORMS = ("dim", "order", "number")

@@ -18,8 +18,6 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import map_arg
 
-from bitproof.harness.certificate import data
-from bitproof.harness.certificate.data import Call, Graph
 from bitproof.harness.errors import BitproofError
 from bitproof.harness.graph import operators, symbols
 from bitproof.harness.graph.groups import GroupTable
@@ -27,6 +25,7 @@ from bitproof.harness.graph.origin import origin_of
 from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
 from bitproof.harness.graph.writer import CHUNK_KEY
 from bitproof.harness.prove import known_operators as known
+from bitproof.harness.prove import proof_data as data
 from bitproof.harness.prove.graphs import admitted
 from bitproof.harness.prove.graphs.argument_forms import canonical
 from bitproof.harness.prove.graphs.constants import digest_of
@@ -47,6 +46,7 @@ from bitproof.harness.prove.graphs.written_apart import (
     results_of,
 )
 from bitproof.harness.prove.layouts import told_once
+from bitproof.harness.prove.proof_data import Call, Graph
 from bitproof.harness.torch_compat import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload
 from bitproof.harness.torch_operators import schema_of
 

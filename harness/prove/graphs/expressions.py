@@ -7,7 +7,7 @@ from typing import Any
 
 import sympy
 
-from bitproof.harness.certificate.data import Size
+from bitproof.harness.prove.proof_data import Size
 
 
 @functools.lru_cache(maxsize=1 << 16)

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node
 
-from bitproof.harness.certificate import data
 from bitproof.harness.graph.symbols import source_of
+from bitproof.harness.prove import proof_data as data
 from bitproof.harness.prove.graphs.export import RefusedError
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bitproof.harness.certificate.data import Call, Tensor
+from bitproof.harness.prove.proof_data import Call, Tensor
 from bitproof.harness.prove.windows import row_major
 
 MULTIPLIES = (

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from bitproof.harness.certificate.data import Call
 from bitproof.harness.prove import known_operators as known
+from bitproof.harness.prove.proof_data import Call
 from bitproof.harness.torch_compat import FakeTensor, disable_current_modes
 
 UNCHANGED = "grads"

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitproof.harness.certificate.data import WRITTEN, Graph
 from bitproof.harness.prove.answers import BUFFER, PARAMETER, REFUSED
 from bitproof.harness.prove.evaluate import NotEvaluatedError, same_bits
 from bitproof.harness.prove.graphs.export import RefusedError
@@ -32,6 +31,7 @@ from bitproof.harness.prove.programs.optimizers import OPTIMIZER
 from bitproof.harness.prove.programs.provable import Held, held
 from bitproof.harness.prove.programs.reachable import GRADIENT, has_values, valued
 from bitproof.harness.prove.programs.really import check_run, fill, not_run
+from bitproof.harness.prove.proof_data import WRITTEN, Graph
 from bitproof.harness.torch_compat import has_open_sizes
 from bitproof.harness.torch_operators import storage_key
 

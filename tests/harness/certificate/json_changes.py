@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from bitproof.harness.certificate.files import FILES
+from bitproof.harness.certificate_checker import FILES
 
 Path = tuple[Any, ...]
 Values = dict[str, Any]

@@ -2,8 +2,9 @@
 
 import pytest
 
-from bitproof.harness.certificate.assumptions import ASSUMPTIONS, assumed
-from bitproof.harness.certificate.data import Call, Graph
+from bitproof.harness.certificate_checker import ASSUMPTIONS
+from bitproof.harness.prove.certify import assumed
+from bitproof.harness.prove.proof_data import Call, Graph
 from bitproof.harness.prove.rules import reduce_of_cat
 
 PLAIN = ("view", "aten.mul.Tensor")

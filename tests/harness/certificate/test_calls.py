@@ -2,12 +2,12 @@
 
 import pytest
 
-from bitproof.harness.certificate.calls import _overlaps
-from bitproof.harness.certificate.data import Tensor
+from bitproof.harness.certificate_checker import overlaps
+from tests.harness.certificate.test_check import as_json
 
 
 @pytest.mark.parametrize(
-    ("shape", "strides", "overlaps"),
+    ("shape", "strides", "expected"),
     [
         ((2, 3), (3, 1), False),
         ((2, 3), (1, 2), False),
@@ -21,5 +21,5 @@ from bitproof.harness.certificate.data import Tensor
         ((2, ("size", (1, "u0"))), (("size", (1, "u0")), 1), True),
     ],
 )
-def test_two_indices_of_what_overlaps_mean_one_element(shape, strides, overlaps):
-    assert _overlaps(Tensor("float32", "cpu", shape, strides, 0, 0)) == overlaps
+def test_two_indices_of_what_overlaps_mean_one_element(shape, strides, expected):
+    assert overlaps(as_json(("float32", "cpu", shape, strides, 0, 0))) == expected

@@ -24,10 +24,10 @@ def test_without_types_every_forged_certificate_is_accepted():
 def test_a_step_that_is_accepted_means_what_it_says():
     counts = Counter()
     assert fuzz_steps(2000, 0, counts) == []
-    assert counts["steps accepted"] > 500
+    assert counts["steps accepted"] > 300
 
 
 def test_without_types_a_step_that_means_nothing_is_accepted():
     with untyped():
-        flaws = fuzz_steps(500, 0, Counter(), both=False)
+        flaws = fuzz_steps(500, 0, Counter())
     assert any(flaw.startswith("('exact', 'add'") for flaw in flaws)

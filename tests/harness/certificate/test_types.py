@@ -2,13 +2,12 @@
 
 import pytest
 
-from bitproof.harness.certificate.data import ProofStep
-from bitproof.harness.certificate.errors import RejectedError, rejecting
-from bitproof.harness.certificate.rules import Terms
-from bitproof.harness.certificate.types import NUMBER, SEVERAL, STATE, type_of
+from bitproof.harness import certificate_checker as checker
+from bitproof.harness.certificate_checker import NUMBER, SEVERAL, STATE, TYPES, RejectedError, rejecting, terms_named
+from tests.harness.certificate.test_check import Terms, as_json
 
 PAIR = ((0, 1),)
-TYPES = [
+PARTS = [
     ("float32", (2, 6)),  # 0
     ("float32", (2, 6)),  # 1
     ("float32", (2, 5)),  # 2
@@ -162,22 +161,29 @@ UNFIT = [
 ]
 
 
+def type_of(term):
+    """The type of a term made of PARTS."""
+    with rejecting():
+        term, types = as_json(term), [*map(as_json, PARTS)]
+        places = terms_named(term)
+        assert all(0 <= place < len(types) for place in places), "a place that no step has"
+        return TYPES[term[0]](types, *term[1:])
+
+
 @pytest.mark.parametrize(("term", "expected"), FIT)
 def test_a_term_has_a_type_by_what_it_is_made_of(term, expected):
-    assert type_of(term, TYPES) == (expected or ("float32", (None,)))
+    assert type_of(term) == as_json(expected or ("float32", (None,)))
 
 
 @pytest.mark.parametrize("term", UNFIT, ids=str)
 def test_a_term_whose_parts_do_not_fit_has_none(term):
-    with pytest.raises(RejectedError), rejecting():
-        type_of(term, TYPES)
+    with pytest.raises(RejectedError):
+        type_of(term)
 
 
 def test_a_step_leaves_its_terms_type_as_it_is(monkeypatch):
-    from bitproof.harness.certificate import rules
-
-    monkeypatch.setitem(rules.RULES, "view_of_whole", lambda terms, term: term[1])
+    monkeypatch.setitem(checker.RULES, "view_of_whole", lambda state, term: term[1])
     terms = Terms()
-    terms.add(ProofStep(("input", "x", "float32", (2, 6)), "", 0))
-    with pytest.raises(RejectedError, match="step 1 rewrites"):
-        terms.add(ProofStep(("view", 0, (12,), (1,), 0), "view_of_whole", 0))
+    terms.put(("input", "x", "float32", (2, 6)))
+    with pytest.raises(RejectedError, match="step 1 does not follow by view_of_whole, or changes its type"):
+        terms.put(("view", 0, (12,), (1,), 0), "view_of_whole", 0)

@@ -5,8 +5,27 @@ import random
 import pytest
 import torch
 
-from bitproof.harness.certificate.windows import flat, full, normal, parts, steps_of, translated, within
+from bitproof.harness import certificate_checker as checker
+from bitproof.harness.certificate_checker import flat, full, row_major
+from tests.harness.certificate.test_check import as_json
 from tests.harness.prove.test_windows import numbered, shapes, some_view
+
+
+def normal(shape, strides, offset):
+    return checker.normal([*shape], [*strides], offset)
+
+
+def parts(w, dim, sizes):
+    return checker.parts_of(w, dim, sizes)
+
+
+def within(inner, outer):
+    """A window on what another shows."""
+    return checker.after(as_json(outer), as_json(inner))
+
+
+def translated(shape, strides, weights, memory):
+    return checker.translate(as_json(memory), [*shape], [*strides], [*weights])
 
 
 def of(view):
@@ -42,7 +61,7 @@ def test_parts_of_concatenations_and_of_windows(seed):
         owns = [numbered([*shape[:dim], n, *shape[dim + 1 :]]) + 1000 * i for i, n in enumerate(sizes)]
         laid_out = torch.cat(owns, dim).clone(memory_format=torch.contiguous_format)
         outer = some_view(laid_out, chance)
-        for own, w in zip(owns, parts(full(laid_out.shape), dim, sizes), strict=True):
+        for own, w in zip(owns, parts(full([*laid_out.shape]), dim, sizes), strict=True):
             assert torch.equal(show(laid_out, w), own)
         if 0 in outer.shape:
             continue
@@ -53,7 +72,7 @@ def test_parts_of_concatenations_and_of_windows(seed):
                 halves = outer.narrow(d, 0, begin), outer.narrow(d, begin, outer.shape[d] - begin)
                 found_parts = parts(of(outer), d, [half.shape[d] for half in halves])
                 assert found_parts == [*map(of, halves)]
-                assert parts(of(outer), d, [begin]) == [], "parts are the whole"
+                assert parts(of(outer), d, [begin]) is None, "parts are the whole"
     assert found > 50
 
 
@@ -64,7 +83,7 @@ def test_what_lies_in_the_memory_of_a_tensor_shows_elements_of_it(seed):
         x = some_view(numbered(shapes(chance)), chance)
         view = some_view(x, chance)
         memory = normal(view.shape, view.stride(), view.storage_offset() - x.storage_offset())
-        w = translated(x.shape, x.stride(), steps_of(x.shape), memory)
+        w = translated(x.shape, x.stride(), row_major([*x.shape]), memory)
         if w is not None:
             found += 1
             assert torch.equal(show(x.clone(memory_format=torch.contiguous_format), w), view)
@@ -86,17 +105,17 @@ def test_what_lies_in_the_memory_of_a_tensor_shows_elements_of_it(seed):
     ],
 )
 def test_what_lies_elsewhere_is_no_element(memory, shown):
-    assert translated((4, 3), (5, 1), (3, 1), memory) == shown
+    assert translated((4, 3), (5, 1), (3, 1), memory) == as_json(shown)
 
 
 def test_windows_go_forwards_and_stay_inside():
-    assert within(full((2, 3)), ((2,), (1,), 4)) == ((2,), (1,), 4)
-    assert within(full((2, 3)), ((2,), (1,), 5)) is None
-    assert within(full((2, 3)), ((2,), (1,), -1)) is None
-    assert within(full((2, 3)), ((2,), (-1,), 4)) is None
+    assert within(full([2, 3]), ((2,), (1,), 4)) == [[2], [1], 4]
+    assert within(full([2, 3]), ((2,), (1,), 5)) is None
+    assert within(full([2, 3]), ((2,), (1,), -1)) is None
+    assert within(full([2, 3]), ((2,), (-1,), 4)) is None
 
 
 def test_steps_and_all_elements():
-    assert steps_of((2, 3, 4)) == (12, 4, 1)
-    assert steps_of(()) == ()
-    assert full((1, 3)) == ((1, 3), (0, 1), 0)
+    assert row_major([2, 3, 4]) == [12, 4, 1]
+    assert row_major([]) == []
+    assert full([1, 3]) == [[1, 3], [0, 1], 0]

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from bitproof.harness.case import Case
-from bitproof.harness.certificate.files import FILES, digests_of, sums_of
+from bitproof.harness.certificate_checker import FILES
 from bitproof.harness.cli import main
 from bitproof.harness.prove.answers import prove_graphs
-from bitproof.harness.prove.certify import certificate_of, subject_of, write_certificate
+from bitproof.harness.prove.certify import certificate_of, digests_of, subject_of, sums_of, write_certificate
 from tests.harness.prove.toy_graphs import as_data, randn, trace
 
 W, X = randn(4, 6), randn(4, 6)
@@ -90,14 +90,14 @@ def test_an_accepted_certificate_is_told_with_what_it_is_about_and_what_it_assum
         ),
         (lambda m: m["subject"].update(torch=""), "made with torch , and the checker knows"),
         (lambda m: m["subject"].update(machine=""), " is no kind of machine"),
-        (lambda m: m["subject"].update(code="0"), "0 is no digest of our code"),
+        (lambda m: m["subject"].update(code="0"), "0 is no digest of code"),
         (lambda m: m.update(subject=None), "it does not say what it is about"),
         (lambda m: m.update(subject={}), "what it is about has other parts"),
         (lambda m: m["subject"].update(more=1), "what it is about has other parts"),
         (lambda m: m["subject"]["outputs"].pop(), "its list of outputs is not that of its graphs"),
         (lambda m: m["subject"].update(case="{}"), "it lacks: 'name'"),
         (lambda m: m.update(format=5), "a certificate of format 5, which is not 10: made by another version"),
-        (lambda m: m.update(format=True), "the value True"),
+        (lambda m: m.update(format=True), "a truth value"),
         (lambda m: m.update(format=6.0), "the value 6.0"),
         (lambda m: m.update(extra=1), "its parts are not"),
         (lambda m: m["answers"].append(m["answers"][0]), "outputs and answers differ"),
@@ -153,7 +153,14 @@ def test_a_name_that_stands_twice_is_rejected(folder, capsys):
 def test_a_pipe_is_rejected_and_not_waited_for(folder, capsys):
     (folder / "same" / "steps.json").unlink()
     os.mkfifo(folder / "same" / "steps.json")
-    assert "steps.json: it is a" in told_of(folder / "same", capsys, 3)
+    assert "steps.json is no regular file" in told_of(folder / "same", capsys, 3)
+
+
+def test_the_option_for_a_second_checker_has_no_effect_and_says_so(folder, capsys):
+    assert main(["check-certificate", str(folder / "same"), "--second"]) == 0
+    out, err = capsys.readouterr()
+    assert "outputs: 2 PROVED" in out
+    assert err == "--second has no effect: the checker that it asked for is now the only one\n"
 
 
 def test_options_of_a_retrace_without_one_are_a_wrong_call(folder, capsys):

@@ -13,12 +13,12 @@ from torch.fx import GraphModule, Node
 
 from bitproof.builtin_cases import CASES
 from bitproof.harness.case import Parallelism
-from bitproof.harness.certificate.data import Graph
 from bitproof.harness.errors import BitproofError
 from bitproof.harness.graph.groups import Group, GroupTable
 from bitproof.harness.prove.answers import MUST_READ, PROVED, OutputAnswer, prove_graphs
 from bitproof.harness.prove.evaluate import run_graph, same_bits
 from bitproof.harness.prove.graphs.export import RefusedError, export_graph
+from bitproof.harness.prove.proof_data import Graph
 from bitproof.harness.prove.prove import random_inputs
 from bitproof.harness.prove.reference import of_the_reference, traced_reference
 from tests.harness.prove.mutants import MUTATIONS, STEPS, Mutation, copied, inputs, mutate

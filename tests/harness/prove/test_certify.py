@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bitproof.harness.certificate.check import check
-from bitproof.harness.certificate.errors import RejectedError
+from bitproof.harness.certificate_checker import RejectedError
 from bitproof.harness.prove.certify import certificate_of
+from tests.harness.certificate.samples import check
 from tests.harness.prove.toy_graphs import compare, randn
 
 W, X = randn(4, 6), randn(4, 6)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from bitproof.harness.certificate.data import Call, Graph, Tensor
 from bitproof.harness.prove.answers import prove_graphs
+from bitproof.harness.prove.proof_data import Call, Graph, Tensor
 
 ROWS = Tensor("float32", "cpu", (4, 2), (2, 1), 0, 0)
 COUNTS = Tensor("int64", "cpu", (), (), 0, 1)

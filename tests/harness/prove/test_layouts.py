@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
-from bitproof.harness.certificate.data import Call, Tensor
 from bitproof.harness.prove.layouts import overlaps, shows, windows_of
+from bitproof.harness.prove.proof_data import Call, Tensor
 from tests.harness.prove.test_windows import numbered, shapes, shown, some_view
 
 

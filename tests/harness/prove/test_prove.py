@@ -8,12 +8,13 @@ import torch
 
 from bitproof.builtin_cases import CASES
 from bitproof.harness.case import Parallelism, Precision
-from bitproof.harness.certificate.assumptions import ASSUMPTIONS, assumed
+from bitproof.harness.certificate_checker import ASSUMPTIONS
 from bitproof.harness.commands.prove import _lines as command_lines
 from bitproof.harness.errors import PassError
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.prove import pairs
 from bitproof.harness.prove.answers import prove_graphs
+from bitproof.harness.prove.certify import assumed
 from bitproof.harness.prove.prove import NOT_TRIED, prove_case
 from bitproof.harness.prove.rules import RULES
 from tests.harness.prove.test_rules import REAL, REGROUPING

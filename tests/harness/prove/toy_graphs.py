@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from bitproof.harness.certificate.data import Graph
 from bitproof.harness.graph.groups import Group, GroupTable
 from bitproof.harness.prove.answers import Proof, prove_graphs
 from bitproof.harness.prove.graphs.export import export_graph
+from bitproof.harness.prove.proof_data import Graph
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional

@@ -10,13 +10,13 @@ import torch
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from bitproof.harness.certificate.check import check
-from bitproof.harness.certificate.data import Tensor
 from bitproof.harness.graph.groups import GroupTable
 from bitproof.harness.prove import known_operators as known
 from bitproof.harness.prove.answers import prove_graphs
 from bitproof.harness.prove.certify import certificate_of
 from bitproof.harness.prove.graphs.export import RefusedError, export_graph
+from bitproof.harness.prove.proof_data import Tensor
+from tests.harness.certificate.samples import check
 from tests.harness.prove.toy_graphs import aten, c10d, names_of, randn, trace
 
 W, X = randn(4, 6), randn(4, 6)

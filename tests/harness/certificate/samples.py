@@ -1,25 +1,22 @@
-"""Certificates of many kinds, and what both checkers say of one: the bytes of its files are all that either sees."""
+"""Certificates of many kinds, and what the checker says about one: the bytes of its files are all that it sees."""
 
 from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
-from bitproof.harness import second_checker
-from bitproof.harness.certificate.check import check
-from bitproof.harness.certificate.data import Certificate, Subject
-from bitproof.harness.certificate.errors import RejectedError
-from bitproof.harness.certificate.files import FILES, certificate_in
-from bitproof.harness.certificate.subject import check_subject, covers_any_number
+from bitproof.harness import certificate_checker as checker
+from bitproof.harness.certificate_checker import FILES, RejectedError, covers_any_number, rejecting
 from bitproof.harness.prove.answers import prove_graphs
 from bitproof.harness.prove.certify import certificate_of, contents_of
 from bitproof.harness.prove.graphs.export import export_graph
-from tests.harness.certificate.test_check import W, X, gathered, parts, reduced, whole
+from bitproof.harness.prove.proof_data import Certificate, Subject
 from tests.harness.prove.mutants import copied as copy_of
 from tests.harness.prove.random_programs import NAMES, random_program
 from tests.harness.prove.rewrites import BREAKS, KEEPS
@@ -32,32 +29,63 @@ Said = dict[str, int] | str
 """Answers counted by verdict, or REJECTED."""
 
 
-def said_by_both(certificate: Certificate) -> tuple[Said, Said]:
-    """What the first checker says of a certificate, and what the second says."""
-    contents, subject = contents_of(certificate), certificate.subject is not None
-    return said_by_first(contents, subject=subject), said_by_second(contents, subject=subject)
+def check(certificate: Certificate) -> Counter[str]:
+    """Have the checker count the answers; leaves out the subject, which tests' own graphs have none of."""
+    with rejecting():
+        main, *graphs, steps = parsed(contents_of(certificate))
+    return checker.check(main, graphs, steps, with_subject=False)
 
 
-def said_by_first(contents: dict[str, bytes], *, subject: bool = False) -> Said:
-    """What the first says of files; with `subject`, also of what they are about, and whether of any number of steps."""
+def parsed(contents: dict[str, bytes]) -> list[Any]:
+    """The values of the files, the main one first."""
+    return [checker.parse(contents[name]) for name in FILES]
+
+
+def said_of(certificate: Certificate) -> Said:
+    """What the checker says about a certificate, its subject included if it has one."""
+    return said(contents_of(certificate), subject=certificate.subject is not None)
+
+
+def said(contents: dict[str, bytes], *, subject: bool = False) -> Said:
+    """What it says about files; with `subject`, also about their subject, and whether of any number of steps."""
     try:
-        certificate = certificate_in(contents)
-        found = dict(check(certificate))
-        if not subject:
-            return found
-        check_subject(certificate)
-        return {**found, ANY_NUMBER: int(covers_any_number(certificate))}
+        with rejecting():
+            main, *graphs, steps = parsed(contents)
+            found = dict(checker.check(main, graphs, steps, with_subject=subject))
+            return {**found, ANY_NUMBER: int(covers_any_number(main, graphs))} if subject else found
     except RejectedError:
         return REJECTED
 
 
-def said_by_second(contents: dict[str, bytes], *, subject: bool = False) -> Said:
-    try:
-        main, *graphs, steps = (second_checker.parse(contents[name]) for name in FILES)
-        found = dict(second_checker.check(main, graphs, steps, with_subject=subject))
-        return {**found, ANY_NUMBER: int(second_checker.covers_any_number(main, graphs))} if subject else found
-    except (second_checker.FlawError, *second_checker.MISTAKES):
-        return REJECTED
+W, X = randn(4, 6), randn(4, 6)
+
+
+def gathered(x):
+    return c10d.wait_tensor(c10d.all_gather_into_tensor(x, 2, "pairs"))
+
+
+def reduced(x):
+    return c10d.wait_tensor(c10d.reduce_scatter_tensor(x, "sum", 2, "pairs"))
+
+
+def parts(w, x):
+    y = torch.cat([w[:2] * x[:2], x[2:] * w[2:]])
+    loss = (gathered(y.bfloat16()).float().t() @ gathered(w)).sum(0)
+    w.add_(y)
+    return loss, reduced(y), reduced(w - x), torch.rand_like(w) * x
+
+
+def whole(w, x):
+    """The same as `parts`, by other calls."""
+    y = w * x
+    narrow = aten._to_copy.default(y, dtype=torch.bfloat16, layout=torch.strided, device=torch.device("cpu"))
+    copied = aten.clone.default(w, memory_format=torch.contiguous_format)
+    both = gathered(torch.cat([narrow.float().view(-1), copied.view(-1)])).view(2, -1)
+    ys, ws = aten.split_with_sizes_copy(both, [24, 24], 1)
+    loss = (ys.view(8, 6).t() @ ws.view(8, 6)).sum(0)
+    w.copy_(w + x * w)
+    rows = reduced(torch.cat([y.view(2, -1), (w - x).view(2, -1)], 1)).view(-1)
+    return loss, rows[:12].view(2, 6), rows[12:].view(2, 6), torch.rand_like(w) * x
 
 
 def rows_where(w, x):

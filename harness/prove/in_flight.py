@@ -1,13 +1,13 @@
-"""Collectives in flight in a graph as data, for the prover and the checker, by `harness.operators.happens_before`."""
+"""Collectives in flight in a graph as data, by `harness.operators.happens_before`."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
-from bitproof.harness.certificate.data import Call, Graph
-from bitproof.harness.certificate.operator_names import FILLS, is_unwritten
 from bitproof.harness.operators import Operator, known
 from bitproof.harness.operators.happens_before import NEVER_FREED, Order, Race
+from bitproof.harness.prove.known_operators import FILLS, is_unwritten
+from bitproof.harness.prove.proof_data import Call, Graph
 
 
 class InFlight:

@@ -1,4 +1,4 @@
-from bitproof.harness.certificate.data import terms_in
+from bitproof.harness.prove.proof_data import terms_in
 
 
 def test_a_term_names_the_terms_that_it_is_made_of_in_order():

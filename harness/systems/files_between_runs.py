@@ -6,8 +6,9 @@
 All runs have the user's working directory. A file that was written after the first run of the command began, and before
 this run began, is another run's. Python's own bytecode and torch's caches of compiled code are no input.
 
-Seen is what Python opens. Not seen are files that a library opens by itself, such as those of safetensors and Arrow,
-and a script that only asks whether a file exists.
+Each file that Python opens is checked, in workers of a DataLoader, too. Not checked are files that a library opens by
+itself, such as those of safetensors and Arrow, files that another program reads for the script, and a script that only
+asks whether a file exists.
 """
 
 from __future__ import annotations

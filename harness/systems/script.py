@@ -1,7 +1,7 @@
 """A training script as a system: run as `__main__`, unchanged, and left after the case's last optimizer step.
 
     train.py --lr 3e-4                  the file, with its arguments
-    git:4f2a91c:train.py --lr 3e-4      the file as it is in that revision (`harness/execute/checkouts.py`)
+    git:4f2a91c:train.py --lr 3e-4      the file as it is in that revision (`harness/systems/revisions.py`)
 
 1. With one rank a script runs as `python train.py` runs it, with several as torchrun runs it: its own `sys.argv`, its
    folder first on `sys.path`, torchrun's variables only with several ranks. No process group exists until it makes one.

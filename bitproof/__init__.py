@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from bitproof.harness.machine.compiler import compiler_problem
+    from bitproof.harness.powers.proofs.records import ProofOutcome, ProofVerdict
     from bitproof.harness.powers.sensitivity.records import Sensitivity
     from bitproof.harness.prove.pairs import PairProof
     from bitproof.harness.prove.programs.keeps_bits import keeps_bits
@@ -65,8 +66,6 @@ if TYPE_CHECKING:
         Comparison,
         Divergence,
         Finding,
-        ProofOutcome,
-        ProofVerdict,
         Sentence,
         Shrunk,
         Table,
@@ -98,8 +97,6 @@ _RECORDS = (
     "Bisection",
     "CaseResult",
     "Divergence",
-    "ProofOutcome",
-    "ProofVerdict",
     "Code",
     "Finding",
     "Sentence",
@@ -117,6 +114,8 @@ _HOME = {
     "Check": "bitproof.harness.checks.check",
     "Evidence": "bitproof.harness.checks.check",
     "Comparison": "bitproof.harness.compare.verdict",
+    "ProofOutcome": "bitproof.harness.powers.proofs.records",
+    "ProofVerdict": "bitproof.harness.powers.proofs.records",
     "Sensitivity": "bitproof.harness.powers.sensitivity.records",
     "setting": "bitproof.harness.settings",
     "Mesh": "bitproof.reference.parallel.mesh",

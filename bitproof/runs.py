@@ -208,9 +208,10 @@ def run_asked(
     more: Callable[[CaseResult], Mapping[str, str]] = lambda result: {},
 ) -> Run:
     """Run the requested cases, and write the run folder, with `more` files by name."""
-    from bitproof.harness.commands.run import NO_RESULT, proofs_ahead, with_proof
+    from bitproof.harness.commands.run import NO_RESULT
     from bitproof.harness.compare.outcome import complete
     from bitproof.harness.execute import launch
+    from bitproof.harness.execute.run_checks import prepared
     from bitproof.harness.report.status import exit_status
     from bitproof.harness.report.write import discard_if_bare, prepare_run_dir, write_run
     from bitproof.harness.runtime import launched
@@ -219,7 +220,8 @@ def run_asked(
     folder = prepare_run_dir(Path(report_dir))
     try:
         environment = launch.environment(options.device)
-        proofs = dict(proofs_ahead([changed], options, folder)) if options.prove_first else {}
+        for _ in prepared([changed], options, folder):
+            pass
         found = list(launch.run_cases([changed], options, folder, on_event))
     except BaseException:
         discard_if_bare(folder)
@@ -228,7 +230,7 @@ def run_asked(
         "device": found[0].device if found else options.device,
         "backend": found[0].backend if found else "unknown",
     }
-    results = [with_proof(each, proofs.get(each.case.name)) for each in complete([changed], found, NO_RESULT)]
+    results = complete([changed], found, NO_RESULT)
     files, repeated = call.replay(folder)
     report = Report(
         run_id=folder.name,

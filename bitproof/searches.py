@@ -19,9 +19,10 @@ from bitproof.runs import Asked, Run, System, asked, run_asked
 if TYPE_CHECKING:
     from bitproof.harness.case import Case
     from bitproof.harness.options import OnEvent
+    from bitproof.harness.powers.proofs.records import ProofOutcome
     from bitproof.harness.powers.sensitivity.records import Sensitivity
     from bitproof.harness.prove.pairs import PairProof
-    from bitproof.harness.records import Bisection, ProofOutcome, Shrunk
+    from bitproof.harness.records import Bisection, Shrunk
 
 
 def localize(
@@ -133,11 +134,11 @@ def prove(
         if settings:
             raise TypeError(f"prove(f, g, *inputs) takes no {', '.join(settings)}: those are a case's")
         return prove_equal(case, *others, dynamic_shapes=dynamic_shapes)
-    from bitproof.harness.commands.run import proofs_ahead
+    from bitproof.harness.powers.proofs.check import prove_cases
     from bitproof.harness.report.write import prepare_run_dir
 
     call = asked("prove", ProveSettings, case, None, None, settings)
-    [(_, found)] = proofs_ahead([call.case], replace(call.options, timeout=timeout), prepare_run_dir(Path(report_dir)))
+    [(_, found)] = prove_cases([call.case], replace(call.options, timeout=timeout), prepare_run_dir(Path(report_dir)))
     return found
 
 

@@ -249,9 +249,6 @@ class RunOptions:
         CHECKS,
         "Compare every operator call of an EQUAL case: values that the reference never had make it DIFFERENT.",
     )
-    prove_first: bool = setting(
-        False, "--prove-first", CHECKS, "Prove each case before any runs; list what may differ."
-    )
     checks: tuple[str, ...] = setting(
         (),
         "--check",

@@ -42,7 +42,6 @@ FLOOR = {
     "bitproof.harness.records.layout_bounds",
     "bitproof.harness.records.partition",
     "bitproof.harness.records.placed",
-    "bitproof.harness.records.proof",
     "bitproof.harness.records.recording",
     "bitproof.harness.records.report",
     "bitproof.harness.records.result",

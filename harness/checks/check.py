@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from bitproof.harness.records import Finding, Role
+from bitproof.harness.records import Finding, Role, Verdict
 
 if TYPE_CHECKING:
     from bitproof.harness.case import Case
@@ -67,6 +67,14 @@ class Check:
 
     def refuse(self, options: RunOptions) -> None:
         """Raise UsageError, before anything runs, for a run that this check cannot be part of."""
+
+    def prepare(self, cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterator[str]:
+        """Work before any case runs, once for all of them; yields lines to print. `folder` is the run folder."""
+        return iter(())
+
+    def judges(self, verdict: Verdict) -> bool:
+        """Whether this check judges a case with that verdict. By default an ERROR leaves nothing to judge."""
+        return verdict != Verdict.ERROR
 
     def judge(self, evidence: Evidence) -> Finding | None:
         """What this check finds of a case; None if it has nothing to say. Runs once a case, after the verdict."""

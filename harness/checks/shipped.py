@@ -23,7 +23,10 @@ from bitproof.harness.user_code.user_file import run_file
 GROUP = "bitproof.checks"
 """The entry-point group in which installed packages name their checks."""
 
-SHIPPED = {"sensitivity": "bitproof.harness.powers.sensitivity.check:SensitivityCheck"}
+SHIPPED = {
+    "proof": "bitproof.harness.powers.proofs.check:ProofCheck",
+    "sensitivity": "bitproof.harness.powers.sensitivity.check:SensitivityCheck",
+}
 """Each shipped check by name, in the order in which they run."""
 
 EXPECTED = "FILE.py:CLASS or MODULE:CLASS, a subclass of bitproof.Check with a `name` and a `judge`"

@@ -12,11 +12,18 @@ from bitproof.harness.case import Case
 from bitproof.harness.errors import BitproofError, UsageError
 from bitproof.harness.graph.collector import collector_paused
 from bitproof.harness.graph.graph_options import GraphOptions, check_extra_passes
-from bitproof.harness.prove.answers import NOT_PROVED, PROVED, REFUSED, Proof, answer_lines, meaning_of
+from bitproof.harness.prove.answers import (
+    LAID_OUT_OTHERWISE,
+    NOT_PROVED,
+    PROVED,
+    REFUSED,
+    Proof,
+    answer_lines,
+    meaning_of,
+)
 from bitproof.harness.prove.certify import assumed, certificate_of, subject_of, write_certificate
 from bitproof.harness.prove.prove import NOT_TRIED, CaseProof, prove_case, why_not
 from bitproof.harness.prove.whole_step import UpdateProof
-from bitproof.harness.report.proofs import LAID_OUT_OTHERWISE
 from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, worst
 from bitproof.harness.torch_versions import torch_version
 

@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -22,8 +22,8 @@ from bitproof.harness.commands.expected_time import tell_expected_time
 from bitproof.harness.compare.outcome import complete
 from bitproof.harness.errors import BitproofError, UsageError
 from bitproof.harness.machine.devices import unmet_requirement
-from bitproof.harness.records import CaseResult, Event, ProofOutcome, ProofVerdict, Report, Shard
-from bitproof.harness.report import proofs, terminal
+from bitproof.harness.records import CaseResult, Event, Report, Shard
+from bitproof.harness.report import terminal
 from bitproof.harness.report.progress import Progress, make_progress
 from bitproof.harness.report.status import error_status, exit_status, worst
 from bitproof.harness.report.write import discard_if_bare, finish_run, prepare_run_dir, warm_up
@@ -47,7 +47,6 @@ class Progressing:
     status: int = 0
     failure: Exception | None = None
     reports: bool = True
-    proofs: dict[str, ProofOutcome] = field(default_factory=dict)
 
 
 def run_and_report(
@@ -64,12 +63,9 @@ def run_and_report(
 
     `not_run` says, by name, why the cases `left_out` were; `replay` are the command-line options that a replay
     must repeat; `shard` is the part of a selection that these cases are; `tell` prints more of the report
-    and returns more files to write with it, texts by name. Where `options` ask for it, every case is proved before any
-    runs, and the proof's result is printed and reported beside its verdict. Raises UsageError when the call is wrong,
-    before anything is run or written.
+    and returns more files to write with it, texts by name. Raises UsageError when the call is wrong, before anything
+    is run or written.
     """
-    if options.prove_first:
-        _refuse_proofs_under_torchrun()
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)
         reports = launched.is_first()
@@ -111,14 +107,17 @@ def _tell_plan(cases: Sequence[Case], options: RunOptions) -> None:
 
 
 def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: bool) -> Progressing:
-    """Run the cases until they end, fail or are interrupted."""
+    """Let checks prepare, then run the cases until they end, fail or are interrupted."""
     from bitproof.harness.execute import launch
 
     state = Progressing()
     try:
-        if options.prove_first:
-            with interrupts.let_in():
-                _prove(cases, options, run_dir, state)
+        if options.active:
+            from bitproof.harness.execute.run_checks import prepared
+
+            with interrupts.let_in(), _closing(prepared(cases, options, run_dir)) as lines:
+                for line in lines:
+                    print(line, flush=True)
         show: Progress = make_progress(len(cases)) if reports else Silence()
         with (
             interrupts.let_in(),
@@ -144,39 +143,6 @@ def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: boo
     return state
 
 
-def _prove(cases: Sequence[Case], options: RunOptions, run_dir: Path, state: Progressing) -> None:
-    """Prove the cases before any rank starts; print which outputs are equal for all data, and which may differ."""
-    with _closing(proofs_ahead(cases, options, run_dir)) as outcomes:
-        for name, found in outcomes:
-            state.proofs[name] = found
-            print("\n".join(proofs.tell(name, found)), flush=True)
-
-
-def proofs_ahead(cases: Sequence[Case], options: RunOptions, run_dir: Path) -> Iterator[tuple[str, ProofOutcome]]:
-    """Prove cases in a process of their own; the results by case name. Raises UsageError under torchrun."""
-    from bitproof.harness.prove.preflight import Task, preflight_proofs
-
-    _refuse_proofs_under_torchrun()
-    task = Task(cases=tuple(cases), extra_passes=options.extra_passes)
-    with _closing(preflight_proofs(task, run_dir / "logs" / "prove.log", options.timeout)) as outcomes:
-        for case, found in zip(cases, outcomes, strict=True):
-            yield case.name, found
-
-
-def _refuse_proofs_under_torchrun() -> None:
-    from bitproof.harness.execute.transport import refuse_torchrun
-
-    refuse_torchrun("prove", "is no work for many ranks: --prove-first proves in one process")
-
-
-def with_proof(result: CaseResult, found: ProofOutcome | None) -> CaseResult:
-    """The result with its proof beside it; one of the CPU's step says nothing of another device's."""
-    if found is not None and result.device not in ("cpu", "auto", "unknown"):
-        why = f"proofs ahead of a run are of the CPU's step, and this case ran on {result.device}"
-        found = ProofOutcome(verdict=ProofVerdict.NOT_TRIED, reason=why)
-    return result if found is None else replace(result, proof=found)
-
-
 def _finish(
     cases: Sequence[Case],
     state: Progressing,
@@ -196,8 +162,7 @@ def _finish(
         "device": _join(result.device for result in state.results) or options.device,
         "backend": _join(result.backend for result in state.results) or "unknown",
     }
-    completed = complete(cases, state.results, state.reason)
-    results = [with_proof(result, state.proofs.get(result.case.name)) for result in completed]
+    results = complete(cases, state.results, state.reason)
     status = worst([exit_status(results, is_shard=shard is not None), state.status])
     if not state.reports:
         discard_if_bare(run_dir)

@@ -7,27 +7,50 @@ from __future__ import annotations
 
 import json
 import traceback
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitproof.harness.capture.recording_files import read_recording
+from bitproof.harness.case import Case
 from bitproof.harness.checks.check import Check, Evidence
-from bitproof.harness.errors import BitproofError
+from bitproof.harness.errors import BitproofError, UsageError
 from bitproof.harness.options import RunOptions
-from bitproof.harness.records import CaseResult, Code, Finding, Verdict
+from bitproof.harness.records import CaseResult, Code, Finding
 
 if TYPE_CHECKING:
     from bitproof.harness.execute.case_run import CaseRun
 
 
 def with_findings(result: CaseResult, run: CaseRun, options: RunOptions) -> CaseResult:
-    """The result with each active check's finding. After an ERROR there is nothing to judge, so no check runs."""
-    if result.verdict == Verdict.ERROR:
-        return result
+    """The result with the finding of each active check that judges a case with this verdict."""
     for check in options.active:
-        if (finding := judged(check, evidence_of(result, run, options, check.name))) is not None:
+        if (
+            check.judges(result.verdict)
+            and (finding := judged(check, evidence_of(result, run, options, check.name))) is not None
+        ):
             result = replace(result, checks=result.checks | {check.name: finding})
     return result
+
+
+def prepared(cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterator[str]:
+    """Let each active check work before any case runs; yields the lines that they print. Raises UsageError for a run
+    that a check cannot be part of."""
+    for check in options.active:
+        check.refuse(options)
+    for check in options.active:
+        try:
+            yield from check.prepare(cases, options, folder)
+        except (BitproofError, GeneratorExit):
+            raise
+        except Exception as error:  # a check may be a user's code
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            raise UsageError(
+                f"check {check.name} failed before any case ran",
+                found=f"{type(error).__name__}: {error}",
+                where=f"{last.filename}:{last.lineno}",
+            ) from error
 
 
 def evidence_of(result: CaseResult, run: CaseRun, options: RunOptions, name: str) -> Evidence:

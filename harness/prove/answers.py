@@ -19,7 +19,6 @@ from bitproof.harness.prove.graphs.export import RefusedError
 from bitproof.harness.prove.proof_data import Graph, Tensor, terms_in
 from bitproof.harness.prove.rules import RULES
 from bitproof.harness.prove.terms import Rule, Table
-from bitproof.harness.report.proofs import LAID_OUT_OTHERWISE
 
 PROVED, NOT_PROVED, REFUSED = "PROVED", "NOT PROVED", "REFUSED"
 
@@ -29,6 +28,7 @@ DIFFERS, NO_RULE = "differs on an input tried", "no rule proves them equal"
 PARAMETER, BUFFER, INPUT = "parameter ", "buffer ", "input "
 """Prefixes of the names of a graph's inputs."""
 
+LAID_OUT_OTHERWISE = "equal values, laid out otherwise in memory, which what follows the step may depend on"
 SHOWN_OUTPUTS = 3
 
 MUST_READ = (PARAMETER, INPUT)

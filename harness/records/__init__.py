@@ -34,10 +34,6 @@ from bitproof.harness.records.finding import Block, Code, Finding, Sentence, Tab
 from bitproof.harness.records.layout_bounds import LayoutBounds, LayoutRow
 from bitproof.harness.records.partition import Partition
 from bitproof.harness.records.placed import Placed, PlacedTensor
-from bitproof.harness.records.proof import (
-    ProofOutcome,
-    ProofVerdict,
-)
 from bitproof.harness.records.recording import (
     CHANGED,
     REQUIRED_KINDS,
@@ -140,8 +136,6 @@ __all__ = [
     "Placed",
     "PlacedTensor",
     "Probe",
-    "ProofOutcome",
-    "ProofVerdict",
     "Record",
     "Recording",
     "Report",

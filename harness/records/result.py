@@ -15,7 +15,6 @@ from bitproof.harness.records.finding import Finding
 from bitproof.harness.records.layout_bounds import LayoutBounds
 from bitproof.harness.records.partition import Partition
 from bitproof.harness.records.placed import Placed
-from bitproof.harness.records.proof import ProofOutcome
 from bitproof.harness.records.recording import ROLES, Key, Role
 from bitproof.harness.records.throughput import Throughput
 from bitproof.harness.ulps import Count, Histogram
@@ -225,11 +224,10 @@ class CaseFindings:
     `error` is a failure's whole text, including the rank's traceback. `memory` is each side's peak of allocated device
     memory during the steps, in MiB, None on a CPU. `differing` has the first MAX_DIFFERING keys that differ, in the
     order of computation, `differing_left_out` the number of further ones. `baseline` has each side that was compared
-    with its baseline. `kept_graph`: the graph came from an earlier run; None if there was no graph. `proof` is None if
-    not requested. `checks` has each check's finding by its name. `partition` describes a partitioned graph, `artifact`
-    the precompiled step, `placed` the solved placements, `throughput` each side's speed in its first run, `layouts`
-    what two layouts had to agree in, `sums_over_ranks` how each side's ranks added, in words, if a system of ours ran
-    on several.
+    with its baseline. `kept_graph`: the graph came from an earlier run; None if there was no graph. `checks` has each
+    check's finding by its name. `partition` describes a partitioned graph, `artifact` the precompiled step, `placed`
+    the solved placements, `throughput` each side's speed in its first run, `layouts` what two layouts had to agree in,
+    `sums_over_ranks` how each side's ranks added, in words, if a system of ours ran on several.
     """
 
     verdict: Verdict
@@ -239,7 +237,6 @@ class CaseFindings:
     differing: Differing = field(default_factory=dict)
     differing_left_out: Count = 0
     baseline: dict[Role, BaselineResult] = field(default_factory=dict)
-    proof: ProofOutcome | None = None
     kept_graph: bool | None = None
     partition: Partition | None = None
     artifact: Artifact | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bitproof.harness.records import CaseResult, Verdict
-from bitproof.harness.report import proofs, text
+from bitproof.harness.report import text
 
 _SIGNS = {
     Verdict.EQUAL: "=",
@@ -24,7 +24,6 @@ class CaseRow:
     name: str
     verdict: str
     outcome: str
-    proof: str
     expectation: str
     as_expected: bool
     place: str
@@ -56,7 +55,6 @@ def row_of(result: CaseResult) -> CaseRow:
         name=result.case.name,
         verdict=result.verdict.value,
         outcome=text.outcome(result),
-        proof=proofs.column(result),
         expectation=text.expectation(result),
         as_expected=result.as_expected,
         place=text.place(result),

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bitproof.harness.records import BUCKETS, CaseResult, Divergence, PassReport, Report, throughput_rows
-from bitproof.harness.report import blocks, causes, proofs, text
+from bitproof.harness.report import blocks, causes, text
 from bitproof.harness.report.case_row import row_of
 from bitproof.harness.report.markdown_text import Strong, code_block, folded, inline, strong, table_of
 from bitproof.harness.report.schema import FlatDivergence
@@ -50,11 +50,11 @@ def render(report: Report) -> str:
     """The whole summary. Cases that are not as expected come first."""
     head = [
         f"# bitproof {inline(report.run_id)}",
-        *(f"## {inline(_brief(line))}" for line in proofs.loudest(report)),
+        *(f"## {inline(_brief(line))}" for line in text.headlines(report)),
         f"Exit status {report.exit_status}: {status_text(report)}.",
         *([f"Shard {report.shard} of {len(report.shard.selection)} selected cases."] if report.shard else []),
         f"Verdicts: {text.tally(report)}." if report.cases else "No case was run.",
-        *([_verdict_table(report.cases, proofs.has_proofs(report))] if report.cases else []),
+        *([_verdict_table(report.cases)] if report.cases else []),
         *_causes(report),
         *(strong(_brief(remark)) for remark in text.remarks(report)),
         *_not_run(report),
@@ -71,11 +71,10 @@ def summarize(results: Sequence[CaseResult], environment: Mapping[str, Any] | No
     )
 
 
-def _verdict_table(results: Iterable[CaseResult], with_proofs: bool) -> str:
+def _verdict_table(results: Iterable[CaseResult]) -> str:
     headers = (
         "case",
         "verdict",
-        *([proofs.HEADER] if with_proofs else []),
         "expected",
         "as expected",
         "ran on",
@@ -87,7 +86,6 @@ def _verdict_table(results: Iterable[CaseResult], with_proofs: bool) -> str:
         (
             row.name,
             Strong(row.outcome),
-            *([row.proof] if with_proofs else []),
             row.expectation,
             "yes" if row.as_expected else Strong("no"),
             row.place,
@@ -159,9 +157,6 @@ def _details(report: Report, room: int) -> Iterator[str]:
 
 def _case_details(report: Report, result: CaseResult) -> str:
     parts = [f"Replay:\n\n{code_block(text.replay_command(report, result))}"]
-    if result.proof:
-        lines = "\n".join(proofs.tell(result.case.name, result.proof))
-        parts.append(f"### Proof\n\n{code_block(text.shorten(lines, MAX_ERROR_CHARS, 'report.json has it'))}")
     for name, found in result.checks.items():
         parts.append("\n\n".join([f"### Check {inline(name)}", *blocks.markdown(found)]))
     if result.error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TextIO
 
 from bitproof.harness.records import BaselineStatus, CaseResult, Report, Verdict
-from bitproof.harness.report import blocks, proofs, text
+from bitproof.harness.report import blocks, text
 from bitproof.harness.report.case_row import row_of
 
 COLORS = {
@@ -26,7 +26,7 @@ def print_report(report: Report, stream: TextIO | None = None) -> None:
     from bitproof.harness.report.console import SafeConsole
 
     console = SafeConsole(stream)
-    for line in proofs.loudest(report):
+    for line in text.headlines(report):
         console.print(line, style="bold white on red")
     console.print(_table(report, is_narrow=console.width < NARROW))
     console.print(text.tally(report))
@@ -67,9 +67,8 @@ def _table(report: Report, is_narrow: bool) -> object:
     from rich.text import Text
 
     table = Table(box=box.SIMPLE)
-    proved = [proofs.HEADER] if proofs.has_proofs(report) else []
     right = ("compared", "mismatched", "seconds")
-    headers = ("case", "verdict", *proved, "expected", "ran on", *right, "first divergence")
+    headers = ("case", "verdict", "expected", "ran on", *right, "first divergence")
     shown = [header for header in headers if not is_narrow or header in ("case", "verdict", "expected", "seconds")]
     for header in shown:
         kept_whole = is_narrow and header == "case"
@@ -81,7 +80,6 @@ def _table(report: Report, is_narrow: bool) -> object:
         cells: tuple[str | Text, ...] = (
             Text(row.name),
             Text(row.outcome, style=color),
-            *(Text(row.proof) for _ in proved),
             Text(row.expectation),
             Text(row.place),
             str(row.compared),

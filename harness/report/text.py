@@ -40,6 +40,16 @@ def replay_command(report: Report, result: CaseResult) -> str:
     return shlex.join(["bitproof", "run", *selection, *options])
 
 
+def headlines(report: Report) -> list[str]:
+    """The headlines of checks, for example of a proved case that differs; every report prints them first."""
+    return [line for result in report.cases for line in headlines_of(result)]
+
+
+def headlines_of(result: CaseResult) -> list[str]:
+    """The headlines of one case's checks."""
+    return [found.headline for found in result.checks.values() if found.headline]
+
+
 def remarks(report: Report) -> list[str]:
     """The summary of a whole run, with the results of its faults."""
     return [*report.remarks, *([f"bitproof faults: {faults.headline(report.faults)}"] if report.faults else [])]

@@ -26,7 +26,6 @@ POWERS = {
         "harness/cli/check_certificate.py",
         "harness/commands/prove",
         "harness/commands/check_certificate.py",
-        "harness/report/proofs.py",
     ),
     "fault catalogue": (
         "harness/disturb/faults/",

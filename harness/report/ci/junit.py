@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 from bitproof.harness.printable import printable
 from bitproof.harness.records import CaseResult, Report
-from bitproof.harness.report import proofs, text
+from bitproof.harness.report import text
 from bitproof.harness.report.case_row import CaseRow, row_of
 from bitproof.harness.report.status import SUCCESS, UNJUDGED, case_status
 
@@ -62,8 +62,7 @@ def _add_problem(case: ElementTree.Element, report: Report, result: CaseResult, 
         message += f"; first at {row.where}"
         if blamed := text.blame(result.first_divergence):
             message += f"; to blame: {blamed}"
-    if loudest := proofs.loudest_of(report, result):
-        message = f"{loudest}; {message}"
+    message = "; ".join([*text.headlines_of(result), message])
     tag = "error" if case_status(result) == UNJUDGED else "failure"
     problem = ElementTree.SubElement(case, tag, {"type": result.verdict.value, "message": printable(message)})
     error = text.shorten(result.error or "", MAX_ERROR_CHARS)

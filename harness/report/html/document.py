@@ -29,7 +29,7 @@ from bitproof.harness.records import (
     Report,
     throughput_rows,
 )
-from bitproof.harness.report import blocks, causes, proofs, text
+from bitproof.harness.report import blocks, causes, text
 from bitproof.harness.report.case_row import CaseRow, row_of
 from bitproof.harness.report.html import heatmaps
 from bitproof.harness.report.html.heatmaps import KindHeat, TensorHeat
@@ -118,7 +118,6 @@ class CaseBlock(CaseRow):
 
     replay: str
     about: list[tuple[str, str]]
-    proved: str
     checks: list[tuple[str, Finding]]
     remarks: list[str]
     error: str
@@ -148,10 +147,9 @@ def render(report: Report) -> str:
         status=status_text(report),
         tally=text.tally(report),
         remarks=text.remarks(report),
-        loudest=proofs.loudest(report),
+        loudest=text.headlines(report),
         causes=[{"row": row_of(result), "lines": causes.lines_of(result)} for result in wrong],
         more_causes=more,
-        has_proofs=proofs.has_proofs(report),
         rows=[row_of(result) for result in report.cases],
         cases=[_case(report, result, limits) for result in results],
         not_run=[(name, text.shorten(reason, MAX_REASON_CHARS)) for name, reason in report.not_run.items()],
@@ -205,7 +203,6 @@ def _case(report: Report, result: CaseResult, limits: Limits) -> CaseBlock:
         **vars(row_of(result)),
         replay=text.replay_command(report, result),
         about=about,
-        proved=text.shorten("\n".join(proofs.tell(case.name, result.proof)), MAX_ERROR_CHARS) if result.proof else "",
         checks=[
             (name, dataclasses.replace(found, blocks=tuple(map(blocks.shortened, found.blocks))))
             for name, found in result.checks.items()

@@ -15,8 +15,7 @@ from bitproof.harness.commands import run
 from bitproof.harness.commands.run import run_and_report
 from bitproof.harness.errors import CaseError, PassError, RankError, UsageError
 from bitproof.harness.options import RunOptions, Stress
-from bitproof.harness.prove import preflight
-from bitproof.harness.records import CaseResult, Event, ProofOutcome, ProofVerdict, Shard, Verdict
+from bitproof.harness.records import CaseResult, Event, Shard, Verdict
 from bitproof.harness.report import json as report_json
 from bitproof.harness.runtime import launched
 
@@ -304,43 +303,3 @@ def test_under_torchrun_a_rank_above_0_runs_in_silence_and_leaves_nothing(launch
     assert run_and_report([FIRST], RunOptions(), tmp_path) == 0
     assert capsys.readouterr().out == ""
     assert os.listdir(tmp_path) == []
-
-
-def test_with_prove_first_every_case_is_proved_before_any_runs_and_its_proof_is_reported(
-    launch_with, monkeypatch, tmp_path, capsys
-):
-    order: list[str] = []
-
-    def run_cases(cases, options, run_dir, on_event) -> Iterator[CaseResult]:
-        for case in cases:
-            order.append(f"run {case.name}")
-            yield equal(case)
-
-    def preflight_proofs(task, log, timeout):
-        for case, verdict in zip(task.cases, (ProofVerdict.PROVED, ProofVerdict.NOT_PROVED), strict=True):
-            order.append(f"prove {case.name}")
-            yield ProofOutcome(verdict=verdict, proved=1, not_proved=int(verdict != "PROVED"), unproved=["loss"])
-
-    launch_with(run_cases)
-    monkeypatch.setattr(preflight, "preflight_proofs", preflight_proofs)
-    assert run_and_report([FIRST, SECOND], RunOptions(prove_first=True), tmp_path, ["--prove-first"]) == 0
-    assert order == ["prove first", "prove second", "run first", "run second"]
-    assert "first: PROVED: 1 of 1 outputs\nsecond: NOT PROVED: 1 of 2 outputs\n  may differ in: loss\n" in (
-        capsys.readouterr().out
-    )
-    assert [result.proof.verdict for result in only_report(tmp_path).cases] == ["PROVED", "NOT PROVED"]
-
-
-def test_a_proof_of_the_cpus_step_says_nothing_of_another_device(launch_with, monkeypatch, tmp_path):
-    def run_cases(cases, options, run_dir, on_event) -> Iterator[CaseResult]:
-        yield replace(equal(FIRST), device="cuda")
-
-    launch_with(run_cases)
-    outcome = ProofOutcome(verdict=ProofVerdict.PROVED, proved=1)
-    monkeypatch.setattr(preflight, "preflight_proofs", lambda task, log, timeout: iter([outcome]))
-    assert run_and_report([FIRST], RunOptions(prove_first=True), tmp_path) == 0
-    [result] = only_report(tmp_path).cases
-    assert (result.proof.verdict, result.proof.reason) == (
-        "NOT TRIED",
-        "proofs ahead of a run are of the CPU's step, and this case ran on cuda",
-    )

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+from bitproof.harness.powers.proofs import report as proofs
+from bitproof.harness.powers.proofs.records import ProofOutcome, ProofVerdict
 from bitproof.harness.powers.sensitivity.records import FormulaRow, Sensitivity, SensitivityRow, UnseenCall
 from bitproof.harness.powers.sensitivity.report import finding_of
 from bitproof.harness.records import (
@@ -25,8 +27,6 @@ from bitproof.harness.records import (
     PassReport,
     Placed,
     PlacedTensor,
-    ProofOutcome,
-    ProofVerdict,
     Report,
     Score,
     Sentence,
@@ -78,6 +78,7 @@ def everything(localized: CaseResult, make_result: Any, closeness: Closeness, dr
         brief="more memory",
         objection="too much memory",
         unjudged="no memory",
+        headline="memory grew",
         blocks=(Sentence("much"), Table("memory", ("side",), (("reference",),)), Code("log", "lines")),
         data={"growth": 0.5},
     )
@@ -136,8 +137,11 @@ def everything(localized: CaseResult, make_result: Any, closeness: Closeness, dr
     bad = replace(
         localized,
         first_divergence=first,
-        checks={"sensitivity": finding_of(sensitivity), "own": own},
-        proof=proof,
+        checks={
+            "sensitivity": finding_of(sensitivity),
+            "own": own,
+            "proof": proofs.finding_of("bad", proof, "bad: false"),
+        },
         placed=placed,
         throughput={"candidate": throughput},
         layouts=layouts,

@@ -1,4 +1,4 @@
-"""Proofs in reports: a column next to the verdict, and a prominent line if a proved case differs.
+"""Proofs in reports: a clause beside the verdict, and a headline if a proved case differs.
 
 docs/explanation/proving.md lists the assumptions of proofs. If a PROVED case is DIFFERENT, one of them is false on that
 machine, or something other than the step had an effect; the line names the call that shows it, and the assumption.
@@ -6,39 +6,30 @@ machine, or something other than the step had an effect; the line names the call
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
-from bitproof.harness.records import BlamedCall, CaseResult, Divergence, ProofOutcome, ProofVerdict, Report, Verdict
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.powers.proofs.records import ProofOutcome, ProofVerdict
+from bitproof.harness.prove.answers import LAID_OUT_OTHERWISE
+from bitproof.harness.records import BlamedCall, CaseResult, Code, Divergence, Finding, Verdict
 from bitproof.harness.report import text
-
-NOT_TRIED = "not tried"
-HEADER = "proof"
+from bitproof.harness.validate import read
 
 COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
 PROVED_KINDS = ("loss", "grad", "buffer")
 """The kinds of records that a proof is about; the optimizer's step is not in it."""
 
 
-LAID_OUT_OTHERWISE = "equal values, laid out otherwise in memory, which what follows the step may depend on"
-
-
-def has_proofs(report: Report) -> bool:
-    """Whether a proof was asked for, so that the column says something."""
-    return any(result.proof is not None for result in report.cases)
-
-
-def column(result: CaseResult) -> str:
-    """A proof's outcome: `PROVED (28 laid out otherwise)`, `NOT PROVED (38 of 44)`, `REFUSED`, `not tried`."""
-    found = result.proof
-    if found is None or found.verdict == ProofVerdict.NOT_TRIED:
-        return NOT_TRIED
+def clause(found: ProofOutcome) -> str:
+    """A proof's outcome in a clause: `PROVED (28 laid out otherwise)`, `NOT PROVED (38 of 44)`, `REFUSED`."""
     if found.verdict == ProofVerdict.PROVED and found.otherwise:
         return f"{found.verdict} ({found.otherwise} laid out otherwise)"
     less = {ProofVerdict.NOT_PROVED: found.not_proved, ProofVerdict.REFUSED: found.refused}.get(found.verdict, 0)
     return f"{found.verdict} ({less} of {found.outputs})" if less else str(found.verdict)
 
 
-def tell(name: str, found: ProofOutcome, most: int = 3) -> list[str]:
+def describe(name: str, found: ProofOutcome, most: int = 3) -> list[str]:
     """A proof's result before the case runs, as lines: outputs that are equal for all inputs, and outputs that may
     differ."""
     counts = f"{found.proved} of {found.outputs} outputs" if found.outputs else found.reason or "nothing to prove"
@@ -56,14 +47,14 @@ def tell(name: str, found: ProofOutcome, most: int = 3) -> list[str]:
     return lines
 
 
-def belied(result: CaseResult, options: Sequence[str] = ()) -> str | None:
-    """The prominent line about a PROVED case that differs, with the call and the assumption to blame.
+def contradicted(result: CaseResult, found: ProofOutcome, *, injects: bool = False) -> str | None:
+    """The headline of a PROVED case that differs: the call and the false assumption that explain it.
 
     None if the run confirms the proof, or differs in something that the proof does not cover, such as code after a step
-    whose outputs have other strides. `options` are the run's.
+    whose outputs have other strides. `injects`: the run planted a fault.
     """
-    found, first = result.proof, result.first_divergence
-    if found is None or found.verdict != ProofVerdict.PROVED:
+    first = result.first_divergence
+    if found.verdict != ProofVerdict.PROVED:
         return None
     if result.verdict == Verdict.NONDETERMINISTIC:
         shown = f"; {text.blame(first)}" if text.blame(first) else ""
@@ -72,19 +63,28 @@ def belied(result: CaseResult, options: Sequence[str] = ()) -> str | None:
         return None
     if found.otherwise and first.step:
         return None
-    if "--inject" in options:
+    if injects:
         return _loud(result, f"--inject put in a fault that no proof sees{_blamed(first)}")
     return _loud(result, f"{_false_assumption(first.call)}{_blamed(first)}")
 
 
-def loudest(report: Report) -> list[str]:
-    """The loudest lines of a report, a case each."""
-    return [line for line in (loudest_of(report, result) for result in report.cases) if line]
+def finding_of(name: str, found: ProofOutcome, headline: str | None) -> Finding:
+    """What the check `proof` reports of the case `name`."""
+    lines = describe(name, found) if name else describe("proof", found)
+    return Finding(
+        brief=clause(found), headline=headline or "", blocks=(Code("proof", "\n".join(lines)),), data=asdict(found)
+    )
 
 
-def loudest_of(report: Report, result: CaseResult) -> str | None:
-    """The loudest line of one case of a report, where it has one."""
-    return belied(result, report.options if result.options is None else result.options)
+def proof_of(result: CaseResult) -> ProofOutcome | None:
+    """A case's proof; None if it was not asked for."""
+    finding = result.checks.get("proof")
+    return None if finding is None else read_data(finding.data)
+
+
+def read_data(data: dict[str, Any]) -> ProofOutcome:
+    """The proof in a finding's data. Raises RecordingError for data that is none."""
+    return read(ProofOutcome, data, "checks.proof.data", RecordingError, damaged="is damaged")
 
 
 def _loud(result: CaseResult, why: str) -> str:

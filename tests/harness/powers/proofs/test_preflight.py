@@ -10,8 +10,9 @@ from bitproof.builtin_cases import CASES
 from bitproof.harness.case import Parallelism
 from bitproof.harness.case.case_file import case_text
 from bitproof.harness.cli import main
-from bitproof.harness.prove.preflight import Task, preflight_proofs
-from bitproof.harness.records import ProofVerdict
+from bitproof.harness.powers.proofs.preflight import Task, preflight_proofs
+from bitproof.harness.powers.proofs.records import ProofVerdict
+from bitproof.harness.powers.proofs.report import proof_of
 from bitproof.harness.report import json as report_json
 
 pytestmark = [pytest.mark.ranks, pytest.mark.traces]
@@ -75,5 +76,5 @@ def test_a_pass_that_puts_another_kernel_in_torchs_place_is_refused_by_its_name(
     assert main(["run", *options]) == 3
     assert "moe_seq: REFUSED: PassError: extra pass other_silu changes what holds" in capfd.readouterr().out
     [result] = report_json.read(tmp_path / "reports" / "latest" / "report.json").cases
-    assert (result.verdict, result.proof.verdict) == ("ERROR", "REFUSED")
+    assert (result.verdict, proof_of(result).verdict) == ("ERROR", "REFUSED")
     assert "aten/silu/CPU" in result.error

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bitproof.harness.case import Case
+from bitproof.harness.powers.proofs.records import ProofOutcome, ProofVerdict
 from bitproof.harness.processes.apart import Lost, answer_all, answers_apart
-from bitproof.harness.records import ProofOutcome, ProofVerdict
 
 MOST_NAMED = 200
 """The most unproved outputs that an outcome names."""
@@ -29,10 +29,10 @@ class Task:
     extra_passes: tuple[str, ...] = ()
 
 
-def preflight_proofs(task: Task, log: Path, timeout: float) -> Iterator[ProofOutcome]:
+def preflight_proofs(task: Task, log: Path, timeout: float) -> Generator[ProofOutcome, None, None]:
     """Yield an outcome for each case in order, each within `timeout` seconds; after a time-out, later cases are not
     tried. Closing the iterator ends the process."""
-    found = answers_apart("bitproof.harness.prove.preflight", task, ProofOutcome, len(task.cases), log, timeout)
+    found = answers_apart("bitproof.harness.powers.proofs.preflight", task, ProofOutcome, len(task.cases), log, timeout)
     with contextlib.closing(found) as answers:
         for answer in answers:
             if isinstance(answer, Lost):
@@ -42,7 +42,7 @@ def preflight_proofs(task: Task, log: Path, timeout: float) -> Iterator[ProofOut
 
 
 def main() -> None:
-    """The proving process: `harness.prove.preflight PIPE`."""
+    """The proving process: `harness.powers.proofs.preflight PIPE`."""
     answer_all(Task, lambda task: (outcome_of(case, task.extra_passes) for case in task.cases))
 
 

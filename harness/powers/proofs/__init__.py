@@ -1,0 +1,1 @@
+"""Static proofs that two systems compute equal bits for every input, and what they add to a run: `--prove-first`."""

@@ -90,7 +90,7 @@ def compare_layouts(
 
 
 def _one_sided(cells: Mapping[Role, Recording]) -> set[LogicalTensor]:
-    """Logical tensors whose replicas differ within a single side.
+    """Logical tensors whose replicas differ within one side.
 
     Example: a gradient that is recorded before its all-reduce in the candidate, and after it in the reference.
     """

@@ -79,7 +79,7 @@ class CaseRun:
     ) -> None:
         """Runs go side by side if there are several `sessions`; `client` is the first of them.
 
-        With `logs_calls` first runs have a single step and log its calls: a difference is traced to a call without a
+        With `logs_calls` first runs have one step and log its calls: a difference is traced to a call without a
         replay, and shown without bits.
         """
         self.case = case

@@ -242,7 +242,7 @@ class BitsRequest(Request[ComparedBits]):
 
 @dataclass(frozen=True, kw_only=True)
 class ClosenessRequest(Request[Closeness]):
-    """How close two recordings are in value, in a single step or all."""
+    """How close two recordings are in value, in one step or all."""
 
     answer = Closeness
     reference: Path

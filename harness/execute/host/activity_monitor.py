@@ -24,7 +24,7 @@ OP_BY_OP = {"eager", "aot_eager", "aot_eager_decomp_partition"}
 
 
 class ActivityMonitor:
-    """`collectives` counts this rank's collectives with others during steps, including messages to a single rank.
+    """`collectives` counts this rank's collectives with others during steps, including messages to one rank.
 
     `stays_whole`: torch.compile was given code that may have other bits, or not run, if it has graph breaks.
     `in_memory` returns the number launched so far in each group unknown to torch.

@@ -3,7 +3,7 @@
 Ranks forked here descend from a process that never traced and never loaded a user's code. A stage traces a step once; a
 process forked from it runs the passes and forks the ranks. The stage is kept for all programs of its step: the case's
 own, prefixes of its passes, those with a user's pass. Tracing starts while ranks of the run before still take their
-steps: a graph does not depend on when it is made, and tracing keeps a single core busy.
+steps: a graph does not depend on when it is made, and tracing keeps one core busy.
 
 With a user's pass, every run has a finishing process of its own, started only for that run. So no control and no replay
 inherits side effects of the pass outside the graph, such as a changed global.

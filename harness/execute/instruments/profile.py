@@ -27,7 +27,7 @@ NANOSECONDS = 1000  # in a microsecond, the unit of a trace's times
 def profiled(file: Path | None) -> Iterator[None]:
     """Profile the block into a file; None turns this off. A block that raises leaves no file.
 
-    Nor does a block on another machine, which lacks the file's folder: the files are joined on a single machine.
+    Nor does a block on another machine, which lacks the file's folder: the files are joined on one machine.
     """
     if file is None or not file.parent.is_dir():
         yield

@@ -1,6 +1,6 @@
 """Compare two systems with different tensor layouts by logical tensor.
 
-Both first runs record which part of which tensor each rank has. The cuts of all these parts divide a tensor into cells,
+Both first runs record the part of each tensor that a rank has. The cuts of all these parts divide a tensor into cells,
 and a second run of each system records the digest of each cell. From these the reference's records are converted to the
 candidate's layout, and paired with the candidate's records as usual. Nothing is gathered, and no process loads more
 than a rank's own part. Example: rows 0-3 and 4-7 on the reference's two ranks, and rows 0-1, 2-3, 4-5, 6-7 on the

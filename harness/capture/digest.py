@@ -4,9 +4,9 @@ Two tensors have the same digest exactly if they agree in dtype, in shape and in
 strides. So a permutation, the sign of a zero or the payload of a NaN changes it. xxh3 is no cryptographic hash: it
 detects defects, not deliberate collisions.
 
-header   "float32[3,4]"
-content  up to 16 KiB: the row-major bytes; above: the XXH3-128 of each 16 KiB in order, and of the rest
-digest   XXH3-128 of header and content
+    header   "float32[3,4]"
+    content  up to 16 KiB: the row-major bytes; above: the XXH3-128 of each 16 KiB in order, and of the rest
+    digest   XXH3-128 of header and content
 
 So a GPU can hash all of a tensor's leaves in parallel (`leaves.py`) and copy 16 bytes of each to the host, and a host
 computes the same with xxhash only.

@@ -3,10 +3,10 @@
 Written from the specification (xxHash, doc/xxhash_spec.md, 0.2.0, "large inputs"), for inputs of exactly LEAF_BYTES,
 seed 0 and the default secret. All arithmetic is modulo 2**64, in int64. Two facts allow parallelism:
 
-A block adds its stripes to the accumulators in any order. So a single reduction reads all bytes of all
-leaves, and only its result, a word in 16, is processed block after block.
+    A block adds its stripes to the accumulators in any order. So a single reduction reads all bytes of all
+    leaves, and only its result, a word in 16, is processed block after block.
 
-A lane's word also goes to its neighbour's accumulator. So lanes are kept as pairs, even and odd.
+    A lane's word also goes to its neighbour's accumulator. So lanes are kept as pairs, even and odd.
 
 `mix`, `scramble`, `fold` and `avalanche` are all of the arithmetic. They use operators only, so that they mean the same
 for torch's tensors and for Triton's blocks: `xxh3_kernel.py` compiles these very functions.

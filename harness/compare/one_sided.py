@@ -4,8 +4,8 @@ A constant of one side, such as `positions`, is another way to write a number: i
 tensor. So it is a remark, and the other tensors decide the verdict. State differs: if steps change a buffer of a single
 side, it has no partner, and nothing shows that it is right.
 
-candidate alone   positions   the same bits at every step     EQUAL is EQUAL, with a remark
-candidate alone   count       other bits at a later step      EQUAL and CLOSE are UNVERIFIED
+    candidate alone   positions   the same bits at every step     EQUAL is EQUAL, with a remark
+    candidate alone   count       other bits at a later step      EQUAL and CLOSE are UNVERIFIED
 
 This holds only for buffers, and only if the side without them is known to show every buffer it has
 (`shows_every_buffer` in its manifest): another system may have the buffer and not show it. If each side has buffers

@@ -346,7 +346,7 @@ def make_graph_system(
     state += [buffers[name] for name in program.buffer_names]
 
     # A log of calls replaces `trainer.graph`, so it is looked up at each call.
-    run: Callable[..., Any] = lambda *given: trainer.graph(*given)
+    run: Callable[..., Any] = lambda *given: trainer.graph(*given)  # noqa: E731
     if case.pipeline.captures:
         run = StaticStep(run, program.module, len(state))
 

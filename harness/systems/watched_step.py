@@ -64,7 +64,7 @@ def watch(
     `model` and `optimizer` are trained, several in a list. With `train`, `optimizer` may be left out: then those count
     that have parameters of the model, until together they have all that require gradients. `loss` is the method of the
     framework that returns each loss, such as torchtitan's `trainer.forward_backward_step`; without it the loss is the
-    tensor that backward begins with, of which there is none if a graph computes gradients. A factory returns the
+    tensor that backward begins with; there is none if a graph computes gradients. A factory returns the
     result. `names` and `independent_ranks` are as in any system. Raises UsageError for an object that is no model or no
     optimizer, for a `loss` that is no method of an object, and unless exactly one of `step` and `train` is given.
     """

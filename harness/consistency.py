@@ -7,13 +7,13 @@ A verdict that contradicts its own numbers is worse than none. The rules follow 
 - EQUAL and CLOSE have no error, EQUAL nothing that differs and equal losses, CLOSE values within the case's bound;
 - DIFFERENT has records that differ, of the kinds that it lists;
 - none of the three has a control, or a run under stress, that differs from its first run;
-- a baseline is EQUAL if records were compared and none differs, DRIFTED if one does;
+- a baseline is EQUAL if records were compared and none differs, DRIFTED if some differ;
 - NONDETERMINISTIC has a control, or a run under stress, that differs;
-- both sides have equally many losses, and at least as many records of a kind as rank 0's losses plus one for each other
-  rank and step; for built-in systems all ranks have equally many records, and each parameter a gradient;
-- the first divergence lies within the case, is of a kind that differs, and at most all its elements differ; DIFFERENT
-  and CLOSE have one, and name the kinds; the list of differing keys has the same counts, kind by kind;
-- a case has one result; NCCL joins GPUs only; no time is negative;
+- both sides have equally many losses, and at least as many records of a kind as rank 0's losses, plus a record for each
+  other rank and step; for built-in systems all ranks have equally many records, and each parameter a gradient;
+- the first divergence is within the case, of a kind that differs, and at most all its elements differ; DIFFERENT and
+  CLOSE have such a divergence, and name the kinds; the list of differing keys has the same counts, kind by kind;
+- a case has a single result; NCCL joins GPUs only; no time is negative;
 - a verdict without a control has a remark with the reason, and the remarks that a run's options require are present;
 - each case that was not run requires something that a machine may lack;
 - at most all of a step's calls were tried; each detected or blind call was tried, and none is both.
@@ -76,11 +76,11 @@ def contradiction_in(report: Report) -> Contradiction | None:
 
 
 _SAID = ("--no-control", "--stress", "--share-gpus")
-"""Options of a run that its report must speak of."""
+"""Options of a run that its report must mention."""
 
 
 def _unsaid(report: Report) -> Contradiction | None:
-    """A remark that should be there, and is not, or that nothing asked for."""
+    """A remark that should be there and is missing, or that no option explains."""
     said = [remark.partition(":")[0] for remark in report.remarks]
     options = {*report.options, *(option for result in report.cases for option in result.options or ())}
     for option in _SAID:
@@ -137,7 +137,7 @@ def _no(result: CaseResult, why: str) -> Contradiction:
 
 
 def _incomplete(result: CaseResult) -> Iterator[Contradiction]:
-    """Less than two systems leave that ran to the end."""
+    """Contradictions of a result with fewer records than two systems that ran to the end."""
     steps = len(result.case.compared_steps)
     places = steps * result.world_size
     required = required_kinds(result.case)
@@ -167,7 +167,8 @@ _OURS = {"eager", "eager_chunked", *PREPARED}
 
 
 def _uneven(result: CaseResult) -> Iterator[Contradiction]:
-    """Of systems of ours every rank records as much, a gradient a parameter, and as many states of each parameter."""
+    """Contradictions for built-in systems, whose ranks record equally many, with a gradient per parameter and equally
+    many states of each parameter."""
     compared, places = result.compared, result.steps * result.world_size
     if result.case.parallelism.pp > 1:  # stages have different parameters
         places = result.steps
@@ -181,7 +182,7 @@ def _uneven(result: CaseResult) -> Iterator[Contradiction]:
 
 
 def _misplaced(result: CaseResult) -> Iterator[Contradiction]:
-    """A first divergence that cannot be one."""
+    """Contradictions of an impossible first divergence."""
     first = result.first_divergence
     if first is None:
         return
@@ -209,7 +210,7 @@ def _unfounded_equal(result: CaseResult) -> Iterator[Contradiction]:
 
 
 def _unfounded_close(result: CaseResult) -> Iterator[Contradiction]:
-    """CLOSE needs a bound, something that differs, and values of every compared kind measured within the bound."""
+    """CLOSE needs a bound, a difference, and values of every compared kind measured within the bound."""
     bound, closeness = result.case.close_within, result.closeness
     if result.layouts is not None:
         yield from _unfounded_layouts(result, result.layouts)
@@ -226,7 +227,7 @@ def _unfounded_close(result: CaseResult) -> Iterator[Contradiction]:
 
 
 def _unfounded_layouts(result: CaseResult, found: LayoutBounds) -> Iterator[Contradiction]:
-    """CLOSE of two layouts: something differs, all of it within bounds that runs in other orders gave."""
+    """CLOSE of two layouts needs a difference, and all of it within measured bounds."""
     if not found.is_within or not found.rows or len(found.rows) > found.regrouped:
         yield _no(result, "as no evidence shows every tensor within what sums in other orders explain")
     elif max(row.rank for row in found.rows) >= result.case.parallelism.world_size:
@@ -248,7 +249,7 @@ def _unfounded_different(result: CaseResult) -> Iterator[Contradiction]:
 
 
 def _unfounded_closeness(result: CaseResult) -> Iterator[Contradiction]:
-    """A measurement within the bound that is not of all that was compared, or that says something else elsewhere."""
+    """Contradictions of a measurement within the bound that misses compared kinds, or reports elements beyond it."""
     found = result.closeness
     assert found is not None
     if {kind for kind, count in result.compared.items() if count} != found.histogram.keys():
@@ -269,7 +270,7 @@ def _unfounded_baselines(result: CaseResult) -> Iterator[Contradiction]:
 
 
 def _miscounted(result: CaseResult) -> Iterator[Contradiction]:
-    """Differing keys must lie within the case, and be as many as the mismatched records."""
+    """Differing keys must be within the case, and as many as the mismatched records."""
     places = [
         (kind, int(step), rank)
         for kind, names in result.differing.items()

@@ -2,7 +2,7 @@
 
 Names, reasons and errors come from reports, recordings, baselines, trainers and libraries, and may contain anything.
 Characters with an effect instead of a shape are escaped, such as `\\x1b`: control characters, halves of surrogate
-pairs, characters that reorder or hide their neighbours, and unassigned ones. Line ends and tabs stay.
+pairs, characters that reorder or hide their neighbours, and unassigned characters. Line ends and tabs stay.
 
 Each output format escapes its own special characters, such as `<` in HTML: `runtime/output` for terminals and CI logs,
 `report/markdown_text` for Markdown, jinja2 and ElementTree for HTML and XML.
@@ -17,19 +17,19 @@ _LINE_END = re.compile(r"\r\n?")
 
 
 def printable(text: str) -> str:
-    """A text of any number of lines with nothing in it that a terminal would act on."""
+    """A text of any number of lines, without characters that a terminal would act on."""
     if text.isprintable():
         return text
     return _RUN.sub(lambda run: _spelled(run.group()), _LINE_END.sub(_spelled_end, text))
 
 
 def one_line(text: str) -> str:
-    """A text as one line: runs of white space are one space."""
+    """A text as one line: runs of white space become single spaces."""
     return printable(" ".join(text.split()))
 
 
 def _spelled_end(found: re.Match[str]) -> str:
-    """A line end of Windows is one; a carriage return alone would hide the line before it."""
+    """A line end for a Windows line end; a lone carriage return would hide the line before it, so it is escaped."""
     return "\n" if found.group() == "\r\n" else "\\r"
 
 

@@ -1,19 +1,19 @@
-"""Memory that forked processes share, in which the ranks of a machine leave data for each other. Loads no torch.
+"""Memory that forked processes share, through which the ranks of a machine exchange data. Loads no torch.
 
-`SharedMemory` is one anonymous mapping, made before ranks are forked. It never has a name: when the last process that
-has it ends, however it ends, it is gone. `Ring` is what a group exchanges pieces through: each rank writes into its own
-slot, all arrive, each reads the others' slots, all arrive again, and the slot is free. `Board` is what each rank last
-said, for who watches them.
+`SharedMemory` is an anonymous mapping, made before ranks are forked. It never has a name: it vanishes when its last
+process ends, however that ends. A group exchanges pieces through a `Ring`: each rank writes into its own slot, all
+arrive, each reads the others' slots, all arrive again, and the slot is free. A `Board` has each rank's last message for
+its watcher.
 
-An arrival is one system call, FUTEX_WAKE_OP: the kernel adds 1 to a counter atomically and, if that was the last rank,
-wakes all who wait for it. So a phase costs a rank at most one sleep and the group one wake, however many ranks share
-a core, and no atomic instruction is needed, which Python has not. A slot's counter goes up to the number of ranks
-in even rounds and down to zero in odd ones, so it needs no reset. A round of it cannot begin before all have seen the
-end of the one before: a rank writes into a slot only after all have said that they have read it.
+An arrival is a single system call, FUTEX_WAKE_OP: the kernel adds 1 to a counter atomically and, if that was the last
+rank, wakes all waiting ranks. So a phase costs a rank at most one sleep and the group one wake, however many ranks
+share a core, and no atomic instruction is needed, which Python lacks. A slot's counter goes up to the number of ranks
+in even rounds and down to zero in odd rounds, so it needs no reset. A round cannot begin before all have seen the end
+of the previous round: a rank writes into a slot only after all have reported that they have read it.
 
-Memory order: the kernel's addition is atomic and ordered after what the rank wrote before it (a locked instruction on
-x86, a release and a barrier on ARM). A counter is one aligned word, whose load cannot tear. x86 keeps loads in order;
-elsewhere one more such system call stands between the load that sees all arrived and the loads of their data.
+Memory order: the kernel's addition is atomic and ordered after the rank's earlier writes (a locked instruction on x86,
+a release and a barrier on ARM). A counter is an aligned word, whose load cannot tear. x86 keeps loads in order;
+elsewhere a further such system call is made between the load that sees all arrived and the loads of their data.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ import time
 from collections.abc import Sequence
 
 INLINE_SLOTS, INLINE_BYTES = 8, 256 << 10
-"""How many messages of a group may be under way, and a rank's room for one."""
+"""How many messages of a group may be unread, and a rank's space for each."""
 BULK_SLOTS, BULK_BYTES = 4, 512 << 10
 """Larger messages go through these, in pieces."""
 
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}
 _FUTEX_WAIT, _FUTEX_WAKE_OP = 0, 5
-_NORESERVE = 0x4000  # Linux's MAP_NORESERVE: what is never written takes no memory
+_NORESERVE = 0x4000  # Linux's MAP_NORESERVE: pages that are never written take no memory
 _LINE = 64
 _LINE_BYTES = 256
 _MAX_RANKS = 2047  # FUTEX_WAKE_OP compares with a number of 12 bits
@@ -51,7 +51,7 @@ class _Timespec(ctypes.Structure):
 
 @functools.cache
 def is_supported() -> bool:
-    """Whether ranks can meet in shared memory here: on Linux, where its kernel counts arrivals."""
+    """Whether ranks can communicate through shared memory here: on Linux, whose kernel counts arrivals."""
     if sys.platform != "linux" or platform.machine() not in _SYS_FUTEX:
         return False
     try:
@@ -63,7 +63,7 @@ def is_supported() -> bool:
 
 
 class SharedMemory:
-    """One mapping for all groups of a run: words that ranks wait for, then areas; a group takes the next area.
+    """A mapping for all groups of a run: words that ranks wait for, then areas; a group takes the next area.
 
     Make it before forking; every rank then calls `join`, and asks for its groups' areas in the same order.
     """
@@ -90,12 +90,12 @@ class SharedMemory:
         self._pidfds: dict[int, int] = {}
 
     def close(self) -> None:
-        """Let go of the mapping in this process, where nothing else refers to it."""
+        """Free the mapping in this process, once nothing else refers to it."""
         self.words.release()
         self.map.close()
 
     def join(self, rank: int) -> None:
-        """Say that this process is a rank, so that others see it end."""
+        """Register this process as a rank, so that others notice its end."""
         self.words[rank * _LINE // 4] = os.getpid()
 
     def next_area(self, partition: Sequence[Sequence[int]], rank: int, timeout: float) -> tuple[Ring, Ring] | None:
@@ -118,18 +118,18 @@ class SharedMemory:
         )
 
     def arrive(self, at: int, is_up: bool, size: int) -> None:
-        """Count one arrival at the counter `at` (in bytes), up to `size` or down to 0; the last wakes all who wait."""
-        # Operation ADD, comparison EQUAL: `1 << 28 | 0 << 24 | addend << 12 | what the counter is before the last`.
+        """Count an arrival at the counter `at` (in bytes), up to `size` or down to 0; the last arrival wakes all."""
+        # Operation ADD, comparison EQUAL: `1 << 28 | 0 << 24 | addend << 12 | the counter before the last arrival`.
         operation = 1 << 28 | (1 << 12 | (size - 1) if is_up else 0xFFF << 12 | 1)
         word = self.address + at
-        nobody_waits_here = word + 4  # the call wakes one who waits at its first address, whatever it counts
+        nobody_waits_here = word + 4  # the call also wakes a waiter at its first address, whatever the counter is
         if self._futex(self._number, nobody_waits_here, _FUTEX_WAKE_OP, 1, _ALL, word, operation) < 0:
             raise OSError(ctypes.get_errno(), "futex cannot count an arrival")
 
     def wait(self, at: int, target: int, ranks: Sequence[int], timeout: float) -> None:
-        """Wait until the counter `at` (in bytes) is `target`, which takes all `ranks`.
+        """Wait until the counter `at` (in bytes) is `target`, for which all `ranks` must arrive.
 
-        Raises RuntimeError when one of them ended, TimeoutError after `timeout` seconds.
+        Raises RuntimeError when a rank among them ended, TimeoutError after `timeout` seconds.
         """
         words, index = self.words, at // 4
         for _ in range(self._spins):
@@ -155,7 +155,7 @@ class SharedMemory:
             self._fence()
 
     def _fence(self) -> None:
-        """Keep later loads behind earlier ones: the kernel's addition, of nothing, is a barrier."""
+        """Keep later loads behind earlier loads: the kernel's addition of 0 is a barrier."""
         word = self.address + _LINE // 2
         self._futex(self._number, word + 4, _FUTEX_WAKE_OP, 1, 0, word, 1 << 28)
 
@@ -170,7 +170,7 @@ class SharedMemory:
                     self._pidfds[rank] = os.pidfd_open(pid)
                 except ProcessLookupError:
                     return rank
-                except OSError:  # a kernel without: the ranks' parent watches them
+                except OSError:  # a kernel without pidfds: the ranks' parent watches them
                     return None
             if rank in self._pidfds:
                 rank_of[self._pidfds[rank]] = rank
@@ -179,7 +179,7 @@ class SharedMemory:
 
 
 class Board:
-    """A line of text for each rank, which the rank writes and the board's maker reads, whatever the rank does.
+    """A line of text for each rank, written by the rank and read by the board's maker, whatever the rank does.
 
     Neither waits for the other: a line that is read while it is written may be half of each.
     """
@@ -188,25 +188,25 @@ class Board:
         self._map = mmap.mmap(-1, world_size * _LINE_BYTES)
 
     def write(self, rank: int, line: str) -> None:
-        """Leave a line for a rank, cut where there is no room for more."""
+        """Write a rank's line, cut if it is too long."""
         content = line.encode()[: _LINE_BYTES - 1]
         at = rank * _LINE_BYTES
         self._map[at : at + len(content) + 1] = content + b"\0"
 
     def read(self, rank: int) -> str:
-        """A rank's line, "" where it has left none."""
+        """A rank's line, "" if it has written none."""
         at = rank * _LINE_BYTES
         return self._map[at : at + _LINE_BYTES].partition(b"\0")[0].decode(errors="replace")
 
     def close(self) -> None:
-        """Let go of the board in this process."""
+        """Free the board in this process."""
         self._map.close()
 
 
 class Ring:
-    """Slots through which the ranks of one group exchange pieces, in one order: post, wait for all, read, release.
+    """Slots through which the ranks of a group exchange pieces, in one order: post, wait for all, read, release.
 
-    Offsets are in bytes from the mapping's beginning. `stride` is from a rank's slot to the next rank's.
+    Offsets are in bytes from the mapping's beginning. `stride` is the distance from a rank's slot to the next rank's.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class Ring:
         return self.posted - self.read == self.num_slots
 
     def begin_post(self) -> int:
-        """Wait until all have read what was in the next slot; where this rank writes its piece."""
+        """Wait until all have read the next slot; returns the offset for this rank's piece."""
         assert not self.is_full
         round_, slot = divmod(self.posted, self.num_slots)
         if round_:
@@ -247,19 +247,19 @@ class Ring:
         return self._slots[slot] + self._mine
 
     def end_post(self) -> None:
-        """Say that the piece is written."""
+        """Report that the piece is written."""
         round_, slot = divmod(self.posted, self.num_slots)
         self.posted += 1
         self.memory.arrive(self._words[slot], round_ % 2 == 0, self._size)
 
     def begin_read(self) -> int:
-        """Wait for all ranks' next pieces; where the first rank's begins."""
+        """Wait for all ranks' next pieces; returns the offset of the first rank's piece."""
         round_, slot = divmod(self.read, self.num_slots)
         self._wait(self._words[slot], round_)
         return self._slots[slot]
 
     def end_read(self) -> None:
-        """Say that the pieces are read."""
+        """Report that the pieces are read."""
         round_, slot = divmod(self.read, self.num_slots)
         self.read += 1
         self.memory.arrive(self._words[slot] + _LINE, round_ % 2 == 0, self._size)

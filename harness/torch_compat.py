@@ -1,17 +1,17 @@
-"""All that bitproof uses of torch that is private, or that is not the same in every release it runs on.
+"""All of torch's private names that bitproof uses, and those that differ between the supported releases.
 
-No other module touches either, but those beside it: `torch_distributed.py`, `torch_operators.py`, `torch_compile.py`,
-`torch_inductor.py`, `torch_sizes.py`, `torch_fakes.py` and `torch_tracing.py` for what their names say. So a new
-release of torch is met in these files. Private is a name with a leading underscore, and what stands in a module of such
-a name, in dynamo or in inductor. Operators under `torch.ops` are not: a graph is written in them, and torch keeps their
-schemas. `torch_versions.py` says which releases count.
+No other module uses either, except those beside it: `torch_distributed.py`, `torch_operators.py`, `torch_compile.py`,
+`torch_inductor.py`, `torch_sizes.py`, `torch_fakes.py` and `torch_tracing.py` for the subjects in their names. So a new
+release of torch affects these files only. Private are names with a leading underscore, all names in modules with such a
+name, and all of dynamo and inductor. Operators under `torch.ops` are not: graphs are written in them, and torch keeps
+their schemas. `torch_versions.py` lists the supported releases.
 
-What differs between them:
+Differences between them:
 
     open_dim          2.11 takes an open dim's bounds as conditions on its size, 2.12 and later with the dim
     symbolic_graph    2.11 and 2.12 ask the sizes of linear and matmul as numbers, unless Python's kernels come first
 
-Importing this loads nothing that `import torch` does not; dynamo and inductor load when a function here needs them.
+Importing this loads only modules that `import torch` loads; dynamo and inductor load when a function here needs them.
 """
 
 from __future__ import annotations
@@ -79,22 +79,23 @@ __all__ = [
 
 
 def import_tracing() -> None:
-    """Import what torch would import when a first step is traced and taken: 0.5 s, which forked processes then save."""
+    """Import the modules that torch would import at the first trace and step: 0.5 s, which forked processes then
+    save."""
     import sympy.combinatorics  # noqa: F401
     import torch._inductor.sizevars
     import torch.export._trace
 
-    with torch.profiler.record_function("a step"):  # as optimizers do: the first looks for a profiler of GPUs
+    with torch.profiler.record_function("a step"):  # as in optimizers: the first use searches for a GPU profiler
         pass
 
 
 def build() -> tuple[str, str, str]:
-    """This torch: its whole version, the commit it was built from, and with what. One for CUDA starts the driver."""
+    """This torch: its full version, the commit of the build, and its settings. A build for CUDA starts the driver."""
     return str(torch.__version__), str(torch.version.git_version), torch.__config__.show()
 
 
 def untested_release() -> str | None:
-    """This torch, in words, when it is none of those that bitproof was tested on; else None."""
+    """This torch, in words, if it is not among the tested releases; else None."""
     return warning_of(str(torch.__version__))
 
 
@@ -108,10 +109,10 @@ def symbolic_graph(
     *,
     as_eager: bool = False,
 ) -> Callable[..., GraphModule]:
-    """`function` as what traces it: called with fake tensors, it returns the graph of the operators that it runs.
+    """A tracer for `function`: called with fake tensors, it returns the graph of the executed operators.
 
-    A number that depends on data is left to run time, as symbols are. `as_eager` traces what runs without a trace: for
-    46 operators, such as matmul of a vector and a batch, Python's kernels call others. It takes fixed sizes.
+    A number that depends on data stays symbolic until run time. `as_eager` traces the operators that run without a
+    trace: for 46 operators, such as matmul of a vector and a batch, Python's kernels call others. It takes fixed sizes.
     """
     traced = make_fx(function, decomposition_table=decompositions, _error_on_data_dependent_ops=False)
 
@@ -128,10 +129,10 @@ def symbolic_graph(
 
 
 def _without_tensor_meta(module: GraphModule) -> GraphModule:
-    """Each node with its `val` alone, without the older metadata that says it again and takes a tenth of a trace.
+    """Keep only `val` in each node, without the older metadata that duplicates it and takes a tenth of a trace.
 
-    None of our passes reads those, and they would be wrong after the first that changes a size. What Inductor compiles
-    is traced again, decomposed, with them.
+    None of our passes reads it, and it would be wrong after the first pass that changes a size. Graphs for Inductor are
+    traced again, decomposed, with it.
     """
     for nested in module.modules():
         for node in nested.graph.nodes if isinstance(nested, GraphModule) else ():
@@ -140,7 +141,7 @@ def _without_tensor_meta(module: GraphModule) -> GraphModule:
 
 
 def traced_node(tensor: Tensor, tracer: Any) -> Node | None:
-    """The node of a running trace that computes a tensor; None for one that the trace does not know."""
+    """The node of a running trace that computes a tensor; None for a tensor unknown to the trace."""
     return get_proxy_slot(tensor, tracer, None, lambda found: found.proxy.node)
 
 
@@ -149,7 +150,7 @@ def open_dim(
 ) -> FakeTensor:
     """A fake input of `placeholder`'s layout with one dim of a size that no code can branch on, within `bounds`.
 
-    Inputs whose open dims are `shared` by one name have one symbol there.
+    Inputs whose open dims are `shared` under the same name have the same symbol there.
     """
     from torch._dynamo.source import LocalSource
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
@@ -166,8 +167,8 @@ def open_dim(
     with shape_env.ignore_fresh_unbacked_symbols():
         fake = fake_mode.from_tensor(placeholder, source=LocalSource(name, is_input=True), symbolic_context=context)
     if not takes_bounds:
-        # 2.11, on which sizes 0 and 1 would be cases of their own, and code that distinguishes them untraceable. Bounds
-        # given as conditions are kept as guards, as later releases keep theirs, and outdate what was answered without
+        # In 2.11 sizes 0 and 1 would be special cases, and code that distinguishes them could not be traced. Bounds
+        # that are passed as conditions are kept as guards, as in later releases, and invalidate answers found without
         # them.
         torch._check(fake.shape[dim] >= bounds[0])
         torch._check(fake.shape[dim] <= bounds[1])
@@ -190,7 +191,8 @@ def backward_told(before: Callable[[Tensor], None], after: Callable[[], None]) -
 
 
 def flattened(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """The leaves of nested tuples, lists, dictionaries and what else torch's trees know, and what builds it again."""
+    """The leaves of nested tuples, lists, dictionaries and torch's other tree nodes, and a function that rebuilds
+    it."""
     leaves, spec = tree_flatten(value)
     return leaves, lambda own: tree_unflatten(own, spec)
 
@@ -203,14 +205,14 @@ def keys_of(value: Any) -> list[tuple[Any, ...]]:
 
 
 def swapped_state(model: nn.Module, state: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-    """A module that reads these tensors in place of its parameters and buffers, tied ones together."""
+    """A context in which a module reads these tensors in place of its parameters and buffers, tied ones together."""
     return _reparametrize_module(model, dict(state), tie_weights=True)
 
 
 def joint_graph(module: nn.Module, inputs: tuple[Tensor, ...]) -> GraphModule:
     """A module's forward and backward as one graph without in-place writes; `role_of` names its inputs and outputs.
 
-    `inputs`, and the module's parameters and buffers, are fake tensors of one mode.
+    `inputs`, and the module's parameters and buffers, are fake tensors of the same mode.
     """
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
@@ -226,7 +228,7 @@ class Role(NamedTuple):
 
 
 def role_of(descriptor: Any) -> Role:
-    """What one of torch's descriptors says. A gradient is of a parameter; what is written, of a parameter or buffer."""
+    """The role for torch's descriptor. A gradient names its parameter; a written tensor its parameter or buffer."""
     from torch._functorch._aot_autograd import descriptors as d
 
     match descriptor:
@@ -250,11 +252,11 @@ def role_of(descriptor: Any) -> Role:
 def divided(
     module: GraphModule, num_outputs: int, num_static: int, *, by: str, cse: bool
 ) -> tuple[GraphModule, GraphModule]:
-    """A joint graph's forward and backward; `by` is "min_cut" or "default", torch's two ways to choose what is saved.
+    """A joint graph's forward and backward; `by` is "min_cut" or "default", torch's two ways to choose saved values.
 
     The first `num_outputs` outputs are forward's, inputs of a name with "tangents" in it are backward's. The first
-    `num_static` inputs live on in any case. Calls are kept with their names and metadata; those of both graphs have one
-    name in both. `cse`: calls that look the same may become one. The module's own graph is used up.
+    `num_static` inputs live on in any case. Calls keep their names and metadata; a call in both graphs has the same
+    name in both. `cse`: equal calls may be merged. The module's own graph is used up.
     """
     from torch._functorch import config, partitioners
 
@@ -266,11 +268,11 @@ def divided(
 
 
 _PARTITION_SETTINGS = {"activation_memory_budget": 1.0, "unsafe_allow_optimization_of_collectives": False}
-"""The partitioners' settings that could be set otherwise by the environment or by others of this process."""
+"""The partitioners' settings that the environment or other code of this process could change."""
 
 
 def forget_memos(fake: FakeTensor) -> None:
-    """Have a fake tensor forget its first answer to what depends on data, so that it can be asked again."""
+    """Make a fake tensor forget its first answers about data-dependent facts, so that they can be asked again."""
     for name in vars(FakeTensor):
         if name.endswith("_memo"):
             setattr(fake, name, None)
@@ -282,7 +284,7 @@ def has_open_sizes(tensor: Tensor) -> bool:
 
 
 def range_of(size: torch.SymInt, symbol: Any) -> tuple[int | None, int | None]:
-    """The least and the greatest number that a tracer takes a symbol of a size for; None where there is no bound."""
+    """The least and the greatest value of a size's symbol, as known to the tracer; None if there is no bound."""
     found = size.node.shape_env.var_to_range.get(symbol)
     ends = (found.lower, found.upper) if found is not None else (None, None)
     least, most = (int(cast(Any, end)) if getattr(end, "is_Integer", False) else None for end in ends)
@@ -310,7 +312,7 @@ def checks_replaced(check: Callable[..., None]) -> Iterator[None]:
 
 
 def rename(node: Node, name: str) -> None:
-    """Give a node a name, or one like it where that is taken."""
+    """Give a node a name, or a similar name if it is taken."""
     node._rename(name)
 
 
@@ -318,25 +320,25 @@ def rename(node: Node, name: str) -> None:
 
 
 def rewrites_code(graph: Graph) -> bool:
-    """Whether something rewrites the code that is made of a graph, as `on_generate_code` and `set_codegen` let it."""
+    """Whether a hook rewrites the code generated from a graph, by `on_generate_code` or `set_codegen`."""
     own = type(graph._codegen) in (CodeGen, _PyTreeCodeGen)
     return not own or getattr(graph._codegen, "_body_transformer", None) is not None
 
 
 def wraps_its_call(module: GraphModule) -> bool:
-    """Whether a graph module's class, which torch makes for it alone, calls something else than the graph's code."""
+    """Whether a graph module's own class, which torch makes for it alone, calls code other than the graph's."""
     own = vars(type(module))
-    wrapped = own.get("_wrapped_call")  # is there with the code, which some modules make when they are first called
+    wrapped = own.get("_wrapped_call")  # present with the code, which some modules create at their first call
     return "__call__" in own if wrapped is None else type(wrapped) is not _WrappedCall or wrapped.cls_call is not None
 
 
 def registered_parameter(module: nn.Module, name: str) -> nn.Parameter | None:
-    """A module's parameter, past a property of the same name."""
+    """A module's parameter, even if a property has the same name."""
     return module._parameters[name]
 
 
 def module_attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """All that a module holds, by the names with which its code reads it, without what is empty in every new one."""
+    """All attributes of a module, by the names in its code, without the empty attributes of every new module."""
     for key, value in vars(module).items():
         if key in ("_parameters", "_buffers", "_modules"):
             yield from value.items()
@@ -350,8 +352,8 @@ _OF_EVERY_MODULE = {*vars(nn.Module())} - {"training"}
 def is_within_own_step(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a hook of this optimizer's step runs for `super().step()`, within its class's own step.
 
-    torch runs the hooks of each `step` of a class and its bases that it has patched, and it patches that of a base when
-    one of its objects is made. Its `wrapper` has the optimizer as `self`.
+    torch runs the hooks of each patched `step` of a class and its bases, and it patches the step of a base when an
+    object of that base is made. torch's `wrapper` has the optimizer as `self`.
     """
     steps, frame = 0, sys._getframe(1)
     while frame is not None and steps < 2:
@@ -362,7 +364,7 @@ def is_within_own_step(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def hooks_of_gradients(tensor: Tensor) -> bool:
-    """Whether something runs, and may change it, when a tensor's gradient is computed or has been added."""
+    """Whether hooks run, and may change it, when a tensor's gradient is computed or has been added."""
     return bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
 
 
@@ -375,7 +377,7 @@ def has_forward_hooks(module: nn.Module) -> bool:
 def compiled_calls_within(
     module: nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
-    """Have `wrap` stand around the compiled call of a module that was compiled."""
+    """Wrap the compiled call of a compiled module in `wrap`."""
     own = module._compiled_call_impl
     module._compiled_call_impl = own and wrap(own)
     try:
@@ -386,7 +388,7 @@ def compiled_calls_within(
 
 @contextmanager
 def backward_hooks_set_within(within: Callable[[nn.Module], AbstractContextManager[None]]) -> Iterator[None]:
-    """Have `within` a module stand around what sets its outputs' backward hooks up, once its forward hooks have run."""
+    """Enter `within` a module while torch sets up the backward hooks of its outputs, after its forward hooks."""
 
     def setup(hook: Any, args: Any) -> Any:
         with within(hook.module):
@@ -401,7 +403,7 @@ def backward_hooks_set_within(within: Callable[[nn.Module], AbstractContextManag
 
 
 def count_gpus_by_driver() -> int | None:
-    """How many GPUs this process may use, asked of the driver's library, which starts no CUDA; None where it fails."""
+    """How many GPUs this process may use, by the driver's library, which starts no CUDA; None if it fails."""
     try:
         count = torch.cuda._device_count_nvml()
     except Exception:
@@ -410,9 +412,9 @@ def count_gpus_by_driver() -> int | None:
 
 
 def name_visible_gpus(count: int) -> list[str]:
-    """Names of the GPUs that this process may use, in torch's order; `count` is how many.
+    """Names of the GPUs that this process may use, in torch's order; `count` is their number.
 
-    These are UUIDs from the driver's library, or, if that fails, what CUDA_VISIBLE_DEVICES calls them.
+    These are UUIDs from the driver's library, or, if that fails, the names in CUDA_VISIBLE_DEVICES.
     """
     visible = torch.cuda._parse_visible_devices()[:count]
     try:
@@ -426,7 +428,7 @@ def name_visible_gpus(count: int) -> list[str]:
 
 
 def sleep_on_stream(cycles: int) -> None:
-    """Keep the current CUDA stream busy for so many cycles of the GPU's clock, while the host goes on."""
+    """Keep the current CUDA stream busy for so many cycles of the GPU's clock, while the host continues."""
     torch.cuda._sleep(cycles)
 
 

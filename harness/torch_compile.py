@@ -1,4 +1,4 @@
-"""All that bitproof uses of torch.compile, of its counters and of its structured trace that is private."""
+"""All private parts of torch.compile that bitproof uses, with its counters and its structured trace."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 
 def lazily_compiled() -> AbstractContextManager[Any]:
-    """Where graphs that are made have no code until it is asked for."""
+    """A context in which new graphs have no code until it is requested."""
     return _use_lazy_graph_module(True)
 
 
 def compile_counters() -> dict[str, dict[str, int]]:
-    """Dynamo's counters, by category, as far as it has any."""
+    """Dynamo's counters, by category, as far as they exist."""
     from torch._dynamo.utils import counters
 
     return {name: dict(counters[name]) for name in ("frames", "stats", "graph_break", "unimplemented", "dynamo_cache")}
 
 
 def is_of_compiler(function: FunctionType) -> bool:
-    """Whether Dynamo defines this function, not the program that is compiled."""
+    """Whether Dynamo defines this function, and not the compiled program."""
     return str(function.__module__).startswith("torch._dynamo")
 
 
@@ -37,13 +37,11 @@ def is_of_compiler(function: FunctionType) -> bool:
 def compiled_calls_told(
     asked: Callable[[str, bool], None], called: Callable[[], None], recompiled: Callable[[str], None]
 ) -> Iterator[None]:
-    """Within this context `asked` takes the backend of each torch.compile that is not disabled.
+    """Within this context the callbacks report the use of torch.compile.
 
-    And whether its code may not be captured in pieces.
-
-    `called` is called when code that was given to it runs, whether or not anything was compiled of it: the environment,
-    a setting or a stance may turn compilation off without a word. `recompiled` takes the reason for which a frame that
-    was compiled before is compiled again.
+    `asked` takes the backend of each torch.compile that is not disabled, and whether its code must be captured whole.
+    `called` is called when such code runs, even if none of it was compiled: the environment, a setting or a stance may
+    disable compilation silently. `recompiled` takes the reason for compiling a frame again.
     """
     from torch._dynamo import convert_frame, eval_frame
 
@@ -55,7 +53,7 @@ def compiled_calls_told(
         return _Uncompiled(called) if isinstance(made, nullcontext) else made
 
     def from_stance(callback: Any) -> Any:
-        if callable(callback):  # of code that is never to be compiled it is None
+        if callable(callback):  # None for code that is never compiled
             called()
         return own_from_stance(callback)
 
@@ -76,9 +74,9 @@ def compiled_calls_told(
 
 
 def compile_calls(model: nn.Module, backend: Callable[..., Any]) -> None:
-    """Have a module's calls compiled, as its own `compile` has, also where torch skips its class for being torch's own.
+    """Compile a module's calls, as its own `compile` does, even if torch skips its class as torch's own.
 
-    Sizes are numbers: another one is compiled again.
+    Sizes are fixed numbers: another size is compiled again.
     """
 
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -91,9 +89,9 @@ def compile_calls(model: nn.Module, backend: Callable[..., Any]) -> None:
 def ahead_of_time(
     compile_graph: Callable[[GraphModule, str], Callable[..., Any]], decompositions: Mapping[Any, Any] | None
 ) -> Callable[..., Any]:
-    """A backend of torch.compile that differentiates what Dynamo captured, as its backend "aot_eager" does.
+    """A backend of torch.compile that differentiates the captured code, like its backend "aot_eager".
 
-    `compile_graph` takes each graph of operators and its direction, and gives what runs it.
+    `compile_graph` takes each graph of operators and its direction, and returns a function that runs it.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.aot_autograd import make_boxed_func
@@ -114,7 +112,7 @@ def ahead_of_time(
 
 
 def boxed(call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """A function that takes its arguments as one list, which it may empty, in the form in which torch calls graphs."""
+    """A function that takes its arguments as a list, which it may empty, as torch calls graphs."""
 
     def called(inputs: list[Any]) -> Any:
         return call(inputs)
@@ -124,7 +122,7 @@ def boxed(call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
 
 
 class _Uncompiled(nullcontext[None]):
-    """What stands for torch.compile where it is off: code is left as it is, and `called` is called when it runs."""
+    """Replaces torch.compile while it is disabled: code is unchanged, and `called` is called when it runs."""
 
     def __init__(self, called: Callable[[], None]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""All that bitproof uses of torch.distributed that is private, or that is not the same in every release it runs on."""
+"""All of torch.distributed's private names that bitproof uses, and those that differ between the supported releases."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from torch.distributed import distributed_c10d
 
 
 def functional_collectives() -> Any:
-    """torch's collectives that return their results; through those named `..._autograd` backward goes."""
+    """torch's collectives that return their results; backward passes through those named `..._autograd`."""
     import torch.distributed._functional_collectives as collectives
 
     return collectives
 
 
 def group_of(boxed: Any) -> Any:
-    """The process group that an operator is given as an object of its own."""
+    """The process group that an operator receives as a boxed object."""
     return ProcessGroup.unbox(boxed)
 
 
 def name_of_group(boxed: Any) -> str:
-    """The name of the process group that an operator is given as an object of its own; "" if it has none."""
+    """The name of the process group that an operator receives as a boxed object; "" if it has none."""
     with suppress(RuntimeError, TypeError, ValueError):
         return str(ProcessGroup.unbox(boxed).group_name)
     return ""
 
 
 def averages(reduction: Any) -> bool:
-    """Whether a collective that is given this divides the sum by the number of ranks."""
+    """Whether a collective with this reduction divides the sum by the number of ranks."""
     if isinstance(reduction, str):
         return reduction.lower() == "avg"
     is_boxed = isinstance(reduction, torch.ScriptObject) and cast(Any, reduction)._has_method("op")
@@ -44,17 +44,17 @@ def averages(reduction: Any) -> bool:
 
 
 def register_group(name: str, group: Any) -> None:
-    """Let collectives find a process group by name. torch holds it by a weak reference alone."""
+    """Register a process group under a name for collectives. torch keeps only a weak reference."""
     torch._C._distributed_c10d._register_process_group(cast(Any, name), group)
 
 
 def group_named(name: str) -> ProcessGroup:
-    """The process group of a name. Raises RuntimeError where none is registered."""
+    """The process group of a name. Raises RuntimeError if none is registered."""
     return torch._C._distributed_c10d._resolve_process_group(cast(Any, name))
 
 
 def parts_of(placement: Any, indices: Tensor, ranks: int) -> list[Tensor]:
-    """A dim's indices, one after the other, as a DTensor's sharding placement divides them among ranks."""
+    """A dim's indices, rank after rank, as a DTensor's sharding placement divides them among ranks."""
     from torch.distributed.tensor import Shard
 
     factor = getattr(placement, "split_factor", None)
@@ -64,9 +64,9 @@ def parts_of(placement: Any, indices: Tensor, ranks: int) -> list[Tensor]:
 
 
 def flattened_parts(model: Any) -> dict[int, tuple[tuple[int, ...], int, int]]:
-    """Of each parameter that FSDP1 flattens and keeps, by its id: the shape that it has whole, and the rank's part.
+    """For each parameter that FSDP1 flattens and keeps, by its id: its whole shape, and the rank's part.
 
-    The part is from an element to the one before another; both are 0 where the rank has none.
+    The part is the index of its first element and of the element after its last; both are 0 if the rank has none.
     """
     from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -74,7 +74,7 @@ def flattened_parts(model: Any) -> dict[int, tuple[tuple[int, ...], int, int]]:
     for module in model.modules():
         handle = getattr(module, "_handle", None) if isinstance(module, FullyShardedDataParallel) else None
         flat: Any = getattr(handle, "flat_param", None)
-        if flat is None or not flat._params:  # nothing of its own, or only the flat parameter is kept
+        if flat is None or not flat._params:  # no parameters of its own, or only the flat parameter is kept
             continue
         for parameter, shape, part in zip(flat._params, flat._shapes, flat._shard_param_infos, strict=True):
             ends = (part.intra_param_start_idx, part.intra_param_end_idx + 1) if part.in_shard else (0, 0)
@@ -98,26 +98,28 @@ def group_of_size(size: int) -> Any:
 
 
 def set_timeout(options: Any, timeout: Any) -> None:
-    """Set how long collectives wait, in options for a NCCL group, which are read in place of `new_group`'s own."""
+    """Set the time limit of collectives in options for a NCCL group, which torch reads in place of `new_group`'s
+    own."""
     options._timeout = timeout
 
 
 def collectives_by_group() -> dict[str, int]:
     """How many collectives this process has launched in each of torch's groups of several ranks, by the group's name.
 
-    gloo counts messages from rank to rank among them, NCCL does not. A group that counts nothing is left out.
+    gloo includes messages from rank to rank, NCCL does not. A group without a counter is left out.
     """
     found = {}
     for group, name in distributed_c10d._world.pg_names.items():
         if group.size() > 1:
-            with suppress(RuntimeError):  # a backend that keeps no number
+            with suppress(RuntimeError):  # a backend without a counter
                 found[str(name)] = cast(Any, group)._get_sequence_number_for_group()
     return found
 
 
 @contextmanager
 def messages_told(tell: Callable[[], None]) -> Iterator[None]:
-    """Within this context `tell` is called for each message that this process sends to one rank or takes from one."""
+    """Within this context `tell` is called for each message that this process sends to or receives from a single
+    rank."""
 
     def told(own: Callable[..., Any]) -> Callable[..., Any]:
         def call(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
@@ -134,7 +136,7 @@ def messages_told(tell: Callable[[], None]) -> Iterator[None]:
 
 
 def sharding_rules() -> SimpleNamespace:
-    """DTensor's propagator of shardings, the types in which it is asked, its cost of a redistribution, and a line."""
+    """DTensor's propagator of shardings, the types of its requests, its cost of a redistribution, and a 1-D mesh."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, _collective_utils, _dtensor_spec, _op_schema
 
@@ -157,7 +159,7 @@ _TABLES = (
 
 
 class KnownGroups:
-    """The process groups that torch knows, the default one among them; without arguments none."""
+    """The process groups that torch knows, including the default group; without arguments none."""
 
     def __init__(self, default: Any = None, count: int = 0, tables: Sequence[dict[Any, Any]] = ()) -> None:
         self.default = default
@@ -165,7 +167,7 @@ class KnownGroups:
         self._tables = tables or [{} for _ in _TABLES]
 
     def exchange(self) -> KnownGroups:
-        """Have torch know these groups, and return those that it knew. No group ends, and no rank is asked."""
+        """Make torch know these groups, and return those that it knew. No group ends, and no rank communicates."""
         world = distributed_c10d._world
         tables = [getattr(world, name) for name in _TABLES]
         before = KnownGroups(world.default_pg, world.group_count, [dict(table) for table in tables])
@@ -178,7 +180,7 @@ class KnownGroups:
 
 
 def replace_function(own: Callable[..., Any], new: Callable[..., Any]) -> None:
-    """Put a function in the place of one of torch.distributed's, in each of its modules that has it by name."""
+    """Replace a function of torch.distributed in each of its modules that has it by name."""
     for name, module in tuple(sys.modules.items()):
         if name.startswith("torch.distributed") and vars(module).get(own.__name__) is own:
             setattr(module, own.__name__, new)

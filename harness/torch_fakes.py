@@ -1,16 +1,17 @@
-"""Fake results that are not computed again: layers repeat, and torch computes a layer's shapes as often as there are
-layers, those of rows that experts receive with symbols of their own each time, which its own cache takes for other
-calls.
+"""Cache of fake results: layers repeat, and torch computes a layer's shapes as often as there are layers.
 
-A call is known by its operator, by the layouts of the tensors that it reads and its other arguments, and by all that is
-known of its sizes' symbols, which are numbered in the order in which they occur: their ranges, and each condition that
-names one. Two calls alike in that differ by the names of symbols only, and what torch computes does not depend on
-names. So a result is kept as its sizes over these numbers, the storage that it shares with the argument, and which of
-its sizes is an argument's own, by identity, as tracers know sizes.
+Rows that experts receive have new symbols each time, so torch's own cache takes them for other calls.
 
-Kept is only what can be made again: a result of plain tensors with no symbol that the arguments lack, of a call that
-writes nothing, and that taught torch nothing about sizes. What is made again is compared once with what torch made.
-torch computes all others. A mode keeps its own results, so that no trace depends on another.
+A call's key has its operator, the layouts of its tensors and its other arguments, and all facts about its sizes'
+symbols, numbered in the order of occurrence: their ranges, and each condition that names them. Two calls with the same
+key differ in the names of symbols only, and torch's result does not depend on names. Example: `mm` of [s3, 64] and [64,
+8] has the key of `mm` of [s7, 64] and [64, 8], if s3 and s7 have the same range. So a result is kept as its sizes over
+these numbers, the argument whose storage it shares, and which of its sizes is an argument's own, by identity, as
+tracers identify sizes.
+
+Kept are only results that can be made again: plain tensors with no symbol that the arguments lack, of a call that
+writes nothing, and that taught torch nothing about sizes. A rebuilt result is compared once with torch's own. torch
+computes all others. A mode keeps its own results, so that no trace depends on another.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _COLLECTIVES = frozenset(
 """Operators outside of torch's own namespaces whose fake results depend on layouts alone."""
 
 _READS_STORAGE = frozenset({"aten::as_strided", "aten::as_strided_scatter", "aten::as_strided_copy"})
-"""Operators that depend on how long a storage is."""
+"""Operators that depend on the size of a storage."""
 
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
 
@@ -51,7 +52,7 @@ class _Unkept(Exception):  # noqa: N818
 
 
 class _Form(NamedTuple):
-    """What a size's node has apart from its expression."""
+    """The facts of a size's node apart from its expression."""
 
     kind: type
     hint: Any
@@ -59,8 +60,8 @@ class _Form(NamedTuple):
 
 
 class _Size(NamedTuple):
-    """A size of a result: an argument's own, by its place, or an expression over numbered symbols. One `name`, one
-    node."""
+    """A size of a result: an argument's own, by its index, or an expression over numbered symbols. Sizes with the same
+    `name` are the same node."""
 
     own: int | None
     name: int = 0
@@ -70,8 +71,8 @@ class _Size(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """A tensor of a result; `shares` says whether its storage is that of the only tensor among the arguments, and
-    `is_closed` that it has memory of its own and no open size, so that nothing is guarded."""
+    """A tensor of a result. `shares`: its storage is that of the only tensor among the arguments. `is_closed`: it has
+    memory of its own and no open size, so that nothing is guarded."""
 
     sizes: tuple[int | _Size, ...]
     strides: tuple[int | _Size, ...]
@@ -83,7 +84,7 @@ class _Kept(NamedTuple):
 
 
 class FakeResults:
-    """Calls of one mode and their results. `compute` is torch's own."""
+    """Calls in a mode and their results. `compute` is torch's own."""
 
     def __init__(self, mode: FakeTensorMode, shape_env: ShapeEnv, compute: Callable[..., Any]) -> None:
         self._mode = mode
@@ -94,7 +95,7 @@ class FakeResults:
         self._may_be_kept: dict[Any, bool] = {}
 
     def __call__(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The result of a call, which is made again where it is known."""
+        """The result of a call; a known result is rebuilt."""
         may = self._may_be_kept.get(func)
         if may is None:
             may = self._may_be_kept[func] = _may_be_kept(func)
@@ -137,7 +138,7 @@ class FakeResults:
 
 
 class _Call:
-    """One call: `parts` is what it reads, with sizes in the order in which they occur."""
+    """A call: `parts` are its arguments, with sizes in the order of occurrence."""
 
     def __init__(self, mode: FakeTensorMode, symbols: _Symbols) -> None:
         self.tensors: list[FakeTensor] = []
@@ -151,7 +152,7 @@ class _Call:
         self._name: dict[int, int] = {}
 
     def read_all(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Hashable, ...] | None:
-        """Read all arguments, and return what is known of their symbols; None for a call that torch has to compute."""
+        """Read all arguments, and return the facts about their symbols; None for a call that torch has to compute."""
         try:
             self.read(args)
             self.read(kwargs)
@@ -160,7 +161,7 @@ class _Call:
             return None
 
     def read(self, value: Any) -> None:
-        """Add an argument. Raises _Unkept for what is none of the usual ones."""
+        """Add an argument. Raises _Unkept for an unusual type."""
         add = self.parts.append
         kind: Any = type(value)
         if kind is FakeTensor:
@@ -177,7 +178,7 @@ class _Call:
             for each in value.values():
                 self.read(each)
         elif isinstance(value, _PLAIN):
-            add(kind)  # 1, 1.0 and True are equal, and not alike
+            add(kind)  # 1, 1.0 and True are equal, but different arguments
             add(value)
         else:
             raise _Unkept
@@ -209,11 +210,11 @@ class _Call:
         return self._number.setdefault(symbol, len(self._number))
 
     def facts(self) -> tuple[Hashable, ...]:
-        """All that is known of the call's symbols, and of those that share conditions with them."""
+        """All facts about the call's symbols, and about those that share conditions with them."""
         known: list[Hashable] = []
         told: set[Any] = set()
         symbols = list(self._number)
-        for symbol in symbols:  # grows
+        for symbol in symbols:  # the list grows during the loop
             known.append(self._known.of(symbol))
             for condition in self._known.conditions(symbol):
                 if condition not in told:
@@ -224,7 +225,7 @@ class _Call:
         return tuple(known)
 
     def kept(self, x: Any) -> _Kept:
-        """What makes a result again. Raises _Unkept where nothing does."""
+        """The recipe for a result. Raises _Unkept if there is none."""
         if type(x) is not FakeTensor or x.constant is not None or x.real_tensor is not None or x.requires_grad:
             raise _Unkept
         if x.fake_mode is not self._mode or x.layout is not torch.strided or any(x is y for y in self.tensors):
@@ -246,12 +247,12 @@ class _Call:
         template, symbols, form = self._known.template(size.node)
         if any(symbol not in self._number for symbol in symbols):
             raise _Unkept
-        self._results.append(size.node)  # alive, so that no other has its identity
+        self._results.append(size.node)  # keep it alive, so that no other node gets its identity
         name = self._name.setdefault(id(size.node), len(self._name))
         return _Size(None, name, template, tuple([self._number[symbol] for symbol in symbols]), form)
 
     def size(self, kept: int | _Size, made: dict[_Size, Any]) -> Any:
-        """A result's size in this call; `made` has the others."""
+        """A result's size in this call; `made` has the sizes made so far."""
         if type(kept) is int:
             return kept
         assert isinstance(kept, _Size)
@@ -264,7 +265,7 @@ class _Call:
 
 
 class _Symbols:
-    """What an environment knows of its symbols."""
+    """An environment's facts about its symbols."""
 
     def __init__(self, env: ShapeEnv) -> None:
         self._env = env
@@ -274,14 +275,14 @@ class _Symbols:
         self._num_conditions = 0
 
     def state(self) -> Hashable:
-        """What changes when torch learns something about sizes, apart from their ranges."""
+        """A value that changes when torch learns something about sizes, apart from their ranges."""
         env = self._env
         learned = (env.replacements, env.guards, env.axioms, env.divisible, env.var_to_range, env.size_like)
         fresh = env.unbacked_symint_counter, len(env.pending_fresh_unbacked_symbols)
         return env._version_counter, env.num_deferred_runtime_asserts, *map(len, learned), *fresh
 
     def template(self, node: SymNode) -> tuple[Any, tuple[sympy.Symbol, ...], _Form]:
-        """A size's expression over numbers in place of symbols, these symbols, and what else its node has."""
+        """A size's expression over numbers in place of symbols, these symbols, and the other facts of its node."""
         if type(node) is not SymNode or node.shape_env is not self._env or node.fx_node or node.constant is not None:
             raise _Unkept
         template, symbols = self.expression(node._expr)
@@ -298,7 +299,7 @@ class _Symbols:
         return found
 
     def size(self, kept: _Size, symbols: tuple[sympy.Symbol, ...]) -> torch.SymInt:
-        """A new size: what was kept, over these symbols."""
+        """A new size: the kept expression over these symbols."""
         form, written = kept.form, (kept.template, symbols)
         assert form is not None
         expression = self._instances.get(written)
@@ -313,7 +314,7 @@ class _Symbols:
         return [sympy.Symbol(f"n{i}", **dict(symbol._assumptions0)) for i, symbol in enumerate(symbols)]
 
     def of(self, symbol: sympy.Symbol) -> Hashable:
-        """What is known of one symbol. Raises _Unkept where that is not all here."""
+        """The facts about a symbol. Raises _Unkept if they are incomplete."""
         env = self._env
         if env.guards or env.divisible or symbol in env.backed_var_to_val:
             raise _Unkept
@@ -322,7 +323,7 @@ class _Symbols:
         return extent, hinted, symbol in env.size_like, symbol in env.unbacked_inputs
 
     def conditions(self, symbol: sympy.Symbol) -> Sequence[Any]:
-        """The conditions with which torch reasons that name a symbol, in their order, and what stands for it."""
+        """The conditions that name a symbol, in torch's order, and the symbol's replacement."""
         if self._num_conditions != self._env.num_deferred_runtime_asserts:
             self._num_conditions = self._env.num_deferred_runtime_asserts
             self._conditions.clear()
@@ -336,7 +337,7 @@ class _Symbols:
 
 
 def _may_be_kept(func: Any) -> bool:
-    """Whether an operator's fake results depend on nothing but what a call is known by."""
+    """Whether an operator's fake results depend only on a call's key."""
     if type(func) is not OpOverload or func._schema.is_mutable or torch.Tag.inplace_view in func.tags:
         return False
     if torch.Tag.data_dependent_output in func.tags:
@@ -346,14 +347,14 @@ def _may_be_kept(func: Any) -> bool:
 
 
 def _switches() -> tuple[Hashable, ...]:
-    """What calls depend on that is none of their arguments."""
+    """Global state that affects calls."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     return torch.get_default_dtype(), torch._C._get_default_device(), grad, inference, deterministic
 
 
 def _same(x: FakeTensor, made: FakeTensor) -> bool:
-    """Whether a result that was made again is like torch's."""
+    """Whether a rebuilt result equals torch's own."""
     return _layout(x) == _layout(made)
 
 

@@ -1,7 +1,7 @@
-"""What bitproof uses of Inductor, all of it private to torch: compiling a graph, and loading what was compiled.
+"""All of Inductor that bitproof uses, private to torch: compiling a graph, and loading compiled code.
 
-A part of `torch_compat.py`, and under its rule: no other module touches Inductor. Loading it takes seconds, which a
-rank that runs a graph as it is need not spend, so each function here loads it when it is called.
+A part of `torch_compat.py`, and under its rule: no other module uses Inductor. Loading it takes seconds, which a rank
+without compiled code need not spend, so each function here loads it when it is called.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bitproof.harness.torch_compat import FakeTensorMode
 
 
 def compile_whole_graph(module: GraphModule, values: list[Any]) -> Callable[[list[Any]], Any]:
-    """A graph of lowered operators as one compiled function; within `compiling`. Raises what Inductor raises."""
+    """Compile a graph of lowered operators into a function; use within `compiling`. Raises Inductor's errors."""
     from torch._inductor.compile_fx import compile_fx_inner
 
     return cast(Any, compile_fx_inner(module, values))
@@ -29,11 +29,11 @@ def inductor_backend(
     finished: Callable[[GraphModule, str], GraphModule],
     compiled: Callable[[Callable[[], Callable[..., Any]], GraphModule, str], Callable[..., Any]],
 ) -> Callable[..., Any]:
-    """torch.compile's backend "inductor", which hands over each graph before it compiles it.
+    """torch.compile's backend "inductor", with callbacks for each graph before it is compiled.
 
-    `finished` takes the graph and its direction and gives the one to compile; `compiled` is called with what compiles
-    it, with it and its direction, and gives what is to be called with a list of inputs. Nothing is read from a cache,
-    whose graphs would not pass through it.
+    `finished` takes the graph and its direction and returns the graph to compile. `compiled` takes a function that
+    compiles it, the graph and its direction, and returns the function to call with a list of inputs. No cache is read,
+    as cached graphs would bypass the callbacks.
     """
     from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -51,20 +51,20 @@ def inductor_backend(
 
 
 def lowering_decompositions() -> Mapping[Any, Any]:
-    """How operators are written in those that Inductor lowers."""
+    """Decompositions of operators into those that Inductor lowers."""
     from torch._inductor.decomposition import select_decomp_table
 
     return select_decomp_table()
 
 
 def compiling(fake_mode: FakeTensorMode) -> AbstractContextManager[Any]:
-    """Where Inductor finds the fake tensors' mode, and with it the symbols of data-dependent sizes."""
+    """A context in which Inductor finds the fake tensors' mode, and with it the symbols of data-dependent sizes."""
     return tracing(TracingContext(fake_mode))
 
 
 @contextmanager
 def inductor_settings(settings: Mapping[str, Any]) -> Iterator[None]:
-    """Inductor set up so, as far as this release has the settings."""
+    """A context with these settings of Inductor, as far as this release has them."""
     from torch._inductor import config
 
     with config.patch({name: value for name, value in settings.items() if hasattr(config, name)}):
@@ -72,7 +72,7 @@ def inductor_settings(settings: Mapping[str, Any]) -> Iterator[None]:
 
 
 def takes_as_hook(kind: type) -> None:
-    """Let Inductor take objects of this class as hooks of its own, which its cache asks for their `uuid`."""
+    """Allow objects of this class as Inductor's hooks; its cache reads their `uuid`."""
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
     CustomGraphPass.register(kind)
@@ -80,9 +80,9 @@ def takes_as_hook(kind: type) -> None:
 
 @contextmanager
 def passes_watched(before: Callable[[Any, str], None], after: Callable[[Any, str], None]) -> Iterator[None]:
-    """The hook that gets each of Inductor's passes over a graph, with the graph's module and name, at begin and end.
+    """Within this context the callbacks receive the module and name at the begin and end of each of Inductor's passes.
 
-    A pass that is switched off is included, and one within another ends first.
+    Disabled passes are included, and a nested pass ends first.
     """
     from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 
@@ -110,10 +110,10 @@ def is_inductor_error(error: BaseException) -> bool:
     return isinstance(error, InductorError)
 
 
-# What was compiled, as files.
+# Compiled code as files.
 
 BESIDE_THE_CODE = ("constants", "frozen_param_names", "torchbind_constants", "inputs_to_check")
-"""What a compiled graph may need besides the code that was generated for it."""
+"""Other objects that a compiled graph may need besides its generated code."""
 
 
 class WouldCompileError(Exception):
@@ -121,16 +121,16 @@ class WouldCompileError(Exception):
 
 
 def generated_module(compiled: Any) -> tuple[str, list[str]]:
-    """The name of the module that a compiled graph calls, and what it needs besides that code, if anything."""
+    """The name of a compiled graph's module, and other objects that it needs besides that code, if any."""
     return str(compiled.cache_key), [name for name in BESIDE_THE_CODE if getattr(compiled, name, None)]
 
 
 def load_generated(file: Path) -> Callable[[list[Any]], Any]:
-    """The step that a file of generated code defines: called with a list of inputs, which it empties.
+    """The step in a file of generated code: called with a list of inputs, which it empties.
 
     This runs the file. Its kernels are found in Inductor's folder (TORCHINDUCTOR_CACHE_DIR), by a hash of their source
     and of the compiler's whole command line, and so are the trials of the instructions that the compiler can use;
-    nothing is compiled. Raises WouldCompileError for a kernel that is not there, and whatever the file raises.
+    nothing is compiled. Raises WouldCompileError for a missing kernel, and the file's own errors.
     """
     from torch._inductor import codecache, cpp_builder
 
@@ -139,7 +139,7 @@ def load_generated(file: Path) -> Callable[[list[Any]], Any]:
 
     with ExitStack() as replaced:
         replaced.enter_context(mock.patch.object(cpp_builder.CppBuilder, "build", refuse))
-        # A header is precompiled before a kernel is looked for, even where the kernel is there.
+        # Inductor precompiles a header before it looks for a kernel, even if the kernel exists.
         if hasattr(codecache, "_precompile_header"):
             replaced.enter_context(mock.patch.object(codecache, "_precompile_header", lambda *given, **options: None))
         return cast(Callable[[list[Any]], Any], codecache.PyCodeCache.load_by_key_path(file.stem, str(file)).call)

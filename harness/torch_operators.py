@@ -1,4 +1,4 @@
-"""All that bitproof uses of operators, of autograd and annotations, and of the names of storage, private in torch."""
+"""All of torch's private names for operators, autograd, annotations and storage that bitproof uses."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type as i
 
 
 class FlopCount(TorchDispatchMode):
-    """Counts operations while it is entered, by torch's formulas; each call runs as it would. `flops` is None where a
-    formula cannot read a call.
-    """
+    """Counts operations while it is entered, by torch's formulas, without changing any call. `flops` is None if a
+    formula cannot read a call."""
 
     supports_higher_order_operators = True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Leave compiled code compiled: by default torch.compile steps aside for a mode, and computes other bits."""
+        """Keep compiled code compiled: by default torch.compile runs uncompiled under a mode, with other bits."""
         return True
 
     def __init__(self) -> None:
@@ -38,21 +37,21 @@ class FlopCount(TorchDispatchMode):
         self._known: dict[Any, int] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a call, and count it where torch has a formula for it."""
+        """Run a call, and count it if torch has a formula for it."""
         if types and any(is_wrapper_subclass(each) for each in types):
-            return NotImplemented  # a DTensor goes first, and calls operators of its local shards
+            return NotImplemented  # a DTensor dispatches first, and calls operators on its local shards
         kwargs = kwargs or {}
         out = function(*args, **kwargs)
         formula = self._formulas.get(getattr(function, "_overloadpacket", function))
         if formula is not None and self.flops is not None:
             try:
                 self.flops += self._count(formula, args, kwargs, out)
-            except Exception:  # a formula is of shapes that torch knew when it was written
+            except Exception:  # a formula handles only the shapes that its author knew
                 self.flops = None
         return out
 
     def _count(self, formula: Callable[..., Any], args: Any, kwargs: Any, out: Any) -> int:
-        """One call's operations; a formula takes longer than a small product, and calls of one shape have as many."""
+        """The operations of a call. Cached by shapes, as a formula takes longer than a small product."""
         if kwargs or not all(isinstance(each, Tensor) for each in args):
             return int(formula(*args, **kwargs, out_val=out))
         key = (formula, *(each.shape for each in args))
@@ -62,40 +61,40 @@ class FlopCount(TorchDispatchMode):
 
 
 def schema_of(operator: Any) -> Any:
-    """An operator's schema; None for what has none, such as a Python function."""
+    """An operator's schema; None if it has none, such as a Python function."""
     return getattr(operator, "_schema", None)
 
 
 def is_composed(operator: Any) -> bool:
-    """Whether an overload has no kernel of its own: it calls other operators, or returns what it is given."""
+    """Whether an overload has no kernel of its own: it calls other operators, or returns its argument."""
     try:
         return bool(operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
-    except RuntimeError:  # one of TorchScript's own, which torch does not dispatch
+    except RuntimeError:  # an operator of TorchScript, which torch does not dispatch
         return False
 
 
 def written_by_kernel(call: Mapping[str, Any], given: Mapping[str, Any]) -> set[str]:
-    """The names of the tensors that a kernel of Triton's writes, by torch's analysis; all names where that fails.
+    """The names of the tensors that a Triton kernel writes, by torch's analysis; all names if that fails.
 
-    `call` is what torch's operator for such kernels was called with, `given` the values of the kernel's arguments.
+    `call` has the arguments of torch's operator for such kernels, `given` the values of the kernel's arguments.
     """
     try:
         from torch._higher_order_ops.triton_kernel_wrap import get_mutated_tensors
 
         places = (call["kernel_idx"], call["constant_args_idx"], dict(given), call.get("tma_descriptor_metadata", {}))
         return {*get_mutated_tensors(*places)}
-    except Exception:  # without Triton, or of a kernel that this process does not know
+    except Exception:  # without Triton, or for a kernel unknown to this process
         return {*given}
 
 
 def overload_of(operator: Any) -> str:
-    """The name of an operator's overload, "default" for what has none."""
+    """The name of an operator's overload, "default" if it has none."""
     name: str = getattr(operator, "_overloadname", "default")
     return name
 
 
 def base_name_of(operator: Any) -> str:
-    """An operator's name without namespace and overload; empty for what is no operator."""
+    """An operator's name without namespace and overload; empty for other objects."""
     name: str = getattr(operator, "_opname", "")
     return name
 
@@ -106,12 +105,12 @@ def running_autograd_node() -> Any:
 
 
 def has_no_values(tensor: Tensor) -> bool:
-    """Whether a tensor has a shape alone, like those with which torch asks an operator for shapes."""
+    """Whether a tensor has only a shape, like the tensors with which torch asks an operator for shapes."""
     return tensor.is_meta or isinstance(tensor, FakeTensor)
 
 
 def is_backward_running() -> bool:
-    """Whether autograd's engine runs on this thread, be it a node or what it calls at its end."""
+    """Whether autograd's engine runs on this thread, in a node or in a callback at its end."""
     return int(torch._C._current_graph_task_id()) != -1
 
 
@@ -125,7 +124,7 @@ def is_beginning_backward() -> bool:
 
 @contextmanager
 def backwards_told(tell: Callable[[Tensor], None]) -> Iterator[None]:
-    """Within this context `tell` takes each tensor that backward begins with, but those that come with a gradient."""
+    """Within this context `tell` takes each tensor that backward begins with, except tensors passed with a gradient."""
 
     def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
         roots = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
@@ -141,12 +140,12 @@ def backwards_told(tell: Callable[[Tensor], None]) -> Iterator[None]:
 
 
 def backward_number() -> int:
-    """Which backward autograd's engine runs on this thread; they ascend. -1 where none runs."""
+    """The number of the backward that autograd's engine runs on this thread; they ascend. -1 outside of backward."""
     return int(torch._C._current_graph_task_id())
 
 
 def running_annotations() -> Mapping[str, Any]:
-    """The annotations by `torch.fx.traceback.annotate` of the code that runs."""
+    """The annotations by `torch.fx.traceback.annotate` of the running code."""
     found: Mapping[str, Any] = traceback.current_meta.get("custom", {})
     return found
 
@@ -157,13 +156,13 @@ def last_sequence_number() -> int:
 
 
 def accumulated_by(autograd_node: Any) -> Tensor | None:
-    """The parameter whose gradient a node accumulates, a DTensor's local shard; None of any other node."""
+    """The parameter whose gradient a node accumulates, a DTensor's local shard; None for any other node."""
     parameter = getattr(autograd_node, "variable", None)
     return None if parameter is None else local_of(parameter)
 
 
 def local_of(parameter: Tensor) -> Tensor:
-    """What a rank has of a parameter: of a DTensor its local shard."""
+    """A rank's part of a parameter: the local shard of a DTensor."""
     return getattr(parameter, "_local_tensor", parameter)
 
 
@@ -179,35 +178,37 @@ def sequence_number_of(autograd_node: Any) -> int:
 
 
 def is_watched() -> bool:
-    """Whether something sees each operator that is called on this thread: a mode, a trace, Dynamo, or a profiler."""
-    if torch.compiler.is_compiling():  # Dynamo reads this line, and could not call what follows
+    """Whether anything observes each operator call on this thread: a mode, a trace, Dynamo, or a profiler."""
+    if torch.compiler.is_compiling():  # Dynamo reads this line, and could not trace the rest
         return True
     return torch._C._len_torch_dispatch_stack() > 0 or torch._C._autograd._profiler_enabled()
 
 
 def below_autograd() -> AbstractContextManager[Any]:
-    """Where no gradient is asked for: operators go past autograd to the same kernels. Nothing where one watches."""
+    """A context without gradients: operators bypass autograd and call the same kernels. Does nothing under an
+    observer."""
     return nullcontext() if is_watched() else torch._C._AutoDispatchBelowAutograd()
 
 
 def storage_key(tensor: Tensor) -> int:
-    """What two strided tensors have in common while they share memory."""
+    """A key that is equal for two strided tensors if they share memory."""
     return tensor.untyped_storage()._cdata
 
 
 def is_view(tensor: Tensor) -> bool:
-    """Whether autograd counts the tensor as a view of another one."""
+    """Whether autograd counts the tensor as a view of another tensor."""
     return tensor._is_view()
 
 
 def replaced_kernels() -> list[str]:
-    """Operators of torch for which Python code stands in the place of torch's kernel: `aten/silu/CPU`."""
+    """Operators of torch whose kernel was replaced by Python code: `aten/silu/CPU`."""
     of_process = torch.library._impls
     return sorted(name for name in of_process if name.startswith("aten/") and not name.endswith("/Meta"))
 
 
 def active_modes() -> list[str]:
-    """What sees and may change each call of torch in this thread, outermost first; without torch's default device."""
+    """Modes that see and may change each call of torch in this thread, outermost first; without torch's default
+    device."""
     from torch.overrides import _get_current_function_mode_stack
     from torch.utils._device import DeviceContext
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack

@@ -1,9 +1,9 @@
-"""Arithmetic of open sizes that is not done again: torch computes an open size's product with a number, or whether two
-are equal, with sympy, a dozen times for each tensor, and nearly always for operands that it had before.
+"""Cache of arithmetic on open sizes: torch computes an open size's product with a number, or whether two are equal,
+with sympy, a dozen times for each tensor, and nearly always for the same operands.
 
-What torch finds depends on the operands' expressions, types, hints and form, and on what is known to replace symbols:
-the version of the ShapeEnv says so, and all of it is the key. Each result is a node of its own, as torch makes one, so
-that a tracer, which knows nodes by identity, writes the same graph.
+torch's result depends on the operands' expressions, types, hints and form, and on known replacements of symbols, which
+the version of the ShapeEnv identifies; all of it is the key. Each result is a new node, as in torch, so that a tracer,
+which identifies nodes by identity, records the same graph.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 _KEPT = "bitproof_results"
-"""The attribute of a ShapeEnv with what was computed in it, by key."""
+"""The attribute of a ShapeEnv with its results, by key."""
 
 _OPERATORS = ("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge")
 
 
 def remember_arithmetic(shape_env: ShapeEnv) -> None:
-    """Compute each sum, product, difference or comparison of this environment's sizes once. No other's changes."""
+    """Compute each sum, product, difference or comparison of this environment's sizes once. Others are unaffected."""
     setattr(shape_env, _KEPT, {})
     if hasattr(SymNode.maybe_as_int, _KEPT):
         return
@@ -36,13 +36,13 @@ def _remembering(operator: str, own: Callable[[Any, Any], Any]) -> Callable[[Any
     @functools.wraps(own)
     def computed(one: Any, other: Any) -> Any:
         kept: dict[Hashable, dict[str, Any]] | None = getattr(one.shape_env, _KEPT, None)
-        # while a tracer records, torch's own records the operator and comes back here without it
+        # while a tracer records, torch's own function records the operator and returns here without the tracer
         if kept is None or type(other) is not SymNode or get_proxy_mode() is not None:
             return own(one, other)
         key = operator, _told(one), _told(other), _version(one.shape_env)
         if key not in kept:
             result = own(one, other)
-            if type(result) is SymNode and not result.fx_node:  # there is one where torch validates its own guards
+            if type(result) is SymNode and not result.fx_node:  # it has an fx node if torch validates its own guards
                 kept[key] = dict(vars(result))
             return result
         result = SymNode.__new__(SymNode)
@@ -69,10 +69,10 @@ def _remembering_number(own: Callable[[Any], int | None]) -> Callable[[Any], int
 
 
 def _told(node: Any) -> Hashable:
-    """All of a node that its arithmetic depends on."""
+    """The facts of a node that affect its arithmetic."""
     return node._expr, node.pytype, node._hint, getattr(node, "_optimized_summation", None)
 
 
 def _version(shape_env: Any) -> Hashable:
-    """What changes when a symbol is replaced; 2.11 has but one version of all that is known."""
+    """A value that changes when a symbol is replaced; in 2.11 the version of all facts."""
     return getattr(shape_env, "_replacements_version_counter", shape_env._version_counter)

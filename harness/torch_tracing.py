@@ -1,8 +1,8 @@
-"""What torch does for each call of a trace, without what it need not ask.
+"""Faster traces: torch's work for each call, without redundant queries.
 
-A trace makes three fake tensors a call, and asks twice which device one is on, through both of its modes. Here a fake
-tensor gets its attributes at once, as copies of those that torch gave the first in its mode, and says itself where it
-is, as torch's own handler has it say.
+A trace makes three fake tensors a call, and asks twice for the device of a tensor, through both of its modes. Here a
+fake tensor gets its attributes at once, copied from the first fake tensor of its mode, and returns its device itself,
+with the answer of torch's own handler.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from torch.overrides import TorchFunctionMode
 
 _DEVICE = torch.ops.prim.device.default
 _ATTRIBUTES = "bitproof_attributes"
-"""The attribute of a mode with those of a new fake tensor, by device."""
+"""The attribute of a mode with the attributes of a new fake tensor, by device."""
 
 
 def new_fake(mode: FakeTensorMode, tensor: Tensor, device: torch.device) -> FakeTensor:
-    """A fake tensor on `device` that lies as a new plain tensor on the meta device does, in its memory.
+    """A fake tensor on `device` with the layout and memory of a new plain tensor on the meta device.
 
-    It has what `FakeTensor(mode, tensor, device)` has. Gradients are not asked of `tensor`.
+    It is equal to `FakeTensor(mode, tensor, device)`. `tensor` must not require gradients.
     """
     known: dict[torch.device, dict[str, Any]] = vars(mode).setdefault(_ATTRIBUTES, {})
     if (attributes := known.get(device)) is None:
@@ -46,13 +46,13 @@ def new_fake(mode: FakeTensorMode, tensor: Tensor, device: torch.device) -> Fake
 
 
 def device_asked(func: Any, args: Sequence[Any]) -> torch.device | None:
-    """The answer, if a call only asks on which device a fake tensor is; else None."""
+    """The answer, if a call only asks for the device of a fake tensor; else None."""
     return args[0].device if func is _DEVICE and len(args) == 1 and type(args[0]) is FakeTensor else None
 
 
 @contextmanager
 def quick_tracing() -> Iterator[None]:
-    """Within this, traces answer where a fake tensor is, and copy fake tensors for nodes, as above."""
+    """Within this context traces answer queries for devices, and copy fake tensors for nodes, as above."""
     own_dispatch, own_snapshot = ProxyTorchDispatchMode.__torch_dispatch__, proxy_tensor.snapshot_fake
 
     def dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -74,7 +74,7 @@ def quick_tracing() -> Iterator[None]:
 
 
 class _Failures(TorchFunctionMode):
-    """Reports each call of torch that a program makes and that fails."""
+    """Reports each call of torch in a program that fails."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class _Failures(TorchFunctionMode):
 
 @contextmanager
 def failures_told(report: Callable[[str], None]) -> Iterator[None]:
-    """Report each call of torch that fails within, and each branch on a number that a trace does not know, in words.
+    """Report each failing call of torch in the block, and each branch on a number unknown to the trace, in words.
 
     Example: `if x.sum() > 0:` in a `try`, or `x.numpy()`, of a traced tensor.
     """

@@ -1,4 +1,4 @@
-"""Which releases of torch are supported, and which were tested. Loads no torch: `doctor` may find none."""
+"""Supported and tested releases of torch. Loads no torch: `doctor` may find none."""
 
 from __future__ import annotations
 
@@ -17,31 +17,30 @@ COVERED = f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
 
 
 def is_supported(version: str) -> bool:
-    """Whether `2.13.0+cpu` is not too old; a newer one, such as a nightly, runs with a warning. What is no version
-    is not.
-    """
+    """Whether `2.13.0+cpu`, for example, is not too old; a newer release, such as a nightly, runs with a warning. False
+    for an invalid version."""
     return _minor_of(version) >= OLDEST
 
 
 def is_covered(version: str) -> bool:
-    """Whether `2.13.0+cpu` lies within the range of tested releases: what is known of its operators is checked."""
+    """Whether `2.13.0+cpu`, for example, is within the range of tested releases, whose operators are known."""
     return OLDEST <= _minor_of(version) <= NEWEST
 
 
 def is_tested(version: str) -> bool:
-    """Whether `2.13.0+cpu` is one of the tested releases, however it was built."""
+    """Whether `2.13.0+cpu`, for example, is a tested release, for any build."""
     return version.partition("+")[0] in TESTED
 
 
 def warning_of(version: object) -> str | None:
-    """What readers must know of a torch that is none of the tested releases; None of one that is, or of none."""
+    """A warning for readers about an untested torch; None for a tested release, or without torch."""
     if not isinstance(version, str) or is_tested(version):
         return None
     return f"torch {version} is not among the tested versions ({', '.join(TESTED)})"
 
 
 def _minor_of(version: str) -> tuple[int, int]:
-    """(2, 13) of `2.13.0+cpu`; (0, 0) of what is no version."""
+    """(2, 13) for `2.13.0+cpu`; (0, 0) for an invalid version."""
     try:
         major, minor = map(int, version.split(".")[:2])
     except ValueError:
@@ -50,8 +49,8 @@ def _minor_of(version: str) -> tuple[int, int]:
 
 
 def torch_version() -> str | None:
-    """What torch calls itself, `2.15.0+cu132`: of a wheel from PyPI the package's metadata leave the build out."""
-    spec = importlib.util.find_spec("torch")  # finds the package and does not load it
+    """torch's own version, `2.15.0+cu132`: the metadata of a wheel from PyPI lacks the build."""
+    spec = importlib.util.find_spec("torch")  # finds the package without loading it
     if spec is None or spec.origin is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""How many elements lie how many ULPs apart: the buckets of a histogram, by name."""
+"""Histograms of distances in ULPs: the buckets, by name."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""JSON from outside, read into dataclasses: nothing is taken on trust, and a refusal names the field.
+"""Read untrusted JSON into dataclasses; an error names the field.
 
-A dataclass that is read so says how strictly, by a class attribute, `__pydantic_config__ = STRICT` or `GROWING`;
-what its fields' types do not say stands in their annotations as `That`. pydantic does the work. It is loaded when
-something is read, for its import takes 0.1 s and more; nothing else of the project imports it. Tuples are plain
-ones: NamedTuples know no strictness, and would take `true` for a number.
+A dataclass read this way declares its strictness by a class attribute, `__pydantic_config__ = STRICT` or `GROWING`;
+conditions beyond its fields' types are in their annotations as `That`. pydantic does the work. It is loaded at the
+first read, as its import takes 0.1 s and more; only this module imports it. Tuples are plain tuples: NamedTuples have
+no strict mode, and would accept `true` for a number.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 STRICT = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
-"""Types as declared, numbers that are finite, and no field but those declared."""
+"""Types as declared, numbers that are finite, and no undeclared field."""
 
 GROWING = STRICT | {"extra": "ignore"}
-"""As STRICT, but of a form that grows: fields that are not known yet are passed over."""
+"""As STRICT, for a format that grows: unknown fields are ignored."""
 
 _MAX_FOUND = 200
 _EXPECTED = {
@@ -44,17 +44,17 @@ _EXPECTED = {
     "dataclass_type": "an object",
     "missing": "a value",
 }
-# JSON can escape halves of surrogate pairs, which are no text by themselves and which pydantic refuses. Names of files
-# and messages of errors have them all the same, so they travel as private characters.
+# JSON can escape halves of surrogate pairs, which are no text alone, and pydantic refuses them. Names of files
+# and messages of errors contain them nevertheless, so they travel as private characters.
 _HALVES = {code: code - 0xD800 + 0xF0000 for code in range(0xD800, 0xE000)}
 _WHOLE = {private: half for half, private in _HALVES.items()}
 
 
-@dataclass(frozen=True, eq=False)  # equality of tables would leave it without a hash, which unions ask for
+@dataclass(frozen=True, eq=False)  # equality would make tables unhashable, and unions need a hash
 class That:
-    """What a value must be beyond its type: as a test, in words, and in the words of JSON Schema.
+    """A condition on a value beyond its type: as a test, in words, and in JSON Schema.
 
-    `Annotated[int, That("an integer, zero or more", lambda n: n >= 0, {"minimum": 0})]`.
+    Example: `Annotated[int, That("an integer, zero or more", lambda n: n >= 0, {"minimum": 0})]`.
     """
 
     expected: str
@@ -75,11 +75,11 @@ class That:
         return handler(schema) | dict(self.schema)
 
 
-@dataclass(frozen=True, eq=False)  # equality of tables would leave it without a hash, which unions ask for
+@dataclass(frozen=True, eq=False)  # equality would make tables unhashable, and unions need a hash
 class Whole:
-    """A nested value that is read by itself, so that what its own class raises names its place.
+    """A nested value that is read on its own, so that errors of its own class name its path.
 
-    `Annotated[Case, Whole("a case", CaseError)]`.
+    Example: `Annotated[Case, Whole("a case", CaseError)]`.
     """
 
     noun: str
@@ -100,9 +100,9 @@ class Whole:
 
 
 def parse(text: str | bytes) -> Any:
-    """The values of a JSON text. Raises ValueError, or RecursionError, for one that is damaged or not of this world.
+    """The values of a JSON text. Raises ValueError, or RecursionError, for a text that is invalid or nested too deep.
 
-    JSON has no NaN and no infinity, and an object that says something twice does not say which counts.
+    JSON has no NaN and no infinity, and a repeated field of an object is ambiguous, so both are refused.
     """
     return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_table)
 
@@ -116,11 +116,10 @@ def read(
     damaged: str | None = None,
     where: str | None = None,
 ) -> T:
-    """JSON values as a `cls`, a dataclass or another type. `name` is what the whole is called in refusals.
+    """JSON values as a `cls`, a dataclass or another type. `name` is the whole's name in errors.
 
-    Raises `error`, with the path of the first field that is not as declared, what is there, and what should be;
-    `damaged` says what is wrong with it, in place of the reason. What the dataclasses raise when they are made, such
-    as CaseError, comes through.
+    Raises `error`, with the path of the first invalid field, its value, and the expected value; `damaged` replaces the
+    reason. Errors from the constructors of the dataclasses, such as CaseError, pass through.
     """
     from pydantic import ValidationError
 
@@ -130,7 +129,8 @@ def read(
         found: T = _adapter(typing.cast(Any, cls)).validate_json(text.translate(_HALVES) if has_halves else text)
     except ValidationError as refusal:
         first = refusal.errors(include_url=False)[0]
-        loc = first["loc"][:-2] if first["loc"][-1:] == ("[key]",) else first["loc"]  # a key is its table's fault
+        # For an invalid key, report its table.
+        loc = first["loc"][:-2] if first["loc"][-1:] == ("[key]",) else first["loc"]
         path = name + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
         told, expected, shown = _tell(cls, first)
         if first["type"] == "whole":
@@ -148,12 +148,12 @@ def _adapter(cls: Any) -> TypeAdapter[Any]:
 
 
 def json_schema(cls: type[Any]) -> dict[str, Any]:
-    """JSON Schema of what is read as a `cls`."""
+    """The JSON Schema of a `cls`."""
     return _adapter(typing.cast(Any, cls)).json_schema(mode="validation")
 
 
 def _tell(cls: type[Any], refusal: Any) -> tuple[str, str | None, str]:
-    """What is wrong with a field, what is expected, and what was found."""
+    """The problem of a field, the expected value, and the value found."""
     kind, facts = refusal["type"], refusal.get("ctx", {})
     if kind == "whole":
         return f"is not {facts['noun']}", None, facts["text"]
@@ -168,7 +168,7 @@ def _tell(cls: type[Any], refusal: Any) -> tuple[str, str | None, str]:
 
 
 def _meant(cls: Any, path: Sequence[str | int]) -> str | None:
-    """The field that an unknown one was probably meant as: one spelled nearly so, or one of a part."""
+    """The probable field for an unknown field: a field with similar spelling, or a field of a part."""
     *parents, unknown = path
     own = _fields_at(cls, parents)
     inside = [f"{part}.{name}" for part in own for name in _fields_at(cls, [*parents, part]) if name == unknown]
@@ -177,7 +177,7 @@ def _meant(cls: Any, path: Sequence[str | int]) -> str | None:
 
 
 def _fields_at(cls: Any, path: Sequence[str | int]) -> list[str]:
-    """The fields of the dataclass that lies at a path; none if a plain value lies there."""
+    """The fields of the dataclass at a path; none for a plain value."""
     for part in path:
         if dataclasses.is_dataclass(cls):
             cls = typing.get_type_hints(cls).get(str(part), cls)
@@ -209,7 +209,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _restored(value: Any) -> Any:
-    """A value in which halves of surrogate pairs are themselves again."""
+    """A value with the halves of surrogate pairs restored."""
     if isinstance(value, str) and type(value) is str:
         return value.translate(_WHOLE)
     if isinstance(value, dict):
@@ -218,7 +218,7 @@ def _restored(value: Any) -> Any:
         return [_restored(item) for item in value]
     if isinstance(value, tuple):
         items = [_restored(item) for item in value]
-        return tuple(items) if type(value) is tuple else type(value)(*items)  # a named one
+        return tuple(items) if type(value) is tuple else type(value)(*items)  # a NamedTuple
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.replace(value, **{name: _restored(item) for name, item in vars(value).items()})
     return value

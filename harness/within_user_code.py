@@ -1,9 +1,9 @@
 """Refusals inside a user's code: recorded when they are raised, and raised again when that code has ended.
 
-Hooks, patched functions and dispatch modes of ours run in the middle of a trainer. The trainer may catch their
-exceptions (`except Exception`, `contextlib.suppress`, a `return` in `finally`), or a thread or a callback of C++ may
-lose them. Then it trains on as it never would alone, and comparing that means nothing. So nothing depends on what
-happens to the exception:
+Our hooks, patched functions and dispatch modes run in the middle of a trainer. The trainer may catch their exceptions
+(`except Exception`, `contextlib.suppress`, a `return` in `finally`), or a thread or a callback of C++ may lose them.
+Then it continues to train in a way that never occurs without us, and comparing that means nothing. So a refusal does
+not depend on the exception:
 
 1. `refusing()` surrounds each piece of our code that user code reaches: any exception that leaves it is a refusal.
 2. `theirs(call)` makes a call of the user's within such a piece: its exceptions are the trainer's own, not refusals.
@@ -26,7 +26,7 @@ _THEIRS = "_raised_by_user_code"
 
 
 class _Scope:
-    """The first refusal within a `refusals_raised()`: later ones may only follow from it."""
+    """The first refusal within a `refusals_raised()`: later refusals may be consequences."""
 
     def __init__(self, tell: Callable[[BaseException], None]) -> None:
         self.first: BaseException | None = None
@@ -39,11 +39,11 @@ class _Scope:
 
 
 _scopes: list[_Scope] = []
-"""Those that are open in this process, whichever thread opened them; none outside of user code."""
+"""The open scopes of this process, from any thread; none outside of user code."""
 
 
 def refused(error: E) -> E:
-    """Record a refusal, for `raise refused(...)`. Does nothing where no user code runs."""
+    """Record a refusal, for `raise refused(...)`. Does nothing outside of user code."""
     for scope in tuple(_scopes):
         scope.hear(error)
     return error
@@ -61,7 +61,7 @@ class refusing(ContextDecorator):  # noqa: N801 (reads as a context manager: `wi
 
 
 def theirs(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Make a call of the user's code: what it raises is no refusal of ours."""
+    """Make a call of the user's code: its exceptions are no refusals of ours."""
     try:
         return call(*args, **kwargs)
     except BaseException as error:
@@ -71,7 +71,7 @@ def theirs(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def refusals_raised(tell: Callable[[BaseException], None] = lambda error: None) -> Iterator[None]:
-    """User code: `tell` takes its first refusal at once, and it is raised at the end, whatever the block raised."""
+    """Surround user code: `tell` takes its first refusal at once, and the refusal is raised at the end in any case."""
     scope = _Scope(tell)
     _scopes.append(scope)
     try:
@@ -82,4 +82,4 @@ def refusals_raised(tell: Callable[[BaseException], None] = lambda error: None) 
     finally:
         _scopes.remove(scope)
     if scope.first is not None:
-        raise scope.first  # out of the handler, so that it keeps its own cause and context
+        raise scope.first  # outside of the handler, so that it keeps its own cause and context

@@ -1,7 +1,7 @@
-"""The part of its logical tensor that a rank holds of a DTensor, and the digests of that part's cells.
+"""The part of its logical tensor that a rank has of a DTensor, and the digests of that part's cells.
 
-The part is found as torch found it: each placement divides each dim's indices in the order of the mesh, so uneven
-shards, empty ones and those that tensor parallelism interleaves come out as they lie.
+Each placement divides each dim's indices in the order of the mesh, by torch's own code. So uneven shards, empty shards
+and the interleaved shards of tensor parallelism are correct.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from bitproof.harness.torch_distributed import parts_of
 
 
 def box_of(tensor: torch.Tensor) -> Box | None:
-    """What this rank holds of a DTensor, or of what was flattened. None of any other tensor, of a partial sum, and of a
-    part of another size.
-    """
+    """This rank's part of a DTensor, or of a flattened tensor. None for any other tensor, for a partial sum, and if the
+    local tensor has another size than the placements say."""
     if (said := getattr(tensor, FLAT, None)) is not None:
         return Box(said[0], ((said[1:],),), is_flat=True) if said[2] - said[1] == tensor.numel() else None
     if type(tensor) is torch.Tensor or not hasattr(tensor, "to_local"):
@@ -34,7 +33,7 @@ def box_of(tensor: torch.Tensor) -> Box | None:
 
 
 def digests_of_cells(part: torch.Tensor, box: Box, cuts: Cuts) -> str | None:
-    """The digests of what a rank holds, a cell each, as one text; None where the part is not as large as its box."""
+    """The digests of a rank's part, a cell each, joined as text; None if the part is not as large as its box."""
     cut = box.cut_by(cuts)
     if tuple(part.shape) != box.local_shape or cut is None:
         return None

@@ -1,8 +1,7 @@
-"""Columns of a recording's table, laid out as Arrow lays them out, and what such columns hold.
+"""Convert columns of a recording's table to and from Arrow's memory layout.
 
-`pa.array` and `to_numpy` would do, but for one thing: they import pandas to see whether it was given any, 0.25 s of
-every process.
-`to_pylist` makes an object of Arrow's for each value first, which takes most of reading a recording.
+`pa.array` and `to_numpy` are avoided: they import pandas to check for its types, 0.25 s of every process. `to_pylist`
+creates an Arrow object for each value first, which dominates the time of reading a recording.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ def column(values: Sequence[Any], field: pa.Field) -> pa.Array:
 
 
 def values_of(column: pa.ChunkedArray) -> list[Any]:
-    """The inverse of `column`: a column's values, whose lists are tuples here; equal strings of a chunk are one object.
+    """The inverse of `column`: a column's values, with lists as tuples; equal strings of a chunk are a single object.
 
-    Of numbers, and of lists and what they hold, none may be null.
+    Numbers, lists and their items may not be null.
     """
     return [value for chunk in column.chunks for value in _values_of(chunk)]
 
 
 def digests_of(column: pa.ChunkedArray) -> Any:
-    """A column of digests as an array of 32 bytes each. Raises ValueError where one is not 32 hexadecimal digits."""
+    """A column of digests as an array of 32 bytes each. Raises ValueError unless each has 32 hexadecimal digits."""
     return numpy.concatenate([*map(_digests_of, column.chunks), numpy.empty(0, "S32")])
 
 
@@ -85,7 +84,7 @@ def _offsets(sizes: Sequence[int]) -> pa.Buffer:
 
 
 def _validity(values: Sequence[str | None]) -> pa.Buffer | None:
-    """A bit for each value, lowest first, where some are None."""
+    """A bit for each value, lowest first; None if no value is None."""
     if None not in values:
         return None
     present = [value is not None for value in values]

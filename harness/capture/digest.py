@@ -5,12 +5,11 @@ strides. So a permutation, the sign of a zero or the payload of a NaN changes it
 detects defects, not deliberate collisions.
 
     header   "float32[3,4]"
-    content  the row-major bytes; of more than 16 KiB, instead: for each 16 KiB in order, and what is left
-             over, its XXH3-128
+    content  up to 16 KiB: the row-major bytes; above: the XXH3-128 of each 16 KiB in order, and of the rest
     digest   XXH3-128 of header and content
 
 So a GPU can hash all of a tensor's leaves in parallel (`leaves.py`) and copy 16 bytes of each to the host, and a host
-computes the same with xxhash alone.
+computes the same with xxhash only.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ _INFINITY = {
     torch.float32: 0x7F80_0000,
     torch.float64: 0x7FF0_0000_0000_0000,
 }
-"""The bits of infinity: what is larger, without its sign, is NaN, and what is smaller is finite."""
+"""The bits of infinity. Without the sign, larger bits are NaN and smaller bits are finite."""
 
 _IS_LITTLE = sys.byteorder == "little"
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """32 hexadecimal digits. A DTensor counts as its local shard.
+    """A tensor's digest, 32 hexadecimal digits. A DTensor counts as its local shard.
 
     Raises RecordingError for a tensor without bytes of its own: sparse, nested, quantized, fake or freed.
     """
@@ -53,14 +52,15 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def digest_and_constant(tensor: torch.Tensor) -> tuple[str, str | None]:
-    """A tensor's digest, and what its elements have in common, of any sign and payload.
+    """A tensor's digest, and a name if its elements are all special, of any sign and payload.
 
-    That is "zero" where all are zero, "nan" where all are NaN, "inf" where none is finite and some are infinite, and
-    None of other tensors and of those without elements. Raises as `digest` does.
+    The name is "zero" if all are zero, "nan" if all are NaN, "inf" if none is finite and some are infinite, and None
+    for other tensors and without elements. Raises as `digest` does.
     """
     tensor = plain(tensor)
     found, content = _digest(tensor)
     if content is None:
+        # On a GPU read the first element only: it nearly always rules out a constant.
         content = _octets_at(tensor.as_strided((1,), (1,)))
         if _may_be_constant(content, tensor.dtype):
             content = _octets_at(tensor)
@@ -68,12 +68,13 @@ def digest_and_constant(tensor: torch.Tensor) -> tuple[str, str | None]:
 
 
 def _digest(tensor: torch.Tensor) -> tuple[str, ctypes.Array[Any] | None]:
-    """A plain tensor's digest, and its bytes where they are in host memory."""
+    """A plain tensor's digest, and its bytes if they are in host memory."""
     header, num_bytes = _header(tensor.dtype, tensor.shape), tensor.nbytes
-    if num_bytes <= LEAF_BYTES:  # a copy of so little takes less than feeding a hasher twice
+    if num_bytes <= LEAF_BYTES:  # copying so few bytes takes less time than feeding a hasher twice
         content = _octets_at(tensor)
         return xxhash.xxh3_128_hexdigest(header + content), content
     if tensor.is_cuda:
+        # Only the leaves' digests are copied to the host, 16 bytes for each 16 KiB.
         whole = xxhash.xxh3_128(header)
         whole.update(hash_on_device(octets(tensor)))
         return whole.hexdigest(), None
@@ -92,8 +93,7 @@ def _leaves(view: memoryview) -> bytes:
 
 
 def _may_be_constant(content: ctypes.Array[Any], dtype: torch.dtype) -> bool:
-    """Whether the first element is zero or not finite; if not, which is nearly always, the other elements need not be
-    read.
+    """Whether the first element is zero or not finite; if not, which is nearly always, no other element is read.
 
     The highest byte nearly always decides: the sign and seven bits of the exponent, all ones if it is not finite.
     """
@@ -121,7 +121,7 @@ def _constant(content: ctypes.Array[Any], dtype: torch.dtype) -> str | None:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The dense local tensor behind `tensor`, apart from autograd; raises RecordingError when there is none."""
+    """The dense local tensor behind `tensor`, without autograd; raises RecordingError if there is none."""
     if type(tensor) is not torch.Tensor or tensor.requires_grad:
         tensor = tensor.detach()
         if type(tensor) is not torch.Tensor:
@@ -130,17 +130,17 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
         raise _no_bytes(f"a tensor of layout {tensor.layout}")
     if tensor.is_nested or tensor.is_quantized:
         raise _no_bytes("a nested tensor" if tensor.is_nested else f"a quantized tensor of dtype {tensor.dtype}")
-    if tensor.data_ptr() == 0 and tensor.numel():  # reading one whose storage was freed would end the process
+    if tensor.data_ptr() == 0 and tensor.numel():  # reading freed storage would end the process
         raise _no_bytes("a meta tensor" if tensor.is_meta else "a tensor without memory, such as a freed one")
     return tensor
 
 
 FLAT = "_bitproof_flat"
-"""The attribute of a tensor that is a part of a flattened one: the whole's shape, its first element, and its end."""
+"""The attribute of a part of a flattened tensor: the whole's shape, the part's first element, and its end."""
 
 
 def placements(tensor: torch.Tensor) -> str | None:
-    """How a DTensor lies on the ranks, `Shard(dim=0) of [8, 4] over [2]`, or of what it is a part; else None."""
+    """A DTensor's placements, such as `Shard(dim=0) of [8, 4] over [2]`, or the whole of a flat part; else None."""
     if (said := getattr(tensor, FLAT, None)) is not None:
         return f"flat of {list(said[0])}"
     if type(tensor) is torch.Tensor or not hasattr(tensor, "to_local"):
@@ -153,7 +153,7 @@ def placements(tensor: torch.Tensor) -> str | None:
 def _unwrap(tensor: torch.Tensor) -> torch.Tensor:
     if hasattr(tensor, "to_local"):
         tensor = tensor.to_local()
-    if hasattr(tensor, "wait") and hasattr(tensor, "elem"):  # a functional collective that was not waited for
+    if hasattr(tensor, "wait") and hasattr(tensor, "elem"):  # a functional collective before its wait
         tensor = tensor.wait()
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # such as a FakeTensor
         raise _no_bytes(f"a {type(tensor).__name__}")
@@ -170,16 +170,16 @@ def _no_bytes(found: str) -> RecordingError:
 
 
 def octets(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements' bytes in row-major order, uint8 [bytes], on its device, without a copy where they lie so."""
+    """The elements' bytes in row-major order, uint8 [bytes], on its device; no copy if they are contiguous."""
     dense = tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
     if not dense.is_contiguous():
-        dense = dense.view(_SAME_SIZE.get(dense.itemsize, dense.dtype)).contiguous()  # torch copies no float4
-    row = dense.as_strided((dense.numel(),), (1,))  # a dim of size 1 may keep any stride, even when contiguous
+        dense = dense.view(_SAME_SIZE.get(dense.itemsize, dense.dtype)).contiguous()  # torch cannot copy float4
+    row = dense.as_strided((dense.numel(),), (1,))  # a dim of size 1 may have any stride, even in a contiguous tensor
     return row.view(torch.uint8)
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """The elements' bytes in row-major order, without a copy where they already lie so in host memory.
+    """The elements' bytes in row-major order; no copy if they are contiguous in host memory.
 
     Raises RecordingError for a tensor that has elements and no memory of its own.
     """
@@ -188,16 +188,16 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def _octets_at(tensor: torch.Tensor) -> ctypes.Array[Any]:
-    """`tensor_bytes`, as the array of C that has them."""
+    """`tensor_bytes` as an array of C."""
     num_bytes = tensor.nbytes
     if num_bytes == 0:
         return _NOTHING
     if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_conj() or tensor.is_neg():
         tensor = octets(tensor).cpu()
-    if tensor.data_ptr() == 0:  # its bytes are nowhere, and reading them there would end the process
+    if tensor.data_ptr() == 0:  # reading at address 0 would end the process
         raise _no_bytes(f"a {type(tensor).__name__} without memory of its own")
-    # Not .numpy(): it forbids the storage to be resized ever after, and FSDP frees gathered parameters that way.
-    # Not through dlpack either: that takes 12 us a tensor, more than hashing most of them, and this takes one.
+    # Not .numpy(): it forbids resizing the storage from then on, and FSDP frees gathered parameters by resizing.
+    # Nor dlpack: it takes 12 us per tensor, more than hashing most of them, and this takes 1 us.
     content = _array_type(num_bytes).from_address(tensor.data_ptr())
     content.owner = tensor  # the owner of this memory, kept alive while it is read
     return content

@@ -1,4 +1,4 @@
-"""The columns of a table of digests, and what each may hold."""
+"""The columns of a table of digests, and the valid values of each."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MAX_NAME = 1000
 
 
 def check_values(path: Path, table: pa.Table, manifest: Manifest) -> None:
-    """Every value in its range, so that no later reader has to doubt one."""
+    """Check that every value is in its range, so that later readers need no checks."""
     is_loss = pc.equal(table["kind"], _scalar("loss", pa.string()))
     checks = {
         f"step in 0..{manifest.steps - 1}": _within(table["step"], manifest.steps),
@@ -90,7 +90,7 @@ def _are_among(texts: pa.ChunkedArray, known: Sequence[str]) -> Any:
 
 
 def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
-    """A value for Arrow to compare with. From one of Python's own it would make the same, and import pandas first."""
+    """A value for Arrow to compare with. Arrow's own conversion of a Python value would import pandas first."""
     return column([value], pa.field("", kind))[0]
 
 
@@ -99,7 +99,7 @@ def _matches(column: pa.ChunkedArray, pattern: str) -> Any:
 
 
 def _are_printable(column: pa.ChunkedArray) -> Any:
-    """In any script: letters beyond ASCII are letters. Control, format and unassigned characters are none."""
+    """Whether names are printable, in any script: letters beyond ASCII are allowed, control characters are not."""
     sizes = pc.utf8_length(column)
     fits = pc.and_(pc.greater(sizes, _scalar(0, sizes.type)), pc.less_equal(sizes, _scalar(_MAX_NAME, sizes.type)))
     return pc.and_(fits, pc.invert(_matches(column, r"[\p{C}\p{Zl}\p{Zp}]")))

@@ -1,4 +1,4 @@
-"""The names that dtypes have in digests and on disk, and back."""
+"""The names of dtypes in digests and on disk, and the inverse."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 @functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
-    """`bfloat16` for torch.bfloat16, and so on."""
+    """The name of a dtype: `bfloat16` for torch.bfloat16."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -1,8 +1,8 @@
 """The environment variables that can change a bit: those in manifests, and those in keys.
 
 Manifests may be published, so names come from a list: families of numerical libraries, and those of torch's own
-variables that choose how something is computed. A key must change with anything that might change a bit, so it covers
-all of torch's variables. Neither contains values that look like secrets.
+variables that select an implementation. A key must change with anything that might change a bit, so it covers all of
+torch's variables. Neither contains values that look like secrets, such as `hf_...` tokens.
 """
 
 from __future__ import annotations

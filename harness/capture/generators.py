@@ -1,7 +1,7 @@
-"""States of the random number generators that a step may draw from without naming one: records of kind `rng`.
+"""States of the global random number generators: records of kind `rng`.
 
-A generator's state is shown after each step that drew from it, and after no other: a system that never draws shows
-none. Of what a step draws from a generator of its own only the values show.
+A generator's state is recorded after each step that drew from it, and only then: a system that never draws has no such
+record. For a generator of a step's own, only the drawn values are visible.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor
 
 
 class Generators:
-    """The states as they stood at one moment; the names are torch, cuda, python and numpy."""
+    """The states at a moment, by name: torch, cuda, python and numpy."""
 
     def __init__(self) -> None:
         self._before = _states()
 
     def drawn(self) -> dict[str, Tensor]:
-        """By name, the state now of each generator from which something was drawn since, as bytes."""
+        """The present state, as bytes, of each generator that was used since, by name."""
         changed = {name: state for name, state in _states().items() if state != self._before.get(name)}
         return {name: torch.frombuffer(bytearray(state), dtype=torch.uint8) for name, state in changed.items()}
 

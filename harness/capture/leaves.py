@@ -1,7 +1,7 @@
-"""The digests of a tensor's leaves, computed where the tensor lies.
+"""The digests of a tensor's leaves, computed on its own device.
 
-Triton's kernel reads each byte once. Where it cannot be had, torch's operators do the same in some ten reads, and
-the log says so. Neither is believed before it has hashed a known leaf as xxhash does.
+Triton's kernel reads each byte once. If it is unavailable, torch's operators compute the same in some ten reads, and
+the log says so. Either is trusted only after it has hashed a known leaf like xxhash.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ NUM_KNOWN = 3
 def hash_on_device(octets: torch.Tensor) -> memoryview:
     """XXH3-128 of each 16 KiB in order and of the remainder, 16 bytes each, big-endian as in xxhash.
 
-    `octets` is uint8 [bytes], contiguous. 16 bytes a leaf and the rest, under 16 KiB, are copied to the host at once.
+    `octets` is uint8 [bytes], contiguous. Only 16 bytes per leaf and the remainder, under 16 KiB, are copied to the
+    host.
     """
     num_leaves = len(octets) // xxh3.LEAF_BYTES
     whole, rest = octets.tensor_split([num_leaves * xxh3.LEAF_BYTES])
-    if whole.data_ptr() % 16 or whole.storage_offset() % 16:  # words are read two at a time
+    if whole.data_ptr() % 16 or whole.storage_offset() % 16:  # words are read two at a time, so they must be aligned
         whole = whole.clone()
     digests_L2 = leaf_hasher(octets.device)(whole.view(torch.int64).view(num_leaves, xxh3.LEAF_WORDS))
     fetched = _fetch(torch.cat([digests_L2.view(torch.uint8).flatten(), rest]))
@@ -43,23 +44,23 @@ def hash_on_device(octets: torch.Tensor) -> memoryview:
 
 
 def _fetch(octets: torch.Tensor) -> numpy.ndarray[Any, numpy.dtype[numpy.uint8]]:
-    """A copy in host memory; a GPU's arrives in pinned memory, where it needs no second copy."""
+    """A copy in host memory. A GPU's copy goes to pinned memory, which avoids a second copy."""
     fetched = torch.empty_like(octets, device="cpu", pin_memory=octets.device.type == "cuda")
-    fetched.copy_(octets)  # waits until it is there
+    fetched.copy_(octets)  # blocks until the copy is complete
     found: numpy.ndarray[Any, numpy.dtype[numpy.uint8]] = fetched.numpy()
     return found
 
 
 @functools.cache
 def leaf_hasher(device: torch.device) -> LeafHasher:
-    """The kernel if it can be had on this device, else torch's operators. Raises MachineError when both are wrong."""
+    """The kernel if it works on this device, else torch's operators. Raises MachineError when both are wrong."""
     problems = []
     for name, load in (("Triton's kernel", load_kernel), ("torch's operators", load_operators)):
         try:
             hasher = load()
             if not hashes_known_leaves(hasher, device):
                 raise ValueError("a known leaf came out wrong")
-        except Exception as error:  # no Triton, no compiler for it, or not the numbers that it must give
+        except Exception as error:  # no Triton, no compiler for it, or wrong numbers
             problems.append(f"{name}: {type(error).__name__}: {error}")
             continue
         if problems:
@@ -69,7 +70,7 @@ def leaf_hasher(device: torch.device) -> LeafHasher:
 
 
 def hashes_known_leaves(hasher: LeafHasher, device: torch.device) -> bool:
-    """Whether leaves in which every byte matters hash as xxhash says: three, as one alone has no other's place."""
+    """Whether known leaves hash as in xxhash. Three of them, so that an error in a leaf's offset shows."""
     words = torch.arange(NUM_KNOWN * xxh3.LEAF_WORDS).mul_(0x165667919E3779F9).roll(1)
     leaves = words.view(NUM_KNOWN, xxh3.LEAF_WORDS)
     expected = b"".join(xxhash.xxh3_128_digest(leaf.numpy().tobytes()) for leaf in leaves)
@@ -77,12 +78,12 @@ def hashes_known_leaves(hasher: LeafHasher, device: torch.device) -> bool:
 
 
 def load_kernel() -> LeafHasher:
-    """The hash as one Triton kernel. Raises where Triton cannot be imported."""
+    """The hash as a Triton kernel. Raises if Triton cannot be imported."""
     from bitproof.harness.capture.xxh3_kernel import hash_leaves
 
     return hash_leaves
 
 
 def load_operators() -> LeafHasher:
-    """The hash as torch's own operators."""
+    """The hash in torch's own operators."""
     return xxh3.hash_leaves

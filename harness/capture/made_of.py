@@ -1,8 +1,8 @@
-"""What a rank is made of: all that can change a bit and that another machine may have otherwise.
+"""Facts about a rank's code and machine: all that can change a bit and may differ on another machine.
 
-Ranks that are forked from one process share it. Those of several machines need not: another checkout, another build of
-torch, a variable that is set in one place. Such ranks are refused before they take a step, as one manifest speaks for
-all of them, and an EQUAL of ranks that ran other code would be one of nothing that anybody has.
+Ranks forked from the same process share it. Ranks on several machines may differ: another checkout, another build of
+torch, a variable that is set on one machine. Such ranks are refused before they take a step: a single manifest
+describes all of them, and an EQUAL between ranks with different code would be of no actual installation.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from bitproof.harness.runtime.sources import (
 )
 
 Facts = dict[str, str]
-"""What a rank is made of, by name."""
+"""Facts about a rank, by name."""
 
 _MACHINE = (
     *("bitproof", "python", "numpy", "triton", "torch", "cuda", "libc", "cpu_capability", "architecture", "gpu_models"),
 )
-# Variables about one machine's network, devices and folders, or about what is printed: they change no bit.
+# Variables about a machine's network, devices and folders, or about logs: they change no bit.
 _OF_ONE_NODE = re.compile(
     r".*(_IFNAME|_HCA|_HOSTID|_DEBUG|_DEBUG_FILE|_DEBUG_SUBSYS|_LOGS?|_HOME|_PATH|_DIR|_FILE)$"
     r"|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|TORCHELASTIC_.*"
 )
-# A file that a user names is a module whose name ends with a part of its sha256.
+# The module of a user's file has a name that ends with a part of its sha256.
 _NAMED_FILE = re.compile(r"_[0-9a-f]{8}$")
 MAX_HASHED = 64 << 20
-"""Bytes. Of a larger library, such as CUDA's, only the size is compared."""
+"""Bytes. Larger libraries, such as CUDA's, are compared by size only."""
 _OF_THE_SYSTEM = ("/lib", "/usr/lib")
 _MAX_TOLD = 20
 
 
 def facts_of_process() -> Facts:
-    """What every rank that this process forks is made of: loads torch."""
+    """The facts shared by every rank that this process forks: loads torch."""
     from bitproof.harness.machine.torch_build import torch_build
 
     known = machine()
@@ -64,31 +64,33 @@ def facts_of_process() -> Facts:
 
 
 def _digest_of_build(build: Sequence[str]) -> str:
-    """Of what torch was built from and with, without what it says there of the CPU that it runs on."""
+    """Digest of torch's build, without its line about the CPU of this machine."""
     lines = [line for line in "\n".join(build).splitlines() if "CPU capability usage" not in line]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def facts_of_rank(gpu: Mapping[str, object] | None, *, with_code: bool = True) -> Facts:
-    """What one rank alone knows once its system is made: its device, and the code that it has loaded by now.
+    """Facts that only the rank knows, once its system is made: its device, and the code loaded so far.
 
-    `gpu` is what CUDA says here, None on a CPU. Of modules that several ranks loaded, each is to be the same.
+    `gpu` has the facts from CUDA, None on a CPU. A module loaded by several ranks must be the same on each.
     """
     code = loaded_files() if with_code else {}
     if gpu is None:
         return code | {"cpu": str(machine().get("cpu"))}
-    # How its GPUs are joined differs between machines, and is known on each to one rank.
+    # The links between GPUs differ between machines, and only a rank per machine knows them.
     return code | {name: str(value) for name, value in gpu.items() if name != "gpu_topology" and value is not None}
 
 
 def loaded_files() -> Facts:
-    """The sha256 of every file that a loaded module came from, by the module's name, and of libraries by theirs.
+    """The sha256 of every loaded module's file, by the module's name, and of libraries by file name.
 
-    Torch's, Python's own and those that `own_digest` is of are named elsewhere. Trainers among our cases are not. What
-    says where an editable installation lies, and the system's libraries, may be others on each machine.
+    Left out are torch, Python's own modules and those covered by `own_digest`, which have facts of their own; the
+    trainers among our cases are included. Paths of editable installations and the system's libraries may differ between
+    machines, so they are left out too.
     """
     import torch
 
+    # `facts_of_process` has a digest for all of these.
     passed_over = {"torch", *sys.stdlib_module_names}
     told = tuple(f"bitproof.{package}." for package in OWN)
     found, files = {}, set()
@@ -116,13 +118,13 @@ def _told_of_library(file: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Differences:
-    """The ranks that are made of other things than the first one, and what differs, a line each."""
+    """The ranks that differ from the first rank, and the differing facts, a line each."""
 
     ranks: list[int]
     lines: list[str]
 
     def refuse(self) -> None:
-        """Raise CaseError, naming both, unless there are none."""
+        """Raise CaseError with the ranks and facts, if there are any."""
         if not self.lines:
             return
         left = len(self.lines) - _MAX_TOLD
@@ -136,9 +138,9 @@ class Differences:
 
 
 def differences(by_rank: Sequence[Facts], *, all_told: bool) -> Differences:
-    """What ranks are made of otherwise, by rank.
+    """The differing facts, by rank.
 
-    With `all_told`, what a rank does not say is a difference, too; else it is what only some ranks have a use for.
+    With `all_told`, a fact that a rank lacks is a difference, too; else it may be of use on some ranks only.
     """
     lines: list[str] = []
     others: set[int] = set()

@@ -1,4 +1,4 @@
-"""A recording's manifest, made: everything that can change a bit."""
+"""Build a recording's manifest: everything that can change a bit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def build_manifest(
     shows_every_buffer: bool = False,
     meetings: Sequence[Meeting] | None = None,
 ) -> Manifest:
-    """Build one recording's manifest, with facts about this machine and process. `systems` are its `ranks`.
+    """Build a recording's manifest, with facts about this machine and process. `systems` are its `ranks`.
 
     `switches` has the readings of the lowest rank on which a switch changed. `gpus` has each rank's facts about CUDA
     and its libraries, and `gpu_environments` the variables that they read; both are empty on a CPU, so that its
@@ -84,7 +84,7 @@ def build_manifest(
 
 @functools.cache
 def machine() -> MachineFacts:
-    """Versions and hardware. Makes no CUDA context: a GPU is named by its driver's own list."""
+    """Versions and hardware. Creates no CUDA context: GPU names come from the driver's own list."""
     import torch
 
     return describe_machine() | {
@@ -98,5 +98,5 @@ def machine() -> MachineFacts:
 
 @functools.cache
 def commit() -> str | None:
-    """The commit of the folder that this process was started in, asked for once."""
+    """The commit of the folder in which this process was started, read once."""
     return commit_of_folder()

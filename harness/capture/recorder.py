@@ -1,4 +1,4 @@
-"""Turns a system's `observe` calls into rows, and keeps copies of the values that were chosen."""
+"""Turns a system's `observe` calls into rows, and keeps copies of the selected values."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from bitproof.harness.records.layout import Box, Cuts
 
 @dataclass
 class Recorder:
-    """One rank's rows, in the order computed. `seconds` is the wall time that recording took.
+    """A rank's rows, in the order computed. `seconds` is the wall time of recording.
 
-    `kept` is a copy of the tensor under the key `keep`, once it was observed; `values` has copies of those that
-    fit `patterns`. With `cuts`, by kind and name, the digests of those cells are recorded as well.
+    `kept` is a copy of the tensor under the key `keep`, once it was observed; `values` has copies of those that match
+    `patterns`. With `cuts`, by kind and name, the digests of those cells are recorded as well.
     """
 
     rank: int
@@ -41,9 +41,9 @@ class Recorder:
         self._is_chosen = chooser(self.patterns) if self.patterns else None
 
     def observe(self, kind: Kind, name: str, tensor: torch.Tensor) -> None:
-        """Take one tensor's digest now, before the system goes on to change it.
+        """Compute a tensor's digest now, before the system changes it.
 
-        Raises RecordingError for a key seen before, an unknown kind, or a loss that is not one number.
+        Raises RecordingError for a key seen before, an unknown kind, or a loss that is not a single number.
         """
         began = time.perf_counter()
         key = Key(self.step, kind, name, self.rank)
@@ -67,7 +67,7 @@ class Recorder:
         self.seconds += time.perf_counter() - began
 
     def _cells(self, tensor: str, placed: str | None, part: torch.Tensor, box: Box | None) -> str | None:
-        """The digests of what is to be recorded cell by cell. Of a DTensor whose part is not known there are none."""
+        """The digests of a tensor's cells, if it has cuts; None for a DTensor whose part is unknown."""
         cuts = self.cuts.get(tensor)
         if cuts is None or (placed and box is None):
             return None
@@ -75,7 +75,7 @@ class Recorder:
 
 
 def _loss(kind: Kind, tensor: torch.Tensor) -> str | None:
-    """A loss as the hexadecimal float that has its very bits."""
+    """A loss as the hexadecimal float with exactly its bits."""
     if kind != "loss":
         return None
     if tensor.numel() != 1 or not tensor.is_floating_point():

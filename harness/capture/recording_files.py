@@ -1,10 +1,10 @@
-"""A recording's folder: manifest.json, digests.parquet and, in values/, the chosen tensors of each rank.
+"""A recording's folder: manifest.json, digests.parquet and, in values/, the selected tensors of each rank.
 
-Nothing read from it is trusted or executed.
+Files are neither trusted nor executed.
 
-Writing goes to a sibling that is renamed at the end, so a folder appears whole or not at all.
-Reading checks types, names, ranges and sizes, and refuses with RecordingError naming the file. The manifest has
-the sha256 of every other file, and of itself.
+Writing goes to a sibling that is renamed at the end, so a folder appears whole or not at all. Reading checks types,
+names, ranges and sizes, and refuses with RecordingError naming the file. The manifest has the sha256 of every other
+file, and of itself.
 """
 
 from __future__ import annotations
@@ -70,19 +70,19 @@ _MOST_ATTEMPTS = 1000
 _READ_SECONDS = 10.0
 _ASIDE = re.compile(r"\.(.+)\.[0-9a-f]{16}\.old")
 _REPEATED = ["kind", "name", "dtype", "shape.list.element", "content", "placements", "box"]
-"""Columns that are written as a dictionary of their values. Hardly any digest comes twice."""
+"""Columns that are dictionary-encoded. Digests are not, as hardly any repeats."""
 
 
 def write_recording(folder: Path, manifest: Manifest, rows: Iterable[tuple[Key, Record]]) -> None:
-    """Write a whole recording at `folder`, replacing one that is there. Rows keep their order."""
+    """Write a whole recording at `folder`, replacing a previous recording. Rows keep their order."""
     table = _table(rows)
     _write_folder(folder, manifest, [table], silent_columns(table))
 
 
 def join_parts(folder: Path, manifest: Manifest, parts: Iterable[Path], values: Sequence[Path] = ()) -> None:
-    """Write the ranks' parts, in the order given, as one recording; their files of `values` move into it.
+    """Write the ranks' parts, in the given order, as a recording; their files of `values` move into it.
 
-    Where they are large, one part at a time is in memory, and is a row group of the recording.
+    If they are large, a single part at a time is in memory, and becomes a row group of the recording.
     """
     parts = list(parts)
     tables: Iterable[pa.Table] = (DigestFile(part).table() for part in parts)
@@ -95,7 +95,7 @@ def join_parts(folder: Path, manifest: Manifest, parts: Iterable[Path], values: 
 
 
 def checked_values_path(folder: Path, manifest: Manifest, rank: int) -> Path:
-    """One rank's file of values, once it is seen to be the one that the manifest was written with."""
+    """A rank's file of values, after checking its sha256 in the manifest."""
     path = _values_path(folder, rank)
     known = manifest.values_sha256
     if known is None or len(known) != manifest.world_size:
@@ -117,7 +117,7 @@ def checked_values_path(folder: Path, manifest: Manifest, rank: int) -> Path:
 
 
 def add_calls(folder: Path, step: int, logs: Sequence[bytes]) -> None:
-    """Put the logs of a step's calls beside a recording, a file a rank, and say so in its manifest."""
+    """Write the logs of a step's calls beside a recording, a file per rank, and add them to its manifest."""
     with _written(folder):
         (folder / CALLS).mkdir()
         for rank, content in enumerate(logs):
@@ -137,7 +137,7 @@ def restate(folder: Path, **facts: Any) -> None:
 
 
 def checked_calls_path(folder: Path, manifest: Manifest, rank: int) -> Path:
-    """One rank's log of calls, once it is seen to be the one that the manifest was written with."""
+    """A rank's log of calls, after checking its sha256 in the manifest."""
     path = _calls_path(folder, rank)
     if manifest.calls is None or len(manifest.calls.sha256) != manifest.world_size:
         raise RecordingError(f"{folder} holds no log of calls of each rank")
@@ -157,7 +157,7 @@ def _calls_path(folder: Path, rank: int) -> Path:
 
 
 def write_part(path: Path, rows: Iterable[tuple[Key, Record]]) -> None:
-    """Write one rank's rows as a file that appears whole or not at all."""
+    """Write a rank's rows as a file that appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + f".{os.getpid()}.partial")
     pq.write_table(_table(rows), partial, compression="zstd", use_dictionary=_REPEATED)
@@ -179,10 +179,10 @@ def read_recording(folder: Path) -> Recording:
 
 
 def put_in_place(new: Path, folder: Path, *, replaces: bool = True) -> None:
-    """Rename a finished folder to `folder`, at any moment whole: the new one, or the one that was there, removed then.
+    """Rename a finished folder to `folder`. At any moment the path is whole: the new folder, or the old, removed after.
 
-    Many processes may do so at once, and the last one's stays. Raises FileExistsError if one is there, unless it
-    `replaces` that.
+    Many processes may do so at once, and the last succeeds. Raises FileExistsError if a folder exists, unless
+    `replaces`.
     """
     for _ in range(_MOST_ATTEMPTS):
         try:
@@ -209,13 +209,16 @@ def put_in_place(new: Path, folder: Path, *, replaces: bool = True) -> None:
 
 
 def put_aside(name: str) -> str | None:
-    """The folder that a hidden one stood in for when its replacing was cut short; None for any other name."""
+    """The final name of a hidden folder that is left from an interrupted replacement; None for any other name."""
     found = _ASIDE.fullmatch(name)
     return found and found[1]
 
 
 def _replaced_in_two_steps(new: Path, folder: Path) -> bool:
-    """As where folders cannot be exchanged: between the steps the old one has a hidden name that `put_aside` knows."""
+    """Replace a folder by two renames, if the system cannot exchange folders.
+
+    Between them the old folder has a hidden name that `put_aside` recognizes.
+    """
     old = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.old")
     os.rename(folder, old)
     try:
@@ -238,7 +241,7 @@ def _remove(old: Path) -> None:
 
 
 def _steadily(folder: Path, read: Callable[[], A]) -> A:
-    """What reading a folder returns. One that was replaced meanwhile is read again, for its files may be of two."""
+    """Read a folder. If it was replaced meanwhile, read again, as the files may be from both."""
     until = time.monotonic() + _READ_SECONDS
     while True:
         before = _identity(folder)
@@ -258,7 +261,7 @@ def _identity(folder: Path) -> tuple[int, ...]:
 
 
 def warm_up() -> None:
-    """Have what writing and reading a table load on first use, for which each forked rank would pay."""
+    """Load the libraries for writing and reading a table now; else each forked rank would load them."""
     written = pa.BufferOutputStream()
     pq.write_table(_table([]), written)
     pq.ParquetFile(pa.BufferReader(written.getvalue())).read(use_threads=False)
@@ -276,7 +279,7 @@ def _table(rows: Iterable[tuple[Key, Record]]) -> pa.Table:
 
 
 def _transposed(rows: Sequence[Any], kind: Any) -> Sequence[Sequence[Any]]:
-    """The columns of rows of one kind; empty ones where there are no rows."""
+    """The columns of rows of the same kind; empty columns without rows."""
     return list(zip(*rows, strict=True)) or [()] * len(kind._fields)
 
 
@@ -287,8 +290,9 @@ def _values_path(folder: Path, rank: int) -> Path:
 def _write_folder(
     folder: Path, manifest: Manifest, tables: Iterable[pa.Table], silent: Set[str], values: Sequence[Path] = ()
 ) -> None:
-    """A row group a table; without the last columns where they are `silent`."""
+    """Write a row group per table, without the last columns if they are in `silent`."""
     folder = Path(folder)
+    # The random name keeps two writers of the same folder apart.
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.partial")
     left_out = list(takewhile(silent.__contains__, OF_LAYOUTS))
     schema = pa.schema([field for field in COLUMNS if field.name not in left_out])
@@ -299,7 +303,7 @@ def _write_folder(
             for table in tables:
                 writer.write_table(table.drop_columns(left_out), row_group_size=max(len(table), 1))
         about = {"schema": SCHEMA} | manifest.to_dict() | {"digests_sha256": _sha256(partial / DIGESTS)}
-        del about["values_sha256"]  # of another folder, if the manifest was read from one
+        del about["values_sha256"]  # those of another folder, if the manifest was read from one
         for rank, source in enumerate(values):
             path = _values_path(partial, rank)
             path.parent.mkdir(exist_ok=True)
@@ -312,7 +316,7 @@ def _write_folder(
 
 @contextmanager
 def _written(folder: Path) -> Iterator[None]:
-    """What writes a recording. Raises RecordingError where files cannot be written, as on a full disk."""
+    """Raises RecordingError if files cannot be written within the block, as on a full disk."""
     try:
         yield
     except OSError as error:
@@ -325,19 +329,19 @@ def _written(folder: Path) -> Iterator[None]:
 
 
 def _sha256(path: Path) -> str:
-    """Parquet checks no content of its own: a flipped bit in it could pass for another digest."""
+    """The sha256 of a file. Parquet has no checksum of its contents: a flipped bit could pass for another digest."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sha256_of_manifest(manifest: Mapping[str, Any]) -> str:
-    """The sha256 of what a manifest says, however it is laid out in its file."""
+    """The sha256 of a manifest's contents, independent of the file's formatting."""
     content = {name: value for name, value in manifest.items() if name != "manifest_sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check a recording's manifest alone. Raises RecordingError when it is missing, damaged or hostile."""
+    """Read and check a recording's manifest only. Raises RecordingError when it is missing, damaged or hostile."""
     return _steadily(folder, lambda: _read_manifest(folder))
 
 
@@ -378,7 +382,7 @@ def _read_manifest(folder: Path) -> Manifest:
 
 
 def _manifest_checks(manifest: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
-    """What else a manifest must be, so that no later reader works without end."""
+    """Further checks of a manifest, which bound the work of later readers."""
     steps, world_size = manifest["steps"], manifest["world_size"]
     is_bearable = steps >= 1 and world_size >= 1 and steps * world_size <= MOST_STEPS_OF_RANKS
     yield f"steps and world_size from 1 on, and {MOST_STEPS_OF_RANKS} at most together", is_bearable

@@ -20,7 +20,7 @@ _MAX_PATTERN = 1000
 
 
 def parse_values(texts: Sequence[str]) -> tuple[str, ...]:
-    """The patterns that texts of a command line mean. One without a wildcard or a slash lists kinds: `grad,param`.
+    """The patterns in a command line's texts. A text without a wildcard or a slash lists kinds: `grad,param`.
 
     Raises UsageError for a kind that does not exist.
     """
@@ -42,12 +42,12 @@ def parse_values(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def first_and_last_step(steps: int) -> tuple[str, ...]:
-    """Patterns for what a run of `steps` steps starts and ends with."""
+    """Patterns for the values of the first and last step of a run with `steps` steps."""
     return tuple(dict.fromkeys(("0/*", f"{steps - 1}/*")))
 
 
 def chooser(patterns: Sequence[str]) -> Callable[[Key], bool]:
-    """Whether a tensor's value is kept: its name fits any of the patterns."""
+    """A function that decides whether a tensor's value is kept: whether its name matches any of the patterns."""
     fits = re.compile("|".join(fnmatch.translate(pattern) for pattern in patterns) or r"(?!)").match
     return lambda key: fits(name_value(key)) is not None
 
@@ -58,7 +58,7 @@ def name_value(key: Key) -> str:
 
 
 def are_patterns(patterns: object) -> bool:
-    """Whether something read from disk can be patterns."""
+    """Whether an object read from disk can be patterns."""
     return (
         isinstance(patterns, list)
         and len(patterns) <= _MAX_PATTERNS

@@ -1,10 +1,10 @@
 """A recording's table of digests on disk, read rank by rank.
 
-A thousand ranks write tens of millions of rows, more than a process should hold. In a long table each rank's rows are a
-row group, so that one rank can be read without the others. A table with another layout is read as a whole.
+A thousand ranks write tens of millions of rows, more than a process should keep in memory. In a long table each rank's
+rows are a row group, so that a rank can be read without the others. A table with another layout is read as a whole.
 
 The file is not trusted: schema, sizes and every value are checked before use. It stays open, so that later reads get
-the checked file even if another one has its name by then.
+the checked file even if another file has its name by then.
 """
 
 from __future__ import annotations
@@ -28,29 +28,28 @@ from bitproof.harness.errors import RecordingError
 from bitproof.harness.records import Key, Manifest, Record, Recording
 
 OF_LAYOUTS = ("cells", "box", "placements")
-"""The last columns, from the last on: a recording is without those that have nothing to say."""
+"""The last columns, from the last on: left out of a recording if they are empty."""
 _WITHOUT = tuple(pa.schema(list(COLUMNS)[: len(COLUMNS) - count]) for count in range(len(OF_LAYOUTS) + 1))
 _FIRST_COLUMNS = pa.schema(
     [*list(COLUMNS)[:6], pa.field("shape", pa.list_(pa.int32()), nullable=False), COLUMNS.field("value")]
 )
-"""What recordings had before they marked NaN and zeros."""
+"""The columns of recordings before they marked NaN and zeros."""
 
 MAX_DIGESTS_BYTES = 4 << 30
 MAX_ROWS = 100_000_000
 KEPT_ROWS = 1_000_000
-"""Tables of at most this many rows stay in memory; a rank of a longer one is read again at each request."""
+"""Tables of at most this many rows stay in memory; a rank of a longer table is read again at each request."""
 _BATCH_ROWS = 10_000
 _MOST_UNPACKED = 256 << 20
 _MOST_TIMES = 1000
 """A table may be 256 MiB in memory however small its file is, or 1,000 times its file: digests hardly compress, yet
-those of parameters that nothing updates are the same at every step.
-"""
+those of parameters that nothing updates are the same at every step."""
 _LIES = ("step", "kind", "name", "box", "placements")
 _LIKENESS = ("step", "kind", "name", "dtype", "shape", "content", "placements")
 
 
 class RankRows:
-    """One rank's rows: columns, and records by key once they are asked for."""
+    """A rank's rows: columns, and records by key, made at first use."""
 
     def __init__(self, rank: int, table: pa.Table) -> None:
         self.rank = rank
@@ -58,12 +57,12 @@ class RankRows:
 
     @property
     def num_rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return len(self.columns)
 
     @cached_property
     def records(self) -> dict[Key, Record]:
-        """As records by key, in the order in which they were recorded."""
+        """Records by key, in the order in which they were recorded."""
         return read_records(self.columns)
 
     @cached_property
@@ -73,16 +72,16 @@ class RankRows:
 
     @property
     def is_finite(self) -> bool:
-        """Whether every loss is finite. One that is not shows nothing by its agreement."""
+        """Whether every loss is finite. Agreement of others shows nothing."""
         return not any("n" in text for text in values_of(self.columns["value"].drop_null()))
 
     def recorded_like(self, other: RankRows) -> bool:
-        """Whether both have the same rows but for digests and finite losses."""
+        """Whether both have the same rows except for digests and finite losses."""
         return all(self.columns[name].equals(other.columns[name]) for name in _LIKENESS) and self.is_finite
 
 
 class StoredRecording(Recording):
-    """A recording in its folder. `records` are read at first use; from then on they count, and not the file."""
+    """A recording in its folder. `records` are read at first use; later changes to them count, not the file."""
 
     def __init__(self, manifest: Manifest, tables: dict[int, Callable[[], pa.Table]]) -> None:
         self.manifest = manifest
@@ -104,7 +103,7 @@ class StoredRecording(Recording):
         return super().first_steps(steps) if self.holds_records else self._part(manifest, lambda step: step < steps)
 
     def from_step(self, first: int) -> Recording:
-        """The recording without the steps before this one."""
+        """The recording without the steps before `first`."""
         if self.holds_records or not first:
             return super().from_step(first)
         return self._part(self.manifest, lambda step: step >= first)
@@ -114,7 +113,7 @@ class StoredRecording(Recording):
         return super().told_as(manifest) if self.holds_records else StoredRecording(manifest, self._tables)
 
     def _part(self, manifest: Manifest, keeps: Callable[[Any], Any]) -> StoredRecording:
-        """The rows whose step is to be kept, read when they are asked for."""
+        """The rows whose step passes `keeps`, read on demand."""
 
         def part(table: Callable[[], pa.Table]) -> Callable[[], pa.Table]:
             return lambda: _where(table(), "step", keeps)
@@ -123,34 +122,34 @@ class StoredRecording(Recording):
 
     @property
     def ranks(self) -> Sequence[int]:
-        """The ranks that recorded anything, in ascending order."""
+        """The ranks with records, in ascending order."""
         return super().ranks if self.holds_records else tuple(self._tables)
 
     def records_of(self, rank: int) -> dict[Key, Record]:
-        """One rank's records, made of its own rows."""
+        """A rank's records, made from its own rows."""
         return super().records_of(rank) if self.holds_records else self.of_rank(rank).records
 
     def records_at(self, rank: int, step: int) -> dict[Key, Record]:
-        """One rank's records of one step, made of no other rows."""
+        """A rank's records of one step, made from no other rows."""
         if self.holds_records:
             return super().records_at(rank, step)
         return read_records(_where(self.of_rank(rank).columns, "step", lambda at: at == step))
 
     def losses_of(self, rank: int) -> dict[Key, Record]:
-        """One rank's records of losses, made of no other rows."""
+        """A rank's records of losses, made from no other rows."""
         if self.holds_records:
             return super().losses_of(rank)
         return read_records(_where(self.of_rank(rank).columns, "kind", lambda kind: kind == "loss"))
 
     def of_rank(self, rank: int) -> RankRows:
-        """One rank's rows as they were stored; none of a rank that recorded nothing."""
+        """A rank's rows as they were stored; empty if it recorded nothing."""
         return RankRows(rank, self._tables[rank]() if rank in self._tables else COLUMNS.empty_table())
 
 
 class DigestFile:
-    """An open file of digests whose schema and sizes have been seen to be what they should be, and its sum, if known.
+    """An open file of digests, after checking its schema, sizes and sha256, if known.
 
-    Parquet checks no content of its own: a flipped bit in it could pass for another digest.
+    Parquet has no checksum of its contents: a flipped bit could pass for another digest.
     """
 
     def __init__(self, path: Path, sha256: str | None = None) -> None:
@@ -181,14 +180,14 @@ class DigestFile:
     def table(self, group: int | None = None) -> pa.Table:
         """A row group, or all.
 
-        Reads batch by batch: a file's stated size is not trusted, and a dictionary with one long name makes a small
-        file a huge table. A file that states such a size is refused before that.
+        Reads batch by batch: a file's stated size is not trusted, and a dictionary with a single long name makes a
+        small file a huge table. A file that states such a size is refused before that.
         """
         groups = None if group is None else [group]
         try:
             self._refuse_size(self._stated_bytes(groups or range(self.num_groups)))
             batches, num_bytes = [], 0
-            for batch in self._file.iter_batches(_BATCH_ROWS, groups, use_threads=False):  # the host forks
+            for batch in self._file.iter_batches(_BATCH_ROWS, groups, use_threads=False):  # no threads: the host forks
                 batches.append(batch)
                 num_bytes += batch.nbytes
                 self._refuse_size(num_bytes)
@@ -203,7 +202,7 @@ class DigestFile:
         return table
 
     def _stated_bytes(self, groups: Iterable[int]) -> int:
-        """How large the file says that row groups are unpacked."""
+        """The unpacked size of row groups, as stated in the file."""
         parts = map(self._file.metadata.row_group, groups)
         return sum(part.column(index).total_uncompressed_size for part in parts for index in range(part.num_columns))
 
@@ -241,7 +240,7 @@ def read_rows(file: DigestFile, manifest: Manifest) -> Recording:
 
 
 def _read_by_rank(file: DigestFile, manifest: Manifest) -> Recording | None:
-    """As `read_rows`, one row group at a time in memory; None where they are not one a rank, in ascending order."""
+    """As `read_rows`, a row group at a time in memory; None unless each group is a rank, in ascending order."""
     tables: dict[int, Callable[[], pa.Table]] = {}
     before: RankRows | None = None
     for group in range(file.num_groups):
@@ -256,12 +255,12 @@ def _read_by_rank(file: DigestFile, manifest: Manifest) -> Recording | None:
 
 
 def silent_columns(table: pa.Table) -> set[str]:
-    """Those of the last columns that have nothing to say."""
+    """The empty ones among the last columns."""
     return {name for name in OF_LAYOUTS if table[name].null_count == len(table)}
 
 
 def have_same_rows(first: Recording, second: Recording, rank: int) -> bool:
-    """Whether two recordings are seen to hold the same rows of a rank in one order, without making records of them."""
+    """Whether two recordings have equal rows of a rank in the same order, compared without making records."""
     stored = [side for side in (first, second) if isinstance(side, StoredRecording) and not side.holds_records]
     if len(stored) < 2:
         return False
@@ -270,9 +269,8 @@ def have_same_rows(first: Recording, second: Recording, rank: int) -> bool:
 
 
 def lie_alike(first: Recording, second: Recording, rank: int) -> bool:
-    """Whether two recordings are seen to hold the same tensors of a rank at the same steps, in the same layout, without
-    making records of them.
-    """
+    """Whether two recordings have the same tensors of a rank at the same steps, in the same layout, compared without
+    making records."""
     stored = [side for side in (first, second) if isinstance(side, StoredRecording) and not side.holds_records]
     if len(stored) < 2:
         return False
@@ -293,12 +291,12 @@ def read_records(table: pa.Table) -> dict[Key, Record]:
 
 
 def _where(table: pa.Table, column: str, keeps: Callable[[Any], Any]) -> pa.Table:
-    """The rows whose value of a column is to be kept; `keeps` is given all values as an array."""
+    """The rows whose value in a column passes `keeps`, which gets all values as an array."""
     return table.filter(pa.array(keeps(numpy.array(values_of(table[column]))), pa.bool_()))
 
 
 def check_file(path: Path, limit: int) -> None:
-    """A regular file of bearable size: a pipe would block, and a huge file would exhaust memory."""
+    """Check for a regular file of acceptable size: a pipe would block, and a huge file would exhaust memory."""
     refuse_link(path)
     try:
         status = path.stat()
@@ -313,13 +311,13 @@ def check_file(path: Path, limit: int) -> None:
 
 
 def refuse_link(path: Path) -> None:
-    """A recording lies in its own folder: a link could make it another file's content, or change under the reader."""
+    """Raise RecordingError for a symbolic link: it could name another file's content, or change under the reader."""
     if path.is_symlink():
         raise RecordingError(f"{path} is a symbolic link", expected="a recording whole in its own folder")
 
 
 def damaged(path: Path, error: BaseException) -> RecordingError:
-    """What to raise where a library could not read a file."""
+    """The error for a file that a library could not read."""
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return RecordingError(
         f"{path} is damaged", found=f"{type(error).__name__}: {reason}", fix="record the system again"
@@ -327,14 +325,15 @@ def damaged(path: Path, error: BaseException) -> RecordingError:
 
 
 def _by_rank(table: pa.Table) -> list[tuple[int, pa.Table]]:
-    """Rows that lie together and are of one rank, with the rank, as parts of the table's memory."""
+    """Contiguous rows of the same rank, with the rank, as slices of the table's memory."""
     ranks = numpy.array(values_of(table["rank"]))
     starts = [0, *(numpy.flatnonzero(numpy.diff(ranks)) + 1).tolist(), len(ranks)]
     return [(int(ranks[start]), table.slice(start, end - start)) for start, end in pairwise(starts) if start < end]
 
 
 def _checked_keys(path: Path, rows: RankRows, before: RankRows | None) -> RankRows:
-    """The first of the ranks that recorded as this one, which names each tensor once."""
+    """Check that each tensor is named once; ranks that recorded like the rank before need no check. Returns the rows
+    that were checked."""
     if before and rows.recorded_like(before):
         return before
     _refuse_twice(path, len(rows.records), rows.num_rows)

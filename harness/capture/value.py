@@ -1,4 +1,4 @@
-"""One tensor as bytes: a JSON header line, then the elements' bytes in row-major order. No pickle."""
+"""A tensor as bytes: a JSON header line, then the elements' bytes in row-major order. No pickle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEADER_BYTES = 4096
 
 
 def pack_value(tensor: torch.Tensor) -> bytes:
-    """A dense tensor as bytes. Raises RecordingError for one that has no memory of its own."""
+    """A dense tensor as bytes. Raises RecordingError for a tensor without memory of its own."""
     return _header_line(tensor.dtype, tensor.shape) + tensor_bytes(tensor)
 
 
@@ -27,7 +27,7 @@ def _header_line(dtype: torch.dtype, shape: torch.Size) -> bytes:
 
 
 def unpack_value(packed: bytes, where: str) -> torch.Tensor:
-    """The tensor again, on the CPU. Raises RecordingError, naming `where`, when the bytes are damaged."""
+    """The inverse, on the CPU. Raises RecordingError, naming `where`, when the bytes are damaged."""
     header, _, content = packed.partition(b"\n")
     try:
         dtype, shape = _header(json.loads(header[:HEADER_BYTES]))

@@ -1,7 +1,7 @@
-"""One rank's tensors of a run on disk: a safetensors file, which cannot contain code.
+"""A rank's tensors of a run on disk: a safetensors file, which cannot contain code.
 
 A tensor's name is `step/kind/name`, such as `3/grad/layers.1.moe.router.weight`. Writing replaces the whole file;
-reading returns one tensor at a time, so a large recording needs little memory, and compares each with its recorded
+reading returns a tensor at a time, so a large recording needs little memory, and compares each with its recorded
 digest.
 """
 
@@ -26,16 +26,16 @@ from bitproof.harness.records import Key, Record, Recording
 
 
 def copy_value(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense copy in host memory, which a system that goes on in place cannot change."""
+    """A dense copy in host memory, safe from later in-place updates."""
     return tensor.resolve_conj().resolve_neg().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def write_values(path: Path, values: Mapping[Key, torch.Tensor]) -> None:
-    """Write one rank's tensors; the file appears whole or not at all."""
+    """Write a rank's tensors; the file appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + f".{os.getpid()}.partial")
     save_file({name_value(key): tensor for key, tensor in values.items()}, partial)
-    partial.chmod(0o644)  # as other files of a recording: others may read it
+    partial.chmod(0o644)  # readable by others, like the other files of a recording
     partial.replace(path)
 
 
@@ -48,7 +48,7 @@ class Values:
         self._file = file
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor. Raises RecordingError when it is not there or damaged."""
+        """A tensor. Raises RecordingError when it is not there or damaged."""
         try:
             tensor: torch.Tensor = self._file.get_tensor(name)
         except (SafetensorError, OSError, ValueError, RuntimeError) as error:
@@ -56,7 +56,7 @@ class Values:
         return tensor
 
     def read_recorded(self, key: Key, record: Record) -> torch.Tensor:
-        """One tensor, once it has the digest that was recorded. Raises RecordingError for another value."""
+        """A tensor, after checking its recorded digest. Raises RecordingError for another value."""
         tensor = self.read(name_value(key))
         if (found := digest(tensor)) != record.digest:
             raise RecordingError(
@@ -70,9 +70,9 @@ class Values:
 
 @contextmanager
 def open_values_of(folder: Path, recording: Recording, rank: int) -> Iterator[Values]:
-    """One rank's values of a recording, which may hold nothing but tensors that the rank recorded.
+    """A rank's values of a recording, which may contain only tensors that the rank recorded.
 
-    Raises RecordingError when the recording keeps no values, or the file is not the one it was written with.
+    Raises RecordingError when the recording keeps no values, or the file does not match the manifest.
     """
     with open_values(checked_values_path(folder, recording.manifest, rank)) as values:
         if extra := sorted(values.names - set(map(name_value, recording.records_of(rank)))):
@@ -86,7 +86,7 @@ def open_values_of(folder: Path, recording: Recording, rank: int) -> Iterator[Va
 
 @contextmanager
 def open_values(path: Path) -> Iterator[Values]:
-    """Open one rank's file. Raises RecordingError naming it when it is missing, cut short or damaged."""
+    """Open a rank's file. Raises RecordingError naming it when it is missing, cut short or damaged."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             yield Values(path, file)

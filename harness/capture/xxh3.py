@@ -1,14 +1,15 @@
 """XXH3-128 of many leaves at once, in torch operators: for tensors on a device on which xxhash does not run.
 
-Written from the specification (xxHash, doc/xxhash_spec.md, 0.2.0, "large inputs"), for inputs of exactly
-LEAF_BYTES, seed 0 and the default secret. All arithmetic is modulo 2**64, in int64. Two things make it parallel:
+Written from the specification (xxHash, doc/xxhash_spec.md, 0.2.0, "large inputs"), for inputs of exactly LEAF_BYTES,
+seed 0 and the default secret. All arithmetic is modulo 2**64, in int64. Two facts allow parallelism:
 
-    A block adds its stripes to the accumulators in any order. So one reduction reads all bytes of all
-    leaves, and only what it leaves behind, one word in 16, is taken block after block.
+    A block adds its stripes to the accumulators in any order. So a single reduction reads all bytes of all
+    leaves, and only its result, a word in 16, is processed block after block.
+
     A lane's word also goes to its neighbour's accumulator. So lanes are kept as pairs, even and odd.
 
-`mix`, `scramble`, `fold` and `avalanche` are all of the arithmetic. They use operators alone, so that they
-mean the same for torch's tensors and for Triton's blocks: `xxh3_kernel.py` compiles these very functions.
+`mix`, `scramble`, `fold` and `avalanche` are all of the arithmetic. They use operators only, so that they mean the same
+for torch's tensors and for Triton's blocks: `xxh3_kernel.py` compiles these very functions.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ BLOCKS, STRIPES, PAIRS = 16, 16, 4
 LEAF_WORDS = BLOCKS * STRIPES * PAIRS * 2
 LEAF_BYTES = 8 * LEAF_WORDS
 SLAB_LEAVES = 2048
-"""Leaves that are hashed at a time: 32 MiB, so that what operators leave between them stays small."""
+"""Leaves that are hashed at a time: 32 MiB, which bounds the intermediates of the operators."""
 
 _SECRET = bytes.fromhex(
     "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671f"
@@ -40,7 +41,7 @@ _INITIAL = (_PRIME32_3, _PRIME64_1, _PRIME64_2, _PRIME64_3, _PRIME64_4, _PRIME32
 
 
 def mix(word: torch.Tensor, neighbour: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """What a lane's word, its neighbour's and the stripe's key add to the lane's accumulator."""
+    """The addend of a lane's accumulator, from the lane's word, its neighbour's and the stripe's key."""
     value = word ^ key
     return neighbour + (value & 0xFFFFFFFF) * ((value >> 32) & 0xFFFFFFFF)
 
@@ -61,7 +62,7 @@ def fold(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def avalanche(x: torch.Tensor) -> torch.Tensor:
-    """Let every bit reach every other."""
+    """Final mixing: every bit affects every other."""
     x = (x ^ ((x >> 37) & 0x7FFFFFF)) * 0x165667919E3779F9
     return x ^ ((x >> 32) & 0xFFFFFFFF)
 
@@ -69,7 +70,7 @@ def avalanche(x: torch.Tensor) -> torch.Tensor:
 def hash_leaves(leaves_LW: torch.Tensor) -> torch.Tensor:
     """XXH3-128 of every leaf, int64 [L, 2] (upper, lower half), on the device of the words, int64 [L, LEAF_WORDS].
 
-    Reads the words some ten times: what a device without Triton runs, and what the kernel is held to.
+    Reads the words some ten times. For devices without Triton, and the reference for tests of the kernel.
     """
     slabs = [_hash_slab(slab, tables(leaves_LW.device)) for slab in leaves_LW.split(SLAB_LEAVES)]
     return torch.cat(slabs)

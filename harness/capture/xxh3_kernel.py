@@ -1,9 +1,10 @@
-"""XXH3-128 of many leaves in one Triton kernel: every byte is read once, and 16 a leaf are written.
+"""XXH3-128 of many leaves in a Triton kernel: every byte is read once, and 16 bytes per leaf are written.
 
-The arithmetic is `xxh3.py`'s own four functions, compiled. One program of one warp hashes one leaf: a block at a time,
-1,024 contiguous bytes, 32 a thread in two loads, while the block before is added up in registers.
-Compiled for Hopper that is 74 instructions a warp and block, no shared memory and no barrier. By that count, not by
-a measurement, an H200 (132 SMs, 4.8 TB/s) needs two fifths of its issue slots to keep up with its memory.
+The arithmetic is `xxh3.py`'s own four functions, compiled. A program with a single warp hashes a leaf: a block at a
+time, 1,024 contiguous bytes, 32 per thread in two loads, while the block before is added up in registers.
+
+Compiled for Hopper that is 74 instructions per warp and block, no shared memory and no barrier. By that count, not by a
+measurement, an H200 (132 SMs, 4.8 TB/s) needs two fifths of its issue slots to keep up with its memory.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def hash_leaf(words: tl.tensor, table: tl.tensor, digests: tl.tensor) -> None:
     for _ in range(15):
         word_even, word_odd = tl.split(tile.reshape(16, 4, 2))
         block += 128
-        tile = tl.load(block)  # on its way while the block before is added up
+        tile = tl.load(block)  # loads while the block before is added up
         even = _scramble(even + tl.sum(_mix(word_even, word_odd, key_even), 0), scramble_even)
         odd = _scramble(odd + tl.sum(_mix(word_odd, word_even, key_odd), 0), scramble_odd)
     word_even, word_odd = tl.split(tile.reshape(16, 4, 2))

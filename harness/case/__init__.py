@@ -1,4 +1,4 @@
-"""A case, the value that everything starts from: its definition, its file, and how expressions select some."""
+"""A case, the value that every run starts from: its definition, its file, and its selection by expressions."""
 
 from bitproof.harness.case.autoplace import Autoplace, Plan, with_plan
 from bitproof.harness.case.bounds import SIZES

@@ -1,6 +1,7 @@
-"""Where a case asks for placements to be solved for, and the plan that was.
+"""A case's request for solved placements, and the resulting plan.
 
-A plan is part of the case: every rank gets it, every recording's manifest states it, and who likes may write one.
+A plan is part of the case: every rank gets it, every recording's manifest states it, and users may write a plan by
+hand.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Plan:
     """The placements that differ from whole layers with fully sharded parameters.
 
     `split` names the layers that the ranks of a tensor group share, such as layers.0.attention;
-    `reference.parallel.tensor` splits their parameters. `replicated` names the parameters that each rank holds whole;
+    `reference.parallel.tensor` splits their parameters. `replicated` names the parameters that are whole on each rank;
     all others are sharded. Both are in the model's order.
     """
 
@@ -35,9 +36,8 @@ class Plan:
 class Autoplace:
     """Placements that a linear program chooses on the mesh of the case's parallelism.
 
-    `memory_mib` bounds what a rank holds, in MiB, as the program counts it (see `harness.placement.build`). `source` is
-    where placements come from: this program alone.
-    `plan` is what was found; None until then.
+    `memory_mib` bounds a rank's memory, in MiB, as the program counts it (see `harness.placement.build`). `source` is
+    the origin of placements: only this program. `plan` is the result; None until then.
     """
 
     __pydantic_config__ = STRICT
@@ -57,6 +57,6 @@ class Autoplace:
 
 
 def with_plan(case: Case, plan: Plan) -> Case:
-    """A case that asks for placements, with a plan of them."""
+    """A case that requests placements, with their plan."""
     assert case.autoplace is not None
     return replace(case, autoplace=replace(case.autoplace, plan=plan))

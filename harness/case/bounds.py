@@ -12,14 +12,14 @@ FLOAT32_MAX = 3.4028234663852886e38
 
 @dataclass(frozen=True)
 class Bounds:
-    """Numbers from `low` to `high`; with `is_open`, `high` is none of them. Integers where `low` is one."""
+    """Numbers from `low` to `high`; with `is_open`, `high` is excluded. If `low` is an integer, integers only."""
 
     low: int | float
     high: int | float
     is_open: bool = False
 
     def check(self, field: str, value: Any) -> None:
-        """Raise CaseError, naming the field, for a value that is no such number; `True` is none."""
+        """Raise CaseError, naming the field, for a value outside; `True` is no number."""
         is_whole = isinstance(self.low, int)
         kinds = int if is_whole else (int, float)
         if isinstance(value, kinds) and not isinstance(value, bool) and self._holds(value):
@@ -40,17 +40,17 @@ LONGEST_NAME = 100
 """Characters of a case's name."""
 
 SEED = Bounds(0, 2**32 - 1)
-"""As numpy takes them, the smallest range of all that are seeded."""
+"""numpy's range of seeds, the smallest of all seeded generators."""
 STEPS = Bounds(1, 1_000_000)
 RANKS = Bounds(1, 65_536)
 MOST_STEPS_OF_RANKS = 10_000_000
-"""Steps times ranks: what a recording has places for."""
+"""Steps times ranks: the limit for a recording."""
 SEQUENCES = Bounds(1, 65_536)
 TOKENS = Bounds(1, 1 << 24)
 GIB = Bounds(0.0, 1e6)
 MIB = Bounds(0.0, 1e9)
 RATE = Bounds(0.0, FLOAT32_MAX)
-"""Of what multiplies or is added to float32 values: a larger one would be infinity."""
+"""Rates multiply float32 values or are added to them: a larger rate would be infinity."""
 CAPACITY = Bounds(0.001, 1000.0)
 BETA = Bounds(0.0, 1.0, is_open=True)
 
@@ -66,7 +66,7 @@ SIZES = {
 
 
 def _short(value: Any) -> str:
-    """A value as text. Python writes no integer of more than some thousand digits."""
+    """A value as text. Python does not convert integers of more than some thousand digits."""
     if isinstance(value, int) and abs(value) >= 10**30:
         return f"an integer of {value.bit_length():,} bits"
     return repr(value)[:100]

@@ -1,7 +1,7 @@
 """A case: everything that can change a bit of a run, as one frozen value.
 
-A case names two systems, the model and how it is split over ranks, and the verdict it should get.
-It travels between processes as JSON and stands whole in every recording's manifest.
+A case names two systems, the model and how it is split over ranks, and the expected verdict. It travels between
+processes as JSON, and every recording's manifest contains it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bitproof.harness.validate import STRICT, read
 Kind = Literal["loss", "grad", "param", "buffer", "optimizer", "grad_norm", "activation", "rng"]
 KINDS: tuple[Kind, ...] = typing.get_args(Kind)
 USUAL_KINDS = KINDS[:5]
-"""The kinds that every case may have; others are recorded where a case asks for them, `rng` where a step draws."""
+"""The kinds that every case may have; others are recorded if a case requests them, `rng` if a step draws."""
 
 
 ExpectedVerdict = Literal["EQUAL", "DIFFERENT", "CLOSE"]
@@ -40,15 +40,15 @@ ExpectedVerdict = Literal["EQUAL", "DIFFERENT", "CLOSE"]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Two systems to compare on one model, and the verdict they should get.
+    """Two systems to compare on one model, and the expected verdict.
 
     `differs`, for a case that expects DIFFERENT, lists the kinds that differ at the first differing step: exactly
-    those, on any rank. Later steps inherit the difference and prove nothing more. `differs_within` states how far: the
+    those, on any rank. Later steps inherit the difference and prove nothing more. `differs_within` bounds the size: the
     largest relative error, as for `close_within`, of any tensor of that step; without it a defect of any size passes as
     the expected difference, and reports say that no bound is stated.
 
-    `close_within`, for a case that expects CLOSE, is the largest relative error |r - c| / |r| (Euclidean
-    norms over one tensor) that any recorded floating-point tensor may have; all others must agree in bits.
+    `close_within`, for a case that expects CLOSE, is the largest relative error |r - c| / |r| (Euclidean norms over one
+    tensor) that any recorded floating-point tensor may have; all others must agree in bits.
 
     `grad_norm`: the norm of all gradients, over all ranks, is recorded at every step, as a separate kind. `autoplace`:
     placements are solved for, and both systems compute under them.
@@ -58,6 +58,7 @@ class Case:
 
     `preload` names modules that take long to import, such as a framework: the process from which all ranks are forked
     imports them once. `options` are for the user's factories, which read them as `case.options`.
+
     `reference_parallelism`, if stated, is the reference's layout, and `parallelism` the candidate's: then logical
     tensors are compared (`harness.compare.relaid`). Such a case may expect CLOSE without a bound, which is then derived
     from the reference's own sums in other orders.
@@ -66,10 +67,10 @@ class Case:
     `resumes_reference` the reference takes those steps and saves, on its own ranks, and the candidate loads its
     checkpoint into its own layout.
 
-    `schedule`: a step takes micro-batches, through the stages of a pipeline where `parallelism.pp` says so.
+    `schedule`: a step has micro-batches, which pass through the stages of a pipeline if `parallelism.pp` is above 1.
 
     `requires` names a device or package that the case needs: on a machine without it, runs that select no case by name
-    leave it out and say so.
+    leave it out and report that.
     """
 
     __pydantic_config__ = STRICT
@@ -171,17 +172,17 @@ class Case:
 
     @property
     def micro_batches(self) -> int:
-        """In how many parts a step takes a rank's rows."""
+        """The number of parts into which a step divides a rank's rows."""
         return self.schedule.micro_batches if self.schedule else 1
 
     @property
     def stages(self) -> int:
-        """In how many stages the model's layers are cut."""
+        """The number of stages into which the model's layers are cut."""
         return self.parallelism.pp * (self.schedule.stages_per_rank if self.schedule else 1)
 
     @property
     def gradient_seed(self) -> float:
-        """What backward starts from: what a micro-batch's mean loss on one rank counts for."""
+        """The gradient that backward starts from: the weight of a micro-batch's mean loss on one rank."""
         return 1 / (self.parallelism.data_ranks * self.micro_batches)
 
     def of(self, role: str) -> Case:
@@ -192,9 +193,9 @@ class Case:
 
     @property
     def first_step(self) -> int:
-        """The first step that is compared: `resume_at` where other numbers of ranks save and load, or else 0.
+        """The first compared step: `resume_at` if another number of ranks saves and loads, else 0.
 
-        Before it the reference alone takes steps, on its own ranks.
+        Before it only the reference takes steps, on its own ranks.
         """
         has_as_many = self.of("reference").parallelism.world_size == self.parallelism.world_size
         return 0 if has_as_many or not self.resumes_reference else self.resume_at or 0
@@ -206,7 +207,7 @@ class Case:
 
     @property
     def most_ranks(self) -> int:
-        """How many ranks the larger of both runs has."""
+        """The number of ranks of the larger of both runs."""
         return max(self.parallelism.world_size, self.of("reference").parallelism.world_size)
 
     def _check_bounds(self) -> None:
@@ -240,7 +241,8 @@ class Case:
             )
 
     def _check_sequence(self) -> None:
-        """Refuse a sequence that tensor ranks cannot divide, or not in the layers that a plan leaves whole."""
+        """Refuse a sequence that tensor ranks cannot divide, and `sequence` with a plan, whose whole layers cannot
+        divide it."""
         parallelism = self.parallelism
         if parallelism.sequence and (self.batch.seq_len % parallelism.tp or self.autoplace is not None):
             raise CaseError(
@@ -286,11 +288,11 @@ class Case:
 
 
 _ALWAYS_SO = {"name", "family", "reference", "candidate", "expected", "differs", "steps", "seed"}
-"""What is so of every case, whatever its systems do: how it is called, run and judged."""
+"""Fields that hold for every case, whatever its systems do: its name, how it is run and judged."""
 
 
 def file_of(source: str) -> Path | None:
-    """The file that `source` names, None where it names a module."""
+    """The file in a factory's `source`, None if it is a module."""
     return Path(source) if source.endswith(".py") or "/" in source else None
 
 
@@ -309,7 +311,7 @@ class Script(NamedTuple):
 
 
 def script_of(system: str) -> Script | None:
-    """The script that a system's name is the command line of; None for any other system, such as `train.py:make`."""
+    """The script in a system's name; None for any other system, such as `train.py:make`."""
     try:
         first, *args = shlex.split(system)
     except ValueError:
@@ -322,12 +324,13 @@ def script_of(system: str) -> Script | None:
 
 
 def is_factory(system: str) -> bool:
-    """Whether a system is named as a user's factory, in a module or a file."""
+    """Whether a system's name is that of a user's factory, in a module or a file."""
     return ":" in system and script_of(system) is None
 
 
 def are_foreign(reference: object, candidate: object) -> bool:
-    """Whether both systems are a user's trainers: factories, scripts, or one that also runs under torch.compile."""
+    """Whether both systems are a user's trainers: factories or scripts, or such a trainer and itself under
+    torch.compile."""
     names = [
         each
         for each in (reference, candidate)

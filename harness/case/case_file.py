@@ -1,4 +1,4 @@
-"""A case as a file of JSON: what `bitproof shrink` leaves, and what `--case` reads."""
+"""A case as a file of JSON, as `bitproof shrink` writes it and `--case` reads it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ LARGEST = 1 << 20
 """Bytes. A case takes two thousand."""
 
 LONGEST_CHAIN = 50
-"""Case files in a row that are like the next one."""
+"""The longest chain of case files that are `like` each other."""
 
 
 def read_case(path: Path, known: Callable[[], Sequence[Case]] = tuple) -> Case:
-    """Read a case, in the form of `Case.to_dict`. Raises CaseError for a file that holds none.
+    """Read a case, in the form of `Case.to_dict`. Raises CaseError for an invalid file.
 
-    A file that names no family is one of its own. Where both systems are a user's, `ep` is 1 unless it is stated: how
-    such trainers lie on the ranks is theirs to say. With `"like"`, what the file leaves out is as in another case: one
-    of those `known`, by name, or one in another file. Files are looked for beside the file that names them, and, where
-    nothing is there, in the working directory.
+    Without a family the file's name is the family. If both systems are a user's, `ep` is 1 unless it is stated, as such
+    trainers choose their own layout. With `"like"`, fields missing in the file are those of another case: a case in
+    `known`, by name, or in another file. Example: `{"like": "moe_seq", "steps": 2}`. Files are searched beside the file
+    that names them, and then in the working directory.
     """
     values = _values(path, known, ())
     try:
@@ -40,7 +40,7 @@ def read_case(path: Path, known: Callable[[], Sequence[Case]] = tuple) -> Case:
 
 
 def _values(path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path, ...]) -> Any:
-    """What a file states, itself or by the case that it is like; `through` are the files on the way to it."""
+    """The fields in a file, or in the case that it is like; `through` are the files on the way to it."""
     try:
         values = parse(read_plain(path, LARGEST))
     except (OSError, ValueError, RecursionError) as error:
@@ -85,7 +85,7 @@ def _like(like: Any, path: Path, known: Callable[[], Sequence[Case]], through: t
 
 
 def _real(path: Path) -> Path:
-    """A path without links; as it is if that cannot be found, as of a link to itself: reading it says why."""
+    """A path without links; unchanged if that fails, as for a link to itself: reading it reports the error."""
     try:
         return Path(os.path.realpath(path))
     except (OSError, ValueError):
@@ -93,14 +93,14 @@ def _real(path: Path) -> Path:
 
 
 def _joined(base: Any, changes: dict[str, Any]) -> dict[str, Any]:
-    """Values with changes, parts of parts included."""
+    """Values with changes, merged recursively."""
     base = base if isinstance(base, dict) else {}
     joined = {name: _joined(base.get(name), each) if isinstance(each, dict) else each for name, each in changes.items()}
     return base | joined
 
 
 def _beside(path: Path, values: dict[str, Any]) -> dict[str, Any]:
-    """A file's values, with the files that they name found from the working directory."""
+    """A file's values, with the paths in them made relative to the working directory."""
     found = dict(values)
     for side in ("reference", "candidate"):
         if script := script_of(str(found.get(side))):
@@ -119,14 +119,15 @@ def _beside(path: Path, values: dict[str, Any]) -> dict[str, Any]:
 def _from_here(folder: Path, file: Path) -> str:
     """The path of a file in the folder from the working directory; unchanged if there is no such file."""
     there = folder / file
-    if file.is_absolute() or not os.path.isfile(there):  # which is no error for a name too long, as it is for a Path
+    if file.is_absolute() or not os.path.isfile(there):
+        # Os.path.isfile accepts a name that is too long, unlike Path.is_file.
         return str(file)
     here = os.path.relpath(there)
     return str(there.resolve()) if here.startswith(os.pardir) else here
 
 
 def _with_defaults(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """What a file may leave out."""
+    """Add defaults for fields that a file may omit."""
     values = {"family": path.stem, **values}
     parallelism = values.get("parallelism", {})
     if isinstance(parallelism, dict) and are_foreign(values.get("reference"), values.get("candidate")):
@@ -139,5 +140,5 @@ def _with_defaults(values: dict[str, Any], path: Path) -> dict[str, Any]:
 def case_text(case: Case) -> str:
     """The inverse of `read_case`."""
     values = case.stated()
-    values["parallelism"]["ep"] = case.parallelism.ep  # what a file leaves out is another default than a case's
+    values["parallelism"]["ep"] = case.parallelism.ep  # the default in a file differs from a case's default
     return json.dumps(values, indent=1) + "\n"

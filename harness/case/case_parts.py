@@ -24,14 +24,15 @@ DIM_MULTIPLE = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """Which model, in which size, and how it attends: "flex" masks documents apart with FlexAttention.
+    """A model, its size, and its attention: "flex" masks documents apart with FlexAttention.
 
-    The other fields make a flavor smaller or larger; None leaves what the flavor has. `dim` is the model dim, and
-    hidden dims follow it in proportion, as key/value heads follow `heads`. The first `dense_layers` of `layers` have
-    no experts: by default as many as the flavor has, as far as there are layers. A family refuses what it lacks.
+    The other fields make a flavor smaller or larger; None keeps the flavor's size. `dim` is the model dim, and hidden
+    dims follow it in proportion, as key/value heads follow `heads`. The first `dense_layers` of `layers` have no
+    experts: by default as many as in the flavor, limited by `layers`. A family refuses sizes that it lacks.
 
-    With `capacity` an expert takes of each rank's rows, in a call, at most `capacity` times its even share, rounded up;
-    what is over is dropped: that expert adds nothing to that token. Then data decide no sizes.
+    With `capacity` an expert receives, from each rank's rows in a call, at most `capacity` times its even share,
+    rounded up. Rows above that are dropped: the expert adds nothing to their tokens. Then data decide no sizes.
+    Example: 8 rows for 4 experts are an even share of 2; with capacity 1.5 an expert receives at most 3.
     """
 
     __pydantic_config__ = STRICT
@@ -71,10 +72,11 @@ class Chunking:
     """Splits a block's input in two.
 
     `modules` is a pattern over fully qualified module names in which `*` stands for one component, or several such
-    patterns, joined by commas; no matched module may lie in another.
-    `early_grad_accumulation` on adds both chunks' gradient of a parameter before its cast and
-    reduce-scatter; off, each goes through its own, and the results are added. `only`, where it is not empty,
-    names the matching modules that are chunked: the others run whole.
+    patterns, joined by commas; no matched module may be inside another.
+
+    With `early_grad_accumulation` the gradients of both chunks are added before their cast and reduce-scatter; without,
+    each is reduced separately, and the results are added. `only`, if not empty, names the matching modules that are
+    chunked: the others run whole.
     """
 
     __pydantic_config__ = STRICT
@@ -96,27 +98,27 @@ class Chunking:
             )
 
     def root_of(self, module: str) -> str | None:
-        """The chunked module that `module` is, or lies in: layers.1.moe of layers.1.moe.router; else None."""
+        """The chunked module that contains `module` or is it: layers.1.moe for layers.1.moe.router; else None."""
         root = root_of(self.modules, module)
         return root if not self.only or root in self.only else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parallelism:
-    """The ranks and how parameters lie on them.
+    """The ranks, and the layout of parameters on them.
 
-    Rank r has expert-parallel coordinate r % ep and expert-FSDP coordinate r // ep. Parameters are
-    sharded over all `world_size` ranks, expert parameters over (world_size / ep, ep). With tensor
-    parallelism, rank r has tensor coordinate r % tp and data coordinate r // tp, and parameters but for the
-    experts' are split over tp before they are sharded over the ranks of one tensor coordinate. Experts are never
-    split over tp: ranks that share a text share its tokens among them, and send each to its experts.
+    Rank r has expert-parallel coordinate r % ep and expert-FSDP coordinate r // ep. Parameters are sharded over all
+    `world_size` ranks, expert parameters over (world_size / ep, ep). With tensor parallelism, rank r has tensor
+    coordinate r % tp and data coordinate r // tp. Parameters except the experts' are split over tp before they are
+    sharded over the ranks of a tensor coordinate. Experts are never split over tp: ranks that share a text divide its
+    tokens, and send each to its experts.
 
     With a pipeline, `pp` > 1, the ranks are cut into pp equal parts, each with the layers of its own stages (see
-    `Schedule`), and all of the above is so of each part: rank r has pipeline coordinate r // (world_size / pp).
+    `Schedule`), and the above holds for each part: rank r has pipeline coordinate r // (world_size / pp).
 
-    `shared_groups`: groups over the same ranks are one process-group object, as where meshes cache them.
+    `shared_groups`: groups over the same ranks are a single process-group object, as in meshes that cache them.
 
-    `sequence`: outside layers that the tensor group splits, each of its ranks holds an equal part of the sequence, so
+    `sequence`: outside layers that the tensor group splits, each of its ranks has an equal part of the sequence, so
     that a layer begins with an all-gather and ends with a reduce-scatter.
     """
 
@@ -156,23 +158,23 @@ class Parallelism:
 
     @property
     def stage_ranks(self) -> int:
-        """The ranks of one stage of a pipeline; all of them where there is none."""
+        """The ranks of a pipeline's stage; all ranks without a pipeline."""
         return self.world_size // self.pp
 
     @property
     def data_ranks(self) -> int:
-        """Ranks that read different data: of one stage all but those that share one model between them."""
+        """Ranks that read different data: within a stage, all but those that share a model between them."""
         return self.stage_ranks // self.tp
 
     @property
     def expert_fsdp(self) -> int:
-        """Ranks that share one expert shard's parameters."""
+        """Ranks that share the parameters of an expert shard."""
         return self.stage_ranks // self.ep
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What one rank reads in one step: `sequences` rows of `seq_len` tokens of its own documents."""
+    """A rank's input in a step: `sequences` rows of `seq_len` tokens of its own documents."""
 
     __pydantic_config__ = STRICT
 
@@ -197,17 +199,17 @@ class Precision:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """What the graph does with each activation that backward reads; eager saves all.
+    """How the graph treats each activation that backward reads; eager saves all.
 
     | policy      | saved                                                      | else                               |
     |-------------|------------------------------------------------------------|------------------------------------|
     | `none`      | everything                                                 |                                    |
-    | `selective` | what enters a block, compute-heavy operators, collectives  | recomputed                         |
-    | `full`      | what enters a block                                        | recomputed                         |
+    | `selective` | inputs of a block, compute-heavy operators, collectives    | recomputed                         |
+    | `full`      | inputs of a block                                          | recomputed                         |
     | `offload`   | as `selective`, but up to `offload_gib` GiB in host memory | recomputed                         |
 
-    Whatever the policy, what would not be the same a second time (random draws, readers of a buffer that the
-    step writes) and what lies outside every block is saved. harness/graph/passes/tag_memory.py has the rules.
+    Under every policy, values that would differ when recomputed (random draws, readers of a buffer that the step
+    writes) and values outside every block are saved. harness/graph/passes/tag_memory.py has the rules.
     """
 
     __pydantic_config__ = STRICT

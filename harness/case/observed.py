@@ -1,8 +1,8 @@
-"""Activations at module boundaries: which of them a case has recorded, and their names.
+"""Activations at module boundaries: which of them a case records, and their names.
 
-A boundary is what a call of a module returns (`forward`), or the gradient of that (`backward`). A module that lies in
-one that runs in chunks has one boundary a chunk; the chunked module itself has one, whose rows are both chunks' along
-the chunked dim, chunk 0 first.
+A boundary is the output of a module's call (`forward`), or the gradient of that (`backward`). A module inside a chunked
+module has a boundary per chunk; the chunked module itself has a single boundary with both chunks' rows along the
+chunked dim, chunk 0 first.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class Boundary(NamedTuple):
-    """One tensor at a module's boundary in a step.
+    """A tensor at a module's boundary in a step.
 
-    `output` is its place among the tensors that the module returns, None where it returns one tensor alone; `earlier`
+    `output` is its index among the tensors that the module returns, None if it returns a single tensor; `earlier`
     counts the module's calls before this one, in a step, or in a chunk's part of it.
     """
 
@@ -34,7 +34,7 @@ class Boundary(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What a record of it is called: layers.1.moe.router@forward.output0.chunk1."""
+        """The name of its record: layers.1.moe.router@forward.output0.chunk1."""
         output = "" if self.output is None else f".output{self.output}"
         call = f".call{self.earlier}" if self.earlier else ""
         chunk = "" if self.chunk is None else f".chunk{self.chunk}"
@@ -42,7 +42,7 @@ class Boundary(NamedTuple):
 
 
 def boundary_of(name: str) -> Boundary | None:
-    """The boundary that a record's name says; None for a name that says none."""
+    """The boundary in a record's name; None for a name of another form."""
     match = re.fullmatch(r"([^@]+)@(forward|backward)(?:\.output(\d+))?(?:\.call(\d+))?(?:\.chunk([01]))?", name)
     if match is None:
         return None
@@ -57,7 +57,7 @@ def boundary_of(name: str) -> Boundary | None:
 
 
 def check_observed(case: Case) -> None:
-    """Raise CaseError for what is no pattern over module names, and for systems whose boundaries are not known."""
+    """Raise CaseError for an invalid pattern over module names, and for systems without known boundaries."""
     for pattern in case.observe:
         if not is_pattern(pattern):
             raise CaseError(
@@ -77,7 +77,7 @@ def check_observed(case: Case) -> None:
 
 
 def observed_modules(patterns: Sequence[str], modules: Iterable[str]) -> list[str]:
-    """The modules that some pattern fits, in their order. Raises CaseError for a pattern that fits none."""
+    """The modules that match some pattern, in their order. Raises CaseError for a pattern without a match."""
     names = [name for name in modules if name]
     fitting = {pattern: [name for name in names if fits(pattern, name)] for pattern in patterns}
     for pattern, found in fitting.items():

@@ -13,12 +13,12 @@ _OBSERVED = re.compile(r"(\*\*?|\w+)(\.(\*\*?|\w+))*")
 
 
 def pattern_of(module: str) -> str:
-    """The chunking pattern that a module and its like in other layers match: layers.*.moe of layers.1.moe."""
+    """The chunking pattern that a module and its counterparts in other layers match: layers.*.moe for layers.1.moe."""
     return ".".join("*" if part.isdigit() else part for part in module.split("."))
 
 
 def root_of(patterns: str, module: str) -> str | None:
-    """The module that matches one of `patterns` and is or contains `module`; else None.
+    """The module that matches some pattern in `patterns` and is or contains `module`; else None.
 
     Patterns are joined by commas, and `*` stands for one component.
     """
@@ -46,7 +46,7 @@ def check_patterns(patterns: str, what: str) -> None:
 
 
 def check_pattern(pattern: str, what: str) -> None:
-    """Raise CaseError, which calls it `what`, for a pattern over module names that is none."""
+    """Raise CaseError, which calls it `what`, for an invalid pattern over module names."""
     if not _CHOSEN.fullmatch(pattern):
         raise CaseError(
             f"{what} is a dotted module name",
@@ -56,7 +56,7 @@ def check_pattern(pattern: str, what: str) -> None:
 
 
 def _agree(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Whether the components that both have may be those of one name."""
+    """Whether the components that both have may belong to the same name."""
     return all("*" in (one, other) or one == other for one, other in zip(first, second, strict=False))
 
 
@@ -66,6 +66,6 @@ def is_pattern(text: str) -> bool:
 
 
 def fits(pattern: str, module: str) -> bool:
-    """Whether a pattern with `*` and `**` is a module's: layers.** fits layers.1.moe, and not layers."""
+    """Whether a pattern with `*` and `**` matches a module: layers.** matches layers.1.moe, and not layers."""
     parts = {"*": "[^.]+", "**": ".+"}
     return re.fullmatch(r"\.".join(parts.get(part, part) for part in pattern.split(".")), module) is not None

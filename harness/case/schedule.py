@@ -26,9 +26,9 @@ class Schedule:
     backwards; "1f1b" alternates forwards and backwards as soon as the pipeline is full, interleaved if a rank has
     several stages.
 
-    `tied`: the embeddings and the projection to logits, in the first and the last stage, have one value. Each stage has
-    a copy and its own use's gradient; both copies get the sum, once a step. `shared`: the same of the parameters of two
-    modules, the first of them in an earlier stage; the graph pipeline traces them as one object.
+    `tied`: the embeddings and the projection to logits, in the first and the last stage, share their value. Each stage
+    has a copy and the gradient of its own use; both copies get the sum, once a step. `shared`: the same for the
+    parameters of two modules, the first of them in an earlier stage; the graph pipeline traces them as a single object.
     """
 
     __pydantic_config__ = STRICT
@@ -47,12 +47,15 @@ class Schedule:
 
 
 def stage_of_layer(layer: int, num_layers: int, num_stages: int) -> int:
-    """The stage that has a layer: stages have consecutive layers, as many each as can be, the earlier ones one more."""
+    """The stage of a layer. Stages have consecutive layers, as evenly as possible.
+
+    Example: 5 layers in 2 stages: layers 0, 1 and 2 in stage 0, layers 3 and 4 in stage 1.
+    """
     return layer * num_stages // num_layers
 
 
 def check_schedule(case: Case) -> None:
-    """Raise CaseError for stages without micro-batches, micro-batches that are not equal, and what has no stages."""
+    """Raise CaseError for stages without micro-batches, unequal micro-batches, and systems without stages."""
     pp, schedule = case.parallelism.pp, case.schedule
     if schedule is None:
         if pp > 1:
@@ -99,7 +102,7 @@ def check_schedule(case: Case) -> None:
 
 
 def _check_systems(case: Case) -> None:
-    """Refuse what a step in micro-batches does not do, or not yet."""
+    """Refuse features that a step in micro-batches does not support."""
     systems = {case.reference, case.candidate}
     others = sorted(name for name in systems & {*PREPARED, COMPILED} if name != GRAPH)
     refused = {

@@ -4,8 +4,8 @@
     and_expr:   not_expr ("and" not_expr)*
     not_expr:   "not" not_expr | "(" expression ")" | name
 
-A name matches, whatever its letter case, when it is a substring of the case's name or family. Own,
-because pytest's evaluator is private; a test holds the two together.
+A name matches, in any letter case, when it is a substring of the case's name or family. Our own parser, because
+pytest's is private; a test compares the two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bitproof.harness.case import Case
 from bitproof.harness.errors import UsageError, cut
 
 DEEPEST = 50
-"""Parentheses within each other."""
+"""The deepest nesting of parentheses."""
 
 _SHOWN = 200
 
@@ -31,7 +31,7 @@ Node = Callable[[Predicate], bool]
 def select(cases: Sequence[Case], expression: str | None) -> list[Case]:
     """The cases that match, in their order; all when the expression is None or blank.
 
-    Raises UsageError when the expression is not one, or when it matches nothing.
+    Raises UsageError for an invalid expression, or when it matches nothing.
     """
     if expression is None or not expression.strip():
         return list(cases)
@@ -49,7 +49,7 @@ def select(cases: Sequence[Case], expression: str | None) -> list[Case]:
 
 
 def asks_for(expression: str | None) -> bool:
-    """Whether an expression names what it wants, as moe_seq does, and `not moe_seq`, which takes all else, does not."""
+    """Whether an expression names its cases, such as moe_seq; `not moe_seq`, which selects all others, does not."""
     return bool(expression and expression.strip()) and not compile_expression(str(expression))(lambda name: False)
 
 
@@ -139,7 +139,7 @@ class _Parser:
 
 
 def _token(match: re.Match[str]) -> _Token:
-    """Parentheses and keywords are kinds of their own; what no rule accepts is refused where it is met."""
+    """Parentheses and keywords are kinds of their own; unknown characters are refused by the parser."""
     text = match.group()
     is_fixed = match.lastgroup == "paren" or text in ("and", "or", "not")
     return _Token(text if is_fixed else str(match.lastgroup), text, match.start() + 1)

@@ -1,4 +1,4 @@
-"""What part of a selection of cases one machine runs."""
+"""A machine's part of a selection of cases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bitproof.harness.case.case import Case
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """What part of a selection one machine ran: number `index`, counted from 1, of `count`."""
+    """The part of a selection that a machine ran: number `index`, counted from 1, of `count`."""
 
     index: int
     count: int
@@ -22,7 +22,7 @@ class Shard:
 
     @staticmethod
     def parse(text: str, selection: Iterable[Case]) -> Shard | None:
-        """The shard that a text such as `2/4` names; None for any other text."""
+        """The shard for a text such as `2/4`; None for any other text."""
         found = re.fullmatch(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})", text)
         if found is None or int(found[1]) > int(found[2]):
             return None

@@ -1,4 +1,4 @@
-"""The texts that come with bitproof, and how a case names them or a file."""
+"""The texts that come with bitproof, and the names of texts in a case."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 PYDOC = "pydoc"
 PYDOC_LINES = "pydoc_lines"
 ADVERSARIAL = "adversarial"
-"""Documents made to show what real text hides; see `reference.data.adversarial_documents`. Weights go with them."""
+"""Documents with features that real text hides; see `reference.data.adversarial_documents`. They come with their own
+weights."""
 
 _TEXTS = (PYDOC, PYDOC_LINES, ADVERSARIAL)
 
@@ -18,5 +19,5 @@ def is_text_of_ours(data: str) -> bool:
 
 
 def data_of_file(file: Path) -> str:
-    """A file as `batch.data` names it: one that is called as a text of ours is, by ./ before it."""
+    """A file's name in `batch.data`: ./ before it if the name is that of a built-in text."""
     return f"./{file}" if is_text_of_ours(str(file)) else str(file)

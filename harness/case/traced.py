@@ -18,7 +18,7 @@ TRACED = (GRAPH, JOINT, AUTOPLACE)
 with solved placements."""
 
 PRECOMPILED = "precompiled"
-"""The system graph with its finished graph read from disk, where a process without ranks wrote it before."""
+"""The system graph with its finished graph read from disk, written before by a process without ranks."""
 PREPARED = (*TRACED, PRECOMPILED)
 """The systems that run a prepared graph."""
 
@@ -30,18 +30,18 @@ COMPILED = "compiled"
 class Pipeline:
     """The optional passes of the graph pipeline, and the backend for the finished graph.
 
-    `isolate_groups` gives expert all-to-alls their own process group if they share one, `isolate_gathers` does so for
-    parameters' all-gathers; `bucket` joins the all-gathers and reduce-scatters of a block; `overlap` reorders nodes to
-    overlap one chunk's all-to-all with the other chunk's compute. `overlap_costs` is the path of a cost model for that,
-    fitted to another machine than bitproof's own.
+    `isolate_groups` gives expert all-to-alls their own process group if they share a group, `isolate_gathers` does so
+    for parameters' all-gathers; `bucket` joins the all-gathers and reduce-scatters of a block; `overlap` reorders nodes
+    to overlap one chunk's all-to-all with the other chunk's compute. `overlap_costs` is the path of a cost model for
+    that, fitted to another machine than bitproof's own.
 
     `backend`: "fx" runs the graph operator by operator; "regional_inductor" compiles regions of it, by default only
     attention operators; "inductor" compiles the whole graph, which fuses operators and so rounds less often: expect
     CLOSE; "cuda_graph" captures the graph once, and replays it with static inputs and outputs. On a CPU its calls run
-    one by one with the same static inputs and outputs.
+    in sequence with the same static inputs and outputs.
 
-    `regions`, for "regional_inductor", selects other regions: patterns over module names, as in `Chunking`. One call of
-    a matching module is a region, with separate regions for forward and backward and for each chunk.
+    `regions`, for "regional_inductor", selects other regions: patterns over module names, as in `Chunking`. A call of a
+    matching module is a region, with separate regions for forward and backward and for each chunk.
 
     `until` names the last pass to apply, "" for none: the graph then runs without the later passes and without the
     backend.
@@ -84,7 +84,7 @@ OPTIONAL_PASSES = tuple(field.name for field in fields(Pipeline) if field.defaul
 
 
 def check_traced(case: Case) -> None:
-    """Raise CaseError for a case that asks joint, autoplace, precompiled or compiled for what they do not do."""
+    """Raise CaseError for a case that asks joint, autoplace, precompiled or compiled for unsupported features."""
     _check_joint(case)
     _check_autoplace(case)
     _check_precompiled(case)
@@ -93,7 +93,7 @@ def check_traced(case: Case) -> None:
 
 
 def _check_joint(case: Case) -> None:
-    """Refuse what only chunks, or graphs that are one, can have."""
+    """Refuse features that need chunks, or a graph that is not partitioned."""
     if JOINT not in (case.reference, case.candidate):
         return
     refused = {
@@ -129,13 +129,13 @@ def _check_autoplace(case: Case) -> None:
 
 
 def _check_precompiled(case: Case) -> None:
-    """Refuse what is not written down: see `refuse_unwritten`."""
+    """Refuse steps that cannot be stored: see `refuse_unwritten`."""
     if PRECOMPILED in (case.reference, case.candidate):
         refuse_unwritten(case)
 
 
 def _check_compiled(case: Case) -> None:
-    """Refuse the system of anything but a reference of the user's own, and passes that know our graphs alone."""
+    """Refuse the system unless the reference is a user's own, and refuse passes that support only our graphs."""
     if COMPILED not in (case.reference, case.candidate):
         return
     if case.reference in (COMPILED, "eager", "eager_chunked", *PREPARED):
@@ -159,7 +159,7 @@ def _check_compiled(case: Case) -> None:
 
 
 def _check_captured(case: Case) -> None:
-    """Refuse activations that a replay would not show: what looks at them is Python."""
+    """Refuse to observe activations of a replayed graph: the observer is Python, which a replay does not run."""
     if case.pipeline.captures and case.observe:
         raise CaseError(
             f"case {case.name} observes activations of a step that is replayed as a CUDA graph",
@@ -170,11 +170,10 @@ def _check_captured(case: Case) -> None:
 
 
 def refuse_unwritten(case: Case) -> None:
-    """Raise CaseError for a case whose step is not written down: it is no graph of operators, nor one that is compiled
-    as a whole.
+    """Raise CaseError for a case whose step cannot be stored: it is no graph of operators, and not compiled as a whole.
 
-    Calls that look at activations are no operators, and regions are compiled into objects that a pickle alone could
-    hold. Placements are solved for when a case runs.
+    Calls that observe activations are no operators, and regions are compiled into objects that only pickle could store.
+    Placements are solved for when a case runs.
     """
     if case.autoplace is not None:
         raise CaseError(

@@ -1,1 +1,1 @@
-"""Compare two recordings, exactly: pair by full key, judge, and say in bits how two tensors differ."""
+"""Compare two recordings exactly: pair by full key, judge, and describe in bits how two tensors differ."""

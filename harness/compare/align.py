@@ -1,4 +1,4 @@
-"""Pair the records of two recordings by their full key, and name everything that has no partner.
+"""Pair the records of two recordings by their full key, and name every record without a partner.
 
 A record pairs by (step, rank, kind, name) or not at all: no prefix, no position, no best match.
 """
@@ -15,10 +15,10 @@ NUM_NAMED = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Alignment:
-    """What pairs, in the order in which the reference recorded it, and what does not.
+    """Paired records, in the order of the reference, and unpaired keys.
 
-    `missing` is in the reference alone, `extra` in the candidate alone. A duplicated key keeps its
-    first record; `empty` names the sides that recorded nothing.
+    `missing` is in the reference alone, `extra` in the candidate alone. A duplicated key keeps its first record;
+    `empty` names the sides without any record.
     """
 
     pairs: dict[Key, tuple[Record, Record]] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Unpaired:
     names: dict[str, set[str]] = field(default_factory=dict)
 
     def add(self, alignment: Alignment) -> None:
-        """Take one more alignment, of records that the others have nothing of."""
+        """Add an alignment, whose records are new to the others."""
         self.missing += alignment.missing
         self.extra += alignment.extra
         for side, keys in alignment.duplicates.items():
@@ -50,7 +50,7 @@ class Unpaired:
 
     @property
     def gaps(self) -> list[str]:
-        """One sentence for everything that keeps the evidence from being whole; none when it is."""
+        """A sentence for each gap in the evidence; none if it is complete."""
         gaps = [f"the {side} recording is empty" for side in self.empty]
         if self.missing and "candidate" not in self.empty:
             gaps.append(f"the candidate lacks {name_keys(self.missing)}")
@@ -61,7 +61,10 @@ class Unpaired:
         return gaps
 
     def _strangers(self) -> Iterator[str]:
-        """A sentence for each kind in which each side has names that the other never uses, and how to pair them."""
+        """A sentence for each kind in which each side has names that the other never uses, and how to pair them.
+
+        Example: the reference has `grad layers.0.w` and the candidate `grad module.layers.0.w`, at every step.
+        """
         missing, extra = (_names_by_kind(keys) for keys in (self.missing, self.extra))
         for kind in missing:
             known = self.names.get(kind, set())
@@ -116,7 +119,7 @@ def name_keys(keys: Iterable[Key]) -> str:
 
 
 def _index(items: Iterable[tuple[Key, Record]]) -> tuple[dict[Key, Record], tuple[Key, ...]]:
-    """Records by key, and the keys that came again."""
+    """Records by key, and the duplicated keys."""
     records: dict[Key, Record] = {}
     twice: dict[Key, None] = {}
     for key, record in items:

@@ -1,13 +1,13 @@
-"""Baselines: recordings that are filed under their environment, and runs that are compared with them.
+"""Baselines: recordings filed by their environment, and runs that are compared with them.
 
-A baseline lies at DIR/<case>/<system>/<environment id>/. The environment is what a manifest has of everything
-beside the code that can change a bit: the case, package versions, hardware, device, backend, environment variables,
-determinism switches, the ordered passes with their settings, and the data. The commit, a fault and the
-graph's own code are not in it: what they change is what a baseline is there to show.
+A baseline is in DIR/<case>/<system>/<environment id>/. The environment has every fact of a manifest that can change a
+bit, except the code: the case, package versions, hardware, device, backend, environment variables, determinism
+switches, the ordered passes with their settings, and the data. The commit, a fault and the graph's own code are left
+out: a baseline exists to show their effects.
 
-Other bits than a baseline of the same environment are DRIFTED. With other environments' baselines alone a
-recording is NOT COMPARABLE: the nearest, with the fewest differing fields, is named with those fields, and where
-they are package versions alone, with the tensors that drifted. Folders' names are for people: manifests decide.
+If bits differ from a baseline of the same environment, the recording is DRIFTED. If all baselines are from other
+environments, it is NOT COMPARABLE: the nearest, with the fewest differing fields, is named with those fields, and, if
+only package versions differ, with the tensors that drifted. Folder names are for people: manifests decide.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _MAX_DRIFT = 100
 
 
 def environment_of(manifest: Manifest) -> dict[str, Any]:
-    """What of a manifest can change a bit and is not the code under test, as nested JSON values."""
+    """The facts of a manifest that can change a bit, without the code under test, as nested JSON values."""
     machine, passes = manifest.machine or {}, manifest.graph.passes if manifest.graph else []
     settings: dict[str, list[Any]] = {}
     for entry in passes:
@@ -84,7 +84,7 @@ def _without_code(rank: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _release_of(machine: MachineFacts) -> dict[str, str]:
-    """torch's version without a `+cu132` that says what `cuda` says already: earlier manifests had it or had it not."""
+    """torch's version without a `+cu132` that repeats the field `cuda`: not all earlier manifests had it."""
     torch, cuda = machine.get("torch"), machine.get("cuda")
     if not isinstance(torch, str) or not isinstance(cuda, str):
         return {}
@@ -109,10 +109,10 @@ def file_baseline(
     force: bool = False,
     accepted: Accepted | None = None,
 ) -> Path:
-    """Move a recording to where its environment's baseline lies, and return that folder.
+    """Move a recording into the folder for its environment's baseline, and return that folder.
 
-    What was `accepted` says so in its manifest. Raises UsageError when there is a baseline already, unless `force` has
-    it replaced.
+    The manifest of an `accepted` baseline says so. Raises UsageError if there is a baseline already, unless `force`
+    replaces it.
     """
     found = read_recording(recording)
     environment = environment_of(found.manifest)
@@ -147,7 +147,7 @@ def file_baseline(
 
 
 def values_to_keep(baseline_dir: Path | None, case: Case, system: str) -> tuple[str, ...]:
-    """Patterns of the values that a system's baselines hold: a run that keeps them too can state drift in ULPs."""
+    """Patterns of the values in a system's baselines: a run that keeps them too can state drift in ULPs."""
     manifests = _manifests(baseline_dir, case, system).values() if baseline_dir else ()
     known = [manifest.values for manifest in manifests if not isinstance(manifest, RecordingError)]
     return tuple(dict.fromkeys(pattern for patterns in known for pattern in patterns))
@@ -156,7 +156,7 @@ def values_to_keep(baseline_dir: Path | None, case: Case, system: str) -> tuple[
 def hold_against_baselines(
     result: CaseResult, recordings: Mapping[Role, Path], measure_drift: MeasureDrift, options: RunOptions
 ) -> CaseResult:
-    """A case's result with each side's comparison to its baselines, where there is a folder of them."""
+    """A case's result with each side's comparison to its baselines, if the options name a folder of baselines."""
     case, baseline_dir = result.case, options.baseline_dir
     if baseline_dir is None:
         return result
@@ -171,7 +171,7 @@ def hold_against_baselines(
 
 
 def demanded(about: BaselineResult) -> BaselineResult:
-    """What is said where there must be a baseline of this environment: one that is not there is MISSING."""
+    """The result if a baseline of this environment is required: without it, the status is MISSING."""
     if about.status not in (BaselineStatus.NO_BASELINE, BaselineStatus.NOT_COMPARABLE):
         return about
     why = "there is no baseline" if about.status == BaselineStatus.NO_BASELINE else "no baseline is of this environment"
@@ -193,7 +193,7 @@ def unused_baselines(baseline_dir: Path, cases: Iterable[Case]) -> list[Path]:
 def hold_against_baseline(
     recording: Path, baseline_dir: Path, case: Case, system: str, measure_drift: MeasureDrift
 ) -> BaselineResult:
-    """One recording compared with its baselines. Never raises for damaged files."""
+    """A recording compared with its baselines. Never raises for damaged files."""
     try:
         manifests = _manifests(baseline_dir, case, system)
         if not manifests:
@@ -247,7 +247,7 @@ def _compare(
 
 
 def _other_code(baseline: Manifest, here: Manifest) -> list[str]:
-    """Of bits that drifted, which code did: the graph's own, and what a backend generated of it."""
+    """The code hashes that differ, to explain drift: the graph's own, and that of the code generated from it."""
     if baseline.graph is None or here.graph is None:
         return []
     names = ("code_hash", "generated_hash")
@@ -256,7 +256,7 @@ def _other_code(baseline: Manifest, here: Manifest) -> list[str]:
 
 
 def tell_sides(reason: str) -> str:
-    """A comparison's reason in which the two sides have the names that they have here."""
+    """A comparison's reason, with the names of the sides replaced: "the baseline" and "this run"."""
     return reason.replace("the reference", "the baseline").replace("the candidate", "this run")
 
 
@@ -278,16 +278,17 @@ def _differences(baseline: Mapping[str, Any], here: Mapping[str, Any]) -> dict[s
 
 
 def _folders(baseline_dir: Path, case: Case, system: str) -> tuple[Path, Path]:
-    """Where a system's baselines lie, one folder an environment, and where earlier versions filed them.
+    """The folder of a system's baselines, with a subfolder per environment, and the folder of earlier versions.
 
-    There two systems may share one folder, such as `sub/t.py:make` and `sub-t.py:make`: manifests say whose each is.
+    In the latter two systems may share a folder, such as `sub/t.py:make` and `sub-t.py:make`; manifests name the
+    system.
     """
     earlier = re.sub(r"[^\w.-]", "-", system).lstrip(".") or "-"
     return baseline_dir / case.name / file_name(system), baseline_dir / case.name / earlier
 
 
 def _manifests(baseline_dir: Path, case: Case, system: str) -> dict[Path, Manifest | RecordingError]:
-    """The manifest of each baseline of a system, or why it cannot be read. Hidden folders are being written."""
+    """The manifest of each baseline of a system, or the error in reading it. Hidden folders are still being written."""
     found: dict[Path, Manifest | RecordingError] = {}
     own, earlier = _folders(baseline_dir, case, system)
     for folder in dict.fromkeys((own, earlier)):
@@ -308,7 +309,7 @@ def _children(folder: Path) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:  # the name of an earlier version, which filed nothing there
+        if error.errno == errno.ENAMETOOLONG:  # the name is from an earlier version, which stored no such folder
             return []
         raise RecordingError(
             "baselines cannot be read", found=error.strerror or str(error), where=str(folder)

@@ -1,7 +1,7 @@
-"""How two tensors differ, in bits: which elements, by how many ULPs, and the first ones' bits.
+"""How two tensors differ, in bits: which elements, by how many ULPs, and the first differing bits.
 
-Bits decide, never values: -0.0 differs from 0.0, a NaN equals a NaN of the same payload alone, and
-`torch.equal` (which knows neither) is not used. torch is imported inside the functions.
+Bits decide, never values: -0.0 differs from 0.0, a NaN equals only a NaN of the same payload, and `torch.equal` (which
+knows neither) is not used. torch is imported inside the functions.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _BUCKET_ENDS = (0, *(2**power for power in range(63)))
 
 @dataclass(frozen=True, kw_only=True)
 class BitDifference:
-    """Two tensors of one dtype and shape, compared bit for bit.
+    """Two tensors of the same dtype and shape, compared bit for bit.
 
     `max_ulp` and `histogram`, which counts elements by `records.BUCKETS`, are None for a dtype without ULPs;
-    `first_index` and the bits are None when nothing differs. `samples` are the first elements that differ: the
-    index, the reference's bits, the candidate's.
+    `first_index` and the bits are None when nothing differs. `samples` are the first elements that differ: the index,
+    the reference's bits, the candidate's.
     """
 
     elements: int
@@ -66,7 +66,7 @@ def bits_equal(reference: Tensor, candidate: Tensor) -> bool:
 
 
 def bit_difference(reference: Tensor, candidate: Tensor) -> BitDifference:
-    """Compare two tensors element by element, in row-major order, where the first one lies, a slice at a time.
+    """Compare two tensors element by element, in row-major order, on the reference's device, a slice at a time.
 
     Raises RecordingError when dtype or shape differ: then elements have no partners.
     """
@@ -100,11 +100,10 @@ def bit_difference(reference: Tensor, candidate: Tensor) -> BitDifference:
 
 
 def max_ulp_distance(reference: Tensor, candidate: Tensor) -> int | None:
-    """The largest number of representable values that lie between two elements, in the total order.
+    """The largest distance of two elements in ULPs: the number of steps between them in the total order.
 
-    The order is IEEE 754's totalOrder: -NaN < -inf < ... < -0.0 < 0.0 < ... < inf < NaN, NaNs by
-    payload, so that -0.0 and 0.0 are 1 apart. None for dtypes that are not floating point of a sign,
-    an exponent and a mantissa.
+    The order is IEEE 754's totalOrder: -NaN < -inf < ... < -0.0 < 0.0 < ... < inf < NaN, NaNs by payload. Example: -0.0
+    and 0.0 are 1 apart. None for dtypes other than floating point with a sign, an exponent and a mantissa.
     """
     import torch
 
@@ -112,7 +111,7 @@ def max_ulp_distance(reference: Tensor, candidate: Tensor) -> int | None:
         return None
     largest = 0
     for _, left, right in _typed_slices(reference, candidate):
-        # Take the unsigned maximum.
+        # int64 has no unsigned maximum: flipping the sign bit sorts the distances as unsigned numbers.
         largest = max(largest, int((ulp_distances(left, right) ^ torch.iinfo(torch.int64).min).max()) + 2**63)
     return largest
 
@@ -150,18 +149,18 @@ def ulp_counts(reference: Tensor, candidate: Tensor) -> Tensor:
 
 
 def name_counts(counts: Tensor) -> dict[str, int]:
-    """The buckets that hold something, by name and in order."""
+    """The counts of nonempty buckets, by name and in order."""
     return {name: count for name, count in zip(BUCKETS, counts.tolist(), strict=True) if count}
 
 
 def is_unlike(reference: Tensor, candidate: Tensor) -> Tensor:
-    """Where one side is NaN or infinite and the other is not the same."""
+    """Mask of the elements that are NaN or infinite on a side, unless both sides have the same."""
     special = ~(reference.isfinite() & candidate.isfinite())
     return special & ~(reference.isnan() & candidate.isnan()) & (reference != candidate)
 
 
 def tensor_type(tensor: Tensor) -> str:
-    """dtype and shape as one word: `float32[4, 8]`."""
+    """dtype and shape as a word: `float32[4, 8]`."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
@@ -180,8 +179,10 @@ def _ordered(tensor: Tensor) -> Tensor:
 
 
 def _slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Both tensors' bytes, at most SLICE elements at a time: the first element's number, and uint8 of shape
-    [elements, bytes an element] twice, on the reference's device. So a GPU's tensor is never fetched whole.
+    """Slices of both tensors' bytes, at most SLICE elements at a time, on the reference's device.
+
+    Yields the first element's number, and uint8 of shape [elements, bytes per element] for each tensor. So a GPU's
+    tensor is never fetched whole.
     """
     from bitproof.harness.capture.digest import octets
 
@@ -198,5 +199,5 @@ def _typed_slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, T
 
 
 def _hex(element: Tensor) -> str:
-    """One element's bits, most significant first. Every machine that torch runs on is little-endian."""
+    """An element's bits, most significant first. Every machine that torch runs on is little-endian."""
     return "0x" + bytes(reversed(element.tolist())).hex()

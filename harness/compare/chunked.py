@@ -1,8 +1,8 @@
-"""Which modules two recordings ran in chunks, and how often: systems that chunk must have chunked the same.
+"""Modules that two recordings ran in chunks, and how often: systems that chunk must have chunked the same.
 
-A system that leaves a module whole computes other bits than one that splits it, and then neither's code is to
-blame; or the same bits, and then nothing was shown of chunking. So a manifest's `chunked` has, for each module,
-its calls in chunks a step. Systems that do not chunk, and those that are the user's own, say nothing of it.
+A system that runs a module whole computes other bits than a system that splits it, and neither's code is to blame. If
+the bits agree nevertheless, chunking was not tested. So a manifest's `chunked` has, for each module, its calls in
+chunks per step. Systems that do not chunk, and a user's own, have no entry.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Calls = Mapping[str, int]
 def agreed_by_ranks(
     system: str, by_rank: Sequence[dict[str, int] | None], stage_ranks: int | None = None
 ) -> dict[str, int] | None:
-    """What every rank says that it ran in chunks; in a pipeline every rank of a stage, of that stage's modules.
+    """The chunked calls on which all ranks agree; in a pipeline, the ranks of a stage for that stage's modules.
 
-    Raises RecordingError, naming the first rank that did otherwise.
+    Raises RecordingError, naming the first rank that differs.
     """
     agreed: dict[str, int] | None = None
     for rank, chunked in enumerate(by_rank):
@@ -36,7 +36,7 @@ def agreed_by_ranks(
 
 
 def unlike_chunks(reference: Recording, candidate: Recording) -> Iterator[str]:
-    """Why two recordings cannot be compared that both ran in chunks, but other modules, or other numbers of times."""
+    """Reasons why two chunked recordings cannot be compared: other modules, or other numbers of calls."""
     found: list[Calls] = []
     for side, recording in (("reference", reference), ("candidate", candidate)):
         if not _runs_in_chunks(recording.manifest):
@@ -58,7 +58,7 @@ def _runs_in_chunks(manifest: Manifest) -> bool:
 
 
 def _tell(calls: Calls | None, *both: Calls | None) -> str:
-    """Of a system's calls, those in which `both` are not the same."""
+    """A system's calls of the modules in which `both` differ."""
     names = sorted({name for side in both for name in side or {}})
     differing = [name for name in names if len({(side or {}).get(name, 0) for side in both}) > 1]
     return ", ".join(f"{name} {(calls or {}).get(name, 0)}" for name in differing) or "nothing"

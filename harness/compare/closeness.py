@@ -1,13 +1,13 @@
 """How close two recordings are in value: the evidence for CLOSE, and for a DIFFERENT that is as large as expected.
 
-Bits have been compared before; here every recorded tensor's values are read, rank by rank, and each is
-checked against its digest, so that the values measured are those that were recorded.
+Bits have been compared before. Here every recorded tensor's values are read, rank by rank, and checked against their
+digest, so that the measured values are the recorded values.
 
-- A tensor's relative error is |r - c| / |r|, Euclidean norms over all elements in float64. Squares are
-  added one by one in row-major order, after division by the largest magnitude, so none over- or
-  underflows.
-- NaN where the other side has NaN, and an infinity where it has the same one, add nothing to an error.
-  On one side alone they make it infinite, as does a difference from a reference of zeros.
+- A tensor's relative error is |r - c| / |r|, Euclidean norms over all elements in float64. Squares are added in
+  sequence in row-major order, after division by the largest magnitude, so none over- or underflows. Example: r = [3, 4]
+  and c = [3, 5] have the error 1 / 5.
+- A NaN on both sides adds nothing to an error, nor does the same infinity. On one side they make it infinite, as
+  does a difference from a reference of zeros.
 - Tensors that are not floating point have no error: they agree in bits or are infinitely far apart.
 """
 
@@ -31,15 +31,15 @@ from bitproof.harness.records import Closeness, Key, Recording
 
 
 def measure(reference: Path, candidate: Path, bound: float, step: int | None = None) -> Closeness:
-    """Compare the values of two recordings with the same keys but for buffers, of one step or all.
+    """Compare the values of two recordings with the same keys except for buffers, at one step or all.
 
-    Raises RecordingError when one lacks evidence.
+    Raises RecordingError when a side lacks evidence.
     """
     folders = {"reference": reference, "candidate": candidate}
     recordings = {side: read_recording(folder) for side, folder in folders.items()}
     here, there = (recording.records for recording in recordings.values())
     keys = [key for key in here if key in there]
-    if not keys or any(key.kind != "buffer" for key in here.keys() ^ there):  # only one side may have a buffer
+    if not keys or any(key.kind != "buffer" for key in here.keys() ^ there):  # only a buffer may be missing on a side
         raise RecordingError("two recordings without the same tensors have no values to compare")
     measured = [key for key in keys if step is None or key.step == step]
     if not measured:
@@ -58,6 +58,7 @@ def measure(reference: Path, candidate: Path, bound: float, step: int | None = N
                 errors[key] = relative_error(left, right)
                 counts[key.kind] = counts.get(key.kind, 0) + ulp_counts(left, right)
     order = computation_order(keys)
+    # Among equal errors, the tensor that is computed first is reported.
     largest = min(errors, key=lambda key: (-errors[key], order(key)))
     beyond = sorted((key for key, error in errors.items() if not error <= bound), key=order)
     return Closeness(
@@ -72,7 +73,7 @@ def measure(reference: Path, candidate: Path, bound: float, step: int | None = N
 
 
 def _refuse_unlike(key: Key, left: Tensor, right: Tensor) -> None:
-    """Elements have partners where shapes agree. What a DTensor's rank holds may be of another size on each side."""
+    """Raise RecordingError if shapes differ, as elements then have no partners: a rank's shard, for example."""
     if left.shape != right.shape:
         raise RecordingError(
             f"step {key.step}, rank {key.rank}, {key.kind} {key.name} is of two sizes: a bound says nothing of it",
@@ -83,7 +84,7 @@ def _refuse_unlike(key: Key, left: Tensor, right: Tensor) -> None:
 
 
 def relative_error(reference: Tensor, candidate: Tensor) -> float:
-    """|r - c| / |r| as the top of this file says; infinity where no finite number states it."""
+    """|r - c| / |r| as the top of this file defines it; infinity if it is not finite."""
     if bits_equal(reference, candidate):
         return 0.0
     if not reference.is_floating_point() or tensor_type(reference) != tensor_type(candidate):
@@ -99,7 +100,7 @@ def relative_error(reference: Tensor, candidate: Tensor) -> float:
 
 @contextmanager
 def _opened(folder: Path, recording: Recording, rank: int) -> Iterator[Values]:
-    """One rank's values, which must be there for exactly the tensors that the rank recorded."""
+    """A rank's values, which must be present for exactly the tensors that the rank recorded."""
     path = checked_values_path(folder, recording.manifest, rank)
     names = {name_value(key) for key in recording.records if key.rank == rank}
     with open_values(path) as values:

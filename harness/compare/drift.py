@@ -1,7 +1,7 @@
-"""Which tensors of two recordings differ, and, where both keep their values, in how many elements and by how many ULPs.
+"""Tensors that differ between two recordings, and, if both keep values, in how many elements and by how many ULPs.
 
-Digests show which records drifted; values, each checked by its digest, show by how much. Recordings keep the values
-of some tensors only, so an entry states for how many of its records the size of the drift is known.
+Digests show which records drifted; values, each checked by its digest, show by how much. Recordings keep the values of
+some tensors only, so an entry states for how many of its records the size of the drift is known.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from bitproof.harness.records import BUCKETS, Drift, Key, Record, Recording
 def measure_drift(reference: Path, candidate: Path) -> list[Drift]:
     """An entry for each (kind, name) that differs anywhere, in the order of computation.
 
-    One rank's records are held at a time. What no value shows is None. Raises RecordingError when values are damaged or
-    others than were recorded.
+    The records of one rank are in memory at a time. Statistics are None for records without stored values. Raises
+    RecordingError when values are damaged or differ from the recorded digests.
     """
     folders = (reference, candidate)
     recordings = (read_recording(reference), read_recording(candidate))
@@ -40,7 +40,7 @@ def measure_drift(reference: Path, candidate: Path) -> list[Drift]:
         for key in sorted(differing, key=order):
             place, new = order(key), _new_entry(key, left[key], right[key])
             first, entry = entries.setdefault((key.kind, key.name), (place, new))
-            if place < first:  # on a rank before, a later step was the first
+            if place < first:  # a rank before had a later step as its first
                 for name in ("step", "rank", "reference_type", "candidate_type"):
                     setattr(entry, name, getattr(new, name))
                 entries[key.kind, key.name] = place, entry
@@ -71,7 +71,7 @@ def _new_entry(key: Key, reference: Record, candidate: Record) -> Drift:
 def _kept_pairs(
     keys: Sequence[Key], folders: tuple[Path, Path], recordings: tuple[Recording, Recording]
 ) -> Iterator[tuple[Key, Tensor, Tensor]]:
-    """The values of `keys`, all of one rank, that both recordings keep."""
+    """The values of `keys`, all of the same rank, that both recordings keep."""
     if not keys or not all(recording.manifest.values_sha256 for recording in recordings):
         return
     rank = keys[0].rank

@@ -1,12 +1,12 @@
-"""What two recordings show, added up rank by rank.
+"""The evidence in two recordings, added up rank by rank.
 
-Ranks record alike: the same names at the same steps, of one dtype, shape and content. What follows from these (gaps,
-counts, the order of computation) is worked out from the records of the first rank that recorded so; of the others
+Ranks record alike: the same names at the same steps, of the same dtype, shape and content. The consequences (gaps,
+counts, the order of computation) are computed from the records of the first rank of each such group; for the others
 only digests are compared, as whole columns. So a thousand ranks take seconds, and the memory of two. A rank that
-recorded otherwise is worked out by itself.
+recorded differently is processed on its own.
 
-1. Pair the records of a rank; keep what has no partner.
-2. Note what the case promises: kinds at each step, names at every step, real digests.
+1. Pair the records of a rank; keep records without a partner.
+2. Check the promises of the case: kinds at each step, names at every step, real digests.
 3. Compare dtype and shape, then digests.
 4. Keep the differing records that were computed first.
 """
@@ -47,7 +47,8 @@ _is_digest = re.compile("[0-9a-f]{32}").fullmatch
 
 
 class DifferingPair(NamedTuple):
-    """A record that differs, and where in the run it was computed. The records state its types; its digests do not."""
+    """A record that differs, and its position in the run. The records state its types; their digests may be another
+    rank's."""
 
     place: ComputedAt
     key: Key
@@ -55,7 +56,7 @@ class DifferingPair(NamedTuple):
 
     @property
     def divergence(self) -> Divergence:
-        """As a report names it, before values are read."""
+        """The record as a report names it, before values are read."""
         types = [_tell_type(record) for record in self.records]
         tensor = TensorDifference(reference_type=types[0], candidate_type=types[1])
         key = self.key
@@ -64,11 +65,11 @@ class DifferingPair(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Likeness:
-    """How ranks recorded that recorded alike, and what follows from all but their digests.
+    """A group of ranks that recorded alike, and all consequences of their records except the digests.
 
-    `reference` and `candidate` are the first such rank's rows; `keys` are the reference's, and `partners` the row of
-    the candidate that pairs with each. `computed` has the rows in the order in which a step computes them, `kinds` and
-    `tensors` a number for each row's step and kind, and for its kind and name.
+    `reference` and `candidate` are the rows of the group's first rank; `keys` are the reference's, and `partners` maps
+    each to the row of the candidate that pairs with it. `computed` has the rows in the order in which a step computes
+    them, `kinds` and `tensors` a number for each row's step and kind, and for its kind and name.
     """
 
     reference: RankRows
@@ -82,17 +83,17 @@ class Likeness:
     seen: frozenset[tuple[int, str]]
 
     def fits(self, reference: RankRows, candidate: RankRows) -> bool:
-        """Whether another rank recorded so."""
+        """Whether another rank recorded the same."""
         return reference.recorded_like(self.reference) and candidate.recorded_like(self.candidate)
 
 
 @dataclass(kw_only=True)
 class Evidence:
-    """What has been compared so far, and what is missing of it.
+    """The comparison so far, and its gaps.
 
     `compared` and `mismatched` count records by kind. `first` is the differing record that was computed first, and
     `differing` the first MAX_DIFFERING of those inside the case; `kinds` are those that differ at each step. `layouts`
-    has a sentence for each pair whose dtype, shape or placements differ. `one_sided` are buffers of one side alone,
+    has a sentence for each pair whose dtype, shape or placements differ. `one_sided` are buffers of one side,
     which are no gaps.
     """
 
@@ -118,7 +119,7 @@ class Evidence:
 
     @property
     def gaps(self) -> list[str]:
-        """One sentence for everything that keeps the evidence from being whole; none when it is."""
+        """A sentence for each gap in the evidence; none if it is complete."""
         absent = [] if self._unpaired.empty else [*self._absent()]
         missing, extra = (
             [key for key in keys if not self.one_sided.covers(key)]
@@ -139,11 +140,11 @@ class Evidence:
 
     @property
     def num_differing(self) -> int:
-        """How many records differ, of the kinds that there are."""
+        """How many records of known kinds differ."""
         return sum(self.mismatched.values())
 
     def add(self, reference: Mapping[Key, Record], candidate: Mapping[Key, Record]) -> bool:
-        """Take records of some ranks, all that there are of them. Whether each has a usable partner of its type."""
+        """Add all records of some ranks. Returns whether each has a usable partner of the same type."""
         alignment = align(reference.items(), candidate.items())
         before = len(self._skipped), len(self._unusable), len(self._unlike), len(self._sharded)
         self._unpaired.add(alignment)
@@ -168,11 +169,12 @@ class Evidence:
         return not (unpaired or alignment.duplicates or alignment.empty) and before == after
 
     def add_rank(self, reference: RankRows, candidate: RankRows) -> None:
-        """Take one rank's rows of both."""
+        """Add a rank's rows of both recordings."""
         for likeness in self._likenesses:
             if likeness.fits(reference, candidate):
                 return self._add_like(likeness, reference, candidate)
         if self.add(reference.records, candidate.records) and reference.is_finite and candidate.is_finite:
+            # Newest first: the next rank most likely recorded like this rank.
             self._likenesses = [self._likeness(reference, candidate), *self._likenesses][:_MAX_LIKENESSES]
         return None
 
@@ -194,7 +196,7 @@ class Evidence:
         )
 
     def _add_like(self, likeness: Likeness, reference: RankRows, candidate: RankRows) -> None:
-        """A rank that recorded like another: what differs is in the digests alone."""
+        """Add a rank of a known group: only digests can differ."""
         for kind, count in likeness.compared.items():
             self.compared[kind] = self.compared.get(kind, 0) + count
         self._seen[reference.rank] = likeness.seen
@@ -218,7 +220,7 @@ class Evidence:
                 break
 
     def _differ(self, found: DifferingPair) -> None:
-        """A pair that differs, and how its types do."""
+        """Note a differing pair, and how its types differ."""
         key, (reference, candidate) = found.key, found.records
         told = _tell_layout(key, reference, candidate)
         if _type(reference) != _type(candidate):
@@ -231,7 +233,7 @@ class Evidence:
             self._keep(found)
 
     def _keep(self, found: DifferingPair) -> bool:
-        """Keep a differing record if it is among the first. Returns whether a later one could still be."""
+        """Keep a differing record if it is among the first. Returns whether a later record could still be."""
         if self.first is None or found < self.first:
             self.first = found
         if not is_inside(found.key, self.case):
@@ -239,13 +241,14 @@ class Evidence:
         if self._is_full and found > self._differing[MAX_DIFFERING - 1]:
             return False
         self._differing.append(found)
+        # Sort only after MAX_DIFFERING more records: sorting at each would be quadratic.
         if len(self._differing) >= 2 * MAX_DIFFERING:
             self._differing = sorted(self._differing)[:MAX_DIFFERING]
             self._is_full = True
         return True
 
     def _absent(self) -> Iterator[str]:
-        """A sentence for each kind that the case promises and no pair shows at some step on some rank."""
+        """A sentence for each kind that the case promises and that no pair shows at some step on some rank."""
         ranks, nothing = range(self.case.parallelism.world_size), frozenset[tuple[int, str]]()
         on_any = {place for seen in self._seen.values() for place in seen}
         for kind in required_kinds(self.case):
@@ -277,12 +280,12 @@ def evidence_of(reference: Recording, candidate: Recording, case: Case) -> Evide
 
 
 def is_inside(key: Key, case: Case) -> bool:
-    """Whether a record's step and rank are the case's."""
+    """Whether a record's step and rank are within the case's."""
     return key.step in case.compared_steps and 0 <= key.rank < case.parallelism.world_size
 
 
 def _tell_type(record: Record) -> str:
-    """As in "bfloat16[4, 8]", with the placements of a sharded tensor."""
+    """A record's type, as in "bfloat16[4, 8]", with the placements of a sharded tensor."""
     return f"{record.dtype}{list(record.shape)}" + (f", {record.placements}" if record.placements else "")
 
 
@@ -291,9 +294,9 @@ def _type(record: Record) -> tuple[str, tuple[int, ...]]:
 
 
 def _are_sharded_otherwise(reference: Record, candidate: Record) -> bool:
-    """Whether placements differ, and a rank does not hold the same part on both sides.
+    """Whether placements differ, and a rank has different parts of the tensor on the two sides.
 
-    A tensor that one side does not have, such as a gradient of None, has no placements there.
+    A tensor that is missing on a side, such as a gradient of None, has no placements there.
     """
     is_same_part = reference.box is not None and reference.box == candidate.box
     has_both = holds_any(reference) and holds_any(candidate)
@@ -309,9 +312,10 @@ def _tell_layout(key: Key, reference: Record, candidate: Record) -> str:
 
 
 def _skipped(alignment: Alignment, unpaired: set[Key], case: Case) -> Iterator[str]:
-    """A sentence for each name that comes and goes between steps, on both sides."""
+    """A sentence for each name that is absent at some steps, on both sides."""
     for kind, name, rank in dict.fromkeys((key.kind, key.name, key.rank) for key in alignment.pairs):
-        if kind == "rng" or Key(0, kind, name, rank).is_changed_setting:  # shown at the steps that draw, or change it
+        if kind == "rng" or Key(0, kind, name, rank).is_changed_setting:
+            # Recorded only at steps that draw from it or change it.
             continue
         keys = (Key(step, kind, name, rank) for step in case.compared_steps)
         if steps := [key.step for key in keys if key not in alignment.pairs and key not in unpaired]:
@@ -337,12 +341,12 @@ def _tell_places(places: list[tuple[int, int]]) -> str:
 
 
 def _numbered(values: Iterable[Any]) -> Any:
-    """Equal values by equal numbers."""
+    """Map equal values to equal numbers."""
     numbers: dict[Any, int] = {}
     return numpy.array([numbers.setdefault(value, len(numbers)) for value in values])
 
 
 def _first_of_each(numbers: Any, rows: Any) -> Iterator[tuple[int, int]]:
-    """A row of each number, and how many rows have that number."""
+    """The first row with each number, and how many rows have that number."""
     _, places, counts = numpy.unique(numbers, return_index=True, return_counts=True)
     yield from zip(rows[places].tolist(), counts.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""What bounds of two layouts make of a difference."""
+"""The verdict on a difference between two layouts, from measured bounds."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from bitproof.harness.compare.order import place_of
 from bitproof.harness.records import Comparison, Divergence, Key, LayoutBounds, Verdict
 
 USED_BY_ONE = 0.6
-"""One tensor of a hundred may use half of its bound by rounding, as a loss does that moves by two units in the last
-place: 7 of 60 correct pairs had one (`bench_bounds.py`).
-"""
+"""In one tensor of a hundred rounding may use half of the bound, such as a loss that moves by two units in the last
+place: 7 of 60 correct pairs had such a tensor (`bench_bounds.py`)."""
 
 
 def decide_by_layout(layouts: LayoutBounds) -> tuple[Verdict, str | None]:
-    """CLOSE where all that differs is within the bound that follows for it; else DIFFERENT, and what is not."""
+    """CLOSE if every difference is within its derived bound; else DIFFERENT, with the first that is beyond it."""
     if layouts.is_within:
         return Verdict.CLOSE, None
     row = next((row for row in layouts.rows if row.is_beyond), None)
@@ -40,7 +39,7 @@ def first_beyond(layouts: LayoutBounds, comparison: Comparison) -> Divergence | 
 def told_near(layouts: LayoutBounds) -> str | None:
     """The sentence about a CLOSE whose tensors differ by more than rounding usually does; None if none do.
 
-    Such as "5 tensors of blocks.1.norm use up to 85% of their bound, and no other module's more than 20%".
+    Example: "5 tensors of blocks.1.norm use up to 85% of their bound, and no other module's more than 20%".
     """
     used: dict[str, list[float]] = {}
     for row in layouts.rows:

@@ -1,20 +1,20 @@
-"""Buffers that only one of two systems registers: what they leave of a verdict.
+"""Buffers that only one of two systems registers, and their effect on the verdict.
 
-A constant of one side, such as `positions`, is another way to write a number: what it changes shows in everything that
-is compared. So it is a remark, and the verdict is that of everything else. State is something else: what steps change
-on one side has no partner, and nothing shows that it is right.
+A constant of one side, such as `positions`, is another way to write a number: its effects show in every compared
+tensor. So it is a remark, and the other tensors decide the verdict. State differs: if steps change a buffer of a single
+side, it has no partner, and nothing shows that it is right.
 
     candidate alone   positions   the same bits at every step     EQUAL is EQUAL, with a remark
     candidate alone   count       other bits at a later step      EQUAL and CLOSE are UNVERIFIED
 
-This is said only of buffers, and only where the side without them is known to show every buffer it has
-(`shows_every_buffer` in its manifest): of any other system a record may be missing because it was not shown. If each
-side has buffers that the other lacks, they may be the same under two names, and their records are missing as ever. So
-is one that a rank or a step of the other side has.
+This holds only for buffers, and only if the side without them is known to show every buffer it has
+(`shows_every_buffer` in its manifest): another system may have the buffer and not show it. If each side has buffers
+that the other lacks, they may be the same under two names, and their records are missing as usual. So is a buffer that
+some rank or step of the other side has.
 
-What steps change of an optimizer's settings and attributes (`@changed`) has records on the side and at the steps where
-it changes. Without a partner it withholds EQUAL and CLOSE, like a buffer that steps change; if the other side's
-system does not show such changes at all, it is a remark.
+Changed settings and attributes of an optimizer (`@changed`) have records on the side and at the steps of the change.
+Without a partner they withhold EQUAL and CLOSE, like a buffer that steps change; if the other side's system does not
+show such changes at all, they are a remark.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _NUM_NAMED = 5
 
 @dataclass(kw_only=True)
 class OneSided:
-    """Buffers of one side alone. `side` has them, None where there are none; `changed` are those that steps change.
+    """Buffers of one side. `side` has them, None without any; `changed` are those that steps change.
 
-    `settings` are what steps of one side alone change of its optimizers, by side; `compared` are the sides whose
+    `settings` are optimizer settings that the steps of one side change, by side; `compared` are the sides whose
     partner shows such changes.
     """
 
@@ -42,7 +42,7 @@ class OneSided:
     compared: frozenset[Role] = frozenset()
 
     def covers(self, key: Key) -> bool:
-        """Whether a record without a partner is of one of these."""
+        """Whether a record without a partner belongs to these."""
         is_setting = key.is_changed_setting and any(bare(key.name) in names for names in self.settings.values())
         return is_setting or (key.kind == "buffer" and bare(key.name) in self.names)
 
@@ -56,7 +56,7 @@ class OneSided:
             yield f"only the {role}'s steps change {_first_few(names)} of its optimizer"
 
     def unshown(self) -> Iterator[str]:
-        """A sentence for what keeps agreement of everything else from being that of the systems."""
+        """A sentence for each reason why agreement of all other tensors does not show that the systems agree."""
         if self.changed:
             which = "it" if len(self.changed) == 1 else "them"
             yield f"only the {self.side} has buffer {_first_few(self.changed)}, and steps change {which}"
@@ -68,9 +68,9 @@ class OneSided:
 def one_sided(
     sides: Sequence[Recording], unpaired: Mapping[Role, Iterable[tuple[Key, Record]]], num_steps: int
 ) -> OneSided:
-    """What of the records without a partner, by the side that has them, is of buffers that the other side never has."""
+    """Sort records without a partner by side, and keep the buffers that the other side never has."""
     if sides[0].manifest.system == sides[1].manifest.system:
-        return OneSided()  # two runs of one system register the same
+        return OneSided()  # two runs of the same system register the same
     changing = {
         role: [*dict.fromkeys(bare(k.name) for k, _ in unpaired[role] if k.kind == "optimizer")] for role in ROLES
     }
@@ -97,7 +97,7 @@ def one_sided(
 
 
 def _changes(moments: Mapping[tuple[int, str], Mapping[int, str]], num_steps: int) -> bool:
-    """Whether a rank's value differs between two moments, or is not there at all steps."""
+    """Whether a rank's value differs between two moments, or is missing at some step."""
     by_rank: dict[int, set[str]] = {}
     for (rank, _), steps in moments.items():
         by_rank.setdefault(rank, set()).update(steps.values())

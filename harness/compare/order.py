@@ -1,4 +1,4 @@
-"""The order in which a step computes what is recorded: which of two records comes first, where several differ."""
+"""The order in which a step computes its records: decides which of several differing records is first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ optimizer; then others."""
 
 
 class ComputedAt(NamedTuple):
-    """Where in a run a record was computed: step, phase of the step, its tensor's place among all, rank."""
+    """A record's position in a run: step, phase of the step, index of its tensor among all, rank."""
 
     step: int
     phase: int
@@ -32,12 +32,12 @@ class ComputationOrder:
         self._tensors: dict[tuple[str, str], int] = {}
 
     def add(self, recorded: Iterable[Key]) -> None:
-        """Learn the names of what was recorded, in that order."""
+        """Add names in the order in which they were recorded."""
         for key in recorded:
             self._tensors.setdefault((key.kind, key.name), len(self._tensors))
 
     def __call__(self, key: Key) -> ComputedAt:
-        """Where a record whose name is known was computed."""
+        """The position of a record whose name is known."""
         return ComputedAt(key.step, phase_of(key), self._tensors[key.kind, key.name], key.rank)
 
 
@@ -49,7 +49,7 @@ def computation_order(recorded: Iterable[Key]) -> Any:
 
 
 def phase_of(key: Key) -> int:
-    """A record's phase of its step, as a place in PHASES or behind the last."""
+    """A record's phase of its step, as an index into PHASES; unknown kinds come last."""
     moments = (BEFORE_FORWARD, BEFORE_OPTIMIZER) if key.kind == "buffer" else ()
     kind = next((moment for moment in moments if key.name.endswith(moment)), key.kind)
     if kind == "activation" and (boundary := boundary_of(key.name)) and boundary.direction == "backward":
@@ -58,7 +58,7 @@ def phase_of(key: Key) -> int:
 
 
 def place_of(key: Key) -> tuple[str, str]:
-    """The module that a record is of, "" for the step itself, and the direction in which it is computed."""
+    """The module of a record, "" outside any module, and the direction in which it is computed."""
     if key.kind == "activation" and (boundary := boundary_of(key.name)) is not None:
         return boundary.module, boundary.direction
     if key.kind not in ("grad", "param", "optimizer"):

@@ -20,7 +20,7 @@ from bitproof.harness.errors import (
 from bitproof.harness.records import CaseResult, Verdict
 
 MAX_ERROR = 2 * MAX_TRACEBACK
-"""Characters of a result's error: its message, a traceback, and what a search for the cause adds."""
+"""Characters of a result's error: its message, a traceback, and text from a search for the cause."""
 
 
 def result_of(case: Case, judgement: Judgement, *, device: str, backend: str, **facts: Any) -> CaseResult:
@@ -39,7 +39,7 @@ def result_of(case: Case, judgement: Judgement, *, device: str, backend: str, **
 
 
 def result_of_error(case: Case, error: BaseException, *, device: str, backend: str, **facts: Any) -> CaseResult:
-    """A case that failed. RecordingError and MachineError leave it UNVERIFIED, anything else is an ERROR."""
+    """A case that failed. RecordingError and MachineError leave it UNVERIFIED, any other error makes it an ERROR."""
     text = (
         str(error) if isinstance(error, BitproofError) else f"{type(error).__name__}: {bounded(str(error), MAX_FACT)}"
     )
@@ -50,7 +50,7 @@ def result_of_error(case: Case, error: BaseException, *, device: str, backend: s
 
 
 def complete(cases: Iterable[Case], results: Iterable[CaseResult], reason: str) -> list[CaseResult]:
-    """Every case's result, in case order: one without a result is UNVERIFIED, with `reason`, and ran nowhere."""
+    """Every case's result, in case order. A case without a result is UNVERIFIED, with `reason`, and ran nowhere."""
     found = {result.case.name: result for result in results}
     return [
         found.get(case.name)

@@ -1,21 +1,23 @@
-"""Which tensors another layout must leave as they are in every bit.
+"""Which tensors must be equal bit by bit between two layouts.
 
-A layout changes nothing but the order of sums. Up to the first phase of a step (forward, backward, what is done to
-gradients before they are shown, update) in which the two systems add over other ranks, or exchange rows among other
-ones, every sum has the same terms in the same order: each tensor up to there must agree in every bit. Two terms have
-one sum, so over two ranks an all-reduce and a reduce-scatter agree; over more, other collectives add in other orders,
-and so they do where several backwards of a step add: one reduces what was accumulated, another accumulates what was
-reduced. Where a step has another number of backwards, its batch is added in other parts from the first on.
+A layout changes only the order of sums. The phases of a step are forward, backward, clipping (operations on gradients
+before they are shown) and update. Up to the first phase in which the two systems add over other ranks, or exchange rows
+among other ranks, every sum has the same terms in the same order: each tensor up to there must agree in every bit.
 
-Over more than two ranks one collective adds an element in an order that its place among all that are added at once
-decides (measured on gloo's ring). So sums of other sizes have other orders, and so have those of gradients where ranks
-hold other parts of them: FSDP1 cuts what it flattened where FSDP2 cuts rows. Such parts have other norms, too, and a
-norm is summed over any number of ranks. A number that is no power of two rounds: what is divided by 3 before it is
-added is no sum that is divided by 3.
+- Two terms have a single sum, so over two ranks an all-reduce and a reduce-scatter agree. Over more ranks, other
+  collectives add in other orders.
+- Several backwards of a step also change the order: a system may reduce accumulated gradients, or accumulate reduced
+  gradients. If the number of backwards differs, the batch is divided differently, so sums differ from the first phase
+  on.
+- Over more than two ranks, a collective's order of addition for an element depends on the element's index among all
+  elements that are added at once (measured on gloo's ring). So sums of other sizes have other orders. So have sums of
+  gradients if ranks have other parts of them: FSDP1 cuts a flattened tensor, and FSDP2 cuts rows. Such parts have other
+  norms, too, and a norm is summed over any number of ranks.
+- A number that is no power of two rounds: dividing each term by 3 before the sum differs from dividing the sum by 3.
 
-Stages of a pipeline are no such layout: where each parameter lies on one rank alone, on both sides, and no rank adds
-over others, all terms of a gradient are added where it lies. On however many ranks, the sums are the same if gradients
-are added of as many parts in place, or of one in as many backwards.
+Stages of a pipeline are an exception. If each parameter is on one rank on both sides, and no rank adds over
+others, all terms of a gradient are added on its own rank. Then the sums are the same on any number of ranks, if
+gradients have the same number of parts added in place, or a single part in the same number of backwards.
 """
 
 from __future__ import annotations
@@ -35,10 +37,10 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 def regrouped_from(
     reference: Manifest, candidate: Manifest, *, are_staged: bool = False, are_moved: bool = False
 ) -> int | None:
-    """The first phase, as its place in PHASES, whose sums have another order or other terms; None where none has.
+    """The first phase, as an index into PHASES, whose sums have another order or other terms; None if no phase has.
 
-    Systems of unequal numbers of ranks cut the batch otherwise, so from the first on. With `are_staged` each parameter
-    lies on one rank alone; with `are_moved` ranks hold other parts of gradients than the other system's.
+    Systems of unequal numbers of ranks divide the batch differently, so from the first on. With `are_staged` each
+    parameter is on one rank; with `are_moved` ranks have other parts of gradients than in the other system.
     """
     meetings = [manifest.meetings or () for manifest in (reference, candidate)]
     if are_staged and not any(meeting.ranks for side in meetings for meeting in side):
@@ -54,19 +56,21 @@ def regrouped_from(
 
 
 def regrouped_between(reference: Recording, candidate: Recording) -> int | None:
-    """The same of two recordings."""
+    """As `regrouped_from`, for two recordings."""
     sides = reference, candidate
     manifests = (side.manifest for side in sides)
     return regrouped_from(*manifests, are_staged=are_staged(*sides), are_moved=gradients_lie_otherwise(*sides))
 
 
 def apart_from(candidate: Manifest) -> int:
-    """The first step in which the candidate may have its own layout: earlier steps are those of what it resumes."""
+    """The first step in which the candidate may have its own layout: before, a resumed case runs the reference's
+    system."""
     return int(candidate.case["resume_at"]) if candidate.case.get("resumes_reference") else 0
 
 
 def _are_added_alike(*sides: Sequence[Meeting]) -> bool:
-    """Whether both add gradients of as many parts, seen as such, or else in as many backwards."""
+    """Whether both sides add gradients of the same number of parts, or of single parts in the same number of
+    backwards."""
     parts, backwards = (
         [{meeting.backwards for meeting in side if meeting.what == what} for side in sides]
         for what in ("parts", "backward")
@@ -75,7 +79,7 @@ def _are_added_alike(*sides: Sequence[Meeting]) -> bool:
 
 
 def _signature(meeting: Meeting) -> tuple[str, str, str, int]:
-    """What two sums must have in common to have one order: over two ranks it is the same by any collective."""
+    """The facts that two sums must share to have the same order: over two ranks any collective has it."""
     if meeting.what == "backward":
         return meeting.what, "", str(meeting.backwards), 0
     is_ordered = meeting.ranks.count(",") > 1 or meeting.backwards > 1 or meeting.what == "scale"
@@ -83,9 +87,9 @@ def _signature(meeting: Meeting) -> tuple[str, str, str, int]:
 
 
 def _follows_places(meeting: Meeting) -> bool:
-    """Whether a sum's order or terms follow from which parts of gradients ranks hold.
+    """Whether a sum's order or terms depend on which parts of gradients ranks have.
 
-    What its ranks computed of their parts, such as a norm, a DTensor adds by a functional all-reduce.
+    A DTensor adds results of parts, such as norms, by a functional all-reduce.
     """
     if meeting.phase == "forward" or meeting.what != "sum":
         return False
@@ -93,7 +97,7 @@ def _follows_places(meeting: Meeting) -> bool:
 
 
 def phase_of(tensor: LogicalTensor) -> int:
-    """In which phase of its step a tensor is computed, as a place in PHASES; before all where a step begins with it."""
+    """The phase of its step in which a tensor is computed, as an index into PHASES; -1 if the step begins with it."""
     if tensor.kind == "buffer" and tensor.name.endswith(BEFORE_FORWARD):
         return -1
     if tensor.kind == "activation":
@@ -105,5 +109,5 @@ def phase_of(tensor: LogicalTensor) -> int:
 
 
 def is_exact(tensor: LogicalTensor, first: int | None, start: int = 0) -> bool:
-    """Whether a tensor must agree in every bit, where sums have another order from a phase of step `start` on."""
+    """Whether a tensor must agree in every bit, if sums have another order from phase `first` of step `start` on."""
     return first is None or tensor.step < start or (tensor.step == start and phase_of(tensor) < first)

@@ -1,18 +1,18 @@
-"""Which tensors another layout must leave as they are, and how far it may move the others.
+"""Bounds for tensors of another layout: which must be equal, and how far rounding may move the others.
 
-1. Which tensors must agree in every bit, `phases.py` says.
-2. Afterwards a tensor may differ by rounding. By how much depends on the number of terms, on dtypes and on what
-   amplifies errors on the way, so it is measured: the reference runs a few times more with all of its sums in other
-   orders (`harness.disturb.regroup`), in as many parts as the larger system has ranks.
+1. `phases.py` decides which tensors must agree in every bit.
+2. All others may differ by rounding. The amount depends on the number of terms, on dtypes and on the amplification of
+   errors on the way, so it is measured: the reference runs a few more times with all of its sums in other orders
+   (`harness.disturb.regroup`), in as many parts as the larger system has ranks.
 3. A tensor's bound is Student's quantile times the root mean square of its samples' distances from the reference, at
    the level at which all tensors together stay within theirs with CONFIDENCE; and at least FEWEST_UNITS units in the
-   last place of its norm, since samples of few elements may all be rounded to one value, and some sums are fused.
-4. Three samples know a spread badly: with three degrees of freedom a bound is 30 spreads for a hundred tensors, and a
-   defect of 17 fits in. Rounding itself moves tensors by 1 spread, at most 2 (`bench_layouts.py defects`). So a tensor
-   that moves by more than NEAR_SPREADS, and by more than a unit, is `near`: `across` then takes more samples, and
-   with twelve a bound is 6 spreads.
+   last place of its norm, since samples of few elements may all be rounded to the same value, and some sums are fused.
+4. Three samples estimate a spread badly: with three degrees of freedom a bound is 30 spreads for a hundred tensors, and
+   a defect of 17 fits in. Rounding itself moves tensors by 1 spread, at most 2 (`bench_layouts.py defects`). So a
+   tensor that moves by more than NEAR_SPREADS, and by more than a unit, is `near`: `across` then takes more samples,
+   and with twelve a bound is 6 spreads.
 
-Distances are Euclidean, over all cells of a tensor, each cell once; of a candidate's replicas the farthest counts.
+Distances are Euclidean, over all cells of a tensor, each cell once; among a candidate's replicas the farthest counts.
 """
 
 from __future__ import annotations
@@ -45,11 +45,10 @@ NEAR_SPREADS = 2.5
 def measure_layouts(
     reference: Path, candidate: Path, samples: Sequence[Path], apart: Collection[LogicalTensor] = ()
 ) -> LayoutBounds:
-    """Hold every tensor that differs against its bound. All folders are recordings with values.
+    """Compare every tensor that differs with its bound. All folders are recordings with values.
 
-    Replicas of the tensors `apart` differ: those have none.
-
-    Raises RecordingError where a value is not the one that was recorded.
+    Tensors in `apart` have replicas that differ, so they have no bound. Raises RecordingError if a value does not have
+    its recorded digest.
     """
     folders = (reference, candidate, *samples)
     recordings = [read_recording(folder) for folder in folders]
@@ -67,7 +66,7 @@ def measure_layouts(
         sides = [_Side(folder, recording, stack) for folder, recording in zip(folders, recordings, strict=True)]
         for tensor in names:
             if tensor not in sides[1].parts and (tensor.kind == "buffer" or tensor.name.endswith(CHANGED)):
-                continue  # only the reference has it: `one_sided` says what follows
+                continue  # only the reference has it; `one_sided` decides about it
             found = _distances(tensor, sides)
             if found.error > 0 or tensor in apart:
                 bound = None if tensor in apart or is_exact(tensor, first, start) else found.bound(factor)
@@ -94,7 +93,7 @@ def measure_layouts(
 def student_quantile(level: float, degrees: int) -> float:
     """How many standard deviations, estimated from so many distances, a normal error exceeds with this probability.
 
-    Student's t distribution on both sides: Student, Biometrika 6 (1908), 1. Its integral for whole degrees of freedom:
+    Two-sided Student's t distribution: Student, Biometrika 6 (1908), 1. Its integral for whole degrees of freedom:
     Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 26.7.3 and 26.7.4.
     """
     low, high = 0.0, 1e6
@@ -120,9 +119,9 @@ def _student_within(t: float, degrees: int) -> float:
 
 @dataclass(frozen=True)
 class Distances:
-    """How far the candidate, and each sample, is from the reference, how large that is, and its least bound.
+    """Distances of the candidate and of each sample from the reference, the reference's norm, and the least bound.
 
-    `rank` is the first of the candidate's that differs.
+    `rank` is the candidate's first rank that differs.
     """
 
     rank: int
@@ -138,7 +137,7 @@ class Distances:
 
     @property
     def is_near(self) -> bool:
-        """Whether it moved farther than rounding usually moves it: that is worth more samples."""
+        """Whether it moved farther than rounding usually does, so that more samples are worth their time."""
         spread = math.sqrt(sum(distance * distance for distance in self.samples) / len(self.samples))
         return self.error > NEAR_SPREADS * spread and self.error > self.least / FEWEST_UNITS
 
@@ -148,7 +147,7 @@ class Distances:
 
 
 class _Side:
-    """One recording, whose ranks' values are read a tensor at a time."""
+    """A recording, whose ranks' values are read a tensor at a time."""
 
     def __init__(self, folder: Path, recording: Recording, stack: ExitStack) -> None:
         self.recording = recording
@@ -162,7 +161,7 @@ class _Side:
 
 
 class _Unit(NamedTuple):
-    """A cell: the rank of the reference that stands for it, those of the candidate that hold it, and where it lies."""
+    """A cell: a rank of the reference that has it, with its slice, and the candidate's ranks that have it."""
 
     here: int
     at: tuple[slice, ...]
@@ -186,6 +185,7 @@ def _distances(tensor: LogicalTensor, sides: Sequence[_Side]) -> Distances:
         if not own.numel():
             continue
         there = {rank: squared_distance(own, value(1, rank)[at]) for rank, at in cell.there}
+        # A cell that no rank of the candidate has is infinitely far.
         squares[0] += max(there.values(), default=math.inf)
         ranks |= {rank for rank, distance in there.items() if distance}
         for place in range(2, len(sides)):
@@ -205,7 +205,8 @@ def _crosses(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> bool:
 
 
 def _units(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tuple[bool, list[_Unit]]:
-    """The cells of a tensor, each once, and if they are of it as one row; what each rank holds, if ranks pair."""
+    """The cells of a tensor, each once, and whether they index it as flat. If ranks pair, a cell is a rank's whole
+    part."""
     here, there = reference.parts[tensor], candidate.parts.get(tensor, {})
     if not _crosses(tensor, reference, candidate):
         return False, [_Unit(rank, (), [(rank, ())] if rank in there else []) for rank in here]
@@ -237,7 +238,8 @@ def _units(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tuple[b
 
 
 def squared_distance(own: Values, other: Values) -> float:
-    """The squared distance of two values; infinite where elements have none."""
+    """The squared distance of two values; infinite if their types differ, or for NaN and infinities of a single
+    side."""
     if own.dtype != other.dtype or own.shape != other.shape:
         return math.inf
     if not own.is_floating_point():
@@ -246,7 +248,7 @@ def squared_distance(own: Values, other: Values) -> float:
     if is_unlike(left, right).any():
         return math.inf
     distance = float((left - right)[left.isfinite()].square().sum())
-    return distance if distance or bits_equal(own, other) else math.ulp(0.0)  # zeros of other signs differ, too
+    return distance if distance or bits_equal(own, other) else math.ulp(0.0)  # zeros of opposite sign differ, too
 
 
 def _finite(error: float) -> float | None:

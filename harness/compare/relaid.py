@@ -1,19 +1,20 @@
-"""Two systems that lay tensors out otherwise, compared by logical tensor.
+"""Compare two systems with different tensor layouts by logical tensor.
 
-Both first runs say what part of what tensor each rank holds. The cuts of all these parts divide a tensor into cells,
-and a second run of each system records the digest of each cell. From them follows what the reference would have
-recorded, had it been laid out as the candidate is: that is paired with the candidate's records, as ever. Nothing is
-gathered, and no process holds more than a rank's own part.
+Both first runs record the part of each tensor that a rank has. The cuts of all these parts divide a tensor into cells,
+and a second run of each system records the digest of each cell. From these the reference's records are converted to the
+candidate's layout, and paired with the candidate's records as usual. Nothing is gathered, and no process loads more
+than a rank's own part. Example: rows 0-3 and 4-7 on the reference's two ranks, and rows 0-1, 2-3, 4-5, 6-7 on the
+candidate's four, have the cells 0-1, 2-3, 4-5, 6-7.
 
-- A rank of the candidate that holds a cell of other bits than the reference's differs in that tensor.
-- What is whole on several ranks of the reference must be the same on all of them. Where it is not, some rank of the
-  candidate differs from one of them, and `replicas` says which tensor it is.
-- A plain tensor counts as whole. Where the candidate has as many ranks, and each holds the same part as in the
-  reference, records pair rank by rank, and plain tensors may be another on each.
-- A cell that only one side holds is a gap.
+- A rank of the candidate whose cell has other bits than the reference's differs in that tensor.
+- A tensor that is whole on several ranks of the reference must be the same on all of them. If it is not, some rank of
+  the candidate differs from one of them, and `replicas` names the tensor.
+- A plain tensor counts as whole. If the candidate has as many ranks, and each has the same part as in the reference,
+  records pair rank by rank, and plain tensors may differ between ranks.
+- A cell on one side is a gap.
 
-Recordings are read rank by rank, as where layouts are alike. What stays in memory is how ranks hold each tensor, once
-for all steps at which it is the same, and the digests of cells.
+Recordings are read rank by rank, as with equal layouts. Only the layout of each tensor stays in memory, shared between
+the steps at which it is the same, and the digests of cells.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ NUM_NAMED = 5
 
 
 class LogicalTensor(NamedTuple):
-    """A tensor at a step, on whatever ranks."""
+    """A tensor at a step, on any ranks."""
 
     step: int
     kind: Kind
@@ -44,11 +45,11 @@ class LogicalTensor(NamedTuple):
 
 
 Parts = Mapping[int, Record]
-"""What each rank that holds any of a tensor recorded of it."""
+"""A tensor's records, by rank; ranks without a part of it are absent."""
 
 
 class PartLayout(NamedTuple):
-    """How a rank holds its part of a tensor, as its record says it."""
+    """A rank's part of a tensor, as its record describes it."""
 
     box: str | None
     placements: str | None
@@ -56,15 +57,15 @@ class PartLayout(NamedTuple):
 
 
 PartLayouts = Mapping[int, PartLayout]
-"""How each rank that holds any of a tensor holds it."""
+"""A tensor's part layouts, by rank; ranks without a part of it are absent."""
 
 
 @dataclass(frozen=True)
 class Relaid:
-    """The reference's recording as it would be in the candidate's layout, and what that revealed.
+    """The reference's recording in the candidate's layout, and findings on the way.
 
-    `across` are the tensors that had to be compared by cells. `unusable` says why the evidence is incomplete, and
-    `apart` names tensors whose replicas differ within the reference or within the candidate.
+    `across` are the tensors that had to be compared by cells. `unusable` lists gaps in the evidence, and `apart` names
+    tensors whose replicas differ within the reference or within the candidate. `parted` are those tensors.
     """
 
     recording: Recording
@@ -87,16 +88,17 @@ def are_laid_out_otherwise(case: Case, reference: Recording, candidate: Recordin
 
 
 def lack_parts_alone(case: Case, reference: Recording, candidate: Recording) -> bool:
-    """Whether layouts differ only in that ranks lack a parameter's gradient or optimizer state: calls have partners.
+    """Whether layouts differ only in that ranks lack a parameter's gradient or optimizer state, so calls have partners.
 
-    So it is if a rank leaves a parameter out of its update, or another rank updates it for all.
+    Example: a rank leaves a parameter out of its update, or another rank updates it for all.
     """
     across = [] if case.reference_parallelism is not None else [*_across(reference, candidate)]
     return bool(across) and all(_is_part_lacking(tensor, *sides) for tensor, sides in across)
 
 
 def _is_part_lacking(tensor: LogicalTensor, here: PartLayouts, there: PartLayouts) -> bool:
-    """Whether a gradient or a state is missing on some ranks, and laid out alike on those that both have."""
+    """Whether a gradient or a state is missing on some ranks, and has the same layout on ranks that have it on both
+    sides."""
     both = here.keys() & there
     left, right = ({rank: side[rank] for rank in both} for side in (here, there))
     return tensor.kind in ("grad", "optimizer") and not lies_otherwise(left, right, have_as_many=True)
@@ -157,7 +159,7 @@ class _RelaidRecording(Recording):
         return {key: record for rank in self.ranks for key, record in self.records_of(rank).items()}
 
     def records_of(self, rank: int) -> dict[Key, Record]:
-        """One rank's records: the candidate's as the reference has them, then those that it lacks."""
+        """A rank's records: the candidate's with the reference's digests, then those that the candidate lacks."""
         own, found = self._reference.records_of(rank), dict[Key, Record]()
         for key, record in self._candidate.records_of(rank).items():
             cells = self._known.get(LogicalTensor(*key[:3]))
@@ -175,7 +177,7 @@ class _RelaidRecording(Recording):
 
 
 def replicas(recording: Recording) -> Iterator[LogicalTensor]:
-    """Each tensor whose DTensor says that ranks hold the same part, and they do not."""
+    """Each DTensor whose replicas differ: its placement says that ranks have the same part, but digests differ."""
     shared: set[tuple[str, str, str]] = set()
     for (kind, name), ranks in _layouts_of(recording).items():
         boxes = [held.box for steps in ranks.values() for held in {*steps.values()} if held.box is not None]
@@ -193,9 +195,8 @@ def replicas(recording: Recording) -> Iterator[LogicalTensor]:
 
 @dataclass
 class _Cells:
-    """One tensor's cells on both sides, rank after rank. `first` is the reference's first record of it, `digests` has
-    by side the digests of each cell. A side without a known layout has none.
-    """
+    """A tensor's cells on both sides, rank after rank. `first` is the reference's first record of it, `digests` has by
+    side the digests of each cell. A side without a known layout has none."""
 
     tensor: LogicalTensor
     cuts: Cuts | None
@@ -212,11 +213,11 @@ class _Cells:
 
     @property
     def left(self) -> list[Cell]:
-        """The reference's cells that no rank of the candidate holds."""
+        """The reference's cells that are on no rank of the candidate."""
         return sorted(self.digests[0].keys() - self.digests[1].keys()) if self.are_on_both else []
 
     def add(self, side: int, rank: int, record: Record) -> None:
-        """Take a rank's part."""
+        """Add a rank's part."""
         if side == 0 and not self.has[0]:
             self.first = record
         self.has[side] += 1
@@ -236,7 +237,7 @@ class _Cells:
                 known[cell] = {digest} | (before if isinstance(before, set) else {before})
 
     def apart(self) -> Iterator[str]:
-        """Where ranks of one side hold other bits of one cell."""
+        """A sentence for each side on which ranks have other bits of the same cell."""
         for side, role in enumerate(("reference", "candidate")):
             if any(isinstance(digests, set) for digests in self.digests[side].values()):
                 is_placed = self.placed[side] == self.has[side]
@@ -244,7 +245,7 @@ class _Cells:
                 yield f"{what} of one tensor differ within the {role}: {self.tensor}"
 
     def as_in(self, rank: int, record: Record) -> Record | None:
-        """The candidate's record on a rank as the reference has it; None where it lacks a cell of it."""
+        """The candidate's record on a rank with the reference's bits; None if the reference lacks a cell of it."""
         first = self.first
         if self.cuts is None or first.dtype != record.dtype:
             return record._replace(digest=_other(record.digest), dtype=first.dtype, shape=first.shape)
@@ -256,7 +257,7 @@ class _Cells:
 
 
 def _cells_of(record: Record, cuts: Cuts) -> dict[Cell, str] | None:
-    """The digest of each cell that a rank holds; None if its layout or its digests are not known."""
+    """The digest of each cell of a rank's part; None if its layout or its digests are not known."""
     cells = _cells_in(record.box, record.shape if record.box is None and not record.placements else None, cuts)
     text = record.cells
     if cells is None or text is None or len(text) != DIGEST_DIGITS * len(cells):
@@ -275,9 +276,7 @@ def _cells_in(box: str | None, shape: tuple[int, ...] | None, cuts: Cuts) -> lis
 def _across(
     reference: Recording, candidate: Recording
 ) -> Iterator[tuple[LogicalTensor, tuple[PartLayouts, PartLayouts]]]:
-    """The tensors that do not pair rank by rank, and how ranks hold them, by step and then in the order in which the
-    reference recorded them.
-    """
+    """The tensors that do not pair rank by rank, with both layouts, by step and then in the order of the reference."""
     have_as_many = reference.manifest.world_size == candidate.manifest.world_size
     here, there = _layouts_of(reference), _layouts_of(candidate)
     sides = {name: (here.get(name, {}), there.get(name, {})) for name in {**here, **there}}
@@ -293,7 +292,7 @@ def _across(
 def lies_otherwise(here: Parts | PartLayouts, there: Parts | PartLayouts, have_as_many: bool) -> bool:
     """Whether a tensor's records do not pair rank by rank.
 
-    A tensor that one side lacks has no other layout, and neither has one that holds nothing there, such as the
+    A tensor that is missing on a side has no other layout. Neither has a tensor without elements there, such as the
     gradient None of a parameter that FSDP2 shards: the records pair, and differ.
     """
     if not have_as_many:
@@ -308,9 +307,8 @@ def lies_otherwise(here: Parts | PartLayouts, there: Parts | PartLayouts, have_a
 
 
 def holds_any(part: Record | PartLayout) -> bool:
-    """Whether a rank has any of the tensor. A record of a plain tensor without elements says that it has none; a
-    DTensor's shard may be empty, and says where it lies.
-    """
+    """Whether a rank has any of the tensor. A plain tensor without elements counts as absent; a DTensor's shard may be
+    empty and still has a position."""
     return bool(part.box or part.placements) or 0 not in part.shape
 
 
@@ -327,16 +325,16 @@ def by_rank(recording: Recording) -> dict[LogicalTensor, dict[int, Record]]:
 
 
 def tensors_of(recording: Recording) -> list[LogicalTensor]:
-    """Every tensor at every step, on whatever ranks."""
+    """Every tensor at every step, on any ranks."""
     held = _layouts_of(recording).items()
     steps = {name: sorted({step for own in ranks.values() for step in own}) for name, ranks in held}
     return [LogicalTensor(step, *name) for name, all_steps in steps.items() for step in all_steps]
 
 
 def _layouts_of(recording: Recording) -> dict[tuple[Kind, str], dict[int, dict[int, PartLayout]]]:
-    """Of each kind and name, by rank, how the rank holds it at each step: where that is the same, by one object.
+    """Layouts by (kind, name), rank and step; equal ones are a single object.
 
-    It is kept with a recording whose records are not in memory, as they cannot change.
+    The result is cached on a recording whose records are not in memory, as they cannot change.
     """
     is_stored = not recording.holds_records
     if is_stored and (known := vars(recording).get("part_layouts")) is not None:
@@ -356,7 +354,7 @@ def _layouts_of(recording: Recording) -> dict[tuple[Kind, str], dict[int, dict[i
 
 
 def are_staged(*recordings: Recording) -> bool:
-    """Whether each recording has parameters, each of them whole on one rank alone, as in the stages of a pipeline."""
+    """Whether each recording has parameters, each of them whole on one rank, as in the stages of a pipeline."""
     for recording in recordings:
         parameters = [ranks for (kind, _), ranks in _layouts_of(recording).items() if kind == "param"]
         held = [{*steps.values()} for ranks in parameters for steps in ranks.values()]
@@ -369,9 +367,9 @@ def are_staged(*recordings: Recording) -> bool:
 
 
 def gradients_lie_otherwise(reference: Recording, candidate: Recording) -> bool:
-    """Whether the ranks hold other parts of some gradient or parameter than the other system's do.
+    """Whether the ranks have other parts of some gradient or parameter than the ranks of the other system.
 
-    A gradient that only some ranks lack is no other part: it says nothing about how the others are summed.
+    A gradient that only some ranks lack does not count: it does not affect how the others are summed.
     """
     have_as_many = reference.manifest.world_size == candidate.manifest.world_size
     return any(
@@ -381,7 +379,7 @@ def gradients_lie_otherwise(reference: Recording, candidate: Recording) -> bool:
 
 
 def box_of(record: Record) -> Box | None:
-    """What a rank holds: all of a plain tensor. None where a DTensor does not say it."""
+    """The box of a rank's part: all of a plain tensor. None if a DTensor's record lacks it."""
     return _box_of(record)
 
 
@@ -392,12 +390,12 @@ def _box_of(part: Record | PartLayout) -> Box | None:
 
 
 def _other(digest: str) -> str:
-    """A placeholder that differs from this digest, for a cell that has no digest of its own."""
+    """A placeholder that differs from this digest, for a cell without a digest of its own."""
     return hashlib.blake2b(digest.encode(), digest_size=DIGEST_DIGITS // 2).hexdigest()
 
 
 def first_few(names: Iterable[str]) -> str:
-    """The first of some, and how many more there are."""
+    """The first few names, and how many more there are."""
     names = list(names)
     more = f"; and {len(names) - NUM_NAMED} more" if len(names) > NUM_NAMED else ""
     return "; ".join(names[:NUM_NAMED]) + more

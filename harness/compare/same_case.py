@@ -1,4 +1,4 @@
-"""Were two recordings made from one case, in one way? If not, there is nothing to compare."""
+"""Check that two recordings were made from the same case, in the same way; if not, they cannot be compared."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bitproof.harness.case import Case
 from bitproof.harness.errors import CaseError
 from bitproof.harness.records import Recording
 
-# What may differ between the cases of two comparable recordings: names and expectations move no bit.
+# Fields that may differ between the cases of two comparable recordings: names and expectations change no bit.
 LABELS = (
     "name",
     "family",
@@ -26,7 +26,7 @@ LABELS = (
 
 
 def contradictions(side: str, recording: Recording, case: Case) -> Iterator[str]:
-    """Where a recording's manifest says that it was made from something other than `case`."""
+    """Each fact in a recording's manifest that contradicts `case`."""
     manifest = recording.manifest
     if not manifest.case:
         yield f"the {side} manifest does not say which case it recorded"
@@ -38,7 +38,7 @@ def contradictions(side: str, recording: Recording, case: Case) -> Iterator[str]
 
 
 def in_todays_form(case: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A recorded case with the settings that cases have got since, at their defaults, which changed nothing.
+    """A recorded case, with later settings at their defaults, which changed nothing.
 
     A case that this version refuses stays unchanged: a comparison shows each difference.
     """
@@ -49,7 +49,7 @@ def in_todays_form(case: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def unlike_digests(reference: Recording, candidate: Recording) -> Iterator[str]:
-    """Digests of two kinds: equal bits have unequal ones, so they say nothing about each other."""
+    """A reason if the kinds of digest differ: equal bits then have unequal digests."""
     kinds = [recording.manifest.digest or "unnamed" for recording in (reference, candidate)]
     if kinds[0] != kinds[1]:
         yield f"the reference has digests of kind {kinds[0]}, the candidate of kind {kinds[1]}: record both again"

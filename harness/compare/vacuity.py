@@ -1,16 +1,16 @@
-"""Agreement that shows nothing: ranks that never met, code that was not compiled, and tensors without a value.
+"""Agreement that shows nothing: ranks without collectives, code that was not compiled, and tensors without a value.
 
-Such tensors have no elements or no finite one, or are gradients and parameters of zeros alone.
+Such tensors have no elements or no finite element, or are gradients and parameters of zeros alone.
 
-Two systems that both lost every value agree in every bit. So at every step each kind that a step must leave needs one
-tensor, on any rank, whose agreement shows something. Single tensors that never show anything, such as the gradient of
-what no token reached, are remarked upon.
+Two systems that both lost every value agree in every bit. So at every step each required kind needs a tensor, on any
+rank, whose agreement shows something. A remark names single tensors that never show anything, such as the gradient of
+an expert without tokens.
 
-A system whose ranks ran no collective in their steps trained one model a rank: what only several ranks can show was
-not shown. One may say that its ranks are independent. Code that torch.compile was to compile ran as eager code
-where nothing was captured: then eager was compared with eager.
+A system whose ranks ran no collective in their steps trained a separate model per rank, so its parallelism was not
+tested. A system may declare that its ranks are independent. If torch.compile captured no code, the compiled system ran
+as eager code: then eager was compared with eager.
 
-What differs is never vacuous: zeros against NaN are a difference, and reported as one.
+A difference is never vacuous: zeros against NaN are a difference, and reported as such.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _ZERO_IS_VACUOUS: tuple[Kind, ...] = ("grad", "param")
 
 
 class Agreement:
-    """Whether what has been compared shows anything by its agreement, by kind and step, and by tensor."""
+    """Whether agreement so far shows anything, by kind and step, and by tensor."""
 
     def __init__(self) -> None:
         self._steps: dict[tuple[str, int], set[str | None]] = {}
         self._tensors: dict[tuple[str, str], set[str | None]] = {}
 
     def add(self, key: Key, pair: tuple[Record, Record]) -> None:
-        """Take a pair of records."""
+        """Add a pair of records."""
         self._add(key, _vacuity(key, pair))
 
     def add_differing(self, key: Key) -> None:
-        """Take a pair that differs, which always shows something."""
+        """Add a pair that differs, which always shows something."""
         self._add(key, None)
 
     def _add(self, key: Key, reason: str | None) -> None:
@@ -69,7 +69,7 @@ class Agreement:
 
 
 def vacuous_runs(side: str, manifest: Manifest) -> Iterator[str]:
-    """A sentence for each thing that a system's run should have done for its agreement to show anything."""
+    """A sentence for each reason why agreement of a system's run shows nothing."""
     if manifest.alone:
         yield (
             f"{side} {manifest.system} ran no collective in its steps on {_tell_ranks(manifest.alone, manifest)}: each "
@@ -84,7 +84,7 @@ def vacuous_runs(side: str, manifest: Manifest) -> Iterator[str]:
 
 
 def compiled_runs(side: str, manifest: Manifest) -> Iterator[str]:
-    """A sentence on how much of a system's code torch.compile compiled, where any was."""
+    """A sentence on how much of a system's code torch.compile compiled, if any."""
     found = [compiled for compiled in manifest.compiled or () if compiled is not None and compiled.is_any]
     if found:
         least = min(found, key=lambda compiled: (compiled.graphs, compiled.operators))
@@ -105,7 +105,7 @@ def unshown_state(side: str, manifest: Manifest) -> Iterator[str]:
 def _tell_compiled(found: TorchCompile) -> str:
     """As in "2 graphs of 31 operators by inductor, from 2 of 3 frames, 1 graph break, the first: ...".
 
-    Dynamo counts no frames of code that is to be captured whole (fullgraph=True), which raises where it cannot be.
+    Dynamo counts no frames of code that must be captured whole (fullgraph=True), which raises if it cannot be.
     """
     by = f" by {', '.join(found.backends)}" if found.backends else ""
     breaks = f"{found.breaks} graph break{'' if found.breaks == 1 else 's'}" if found.breaks else "no graph break"
@@ -121,7 +121,7 @@ def _tell_compiled(found: TorchCompile) -> str:
 
 
 def _why_not_compiled(manifest: Manifest) -> str:
-    """The environment's switch that turns torch.compile off, and what failed, as far as that is known."""
+    """The environment variable that disables torch.compile, and the first failure, as far as they are known."""
     environment = manifest.environment or {}
     off = [name for name in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE") if environment.get(name) == "1"]
     failed = [found.first_failure for found in manifest.compiled or () if found is not None and found.first_failure]
@@ -138,7 +138,7 @@ def _tell_ranks(ranks: Sequence[int], manifest: Manifest) -> str:
 
 
 def _vacuity(key: Key, pair: tuple[Record, Record]) -> str | None:
-    """Why a pair that agrees shows nothing; None where it shows something."""
+    """Why a pair that agrees shows nothing; None if it shows something."""
     reference, candidate = pair
     if reference[:3] != candidate[:3]:
         return None

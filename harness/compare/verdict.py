@@ -1,17 +1,17 @@
-"""Judge two recordings of one case.
+"""Judge two recordings of a case.
 
-EQUAL needs whole evidence: at every step, on every rank, at least a loss, a gradient, a parameter and
-an optimizer state, the same names at every step, all seen on both sides, and every digest the same.
-Whatever is missing makes the verdict UNVERIFIED, even where what is there agrees or differs; so does agreement
-that shows nothing (`vacuity.py`), where nothing differs. CLOSE needs the same evidence, some bits that differ, a case
-that states a bound, and the values of every tensor, measured to be within it.
+EQUAL needs complete evidence: at every step, on every rank, at least a loss, a gradient, a parameter and an optimizer
+state, the same names at every step, all seen on both sides, and every digest the same. Any gap makes the verdict
+UNVERIFIED, even if the present records agree or differ; so does agreement that shows nothing (`vacuity.py`), if there
+is no difference. CLOSE needs the same evidence, some bits that differ, a case that states a bound, and the values of
+every tensor, measured to be within it.
 
 1. Refuse recordings that were not made from this case (`same_case.py`), or of systems that chunked other modules.
 2. Pair records; name the gaps.
 3. Compare dtype and shape, then digests.
 4. Find the first divergence in the order in which a step computes.
-5. Let the controls speak: a system that differs from itself proves nothing about another.
-6. Where the case states a bound, let the values decide: CLOSE or DIFFERENT, or a DIFFERENT of the expected size.
+5. Apply the controls: a system that differs from itself proves nothing about another.
+6. If the case states a bound, apply the values: CLOSE or DIFFERENT, or a DIFFERENT of the expected size.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ RACES = "a graph races with its collectives or copies, so that its bits agree by
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """A comparison after its controls have spoken: the fields of a CaseResult that follow from evidence."""
+    """A comparison after its controls were applied: the fields of a CaseResult that follow from evidence."""
 
     verdict: Verdict
     compared: dict[str, int]
@@ -65,12 +65,12 @@ class Judgement:
     remarks: tuple[str, ...] = ()
 
     def with_error(self, text: str) -> Judgement:
-        """The same, with one more error."""
+        """The same, with a further error."""
         return replace(self, error=f"{self.error}\n{text}" if self.error else text)
 
 
 class Repeat(NamedTuple):
-    """A system's run compared with another of its runs: a plain one, or one under stress."""
+    """A system's run compared with another of its runs: a plain run, or a run under stress."""
 
     side: Role
     stressed: bool
@@ -82,13 +82,13 @@ class Repeat(NamedTuple):
         return f"{self.side} against itself{' under stress' if self.stressed else ''}"
 
     def divergence(self) -> Divergence | None:
-        """Where the system first parts from itself."""
+        """The first divergence of the system from itself."""
         first = self.comparison.first_divergence
         return first and replace(first, between=self.between)
 
 
 def compare(reference: Recording, candidate: Recording, case: Case) -> Comparison:
-    """Compare two recordings of `case`. EQUAL, DIFFERENT or UNVERIFIED; never raises for what is missing."""
+    """Compare two recordings of `case`. EQUAL, DIFFERENT or UNVERIFIED; never raises for missing records."""
     reasons = [*contradictions("reference", reference, case), *contradictions("candidate", candidate, case)]
     if reasons := [*reasons, *unlike_digests(reference, candidate), *unlike_chunks(reference, candidate)]:
         return Comparison(verdict=Verdict.UNVERIFIED, reason=_tell("the recordings are not comparable", reasons))
@@ -122,7 +122,7 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
 
 
 def demand_substance(comparison: Comparison) -> Comparison:
-    """The comparison, its EQUAL withdrawn where what agrees shows nothing, or does not show everything."""
+    """The comparison; an EQUAL becomes UNVERIFIED if the agreement shows nothing, or not everything was compared."""
     if comparison.verdict == Verdict.EQUAL and (reasons := _reasons_against(comparison)):
         return replace(comparison, verdict=Verdict.UNVERIFIED, reason="\n".join(reasons))
     return comparison
@@ -147,23 +147,24 @@ def judge(
     candidate_stress: Comparison | None = None,
     races: Sequence[str] = (),
 ) -> Judgement:
-    """Join a comparison with its controls, each one system compared with itself, and with measured values.
+    """Combine a comparison with its controls, each a system compared with itself, and with measured values.
 
-    A control that lacks evidence makes the case UNVERIFIED, one that differs makes it NONDETERMINISTIC; its first
-    divergence is then that of the system from itself. The same goes for a run under stress. Without a control its
-    field is None. A case with a bound whose systems differ is UNVERIFIED without `closeness`, unless dtypes or
-    shapes differ: then there is nothing to measure. Agreement is withdrawn where graphs that ran have `races`: they
-    read what a collective or a copy brings, or write what it reads, before anything waits for it. Where a system
-    differs from itself, its races stand beside that. A bound says nothing about two layouts: a case with one is
-    UNVERIFIED where tensors that differ are sharded otherwise. With `layouts` the bounds follow from those, and a
-    difference within all of them is CLOSE; no call is blamed, unless calls of both have partners (`lack_parts_alone`).
+    - Controls and runs under stress: if evidence is missing, the case is UNVERIFIED. If it differs, the case is
+      NONDETERMINISTIC, with the first divergence of the system from itself. Without a control its field is None.
+    - `closeness`: a case with a bound whose systems differ is UNVERIFIED without it, unless dtypes or shapes differ, as
+      then there is nothing to measure.
+    - `races` of graphs withdraw agreement: they read the result of a collective or a copy, or write its input, before
+      anything waits for it. If a system differs from itself, its races are listed beside that.
+    - A case's bound does not apply to two layouts: the case is UNVERIFIED if differing tensors have different
+      placements. With `layouts` the bounds are measured, and a difference within all of them is CLOSE. No call is
+      blamed, unless calls of both sides have partners (`lack_parts_alone`).
     """
     controls = {"reference": reference_control, "candidate": candidate_control}
     stresses = {"reference": reference_stress, "candidate": candidate_stress}
     ran = repeats(controls, stresses)
     unverified = [repeat for repeat in ran if repeat.comparison.verdict == Verdict.UNVERIFIED]
     unstable = [repeat for repeat in ran if repeat.comparison.verdict not in (Verdict.EQUAL, Verdict.UNVERIFIED)]
-    if not unstable:  # that a system differs from itself says more than that what agrees shows nothing
+    if not unstable:  # nondeterminism takes precedence over vacuous agreement
         comparison = demand_substance(comparison)
 
     texts = [comparison.reason] if comparison.reason else []
@@ -185,7 +186,7 @@ def judge(
         verdict, texts = Verdict.UNVERIFIED, [*texts, _tell(RACES, races)]
     elif verdict == Verdict.NONDETERMINISTIC and races:
         texts = [*texts, _tell(RACES, races)]
-    # Where a control differs no bound is measured, and the first record that differs may do so by rounding.
+    # If a control differs no bound is measured, and the first record that differs may do so by rounding.
     is_beyond = layouts and verdict == Verdict.DIFFERENT and (layouts.samples or not layouts.regrouped)
     without_call = [told_without_call(first)] if is_beyond and first and not have_partners else []
     near = told_near(layouts) if layouts and verdict == Verdict.CLOSE else None
@@ -209,7 +210,8 @@ def judge(
 def _measured(
     case: Case, comparison: Comparison, closeness: Closeness | None, layouts: LayoutBounds | None
 ) -> tuple[Verdict, list[str], Divergence | None]:
-    """The verdict on systems that differ, by bounds on their values, the reasons, and the first that is beyond one."""
+    """The verdict on systems that differ, from bounds on their values; the reasons; the first tensor beyond its
+    bound."""
     verdict, texts, beyond = Verdict.DIFFERENT, list[str | None](), None
     if case.bound is not None and not comparison.layout_mismatches:
         verdict, text = _decide(case.bound, case.close_within is not None, closeness)
@@ -224,7 +226,7 @@ def _measured(
 
 
 Comparisons = Mapping[Any, Comparison | None]
-"""By side, how its runs compare, where there was more than one."""
+"""By side, the comparison of its runs, if there were several."""
 
 
 def repeats(controls: Comparisons, stresses: Comparisons) -> list[Repeat]:
@@ -245,11 +247,11 @@ def _kinds(found: set[str]) -> tuple[Kind, ...]:
     return tuple(kind for kind in KINDS if kind in found)
 
 
-# 5. Let the controls speak.
+# 5. Apply the controls.
 
 
 def _tell_repeat(repeat: Repeat, system: str) -> str:
-    """What is wrong with two runs of one system."""
+    """A sentence on how two runs of the same system differ."""
     comparison, first = repeat.comparison, repeat.comparison.first_divergence
     who = f"{repeat.side} {system}"
     head = f"control of {who} under stress" if repeat.stressed else f"control of {who}"
@@ -260,11 +262,11 @@ def _tell_repeat(repeat: Repeat, system: str) -> str:
     return f"{head}: {runs} of one system differ{where}"
 
 
-# 6. Where the case states a bound, let the values decide.
+# 6. If the case states a bound, apply the values.
 
 
 def _decide(bound: float, may_be_close: bool, closeness: Closeness | None) -> tuple[Verdict, str | None]:
-    """CLOSE within the bound, where the case may be; else DIFFERENT, with a word where it is beyond the bound."""
+    """CLOSE within the bound, if the case allows it; else DIFFERENT, with a sentence if it is beyond the bound."""
     if closeness is None or closeness.bound != bound:
         return Verdict.UNVERIFIED, f"bits differ, and no values were measured against the case's bound of {bound:g}"
     if closeness.is_within:
@@ -279,7 +281,7 @@ def _decide(bound: float, may_be_close: bool, closeness: Closeness | None) -> tu
 
 
 def races_beside(judgement: Judgement, races: Iterable[str]) -> list[str]:
-    """The races of a graph, where systems part and no call to blame was found."""
+    """The races of a graph, if systems differ and no call to blame was found."""
     first = judgement.first_divergence
     return [f"a graph races, which may be the cause: {race}" for race in races] if first and first.call is None else []
 

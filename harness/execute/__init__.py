@@ -1,1 +1,1 @@
-"""Turn a case into recordings: client, host, ranks, and how failures are reported."""
+"""Turn a case into recordings: client, host, ranks, and failure reports."""

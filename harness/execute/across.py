@@ -1,11 +1,12 @@
 """Cases with two layouts: second runs record cells, and, if bits differ, further runs reorder sums.
 
-1. Both first runs determine the cuts. Each system runs again as its control, and records the digests of cells.
+1. The first runs of both systems determine the cuts. Each system runs again as its control, and records the digests of
+   cells.
 2. The reference, converted to the candidate's layout, is compared with the candidate as usual.
-3. If bits differ that may differ, the reference runs three more times with reordered sums; the values of all these
-   runs give bounds, with which the candidate is compared.
+3. If bits differ in a tensor whose sums are ordered differently, the reference runs three more times with reordered
+   sums. The values of all these runs give bounds, and the candidate is compared with them.
 4. If all tensors are within their bounds, and some differ by more than rounding usually does, the reference runs up to
-   twelve times: bounds of more runs are narrower.
+   twelve times: more runs narrow the bounds.
 """
 
 from __future__ import annotations
@@ -36,12 +37,15 @@ from bitproof.harness.records.layout_bounds import FEWEST_SAMPLES, MOST_SAMPLES
 CELLS = "cells"
 
 Record = Callable[[Role, str, Across], Path]
-"""Runs one side as a named arm of the case, and returns the folder of its recording."""
+"""Runs a side as a named arm of the case; returns the folder of its recording."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AcrossLayouts:
-    """What second runs showed: the comparison, each side's control, what of it had to agree, if calls have partners."""
+    """The comparison of second runs, each side's control, and the bounds.
+
+    `have_partners`: each call of a rank has a counterpart on the other side, so a cause can be searched for.
+    """
 
     comparison: Comparison
     controls: dict[Role, Comparison]
@@ -56,7 +60,7 @@ def compare_layouts(
     read: Callable[[Path], Recording],
     ask: Callable[[BoundsRequest], LayoutBounds],
 ) -> AcrossLayouts:
-    """Compare two systems that lay tensors out otherwise, whose first runs recorded `firsts`."""
+    """Compare two systems that lay tensors out differently; `firsts` are the recordings of their first runs."""
     cuts = common_cuts(firsts["reference"], firsts["candidate"])
     folders = {role: record(role, CELLS, Across(cuts=cuts, keeps_values=True)) for role in ROLES}
     cells = {role: read(folder) for role, folder in folders.items()}
@@ -70,6 +74,7 @@ def compare_layouts(
     if may_be_close and are_repeated:
         parts, start = max(2, case.most_ranks), apart_from(firsts["candidate"].manifest)
         apart = [(tensor.step, tensor.kind, tensor.name) for tensor in sorted(other.parted | _one_sided(cells))]
+        # Each round adds seeds to the samples of the round before, so no run is repeated.
         samples: list[Path] = []
         for number in (FEWEST_SAMPLES, MOST_SAMPLES):
             for seed in range(len(samples) + 1, number + 1):
@@ -85,13 +90,16 @@ def compare_layouts(
 
 
 def _one_sided(cells: Mapping[Role, Recording]) -> set[LogicalTensor]:
-    """The tensors whose DTensor has replicas that differ, on one side alone."""
+    """Logical tensors whose replicas differ within one side.
+
+    Example: a gradient that is recorded before its all-reduce in the candidate, and after it in the reference.
+    """
     here, there = (set(replicas(cells[role])) for role in ROLES)
     return here ^ there
 
 
 def _with_layouts(comparison: Comparison, other: Relaid, cells: Mapping[Role, Recording]) -> Comparison:
-    """The comparison, with what layouts revealed: gaps in the evidence, and replicas that differ."""
+    """Add to the comparison gaps in the evidence about layouts, and replicas that differ."""
     apart = [
         f"replicas of one tensor differ within the {role}: {first_few(map(str, found))}"
         for role in ROLES
@@ -106,7 +114,7 @@ def _with_layouts(comparison: Comparison, other: Relaid, cells: Mapping[Role, Re
 
 
 def _exactness(cells: Mapping[Role, Recording], other: Relaid) -> LayoutBounds:
-    """How many tensors had to agree, by the sums that both systems were seen to take."""
+    """Count the tensors that must be equal bit by bit, from the sums that both systems were seen to compute."""
     first = regrouped_between(cells["reference"], cells["candidate"])
     start = apart_from(cells["candidate"].manifest)
     tensors = tensors_of(cells["reference"])

@@ -1,4 +1,4 @@
-"""One case, from its first run to its result: record both systems, compare, run both again, judge, explain."""
+"""A case from its first run to its result: record both systems, compare, run both again, judge, explain."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ from bitproof.harness.systems.revisions import check_out
 if TYPE_CHECKING:
     from bitproof.harness.localize.every_call import EveryCall
 
-# The host watches a run's time itself and says more about it; it gets this much longer before it counts as silent.
+# The host watches a run's time itself and reports more about it, so it gets this much longer.
 _HOST_MARGIN = 15.0
 
 A = TypeVar("A")
 
 
 class CaseRun:
-    """One case, from its first run to its result."""
+    """A case from its first run to its result."""
 
     def __init__(
         self,
@@ -77,9 +77,9 @@ class CaseRun:
         *,
         logs_calls: bool = False,
     ) -> None:
-        """Its runs go side by side at `sessions`, where there are several; `client` is the first of them.
+        """Runs go side by side if there are several `sessions`; `client` is the first of them.
 
-        With `logs_calls` first runs, of one step, log its calls: what differs is led back to one of them without a
+        With `logs_calls` first runs have one step and log its calls: a difference is traced to a call without a
         replay, and shown without bits.
         """
         self.case = case
@@ -142,22 +142,22 @@ class CaseRun:
         return self._run(replace(self._request(role, arm, out, replay), later=later), self.client)
 
     def run_again(self, role: Role, arm: str) -> Path:
-        """Run one side once more, within a case's time limit of its own; returns the folder of that recording."""
+        """Run a side once more, with a new time limit; returns the folder of the recording."""
         self._limit = self.options.timeout
         self.deadline = time.monotonic() + self._limit
         self.record(role, arm)
         return self.folders.recording(role, arm)
 
     def recording(self, role: Role) -> Recording:
-        """What the first run of one side recorded. Raises RecordingError when there is none."""
+        """The recording of a side's first run. Raises RecordingError if it is missing."""
         return read_recording(self.folders.recording(role, "first"))
 
     def recordings(self) -> dict[Role, Path]:
-        """Where each side's recording lies, once it was made."""
+        """Each side's folder for the recording of its first run."""
         return {role: self.folders.recording(role, "first") for role in ROLES}
 
     def log_calls(self, role: Role, step: int) -> list[Path]:
-        """Each rank's archive of a step's calls, by a replay of one side with a time of its own."""
+        """Replay a side, with a time limit of its own, and log the calls of a step. Returns an archive per rank."""
         self._begin_explaining()
         folder = self._archives / f"{role}.calls"
         self.record(role, "replay1", out=folder, replay=Replay(step=step, log=True))
@@ -191,7 +191,7 @@ class CaseRun:
         )
 
     def _run(self, request: RunRequest, client: Client) -> RunAnswer:
-        """Let a client run a system, within the case's time; events name their case and system."""
+        """Run a system within the case's time; events name their case and system."""
 
         def on_event(event: Event) -> None:
             self._on_event(replace(event, case=self.case.name, system=request.system, arm=request.arm))
@@ -199,11 +199,11 @@ class CaseRun:
         return client.ask(request, self._remaining() + _HOST_MARGIN, on_event)
 
     def _ask(self, request: Request[A]) -> A:
-        """Send the client a request that is not a run, with what is left of the case's time limit."""
+        """Send the client a request that is not a run, with the rest of the case's time limit."""
         return self.client.ask(request, self._remaining() + _HOST_MARGIN, self._on_event)
 
     def _place(self) -> None:
-        """Have placements solved for, where the case asks for some and has none yet."""
+        """Solve for placements if the case asks for some and has none yet."""
         if self.case.autoplace is not None and self.case.autoplace.plan is None:
             logs, timeout = self.folders.logs("candidate"), self._remaining()
             found = self._ask(PlaceRequest(case=self.case, logs=logs, timeout=timeout))
@@ -216,7 +216,7 @@ class CaseRun:
         return max(0.0, self.deadline - time.monotonic())
 
     def _judge_runs(self) -> tuple[Judgement, dict[Role, Recording]]:
-        """Judge the case, by runs that are begun at once where there are sessions for that."""
+        """Judge the case; start certain runs at the same time if there are sessions for that."""
         for role in ROLES if self.options.profile else ():
             self.folders.profile(role).mkdir(parents=True, exist_ok=True)
         groups = groups_of(self.case, self.options, len(self._sessions))
@@ -252,12 +252,13 @@ class CaseRun:
         self.seconds.compare = time.monotonic() - began
         closeness = self._measure(comparison) if self._is_measurable(comparison) else None
         controls |= across.controls if across else {}
+        # A side that differs from itself is NONDETERMINISTIC, not DIFFERENT, so both sides run again.
         runs_twice = control in ("always", "logged") or (control != "never" and comparison.verdict == Verdict.DIFFERENT)
         self._control_steps, cut_short = steps_of_control(self.case, self.options, comparison)
         self.remarks += cut_short
         if runs_twice and control in LOGS_STEP and not self._watches and (first := comparison.first_divergence):
             self._begin_explaining()
-            key = Key(first.step, first.kind, first.name, first.rank)  # with what this leaves, a search replays nothing
+            key = Key(first.step, first.kind, first.name, first.rank)  # with its values kept, a search replays nothing
             self._watches["control"] = Replay(step=first.step, log=True, record=key, spare=SPARE_BYTES)
         for role in ROLES if runs_twice else ():
             controls[role] = controls[role] or self._control(role)
@@ -307,12 +308,13 @@ class CaseRun:
         return compare_layouts(self.case, firsts, record, read_recording, self._ask)
 
     def _is_measurable(self, comparison: Comparison) -> bool:
-        """Whether the case states a bound, and the two systems differ in nothing but values."""
+        """Whether the case states a bound, and the two systems differ in values only."""
         differs = comparison.verdict == Verdict.DIFFERENT and not comparison.layout_mismatches
         return differs and self.case.bound is not None
 
     def _measure(self, comparison: Comparison) -> Closeness:
-        """How close the two recordings are in value; where they should differ, at the first step that does."""
+        """How close the two recordings are in value: at the first step that differs, if the case expects a
+        difference."""
         began, first = time.monotonic(), comparison.first_divergence
         step = first.step if first and self.case.differs_within is not None else None
         reference, candidate = (self.folders.recording(role, "first").resolve() for role in ROLES)
@@ -325,9 +327,10 @@ class CaseRun:
         """Run a system once more, and compare it with itself."""
         began = time.monotonic()
         self.record(role, arm)
-        if (took := self._took.get((role, arm))) is not None:  # it was begun earlier, and not waited for all the while
+        if (took := self._took.get((role, arm))) is not None:  # it was started earlier, and not waited for all the time
             began = time.monotonic() - took
         first, case = self._read_first(role), self.case
+        # A shortened control is compared with as many first steps.
         if arm == "control" and self._control_steps < case.steps:
             case = replace(case, steps=self._control_steps)
             first = first.first_steps(case.steps)
@@ -336,7 +339,7 @@ class CaseRun:
         return found
 
     def _control(self, role: Role) -> Comparison:
-        """A system's second run; where it fails as its calls are logged, one more that does not log them."""
+        """A system's second run. If it fails while its calls are logged, run it again without the log."""
         try:
             return self._repeat("control", role)
         except BitproofError as error:
@@ -344,12 +347,13 @@ class CaseRun:
                 raise
             text = f"a second run of {role} {getattr(self.case, role)} failed while its calls were logged, and was made"
             self.remarks.append(f"{text} again without: {error.what}")
+            # A log changes what a step costs in memory, for example, so the failure may be the log's own.
             self._watches.clear()
             shutil.rmtree(self._archives, ignore_errors=True)
             return self._repeat("control", role)
 
     def _read_first(self, role: Role) -> Recording:
-        """What the first run of one side recorded, read once."""
+        """The recording of a side's first run, read once."""
         if role not in self._firsts:
             self._firsts[role] = self.recording(role)
         return self._firsts[role]
@@ -360,7 +364,7 @@ class CaseRun:
         return self.client.work / self.case.name
 
     def _begin_explaining(self) -> None:
-        """Give the search for a cause, and second runs that it uses, a time of their own."""
+        """Start a new time limit for the search for a cause, and for the second runs that it uses."""
         self._limit = self.options.explain_timeout
         self.deadline = time.monotonic() + self._limit
 
@@ -374,7 +378,7 @@ class CaseRun:
             raise RankError(took, found=error.what, where=error.where, fix=fix) from error
 
     def _note(self, role: Role, answer: RunAnswer) -> None:
-        """Keep a run's times and the facts about its graph."""
+        """Store a run's times and the facts about its graph."""
         setattr(self.seconds, role, answer.seconds.steps)
         self.memory[role] = answer.peak_mib
         if answer.throughput is not None:

@@ -1,7 +1,7 @@
-"""Concurrency: cases, each in its own worker, and the runs of one case; both use a pool of sessions.
+"""Concurrency: several cases, or the runs of a single case, over a pool of sessions.
 
-A run's results depend only on its case, and a case's verdict uses its runs in a fixed order, whichever ended first: so
-concurrency changes only the time. With a user's system or pass, runs take turns: the reference's recording is read
+A run's results depend only on its case, and a case's verdict uses its runs in a fixed order, whichever ended first. So
+concurrency changes only the time. With a user's system or pass, runs are sequential: the reference's recording is read
 before such code starts, as it could rewrite the recording.
 """
 
@@ -40,14 +40,14 @@ A = TypeVar("A")
 Judge = Callable[[Case, Placement, Sessions, OnEvent], CaseResult]
 
 Arm = tuple[Role, str]
-"""A side of a case, and which of its runs: "first" or "control"."""
+"""A side of a case and a run of it: "first" or "control"."""
 
 
 @dataclass(frozen=True)
 class Concurrency:
-    """How many cases go at once, and how many runs of each; `num_ranks` is how many the largest case has.
+    """How many cases run at once, and how many runs of each; `num_ranks` is the number of ranks of the largest case.
 
-    With `takes_turns` nothing may go at once, however much most there is.
+    `takes_turns`: nothing may run concurrently, however large the other numbers are.
     """
 
     num_workers: int = 1
@@ -59,7 +59,7 @@ class Concurrency:
 
     @property
     def is_sequential(self) -> bool:
-        """Whether nothing goes side by side."""
+        """Whether nothing runs concurrently."""
         return self.num_workers * self.num_runs == 1
 
     def __str__(self) -> str:
@@ -76,11 +76,11 @@ class Concurrency:
 
 
 def plan_concurrency(cases: Sequence[Case], options: RunOptions) -> Concurrency:
-    """Plan what runs concurrently on this machine. Raises UsageError if concurrent cases are requested but not
-    possible.
+    """Plan the cases and runs that are concurrent on this machine.
 
-    As many cases as requested, as far as memory allows; with "auto" as many as have a core per rank. Remaining cores
-    run one case's runs concurrently.
+    As many cases as requested, as far as memory allows; with "auto" as many as have a core per rank. Example: 8 cores
+    and cases of 2 ranks allow 4 cases. Remaining cores run a case's own runs concurrently. Raises UsageError if
+    concurrent cases are requested under torchrun or on GPUs.
     """
     may_use_gpus = options.device == "cuda" or (options.device == "auto" and bool(gpu_models()))
     if (is_torchrun() or may_use_gpus) and options.jobs not in (1, "auto"):
@@ -101,7 +101,7 @@ def plan_concurrency(cases: Sequence[Case], options: RunOptions) -> Concurrency:
 
 
 def sessions_of(first: Session, plan: Concurrency) -> list[Sessions]:
-    """Each worker's sessions. `first` is the session that is there in any case; it ends the others, too."""
+    """Each worker's sessions. `first` already exists, and ends the others too."""
     sessions = [first, *(first.another() for _ in range(plan.num_workers * plan.num_runs - 1))]
     return [sessions[worker :: plan.num_workers] for worker in range(plan.num_workers)]
 
@@ -109,10 +109,10 @@ def sessions_of(first: Session, plan: Concurrency) -> list[Sessions]:
 def judge_at_once(
     places: Sequence[Sessions], todo: Sequence[tuple[Case, Placement]], judge: Judge, on_event: OnEvent
 ) -> Iterator[CaseResult]:
-    """The cases' results, as they come. Events and results reach the caller in its own thread, one at a time.
+    """Yield results as cases are judged. Events and results reach the caller in its own thread, in sequence.
 
-    When the caller stops early, so does all that runs. Raises what `judge` raises, which is what none of it makes a
-    result of.
+    If the caller stops early, so does everything that runs. Raises any error of `judge`, which turns expected errors
+    into results itself.
     """
     told: SimpleQueue[Event | CaseResult | BaseException] = SimpleQueue()
 
@@ -145,9 +145,10 @@ def judge_at_once(
 
 
 def groups_of(case: Case, options: RunOptions, most: int) -> list[list[Arm]]:
-    """The runs that are certain to be needed, in as many groups as `most` allows; those of a group take turns.
+    """The runs that are certain to be needed, in at most `most` groups; runs within a group are sequential.
 
-    One group where nothing may go side by side. Both runs of what is traced are of one group: they share that.
+    Returns a single group if nothing may be concurrent. Both runs of a traced system share a group, as they share the
+    trace.
     """
     arms = ("first", "control") if options.control == "always" else ("first",)
     is_ours = case.reference in BUILT_IN and case.candidate in BUILT_IN and not options.extra_passes
@@ -161,9 +162,10 @@ def groups_of(case: Case, options: RunOptions, most: int) -> list[list[Arm]]:
 
 
 def steps_of_control(case: Case, options: RunOptions, comparison: Comparison) -> tuple[int, list[str]]:
-    """How many steps a second run takes, and a remark where that is not all: those up to the first difference will do.
+    """How many steps a second run takes, and a remark if it is shortened: steps up to the first difference suffice.
 
-    A fault may strike later than that, and one that never strikes is an error.
+    Example: a difference in step 3 of 20 needs 4 steps. With a deliberate fault all steps run, since the fault may
+    strike later, and a fault that never strikes is an error.
     """
     first = comparison.first_divergence
     if options.control != "up_to_difference" or first is None or options.inject is not None:
@@ -174,13 +176,13 @@ def steps_of_control(case: Case, options: RunOptions, comparison: Comparison) ->
 
 
 class Begun(Generic[A]):
-    """Runs that were begun, and their answers as they come."""
+    """Runs that were started, and their answers as they come."""
 
     def __init__(self, groups: Sequence[Sequence[Arm]]) -> None:
         self._answers: dict[Arm, Future[A]] = {arm: Future() for group in groups for arm in group}
 
     def has(self, arm: Arm) -> bool:
-        """Whether a run was begun."""
+        """Whether a run was started."""
         return arm in self._answers
 
     def answer(self, arm: Arm) -> A:
@@ -188,7 +190,7 @@ class Begun(Generic[A]):
         return self._answers[arm].result()
 
     def take(self, group: Sequence[Arm], ask: Callable[[Arm], A]) -> None:
-        """Ask for the runs of a group, one after another. After one that fails the others are not wanted."""
+        """Ask for the runs of a group in sequence. If a run fails, the rest are not asked for and get its error."""
         problem: BaseException | None = None
         for arm in group:
             try:
@@ -204,7 +206,7 @@ class Begun(Generic[A]):
 def begun(
     groups: Sequence[Sequence[Arm]], sessions: Sequence[Session], ask: Callable[[Session, Arm], A]
 ) -> Iterator[Begun[A]]:
-    """Have each group's runs asked for at a session of its own; cancel those under way when the block ends."""
+    """Ask for each group's runs in a session of its own; cancel runs under way when the block ends."""
     runs: Begun[A] = Begun(groups)
 
     def take(group: Sequence[Arm], place: Sessions) -> None:

@@ -1,4 +1,4 @@
-"""What a baseline is filed with, and what explains a recording that drifted from one: the calls of its first step."""
+"""Calls of the first step: logged for baselines, and to explain a recording that drifted from its baseline."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from bitproof.harness.records import BaselineResult, BaselineStatus, CaseResult,
 def with_moved_calls(result: CaseResult, run: CaseRun, recordings: dict[Role, Path], *, files: bool) -> CaseResult:
     """Add to a result the first changed call of each side that drifted.
 
-    A replay logs the calls of the first step of each of these recordings; if `files` says that recordings will be
-    baselines, also of those without a baseline. If a log cannot be made, the result stays unchanged.
+    A replay logs the calls of the first step of these recordings. With `files`, recordings without a baseline are
+    logged too, as they will become baselines. If a log cannot be made, the result stays unchanged.
     """
     found: dict[Role, BaselineResult] = {}
     if result.verdict == Verdict.ERROR:
@@ -32,7 +32,7 @@ def with_moved_calls(result: CaseResult, run: CaseRun, recordings: dict[Role, Pa
 
 
 def log_calls(run: CaseRun, role: Role, recording: Path) -> str | None:
-    """Put the calls of a recording's first step beside it; returns why they could not be had, in words."""
+    """Store the calls of a recording's first step beside it; returns the reason in words if that fails."""
 
     from bitproof.harness.localize.moved import LOGGED_STEP
 

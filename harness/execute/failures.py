@@ -1,7 +1,8 @@
-"""How ranks fail, and which one is to blame. Imports no torch.
+"""How ranks fail, and which rank is to blame. Imports no torch.
 
-One rank's failure makes others fail, as their connections to it close. The first rank that failed independently is
-blamed; a rank that only lost its peers is blamed if there is no other.
+A rank's failure makes others fail, as their connections to it close. The first rank that failed independently is
+blamed. A rank that only lost its peers is blamed if there is no other. Example: rank 1 raises, then ranks 0, 2 and 3
+report closed connections: rank 1 is blamed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 from bitproof.harness import errors
 from bitproof.harness.errors import MAX_FACT, MAX_TRACEBACK, BitproofError, CaseError, RankError, bounded
 
-# What gloo, NCCL, torch's stores and `harness.shared_memory` say when a peer went away.
+# Messages of gloo, NCCL, torch's stores and `harness.shared_memory` after a peer went away.
 _LOST_PEER = re.compile(
     r"gloo/transport|[Cc]onnection (was )?(closed|reset|refused)|Broken pipe|Socket [Cc]losed|Connection aborted"
     r"|remote process exited|ncclRemoteError|ncclSystemError|store.*(timed out|wait timeout)|Timed out waiting \d+ms"
@@ -34,7 +35,7 @@ MAX_FOUND = 500
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One rank's end. `time` is the machine's monotonic clock; `secondary` marks one that only lost its peers."""
+    """A rank's end. `time` is the machine's monotonic clock; `secondary`: the rank only lost its peers."""
 
     rank: int
     time: float
@@ -45,11 +46,12 @@ class Failure:
 
 
 def failure_of_exception(rank: int, error: BaseException, around: Sequence[FrameSummary] = ()) -> Failure:
-    """A rank that raised, seen from inside it. What is wrong with the case is reported without a traceback, and so is
-    an error of ours whose traceback has no line of the user's: a factory that returned None, for example.
+    """The failure of a rank that raised, as seen from inside it.
 
-    `around` are the frames that it has not left yet, outermost first.
+    A problem with the case is reported without a traceback. So is an error of ours whose traceback has no line of the
+    user's: a factory that returned None, for example. `around` are the frames still active, outermost first.
     """
+    # torch raises RuntimeError for many reasons, so only the text shows whether a peer closed the connection.
     name, text = type(error).__name__, _message_of(error)
     is_ours = isinstance(error, BitproofError)  # our own errors are complete in the traceback, one fact per line
     found = bounded(text.partition("\n")[0] if is_ours else text.strip(), MAX_FOUND)
@@ -74,7 +76,7 @@ _NOT_THE_USERS = tuple(
 
 
 def _says_all(error: BaseException, around: Sequence[FrameSummary]) -> bool:
-    """Whether an error's text is enough: it is about the case, or ours, and raised by no line of a user's."""
+    """Whether an error's text is enough: it is about the case, or ours and not raised from a user's line."""
     if isinstance(error, CaseError) or not isinstance(error, BitproofError):
         return isinstance(error, CaseError)
     frames = (*around, *traceback.extract_tb(error.__traceback__))
@@ -87,7 +89,7 @@ def _is_users(path: str) -> bool:
 
 
 def traceback_of(error: BaseException, around: Sequence[FrameSummary] = ()) -> str:
-    """An exception's traceback. A message of megabytes is shortened by itself, so that every frame stays."""
+    """An exception's traceback. A message of megabytes is shortened on its own, so that every frame is shown."""
     told = traceback.TracebackException.from_exception(error)
     told.stack = traceback.StackSummary.from_list([*around, *told.stack])
     parts = told.format()
@@ -102,7 +104,7 @@ def _message_of(error: BaseException) -> str:
 
 
 def signal_name(number: int) -> str:
-    """A signal as a user knows it: `signal 9 (SIGKILL)`; most real-time signals have no name."""
+    """A signal by number and name: `signal 9 (SIGKILL)`. Most real-time signals have no name."""
     try:
         return f"signal {number} ({signal.Signals(number).name})"
     except ValueError:
@@ -110,17 +112,17 @@ def signal_name(number: int) -> str:
 
 
 def failure_of_exit(rank: int, status: int, log: Path) -> Failure:
-    """A rank that ended without saying why, seen from outside. `status` is as `os.waitstatus_to_exitcode` gives it."""
+    """A rank that ended without a report, seen from outside. `status` is from `os.waitstatus_to_exitcode`."""
     return Failure(rank=rank, time=time.monotonic(), what=tell_exit(status), details=ends(log))
 
 
 def failure_of_garbage(rank: int, error: ValueError) -> Failure:
-    """A rank whose pipe brought what no rank of ours sends: its system writes into descriptors that are not its own."""
+    """A rank whose pipe brought an unknown message: its system writes into descriptors that it does not own."""
     return Failure(rank=rank, time=time.monotonic(), what="wrote into bitproof's own pipe", found=str(error))
 
 
 def tell_exit(status: int) -> str:
-    """How a process ended that did not say why."""
+    """How a process ended that left no report, in words."""
     return f"was killed by {signal_name(-status)}" if status < 0 else f"exited with status {status} before it finished"
 
 
@@ -141,7 +143,7 @@ def error_of_failure(failure: Failure, system: str, at: str, log: str) -> RankEr
 
 
 def error_of_hang(system: str, timeout: float, places: dict[int, str], stacks: str) -> RankError:
-    """The error for ranks that did not finish in time. `places` says where each unfinished rank was."""
+    """The error for ranks that did not finish in time. `places` maps each unfinished rank to its place, in words."""
     at: dict[str, list[int]] = {}
     for rank, place in sorted(places.items()):
         at.setdefault(place, []).append(rank)
@@ -165,7 +167,7 @@ class Problem:
 
     @staticmethod
     def of(error: BaseException, what: str) -> Problem:
-        """The problem that an error is. One of another class becomes a RankError with its traceback, about `what`."""
+        """The problem for an error. An error outside our tree becomes a RankError with its traceback, about `what`."""
         if not isinstance(error, BitproofError):
             error = RankError(
                 f"{what} failed before its ranks started",
@@ -179,7 +181,7 @@ class Problem:
         return Problem(error_class=type(error).__name__, facts=facts)
 
     def error(self) -> BitproofError:
-        """The error that another process sent; a class that is not of this project's tree becomes a RankError."""
+        """The error that another process sent; a class outside this project's tree becomes a RankError."""
         kind = getattr(errors, self.error_class, None)
         if not (isinstance(kind, type) and issubclass(kind, BitproofError)):
             kind = RankError
@@ -216,7 +218,7 @@ def ends(log: Path, lines: int = 10, limit: int = 8_192) -> str:
 
 
 def stack_of(log: Path, entry: str) -> str:
-    """The newest stack dump in a forked process's log, innermost call first, without the frames that it was forked in.
+    """The newest stack dump in a forked process's log, innermost call first, without the frames around the fork.
 
     `entry` is the function that the process began with.
     """

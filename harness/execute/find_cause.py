@@ -1,7 +1,7 @@
-"""Replays of a case add to its result: the call to blame, or a comparison of an EQUAL case's calls.
+"""Replays of a case extend its result: the call to blame, or a comparison of an EQUAL case's calls.
 
-The verdict selects one of the searches in `harness/localize`; a failing search is reported. They are imported when
-needed: most cases are EQUAL, and need none.
+The verdict selects a search in `harness/localize`; a failing search is reported. Searches are imported when needed,
+since most cases are EQUAL and need none.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class Explainer:
-    """Explains the judgement of one case, whose first runs recorded `recordings`.
+    """Explains the judgement of a case; `recordings` are those of its first runs.
 
-    Replays leave what they are asked for in the folder `archives`, which is removed when the search has ended.
-    `seconds` is how long replays took, None where there were none; `remarks` are the report's; `every_call` is what
-    looked at each call, where the call of the command asked for that. `is_logged` and `shows_bits` are the search's.
+    Replays write into the folder `archives`, which is removed after the search. `seconds` is the duration of replays,
+    None without any; `remarks` are the report's; `every_call` compared all calls, if the command asked for that.
+    `is_logged` and `shows_bits` are settings of the search.
     """
 
     def __init__(
@@ -57,11 +57,13 @@ class Explainer:
     def explained(self, judgement: Judgement, repeats: Iterable[Repeat], options: RunOptions) -> Judgement:
         """Add the results of replays to the judgement; `repeats` are its second runs.
 
-        A difference or noise is traced to a call, a difference also where records are missing beside it: what they
-        would show is not known, what differs is. An EQUAL case's calls are compared if `options` ask for it.
+        Trace a difference or noise to a call. Incomplete recordings are traced too: the records that differ are enough.
+        An EQUAL case's calls are compared if `options` ask for it.
         """
         first, repeats = judgement.first_divergence, list(repeats)
         if judgement.verdict == Verdict.UNVERIFIED and first is not None and self._case.bound is None:
+            # Missing records make a case UNVERIFIED. A difference between the present ones is still traced, if both
+            # sides repeat themselves.
             are_stable = all(repeat.comparison.verdict == Verdict.EQUAL for repeat in repeats)
             return self._told(judgement, lambda: self._with_cause(judgement, first)) if are_stable else judgement
         if judgement.verdict == Verdict.DIFFERENT and first is not None:
@@ -73,7 +75,7 @@ class Explainer:
         return judgement
 
     def _told(self, judgement: Judgement, explain: Callable[[], Judgement]) -> Judgement:
-        """What replays add to a judgement. Its verdict stands, whether or not they find a cause."""
+        """The judgement with the findings of replays. Its verdict is unchanged, whether or not they find a cause."""
         began = time.monotonic()
         try:
             return explain()
@@ -118,7 +120,7 @@ class Explainer:
         return self._with_noise(judgement, first, repeat)
 
     def _with_noise(self, judgement: Judgement, first: Divergence, repeat: Repeat) -> Judgement:
-        """Replay one system twice to find the call that makes it differ from itself."""
+        """Replay a system twice to find the call that makes it differ from itself."""
         from bitproof.harness.localize.noise import NoiseSearch
 
         search = NoiseSearch(

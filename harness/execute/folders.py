@@ -1,4 +1,4 @@
-"""Where what a case leaves lies in its run's folder: recordings, logs, graphs and profiles, by side."""
+"""Paths in a run's folder, by case and side: recordings, logs, graphs and profiles."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from bitproof.harness.options import ROLES, Role
 
 @dataclass(frozen=True)
 class CaseFolders:
-    """One case's places in a run's folder. `work` is a temporary folder, which ends with the run."""
+    """A case's paths in a run's folder. `work` is a temporary folder, removed after the run."""
 
     case: Case
     run_dir: Path
     work: Path
 
     def recording(self, role: Role, arm: str) -> Path:
-        """A recording; the first run's has the plain name."""
+        """The folder of a recording; only the first run's has no suffix."""
         suffix = "" if arm == "first" else f".{arm}"
         return self.run_dir / "recordings" / self.case.name / f"{self.label(role)}{suffix}"
 
     def logs(self, role: Role) -> Path:
-        """The folder of one side's logs."""
+        """The folder of a side's logs."""
         return (self.run_dir / "logs" / self.case.name / self.label(role)).resolve()
 
     def log_files(self) -> list[str]:
@@ -38,12 +38,12 @@ class CaseFolders:
         return self.run_dir / "logs" / self.case.name / f"{check}.log"
 
     def graphs(self, role: Role) -> Path:
-        """Where a side's graphs go; where both sides have one, the reference's says so."""
+        """The folder of a side's graphs. If both sides have graphs, the reference's has a suffix."""
         twin = role == "reference" and {self.case.reference, self.case.candidate} <= {*TRACED}
         return (self.run_dir / "graphs" / f"{self.case.name}{'.reference' if twin else ''}").resolve()
 
     def remarks_on_graphs(self) -> list[str]:
-        """What is to be said where no graph can be dumped."""
+        """A remark for a case without any graph to dump."""
         if {*TRACED, COMPILED} & {self.case.reference, self.case.candidate}:
             return []
         known = ", ".join((*TRACED, COMPILED))
@@ -53,11 +53,11 @@ class CaseFolders:
         ]
 
     def profile(self, role: Role) -> Path:
-        """Where the ranks of one side write what their time went into."""
+        """The folder that a side's ranks write their profiles into."""
         return (self.work / "profile" / self.case.name / self.label(role)).resolve()
 
     def profiles(self) -> dict[str, Path]:
-        """What ranks wrote in both first runs, by side and rank; not what ranks of other machines did."""
+        """Profiles of both first runs, by side and rank; ranks on other machines write none."""
         return {
             f"{self.label(role)} rank {rank}": file
             for role in ROLES
@@ -66,11 +66,11 @@ class CaseFolders:
         }
 
     def joined_profile(self) -> Path:
-        """The file of all of these together."""
+        """The file for the joined profile of all ranks."""
         return self.run_dir / "profile" / f"{self.case.name}.json"
 
     def label(self, role: Role) -> str:
-        """A folder name for one side; where both sides run one system, the candidate says so."""
+        """A folder name for a side. If both sides run the same system, the candidate's has a suffix."""
         label = file_name(getattr(self.case, role))
         twin = role == "candidate" and self.case.reference == self.case.candidate
         return f"{label}.candidate" if twin else label

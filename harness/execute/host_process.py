@@ -1,4 +1,4 @@
-"""The host as the command line sees it: started early, asked by JSON lines, killed with all that it started."""
+"""The host as the command line sees it: started early, asked by JSON lines, killed with all its descendants."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from bitproof.harness.records import Event
 
 A = TypeVar("A")
 
-_LOOK_SECONDS = 0.5  # between two looks at whether anybody still waits
-_END_SECONDS = 1.0  # for a host to end by itself what it has started
+_LOOK_SECONDS = 0.5  # between two looks at whether any caller still waits
+_END_SECONDS = 1.0  # for a host to end its descendants by itself
 
 
 class HostLost(Exception):  # noqa: N818 (a message between modules; users see its `error`)
@@ -40,11 +40,11 @@ class Abandoned(Exception):  # noqa: N818 (a message between modules, as above)
 
 
 class HostProcess:
-    """One host. Its process group holds every rank, so that one signal ends them all.
+    """A host. Its process group contains every rank, so that a single signal ends them all.
 
-    It starts at once and imports torch while the caller does something else. Its temporary files, and those of all
-    that it starts, such as compilers, go into the folder `temporary`. `starts` says which ranks it has and where, if
-    those are not all of a run.
+    It starts at once and imports torch while the caller continues. Its temporary files, and those of all its
+    descendants, such as compilers, go into the folder `temporary`. `starts` names its ranks and their machine, if it
+    has only some of a run's ranks.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class HostProcess:
         on_event: OnEvent,
         is_abandoned: Callable[[], bool] = lambda: False,
     ) -> A:
-        """Send one request and wait for its answer; events on the way go to `on_event`.
+        """Send a request and wait for its answer; events on the way go to `on_event`.
 
         Raises the BitproofError that the host answers, HostLost if it dies or has not answered after `timeout` seconds,
         and Abandoned once `is_abandoned`, which is called regularly, returns True.
@@ -86,7 +86,7 @@ class HostProcess:
             match framing.read(self._next_line(deadline, timeout, is_abandoned), Event, Problem, request.answer):
                 case Event() as event:
                     on_event(event)
-                    if is_abandoned():  # a talkative host would otherwise never be checked
+                    if is_abandoned():  # a talkative host would never be checked without this
                         self.kill()
                         raise Abandoned
                 case Problem() as problem:
@@ -97,13 +97,13 @@ class HostProcess:
                     return cast(A, answer)
 
     def end_if_idle(self) -> None:
-        """Begin to end a host that is asked nothing: what a process of that size holds takes a while to give back."""
+        """Begin to end a host without a request: a process of that size takes a while to free its memory."""
         if not self._is_busy:
             self._process.begin_to_end()
 
     def kill(self) -> None:
         """End the host and every process below it, now. Harmless when done before."""
-        if self._is_busy and self._process.status is None:  # what left the group, the host can find
+        if self._is_busy and self._process.status is None:  # the host can find processes that left its group
             self._process.hang_up()
             self._process.wait(_END_SECONDS)
         self._process.kill()

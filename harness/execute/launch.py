@@ -1,6 +1,6 @@
-"""Run cases: record both systems, compare, judge, and where they differ find the cause.
+"""Run cases: record both systems, compare, judge, and find the cause of a difference.
 
-The caller's process loads no torch. One host process does all that needs it; see `harness.execute.host.main`.
+The caller's process loads no torch. A host process does all work that needs it; see `harness.execute.host.main`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bitproof.harness.options import DeviceRequest, OnEvent, RunOptions
 from bitproof.harness.records import CaseResult, Drift
 from bitproof.harness.systems.registry import BUILT_IN, check_preload, check_system
 
-_DRIFT_TIMEOUT = 300.0  # seconds, of the values of two recordings
+_DRIFT_TIMEOUT = 300.0  # seconds, to compare the values of two recordings
 
 
 def run_cases(
@@ -34,13 +34,13 @@ def run_cases(
 ) -> Iterator[CaseResult]:
     """Run cases in order; each result comes as soon as its case is judged.
 
-    The host starts now, not with the first result. Closing the iterator, an interrupt or SIGTERM ends
-    every process that was started. Raises UsageError for a fault that cannot fire, a system or an extra pass that is
-    not there, names for a system that has the reference's own, or jobs where cases take turns, and CaseError for a case
-    that does not fit the machine, before any rank has started. Where cases go side by side, results come in the order
-    in which they are judged; events and results come one at a time.
+    The host starts now, not with the first result. Closing the iterator, an interrupt or SIGTERM ends every process
+    that was started. With concurrent cases, results come in the order in which they are judged; events and results come
+    one at a time. Under torchrun rank 0 runs the cases on all ranks, and the others yield the results that it sends.
 
-    Under torchrun rank 0 runs the cases on all ranks, and the others yield the results that it sends.
+    Raises UsageError for a fault that cannot fire, a missing system or extra pass, names for a system that has the
+    reference's own, or jobs on a machine without concurrent cases, and CaseError for a case that does not fit the
+    machine, before any rank has started.
     """
     cases = list(cases)
     if options.require_baseline and options.baseline_dir is None:
@@ -64,14 +64,14 @@ def run_cases(
     if follows():
         return follow(cases, Path(run_dir), options)
     results = _run_cases(cases, options, Path(run_dir), on_event, plan)
-    next(results)  # starts the host; from here on results alone come
+    next(results)  # starts the host; all later items are results
     return cast(Iterator[CaseResult], results)
 
 
 def environment(device: DeviceRequest = "auto") -> dict[str, Any]:
     """The report's facts about this machine, read without torch. Each case's result has its own device and backend.
 
-    The commit is the one that a CI system such as GitHub Actions names, else that of the folder.
+    The commit is the CI system's, from a variable of GitHub Actions, or else that of the folder.
     """
     found = os.environ.get("GITHUB_SHA") or commit()
     return describe_machine() | {"device": device} | ({"commit": found} if found else {})
@@ -80,7 +80,7 @@ def environment(device: DeviceRequest = "auto") -> dict[str, Any]:
 def record_system(
     case: Case, system: str, options: RunOptions, out: Path, run_dir: Path, on_event: OnEvent = lambda event: None
 ) -> Path:
-    """Record one system at `out`, once; under torchrun rank 0 does, on all ranks. Raises what went wrong."""
+    """Record a system at `out`, once; under torchrun rank 0 does, on all ranks. Raises the run's error."""
     check_system(system)
     if follows():
         for _ in follow([case], Path(run_dir), options):
@@ -116,7 +116,7 @@ def _run_cases(
     with open_client(cases, run_dir, options) as client:
         places = [] if plan.is_sequential else sessions_of(cast(Session, client), plan)
         yield None
-        # While the host imports torch, this process loads what it needs later.
+        # While the host imports torch, this process loads its own later imports.
         from bitproof.harness.compare.baselines import hold_against_baselines
         from bitproof.harness.execute.case_run import CaseRun
         from bitproof.harness.execute.drifted import with_moved_calls

@@ -1,11 +1,11 @@
-"""Messages between torchrun's ranks: one connection from every rank to rank 0, and a thread that serves it.
+"""Messages between torchrun's ranks: a connection from every rank to rank 0, served by a thread.
 
 A message is a line of JSON (`framing.py`), followed by files of any size, which are copied in parts from disk to disk.
 Both ends send a pulse every second, so that a vanished peer is detected within SILENCE seconds, whatever its machine or
 the network did, and while this process is busy. A killed peer is detected immediately, as its system closes the
 connection.
 
-Nothing is trusted before a first, short message with the run's token. Imports no torch.
+A peer is trusted only after a first, short message with the run's token. Imports no torch.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ SILENCE = 7.0
 """Seconds without a pulse after which a peer counts as gone."""
 _PULSE_SECONDS = 1.0
 PAUSE_SECONDS = 3.0
-"""If one loop of the thread takes longer than this and its pulse, this process itself was stopped, so peers were not
+"""If a loop of the thread takes longer than this and its pulse, this process itself was stopped: peers were not
 silent."""
-_HEADER = struct.Struct(">8sQQ")  # MAGIC, and the bytes of the JSON and of the files
+_HEADER = struct.Struct(">8sQQ")  # MAGIC, and the sizes in bytes of the JSON and of the files
 MAGIC_WORD = b"bitprf\x00\x01"
 _MAX_FIRST, _MAX_TEXT = 1 << 20, 1 << 30
 """The most bytes of JSON, before and after a peer is known."""
 _PART = 1 << 20
-_MAX_WAITING = 1024  # peers that come at one moment
+_MAX_WAITING = 1024  # peers that connect at the same moment
 _CONNECT_SECONDS = 5.0
 
 
 def allow_open_files(number: int) -> None:
-    """Let this process, and what it starts, have so many open files, as far as the system lets it.
+    """Allow this process, and its descendants, so many open files, as far as the system permits.
 
     A shell's limit is often 1,024, and a connection is a file.
     """
@@ -53,7 +53,7 @@ def allow_open_files(number: int) -> None:
 
 
 class Line:
-    """One connection. `rank` is the peer's once it is known; `gone` says why the peer is gone."""
+    """A connection. `rank` is the peer's once it is known; `gone` is the reason why the peer is gone."""
 
     def __init__(self, peer: socket.socket, name: str, spool: Path) -> None:
         peer.setblocking(False)
@@ -75,29 +75,30 @@ class Line:
 
     @property
     def is_within_message(self) -> bool:
-        """Whether the peer has begun a message and not ended it."""
+        """Whether a message of the peer has arrived in part."""
         return self._wanted is not None
 
     @property
     def has_more(self) -> bool:
-        """Whether something waits to be sent."""
+        """Whether data is waiting to be sent."""
         return bool(self._outbox)
 
     def put(self, text: bytes, files: Sequence[Path] = ()) -> None:
-        """Have a message sent, with the bytes of these files one after the other."""
+        """Queue a message with the bytes of these files in sequence."""
         opened = [file.open("rb") for file in files]
         size = sum(os.fstat(file.fileno()).st_size for file in opened)
         self._outbox.append(memoryview(_HEADER.pack(MAGIC_WORD, len(text), size) + text))
         self._outbox.extend(opened)
 
     def put_pulse(self) -> None:
-        """Have a message sent that says nothing, unless others wait, which say as much."""
+        """Queue an empty message, unless others wait, as any message is a pulse."""
         if not self._outbox:
             self._outbox.append(memoryview(_HEADER.pack(MAGIC_WORD, 0, 0)))
 
     def send(self) -> None:
-        """Send as much as the peer takes now."""
+        """Send as much as the peer accepts now."""
         while self._outbox:
+            # A file is read in parts, so memory does not grow with its size.
             first = self._outbox[0]
             if not isinstance(first, memoryview):
                 part = first.read(_PART)
@@ -118,8 +119,8 @@ class Line:
                 self._outbox[0] = first[sent:]
 
     def receive(self) -> None:
-        """Take what has come. Raises ValueError for what is no message of ours, and OSError when the peer is gone."""
-        for _ in range(64):  # then others have their turn
+        """Read the received bytes. Raises ValueError for an invalid message, and OSError when the peer is gone."""
+        for _ in range(64):  # a bound, so that other peers are served too
             try:
                 content = self.socket.recv(_PART)
             except (BlockingIOError, InterruptedError):
@@ -131,7 +132,7 @@ class Line:
             self._read()
 
     def close(self, why: str) -> None:
-        """Be done with the peer."""
+        """Close the connection to this peer."""
         self.gone = self.gone or why
         self.socket.close()
         for item in self._outbox:
@@ -186,7 +187,7 @@ class Line:
 class Links:
     """This process's connections, served by a thread of their own until `close`.
 
-    Files that come with a message lie in the folder `spool` until the peer's next files come.
+    Files of a message stay in the folder `spool` until the peer's next files arrive.
     """
 
     def __init__(self, spool: Path) -> None:
@@ -241,12 +242,12 @@ class Links:
         self._wake()
 
     def take(self, line: Line) -> tuple[bytes, Path | None] | None:
-        """The next message of a peer, and its files' bytes in one; None where none has come yet."""
+        """The next message of a peer, with a file of all its attached bytes; None if none has arrived."""
         with self._changed:
             return line.inbox.popleft() if line.inbox else None
 
     def newcomers(self) -> list[tuple[Line, dict[str, Any]]]:
-        """Those who came and said something, with what they said; who says no JSON is sent away."""
+        """Newly connected peers with their first messages; peers that send invalid JSON are disconnected."""
         found = []
         with self._changed:
             for line in [line for line in self._lines if not line.is_known and line.inbox]:
@@ -262,23 +263,23 @@ class Links:
         return found
 
     def welcome(self, line: Line, name: str) -> None:
-        """Believe a newcomer."""
+        """Accept a newcomer as a known peer."""
         with self._changed:
             line.is_known, line.name = True, name
 
     def part_with(self, line: Line, why: str) -> None:
-        """Be done with a peer, once all was sent that waits for it."""
+        """Close the connection to a peer, once queued messages are sent."""
         self._flush([line], _PULSE_SECONDS)
         with self._changed:
             self._drop(line, why)
 
     def wait(self, seconds: float) -> None:
-        """Wait until something changes or time is up. Signals are handled during the wait."""
+        """Wait until a connection changes or time is up. Signals are handled during the wait."""
         with self._changed:
             self._changed.wait(min(seconds, 0.2))
 
     def close(self, seconds: float = 0.0) -> None:
-        """End all, when what waits was sent or time is up."""
+        """Close all connections once queued messages are sent or the deadline passes."""
         self._flush(self._lines, seconds)
         with self._changed:
             self._is_over = True
@@ -355,8 +356,9 @@ class Links:
             self._changed.notify_all()
 
     def _feel_pulses(self, before: float) -> float:
-        """Send pulses, and be done with who sends none. `before` and what is returned are when that was done."""
+        """Send pulses, and drop peers that send none. Takes the time of the previous call, and returns this call's."""
         now = time.monotonic()
+        # If this process was suspended (SIGSTOP, a paused machine), silence says nothing about the peers.
         was_stopped = now - before > _PULSE_SECONDS / 2 + PAUSE_SECONDS
         for line in self._lines:
             if line.gone is not None:

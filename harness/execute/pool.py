@@ -1,7 +1,7 @@
-"""One pool of sessions: work is submitted, takes the next place that is free, and can be cancelled while it runs.
+"""A pool of sessions: submitted work runs in the next free place, and can be cancelled while it runs.
 
-A place is one session, or several that one piece of work uses together. Threads of the command's process serve places;
-they only wait and compare. Which place does a piece of work, and beside what, changes none of its bits.
+A place is a session, or several that a piece of work uses together. Threads of the command's process serve places; they
+only wait and compare. Neither the place of a task nor concurrent tasks change any of its bits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Sessions = Sequence[Session]
 
 
 class PooledTask(Generic[A]):
-    """A piece of work that was submitted."""
+    """A submitted piece of work."""
 
     def __init__(self, work: Callable[[Sessions], A]) -> None:
         self._work = work
@@ -31,15 +31,15 @@ class PooledTask(Generic[A]):
 
     @property
     def is_done(self) -> bool:
-        """Whether its result is there, and its place free again."""
+        """Whether its result is available, and its place free again."""
         return self._answer.done()
 
     def result(self) -> A:
-        """What the work returned, once it is there. Raises what the work raised, CancelledError if it never began."""
+        """The work's result, once it is available. Raises the work's error, CancelledError if it never began."""
         return self._answer.result()
 
     def run(self, place: Sessions) -> None:
-        """Do the work at a place, for the pool alone. Nothing that it raises gets out."""
+        """Do the work in a place; called by the pool only. Never raises."""
         with self._lock:
             self._place = place
         if self._answer.set_running_or_notify_cancel():
@@ -53,14 +53,15 @@ class PooledTask(Generic[A]):
                 self._answer.set_result(answer)
 
     def _leave(self) -> None:
-        """Give the place back, whose sessions answer again."""
+        """Free the place, whose sessions answer again."""
         with self._lock:
             for session in self._place if self._is_cancelled else ():
                 session.resume()
             self._place = ()
 
     def abandon(self) -> Future[A] | None:
-        """Let it never begin, or have its sessions end what they do for it: what says when they have, None at once."""
+        """Cancel the task. Returns None if it had not begun; else a future that is done when its sessions have
+        stopped."""
         if self._answer.cancel():
             return None
         with self._lock:
@@ -82,18 +83,18 @@ class Pool:
             thread.start()
 
     def submit(self, work: Callable[[Sessions], A]) -> PooledTask[A]:
-        """Have work done at the next place that is free; tasks begin in the order in which they were submitted."""
+        """Queue work for the next free place; tasks begin in the order of submission."""
         task: PooledTask[A] = PooledTask(work)
         self._submitted = [*(other for other in self._submitted if not other.is_done), task]
         self._waiting.put(task)
         return task
 
     def cancel(self, *tasks: PooledTask[Any]) -> None:
-        """End unneeded tasks; returns when their sessions answer again. Does nothing for a finished one."""
+        """End unneeded tasks; returns when their sessions answer again. Does nothing for a finished task."""
         wait([under_way for task in tasks if (under_way := task.abandon()) is not None])
 
     def close(self) -> None:
-        """Cancel all that is not done, and end the threads. The sessions go on."""
+        """Cancel all unfinished tasks, and end the threads. The sessions stay usable."""
         self.cancel(*self._submitted)
         for _ in self._threads:
             self._waiting.put(None)

@@ -1,7 +1,7 @@
-"""Precompiled steps as runs meet them: which one a side of a case reads, and what refuses them.
+"""Precompiled steps in runs: the step that a side of a case reads, and the reasons to refuse it.
 
-Who runs the system `precompiled` and names no folder has the step made at the start of the case's run, in a process of
-its own, which ends then.
+If a case runs the system `precompiled` and names no folder, the step is made at the start of the case's run, in a
+process of its own, which ends then.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 HOST_MARGIN = 15.0
-"""A stage watches its time itself and says more about it; its host gets this much longer, in seconds."""
+"""A stage watches its time itself and reports more about it, so its host gets this much longer, in seconds."""
 
 
 class PrecompiledStep:
-    """The step that a side of a case reads. One that was made for this case is removed when its run ends."""
+    """The step that a side of a case reads. A step made for this case is removed when its run ends."""
 
     def __init__(self, case: Case, options: RunOptions, placement: Placement, client: Client) -> None:
         self._case = case
@@ -39,7 +39,8 @@ class PrecompiledStep:
         self._is_asked = threading.Lock()
 
     def check(self, timeout: float, on_event: OnEvent) -> None:
-        """Refuse a step that the call names, before anything runs, within `timeout` seconds. Raises ArtifactError."""
+        """Refuse an unsuitable step named by the command, before any rank runs, within `timeout` seconds. Raises
+        ArtifactError."""
         if self._options.precompiled is None:
             return
         request = StepRequest(
@@ -55,15 +56,14 @@ class PrecompiledStep:
         return StepFolder(folder.resolve(), self._options.trust_compiled)
 
     def folder_for(self, role: Role, timeout: float, on_event: OnEvent) -> StepFolder | None:
-        """The step, None for a side that reads none. Precompiled now, within `timeout` seconds, if it does not
-        exist."""
+        """The step; None for a side that reads none. If missing, it is precompiled now, within `timeout` seconds."""
         system = getattr(self._case, role)
         if role == "candidate" and self._options.precompiled is not None:
             return self._named(self._options.precompiled)
         if system != PRECOMPILED:
             return None
         step = self._named(self._client.work / f"{self._case.name}-precompiled")
-        with self._is_asked:  # of runs that go side by side
+        with self._is_asked:  # concurrent runs share the step
             if not self._is_made:
                 device = self._placement.device
                 request = PrecompileRequest(
@@ -77,11 +77,11 @@ class PrecompiledStep:
 
 
 def check_precompiled(case: Case, options: RunOptions) -> None:
-    """Refuse options that do not fit a precompiled step, before anything starts.
+    """Refuse options that do not fit a precompiled step, before any process starts.
 
-    Raises UsageError and CaseError: for a candidate that runs no graph or one that cannot be stored, for compiled code
-    without permission to run it, for extra passes or graph dumps, and for a system `precompiled` that one of torchrun's
-    ranks would have to make for all.
+    Raises UsageError and CaseError: for a candidate that runs no graph or a graph that cannot be stored, for compiled
+    code without permission to run it, for extra passes or graph dumps, and for a system `precompiled` under torchrun,
+    as a rank would have to make the step for all others.
     """
     if options.precompiled is None:
         reads = PRECOMPILED in (case.reference, case.candidate)
@@ -109,7 +109,7 @@ def check_precompiled(case: Case, options: RunOptions) -> None:
 
 
 def _refuse_untrusted(case: Case | None, options: RunOptions) -> None:
-    """Raise CaseError for a step of compiled code, which is no data and may do anything, unless the call trusts it."""
+    """Raise CaseError for a step with compiled code, which may do anything, unless the command trusts it."""
     if case is not None and case.pipeline.compiles and not options.trust_compiled:
         raise CaseError(
             f"the precompiled step of case {case.name} is code that {case.pipeline.backend} compiled, "

@@ -1,13 +1,13 @@
-"""Modules of others that a case wants imported once, in a process that its ranks are forked from.
+"""Modules that a case wants imported once, in a process that its ranks are forked from.
 
-A framework may take ten seconds to import, and each of a case's four runs would do so. The host imports none of it: a
-process forked from it does (`Preloader`), which looks where the system's own code will look, and serves only runs that
-preload the same from the same folder. So two checkouts of one package are two processes, and no later case finds what
-it did not ask for.
+A framework may take ten seconds to import, and each of a case's four runs would repeat it. The host does not import it:
+a process forked from it does (`Preloader`), which searches the same paths as the system's own code, and serves only
+runs that preload the same from the same folder. So two checkouts of a package are two processes, and no later case
+finds a module that it did not request.
 
-A system may still change where modules are looked for. From then on its imports could mean other files than those that
-were preloaded, so the rank is refused. Example: `sys.path.insert(0, "vendored")` with `vendored/pkg/`, while
-`pkg` was preloaded from elsewhere.
+A system may still change the search path. From then on its imports could mean other files than the preloaded ones, so
+the rank is refused. Example: `sys.path.insert(0, "vendored")` with `vendored/pkg/`, while `pkg` was preloaded from
+elsewhere.
 
 A module that starts threads, or touches a GPU, is refused: a process that is forked then may hang.
 """
@@ -32,7 +32,7 @@ _preloaded: Preloaded | None = None
 
 
 class Preloaded:
-    """The modules that this process and its forks have by preloading, and where each is found.
+    """The preloaded modules of this process and its forks, each with its file.
 
     While user code runs, an import after a change of `sys.path` looks for all of them again.
     """
@@ -44,7 +44,8 @@ class Preloaded:
         self.check()
 
     def check(self) -> None:
-        """Raise UsageError if one of them would now be found elsewhere, or ever was; swallowing it changes nothing."""
+        """Raise UsageError if a preloaded module would now be found elsewhere, or ever was, even if an earlier error
+        was caught."""
         self._looked_in = _where_imports_look()
         if self._problem is None:
             for name, place in self._places.items():
@@ -72,7 +73,7 @@ class Preloaded:
 
 
 def preload(modules: Sequence[str], folder: Path | None = None) -> Preloaded:
-    """Import these modules, found beside a file of `folder` first.
+    """Import these modules, searching beside a file of `folder` first.
 
     Raises UsageError if an import fails, starts a thread or touches a GPU.
     """
@@ -87,7 +88,7 @@ def preload(modules: Sequence[str], folder: Path | None = None) -> Preloaded:
 
 
 def check_preloaded() -> None:
-    """Raise UsageError in a rank whose imports mean other files than those that were preloaded for it."""
+    """Raise UsageError in a rank whose imports mean other files than the preloaded ones."""
     if _preloaded is not None:
         _preloaded.check()
 
@@ -131,7 +132,7 @@ def _import(name: str) -> None:
 
 
 def _num_threads() -> int:
-    """The threads of this process; 0 where the system does not say."""
+    """The threads of this process; 0 if the system does not report them."""
     try:
         return len(os.listdir("/proc/self/task"))
     except OSError:

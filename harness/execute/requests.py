@@ -1,4 +1,4 @@
-"""Requests to a host, one frozen dataclass each, and their answers. Imports no torch.
+"""Requests to a host, a frozen dataclass each, and their answers. Imports no torch.
 
 A request's class names the class of its answer; `harness.execute.host.answerer` has a method for each, and
 `harness.processes.framing` carries both between processes.
@@ -29,24 +29,24 @@ from bitproof.harness.systems.graph_key import traced_part
 A = TypeVar("A")
 
 VALUES, ARCHIVE = ".safetensors", ".zip"
-"""Suffixes of what a rank may leave beside what it records: its values, and the archive of a step's calls."""
+"""Suffixes of a rank's extra files beside its records: its values, and the archive of a step's calls."""
 
 
 class Request(Generic[A]):
-    """A request whose answer is an A; `answer` is that class, `subject` says what is asked for, fields in braces."""
+    """A request whose answer is an A; `answer` is that class. `subject` describes it, with fields in braces."""
 
     answer: ClassVar[type[Any]]
     subject: ClassVar[str] = "the host"
 
     @property
     def about(self) -> str:
-        """What fails when the request does."""
+        """The subject of the error if the request fails."""
         return self.subject.format_map(vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What placing a case needs to know of the machine."""
+    """The machine's facts for placing a case."""
 
     gpus: int
 
@@ -60,7 +60,7 @@ class MachineRequest(Request[Machine]):
 
 @dataclass(frozen=True, kw_only=True)
 class MadeOf:
-    """What this machine's ranks are made of, by name: see `harness.capture.made_of`; and the GPUs that they see."""
+    """Versions and code of this machine's ranks, by name: see `harness.capture.made_of`; and the GPUs that they see."""
 
     facts: dict[str, str]
     gpus: tuple[str, ...] = ()
@@ -68,7 +68,8 @@ class MadeOf:
 
 @dataclass(frozen=True)
 class MadeOfRequest(Request[MadeOf]):
-    """What the host is made of, and so every rank that it forks; with `names_gpus`, also which GPUs it sees."""
+    """Versions and code of the host, and so of every rank that it forks; with `names_gpus`, also the GPUs that it
+    sees."""
 
     answer = MadeOf
 
@@ -94,7 +95,7 @@ class RunAnswer:
 
 @dataclass(frozen=True)
 class StepFolder:
-    """The folder of a precompiled step, and whether code that was compiled for it may run."""
+    """The folder of a precompiled step; `trust_compiled` permits its compiled code to run."""
 
     path: Path
     trust_compiled: bool = False
@@ -102,12 +103,12 @@ class StepFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest(Request[RunAnswer]):
-    """One run of one system. Paths are of this machine; `out` is the recording, or the folder of a replay's archives.
+    """A run of a system. Paths are of this machine; `out` is the recording, or the folder of a replay's archives.
 
-    `options` are the call's, as far as this run follows them. `timeout` is what is left of `case_timeout`, in seconds.
-    `later` is requested next: its program may be made while this run's ranks run. `profile` and `dump_dir` are folders
-    for what ranks' time went into and for graphs. `precompiled` is read in place of tracing a step. `watch` is what a
-    run that is no replay leaves of a step's calls. `across`: layouts differ; `resume`: a run ends half-way and goes on.
+    `options` are the command's, as far as this run follows them. `timeout` is the rest of `case_timeout`, in seconds.
+    `later` is the next request: its program may be made while this run's ranks run. `profile` and `dump_dir` are
+    folders for profiles and graphs. If `precompiled` is set, it is read and nothing is traced. `watch`: a run that is
+    no replay also logs a step's calls. `across`: layouts differ; `resume`: a run ends half-way and resumes.
     """
 
     answer = RunAnswer
@@ -134,7 +135,7 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def values_to_keep(self) -> tuple[str, ...]:
-        """Patterns for the values that ranks keep: all where the case states a bound, and once is enough."""
+        """Patterns for the values that ranks keep: in a first run, all of them if the case states a bound."""
         if self.across is not None:
             return ALL if self.across.keeps_values else ()
         if not self.is_first:
@@ -143,7 +144,7 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def halves(self) -> tuple[RunRequest, ...]:
-        """The runs that it is made of, in order: two where it is killed and goes on, unless a replay ends before."""
+        """Its runs in order: two if the run is killed and resumes, unless a replay ends before that."""
         resume, replay = self.resume, self.replay
         if resume is None or resume.goes_on:
             return (self,)
@@ -155,12 +156,12 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the run that counts, no control and no replay."""
+        """Whether this is a first run, neither a control nor a replay."""
         return self.arm == "first" and self.replay is None
 
     @property
     def fault(self) -> Fault | None:
-        """The deliberate defect of this run. Raises UsageError for one that does not exist."""
+        """The deliberate defect of this run. Raises UsageError for an unknown fault."""
         return parse_fault(self.options.inject) if self.options.inject else None
 
     @property
@@ -170,7 +171,7 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def program(self) -> str:
-        """What the program that ranks run depends on: requests may share one where this is equal."""
+        """The settings that decide the ranks' program, as text: requests with equal text may share a program."""
         of_step = traced_part(self.case).to_dict(), self.system, self.options.extra_passes
         return json.dumps([*of_step, str(self.precompiled or "")], sort_keys=True)
 
@@ -181,11 +182,11 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def trace_log(self) -> Path:
-        """What was printed while the program was made."""
+        """The log of making the program."""
         return self.logs / f"trace{self._suffix}.log"
 
     def log_of(self, rank: int) -> Path:
-        """A rank's log; the first run's has the plain name."""
+        """A rank's log; only the first run's has no suffix."""
         return self.logs / f"rank{rank}{self._suffix}.log"
 
     @property
@@ -195,11 +196,11 @@ class RunRequest(Request[RunAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class RankSlots:
-    """The ranks of a run that one host starts, their rendezvous, and the files that they record into.
+    """The ranks of a run that a host starts, their rendezvous, and the files for their records.
 
     `part` is a template with `{rank}`. `store` is a file, or, with `server` (host and port of an existing store), a
-    prefix of its keys. Then a launcher started the rank: `local_rank` and `local_world_size` are what torchrun calls
-    so, and `gpu` is the index of its GPU.
+    prefix of its keys. In that case a launcher started the rank: `local_rank` and `local_world_size` are as in
+    torchrun, and `gpu` is the index of its GPU.
     """
 
     ranks: tuple[int, ...]
@@ -215,9 +216,9 @@ class RankSlots:
 class LocalRunRequest(Request[End]):
     """A run whose ranks start here only as far as `rank_slots` names them: others have ranks too, and join all records.
 
-    `is_prefetch` asks a stage for the run's program alone, without an answer: the run itself reports its errors.
-    `asked_at` is when a stage was asked, by this machine's monotonic clock: it may be busy ahead of the run for longer,
-    while the run's time passes.
+    `is_prefetch` asks a stage for the run's program only, without an answer: the run itself reports its errors.
+    `asked_at` is the time of the request on this machine's monotonic clock. A stage may still be busy ahead of the run;
+    that wait counts as the run's time.
     """
 
     answer = End
@@ -231,7 +232,7 @@ class LocalRunRequest(Request[End]):
 
 @dataclass(frozen=True, kw_only=True)
 class BitsRequest(Request[ComparedBits]):
-    """How two values differ that replays of both systems left in their archives under `name`."""
+    """How two values differ that replays of both systems stored in their archives under `name`."""
 
     answer = ComparedBits
     reference: Path
@@ -241,7 +242,7 @@ class BitsRequest(Request[ComparedBits]):
 
 @dataclass(frozen=True, kw_only=True)
 class ClosenessRequest(Request[Closeness]):
-    """How close two recordings are in value, of one step or all."""
+    """How close two recordings are in value, in one step or all."""
 
     answer = Closeness
     reference: Path
@@ -252,7 +253,7 @@ class ClosenessRequest(Request[Closeness]):
 
 @dataclass(frozen=True, kw_only=True)
 class BoundsRequest(Request[LayoutBounds]):
-    """Hold two recordings against bounds from `samples`, the reference's sums reordered; replicas of `apart` differ."""
+    """Compare two recordings with bounds from `samples`, the reference's sums reordered; replicas of `apart` differ."""
 
     answer = LayoutBounds
     reference: Path
@@ -295,7 +296,7 @@ class SizesRequest(Request[SizesAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class StandaloneAnswer:
-    """The file's text, how many calls each side makes in it, and what running it printed."""
+    """The file's text, how many calls each side makes in it, and its output when run."""
 
     text: str
     num_calls: dict[str, int]
@@ -304,7 +305,7 @@ class StandaloneAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class StandaloneRequest(Request[StandaloneAnswer]):
-    """A file of plain Python that shows what differs at a step, with `head` at its top."""
+    """A file of plain Python that shows the difference at a step, with `head` at its top."""
 
     answer = StandaloneAnswer
 
@@ -316,7 +317,7 @@ class StandaloneRequest(Request[StandaloneAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class PrecompileAnswer:
-    """The artifact, and the seconds for tracing as the first and as the last rank, passes, and writing."""
+    """The artifact, and the seconds for tracing as the first and as the last rank, for passes, and for writing."""
 
     artifact: Artifact
     trace_seconds: tuple[float, float]

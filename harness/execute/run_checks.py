@@ -1,6 +1,6 @@
-"""The checks of a case, one after the other, each with the findings of those before it.
+"""The checks of a case, in sequence, each with the findings of those before it.
 
-A check may be a user's code: an exception in it becomes a finding that says so, and the case counts as not judged.
+A check may be a user's code: an exception in it becomes a finding that reports it, and the case counts as not judged.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def prepared(cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterat
 
 
 def evidence_of(result: CaseResult, run: CaseRun, options: RunOptions, name: str) -> Evidence:
-    """What the check of that name judges a case by."""
+    """The evidence on which the named check judges a case."""
     return Evidence(
         result=result,
         options=options,
@@ -67,7 +67,7 @@ def evidence_of(result: CaseResult, run: CaseRun, options: RunOptions, name: str
 
 
 def judged(check: Check, evidence: Evidence) -> Finding | None:
-    """What a check finds. A finding that could not be written, or none that is a finding, counts as not judged."""
+    """A check's finding. A finding that could not be written, or an object of another type, counts as not judged."""
     try:
         found = check.judge(evidence)
         if not isinstance(found, Finding | None):

@@ -1,8 +1,8 @@
-"""Does a report say what the recordings in its run's folder show? Asked of every report that a command reads there.
+"""Compare a report with the recordings in its run's folder; applied to every report that a command reads there.
 
-A report alone can be forged so that its own numbers agree. Recordings lie beside it, in `recordings/<case>/<system>`:
-where those of both sides are there, what was compared is counted again, and what differs. Where they are gone, counts
-must be those of the case's model, which is built without values for that: that takes torch.
+A report can be forged so that its own numbers agree. Its recordings are in `recordings/<case>/<system>`: if both sides'
+are present, compared and differing tensors are counted again. If they are missing, counts must equal those of the
+case's model, which is built without values for that; this needs torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _JUDGED = (Verdict.EQUAL, Verdict.CLOSE, Verdict.DIFFERENT)
 
 
 def read_run(run_dir: Path) -> Report:
-    """A run folder's report. Raises RecordingError where it is damaged, or recordings beside it say otherwise."""
+    """A run folder's report. Raises RecordingError if it is damaged, or contradicts the recordings beside it."""
     path = run_dir / report_json.FILE_NAME
     report = report_json.read(path)
     for index, result in enumerate(report.cases):
@@ -36,7 +36,7 @@ def read_run(run_dir: Path) -> Report:
 
 
 def _others(result: CaseResult, folder: Path) -> Iterator[tuple[str, object, str, object]]:
-    """What a result says otherwise: the field, what it should be, by what, and what it is."""
+    """Contradictions in a result: the field, its correct value, the source of that value, and the reported value."""
     from bitproof.harness.capture.recording_files import read_recording
 
     found = dict(first_runs(folder))
@@ -57,7 +57,8 @@ def _others(result: CaseResult, folder: Path) -> Iterator[tuple[str, object, str
 
 
 def _other_counts(result: CaseResult) -> Iterator[tuple[str, object, str, object]]:
-    """Counts that are not those of two systems of ours on the case's model; of any other system nothing is known."""
+    """Counts that differ from those of two built-in systems on the case's model; nothing is known about other
+    systems."""
     if not {result.case.reference, result.case.candidate} <= {*BUILT_IN}:
         return
     from bitproof.reference.step import recorded_a_step

@@ -1,6 +1,6 @@
-"""What cases of one call share: a host that runs systems, and a temporary folder; one of each for all that is at once.
+"""The resources shared by the cases of a command: a host that runs systems, and a temporary folder, for each worker.
 
-However a session ends, by its own end, an error or an interrupt, it leaves no process and no file.
+However a session ends, normally, by an error or an interrupt, it leaves no process and no file.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ A = TypeVar("A")
 
 
 class Client(Protocol):
-    """What a case asks to run its systems, as `transport.open_client` chose it: a session, or rank 0 of torchrun's."""
+    """The client that runs a case's systems, chosen by `transport.open_client`: a session, or torchrun's rank 0."""
 
     run_dir: Path
     work: Path
 
     def place(self, case: Case) -> Placement:
-        """Where a case runs. Raises CaseError when it does not fit."""
+        """The device and backend of a case. Raises CaseError when it does not fit."""
         ...
 
     def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
@@ -48,7 +48,7 @@ class Client(Protocol):
 
 
 class Session:
-    """A host and a temporary folder that a call's cases share, and further sessions for concurrent runs.
+    """A host and a temporary folder that a command's cases share, and further sessions for concurrent runs.
 
     After a host crashed, every later case fails, in any session, as the machine or the installation is to blame; cases
     that are already running continue. A host that was killed because a case exceeded its time or was no longer needed
@@ -58,7 +58,7 @@ class Session:
     def __init__(
         self, run_dir: Path, options: RunOptions, log: str = "host.log", crashes: list[RankError] | None = None
     ) -> None:
-        """`crashes` are those of all hosts of the call, which grow."""
+        """`crashes` lists the crashes of all hosts of the command; sessions share it and append to it."""
         self.run_dir = run_dir
         self.options = options
         self.work = make_work_folder()
@@ -73,16 +73,16 @@ class Session:
         self.host: HostProcess | None = self._start()
 
     def another(self) -> Session:
-        """A session beside this one, with a host of its own; it ends with this one. For the main thread alone."""
+        """A session beside this one, with a host of its own; it ends with this one. For the main thread only."""
         with interrupts.held():  # as in `open_session`
             made = Session(self.run_dir, self.options, f"host{len(self._others) + 2}.log", self._crashes)
             self._others.append(made)
         return made
 
     def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
-        """One request to the host, after those of other threads; once it crashed, the same error for every further one.
+        """Send a request to the host, after those of other threads. After a crash, raises the same error each time.
 
-        Raises Abandoned from when `abandon` was called until `resume` is, and after `end`.
+        Raises Abandoned between calls of `abandon` and `resume`, and after `end`.
         """
         with self._is_asked:
             if self._is_unwanted():
@@ -96,6 +96,7 @@ class Session:
                 self.host = None if self._has_ended.is_set() else self._start()
                 raise
             except HostLost as lost:
+                # A silent host was killed, so a new host may succeed. A crashed host would crash again.
                 self.host = self._start() if lost.silent else None
                 if not lost.silent:
                     self._crash = lost.error
@@ -103,7 +104,7 @@ class Session:
                 raise lost.error from lost
 
     def begin_case(self) -> None:
-        """Have a crash of any host of this call count here, too."""
+        """Fail this session too if any host of this command has crashed."""
         self._crash = next(iter(self._crashes), None)
 
     def abandon(self) -> None:
@@ -115,16 +116,16 @@ class Session:
         self._is_abandoned.clear()
 
     def end(self) -> None:
-        """End what other threads ask for, and answer nothing more."""
+        """End the requests of other threads, and answer no more."""
         self._has_ended.set()
 
     def _is_unwanted(self) -> bool:
         return self._is_abandoned.is_set() or self._has_ended.is_set()
 
     def place(self, case: Case) -> Placement:
-        """Where a case runs. Raises CaseError when it does not fit the machine."""
+        """The device and backend of a case. Raises CaseError when it does not fit the machine."""
         if self._num_gpus is None and self.options.device != "cpu":
-            with contextlib.suppress(RankError):  # a host that cannot start says so again, as each case's result
+            with contextlib.suppress(RankError):  # a host that cannot start fails each case again, with the same error
                 self._num_gpus = self.ask(MachineRequest(), START_TIMEOUT).gpus
         options = self.options
         ranks, num_gpus = case.most_ranks, self._num_gpus or 0
@@ -134,7 +135,7 @@ class Session:
         """Nothing to send: there are no other ranks."""
 
     def close(self) -> None:
-        """End the host and remove the temporary folder: all that a host and its stages leave lies in there."""
+        """End the host and remove the temporary folder, with all files of the host and its stages."""
         hosts = [session.host for session in (self, *self._others) if session.host is not None]
         for host in hosts:
             host.end_if_idle()
@@ -153,11 +154,11 @@ class Session:
 
 @contextlib.contextmanager
 def open_session(run_dir: Path, options: RunOptions) -> Iterator[Session]:
-    """A session, ended however the block ends; SIGTERM unwinds it as an interrupt does."""
+    """A session, closed at the end of the block in any case; SIGTERM unwinds it as an interrupt does."""
     session = None
     with _sigterm_raises():
         try:
-            with interrupts.held():  # between a folder or a process that was made and knowing of it
+            with interrupts.held():  # no interrupt between creating a folder or process and storing it
                 session = Session(run_dir, options)
             yield session
         finally:
@@ -168,7 +169,7 @@ def open_session(run_dir: Path, options: RunOptions) -> Iterator[Session]:
 
 @contextlib.contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """Make SIGTERM unwind this process as an interrupt does, so that what it started is ended."""
+    """Make SIGTERM unwind this process as an interrupt does, so that its descendants are ended."""
     on_main_thread = threading.current_thread() is threading.main_thread()
     if not on_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield  # a caller that handles SIGTERM unwinds by itself

@@ -1,6 +1,6 @@
-"""Runs that are likely to be wanted next, begun before anybody asks, at a pool.
+"""Runs that are likely to be requested next, started early in a pool.
 
-Who asks for a result gets the one that a run begun then would have had: a run depends on what it is of, not on when.
+An early run has the same result as a late run: a run depends on its settings, not on its time.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ class SpeculativeRuns(Generic[T, A]):
         self._tasks: dict[T, PooledTask[A]] = {}
 
     def begin(self, likely: Iterator[T]) -> None:
-        """Begin the runs that are likely next, as far as there is capacity; cancel others that are under way."""
+        """Start the runs that are likely next, as far as there is capacity; cancel others that are under way."""
         wanted: list[T] = []
         ranks = 0
         for found in likely:
             ranks += self._ranks_of(found)
+            # The most likely run starts even if it needs more cores than there are.
             is_too_many = self._cores is not None and ranks > self._cores
             if len(wanted) == len(self._pool.places) or (wanted and is_too_many):
                 break

@@ -1,4 +1,4 @@
-"""Messages that ranks send while they run, and how a run ended on one machine's ranks. Loads no torch."""
+"""Messages that ranks send while they run, and how a run ended on a machine's ranks. Loads no torch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class PreparedGraph:
     """Facts for the manifest and the report about a prepared graph and a backend's generated code.
 
-    `is_kept`: an earlier run traced it. `artifact` is the precompiled step that it was read from. `races` are pairs of
-    its calls that use the same memory without an order. No record holds the values of `calls_uncompared` of its
-    `calls`.
+    `is_kept`: an earlier run traced it. `artifact` is its precompiled step, if it was read from a folder. `races` are
+    pairs of its calls that use the same memory without an order. No record contains the values of `calls_uncompared` of
+    its `calls`.
     """
 
     code_hash: str
@@ -43,7 +43,7 @@ class PreparedGraph:
 
     @property
     def compiled(self) -> list[str]:
-        """How much of it a backend compiled, in words; of one that was partitioned, by half."""
+        """How much of the graph a backend compiled, in words; for a partitioned graph, by half."""
         facts = next((entry.facts for entry in self.passes if entry.name == "backend"), {})
         halves = {f"{half}, ": facts[half] for half in ("forward", "backward") if half in facts} or {"": facts}
         return [
@@ -54,7 +54,7 @@ class PreparedGraph:
 
     @staticmethod
     def of(program: GraphProgram | None, case: Case) -> PreparedGraph | None:
-        """The facts about a program that a report has; None when there is no program."""
+        """A program's facts for the report; None without a program."""
         if program is None:
             return None
         from bitproof.harness.graph.analysis.uncompared import count_uncompared
@@ -83,12 +83,12 @@ class PreparedGraph:
             passes=list(capture.reports.values()),
             races=list(dict.fromkeys(capture.races)),
             calls=capture.num_calls,
-            calls_uncompared=capture.num_calls,  # what of it is shown is the system's own to show
+            calls_uncompared=capture.num_calls,  # the system itself decides which values it records
         )
 
 
 def _tell_compiled(found: Mapping[str, Any]) -> str:
-    """A backend's facts about one graph."""
+    """A backend's facts about a graph."""
     nodes, regions = found["nodes_compiled"], found.get("regions_compiled")
     of_what = "the whole graph" if regions is None else f"{regions} regions"
     launches = found.get("launches")
@@ -99,7 +99,7 @@ def _tell_compiled(found: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A rank has its program; `graph` is None where the system runs none."""
+    """A rank has its program; `graph` is None if the system runs none."""
 
     graph: PreparedGraph | None
 
@@ -118,24 +118,23 @@ class StepBegan:
 
 @dataclass(frozen=True, kw_only=True)
 class StepsEnded:
-    """A rank has taken its steps, and writes what it recorded."""
+    """A rank has taken its steps, and writes its records."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
     """A rank's report of a successful end.
 
-    `step_seconds` are those of each step without what recording took, `flops` the first's operations where they were
-    counted; `peak_mib` is of its device's memory, None on a CPU, and `process_mib` of its process; `determinism` is
-    what was set and `switches` what was read, by when; `system` is the system's description of itself; `gpu` has the
-    versions of CUDA and its libraries,
-    `gpu_environment` the variables that they alone read, and both are empty on a CPU; `chunked` has the calls a step
-    of each module that ran in chunks; `unused_names` never appeared; `kept` is the digest of the record that a replay
-    was to keep; `is_alone`: it ran no collective with another rank in any step, and its system does not say that ranks
-    are independent; `compiled` is what torch.compile made of its code; `races` are those of the graph that a system of
-    a user's shows, and `turns` the collectives that it launches and waits for; `unshown` is the state that the system
-    keeps, and steps have changed, and no record has; `shows_every_buffer` and `meetings` are the manifest's; `graph` is
-    what was captured while steps ran, where that is the system.
+    Times: `step_seconds` has each step's time without recording; `flops` are the first step's operations if counted.
+    Memory: `peak_mib` is of the rank's device, None on a CPU; `process_mib` is of its process. Environment:
+    `determinism` was set; `switches` were read, by time of reading; `system` is the system's description of itself;
+    `gpu` has the versions of CUDA and its libraries, and `gpu_environment` their variables, both empty on a CPU.
+    Checks: `chunked` counts the calls per step of each chunked module; `unused_names` never appeared; `is_alone`: the
+    rank ran no collective with another rank, and its system does not declare that ranks are independent; `compiled` is
+    the result of torch.compile; `races` are those of the graph that a user's system shows; `turns` are its collectives,
+    as launched and waited for; `unshown` is state that steps have changed and no record contains; `shows_every_buffer`
+    and `meetings` are the manifest's. Replays: `kept` is the digest of the record that a replay had to keep. `graph`
+    was captured while steps ran, if the system does that.
     """
 
     seconds: float = 0.0
@@ -164,7 +163,7 @@ class Done:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSeconds:
-    """How long the parts of a run took."""
+    """The seconds of a run's parts."""
 
     prepare: float = 0.0
     start_ranks: float = 0.0
@@ -182,9 +181,9 @@ STATUS_MESSAGES: tuple[type[Account], ...] = (Prepared, Ready, StepBegan, StepsE
 class End:
     """The end of a run on this host's ranks.
 
-    After a good end `done` has each rank's own message, in rank order, and `graph` describes the program of all.
-    Otherwise `failure` is the one to blame, with that rank's `place` and `log`, or `unfinished` says where ranks were
-    that outlasted the time, and `stacks` what they did.
+    After a good end `done` has each rank's own message, in rank order, and `graph` describes the program of all. After
+    a failure `failure` is the rank to blame, with its `place` and `log`. After a hang `unfinished` maps late ranks to
+    their activity, and `stacks` has their stacks.
     """
 
     done: list[Done] = field(default_factory=list)

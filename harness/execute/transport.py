@@ -1,7 +1,7 @@
-"""The one place that chooses whom requests go to: a host of this machine, or the ranks that torchrun made.
+"""Choose the receiver of requests, in this file only: a host of this machine, or the ranks that torchrun made.
 
-Under torchrun the same command runs in every process. Rank 0 leads: it does what it would do elsewhere, over a client
-at which all ranks answer. The others follow until it is done, print nothing and write nothing.
+Under torchrun the same command runs in every process. Rank 0 leads: it does the same as without torchrun, over a client
+for all ranks. The others follow until it is done, print nothing and write nothing.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 
 def is_torchrun() -> bool:
-    """Whether torchrun, or what sets the same variables, started this process as one rank of many."""
+    """Whether torchrun, or a launcher that sets the same variables, started this process as a rank of many."""
     return launched.is_rank()
 
 
 def follows() -> bool:
-    """Whether this is one of torchrun's ranks that does what rank 0 asks."""
+    """Whether this is a rank of torchrun that follows rank 0."""
     return is_torchrun() and os.environ["RANK"] != "0"
 
 
 def open_client(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> AbstractContextManager[Client]:
-    """The client that answers for these cases, closed however the block ends; only for a process that does not follow.
+    """The client for these cases, closed at the end of the block in any case; only for a process that does not follow.
 
-    Raises CaseError when a case has another world size than torchrun, and UsageError for one of many copies of a
-    command that do not know of each other.
+    Raises CaseError when a case has another world size than torchrun, and UsageError if a launcher started several
+    copies of the command without variables that connect them.
     """
     refuse_copies()
     if is_torchrun():
@@ -52,7 +52,7 @@ def open_client(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Ab
 def follow(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Iterator[CaseResult]:
     """Do what rank 0 asks until it is done; yields the results that it sends.
 
-    Raises CaseError when a case has another world size than torchrun, at once, and what ended rank 0.
+    Raises CaseError at once when a case has another world size than torchrun, and later the error that ended rank 0.
     """
     from bitproof.harness.execute.torchrun.coordinator import check_world_size, follow_rank_0
 
@@ -61,7 +61,7 @@ def follow(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Iterato
 
 
 def refuse_torchrun(command: str, reason: str) -> None:
-    """Refuse a command that cannot use the ranks that torchrun made. Raises UsageError under torchrun alone."""
+    """Refuse a command that cannot use torchrun's ranks. Raises UsageError, only under torchrun."""
     if is_torchrun():
         raise UsageError(
             f"{command} {reason}",

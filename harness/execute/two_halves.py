@@ -19,22 +19,23 @@ from bitproof.harness.user_code.user_frames import user_code
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
-    """After `at` steps a system saves into `folder` and ends; with `goes_on` it loads that and takes the others."""
+    """After `at` steps a system saves into `folder` and ends; with `goes_on` it loads that and takes the other
+    steps."""
 
     at: int
     folder: str
     goes_on: bool = False
 
     def begin(self, system: Any) -> None:
-        """Load, where the run goes on."""
+        """Load the saved state, if this is the second half."""
         if self.goes_on:
             with user_code("load(folder)"):
                 _method(system, "load")(Path(self.folder))
 
     def end(self, system: Any) -> None:
-        """Save into a folder that is there, where it ends half-way."""
+        """Save into an existing folder, if this is the first half."""
         if not self.goes_on:
-            Path(self.folder).mkdir(parents=True, exist_ok=True)  # each rank does so: whichever is first makes it
+            Path(self.folder).mkdir(parents=True, exist_ok=True)  # each rank does so, as any rank may be first
             with user_code("save(folder)"):
                 _method(system, "save")(Path(self.folder))
 
@@ -52,12 +53,12 @@ def _method(system: Any, name: str) -> Any:
 
 
 def first_half(case: Case, system: str) -> tuple[Case, str]:
-    """What runs before a candidate is killed: as a rule the same; the reference, where the case says so."""
+    """The case and system of the first half: usually the candidate's; the reference's if the case resumes that."""
     return (case.of("reference"), case.reference) if case.resumes_reference else (case, system)
 
 
 def join_halves(first: Path, second: Path) -> None:
-    """Put one rank's records, and values if it kept any, of the first half before those of the second."""
+    """Prepend a rank's records of the first half, and values if it kept any, to those of the second."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     from safetensors.torch import load_file, save_file

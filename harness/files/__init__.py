@@ -1,1 +1,1 @@
-"""Files by names of others, and files that a user names."""
+"""Safe file names for arbitrary names, and safe reads of files that a user names."""

@@ -1,8 +1,8 @@
-"""Names of others as names of files and folders: two names never get one, on any file system.
+"""Convert names to names of files and folders, without collisions on any file system.
 
-A name of lowercase letters, digits and underscores stays as it is. Any other becomes what of its end can be read, and
-a digest of all of it: `sub/t.py:make` is `sub-t.py-make-06e9681bfb5f`, and `sub-t.py:make` has another digest. So a
-name may differ from another by its case alone, and be as long as it likes.
+A name of lowercase letters, digits and underscores stays unchanged. Any other becomes the readable part of its end, and
+a digest of the whole: `sub/t.py:make` is `sub-t.py-make-06e9681bfb5f`, and `sub-t.py:make` has another digest. So names
+may differ in case only, for example, and have any length.
 
 No result ends in a dot and a word, so `.control` may follow any of them.
 """
@@ -26,7 +26,7 @@ def file_name(name: str) -> str:
 
 
 def longer_name(name: str, ending: str, most: int) -> str:
-    """A name with an ending, cut to `most` characters where it has more: a digest stands for the part cut away."""
+    """A name with an ending, cut to `most` characters if it is longer: a digest replaces the part cut away."""
     whole = name + ending
     return whole if len(whole) <= most else f"{whole[: most - 13]}_{_digest(whole)}"
 

@@ -1,8 +1,8 @@
-"""Files that a user names, read: regular files alone, and no more of them than a reader can bear.
+"""Read files that a user names: regular files only, and at most a given number of bytes.
 
 A pipe would block until another process writes, a terminal until a key is pressed, and a device such as /dev/zero never
-ends; some files of /proc say that they are empty and go on for terabytes. All of these are refused with OSError, whose
-`strerror` says what the path is. Example: `--case <(make_case)` is a pipe; write the case into a file.
+ends; some files of /proc report size 0 and go on for terabytes. All of these are refused with OSError, whose `strerror`
+says which kind of file the path is. Example: `--case <(make_case)` is a pipe; write the case into a file.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import stat
 from pathlib import Path
 
 SOURCE = 1 << 26
-"""Bytes: the most that is read of a Python or JSON file. None that is written by hand is larger."""
+"""Bytes: the most that is read of a Python or JSON file. No hand-written file is larger."""
 
 UNPACKED = 1 << 24
-"""Bytes: any packed file may hold as many unpacked, however few bytes it has itself."""
+"""Bytes: any packed file may unpack to this size, however small it is."""
 
 _MOST_TIMES = 300
-"""Lists of calls of up to 200 alike layers, made for a measurement, were 17 to 20 times as large unpacked, and 58 to 78
-times if all digests are alike, as of zeros. zlib packs zeros to a thousandth."""
+"""Measured: lists of calls of up to 200 equal layers unpacked to 17 to 20 times their size, and to 58 to 78 times if
+all digests are equal, as for zeros. zlib packs zeros to a thousandth."""
 
 _KINDS = {
     stat.S_IFIFO: "a pipe",
@@ -33,11 +33,11 @@ _BLOCK = 1 << 20
 
 
 def read_plain(path: Path | str, most: int = SOURCE) -> bytes:
-    """What a regular file of at most this many bytes holds. Raises OSError for anything else."""
+    """The content of a regular file of at most this many bytes. Raises OSError for anything else."""
     check_plain(path, most)
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
-        _check(os.fstat(descriptor), path, most)  # what was looked at before may have been replaced
+        _check(os.fstat(descriptor), path, most)  # the file may have been replaced since the first check
         blocks, left = [], most + 1
         while left > 0 and (block := os.read(descriptor, min(left, _BLOCK))):
             blocks.append(block)
@@ -50,17 +50,17 @@ def read_plain(path: Path | str, most: int = SOURCE) -> bytes:
 
 
 def most_unpacked(packed: int) -> int:
-    """The most bytes that so many packed bytes may hold. More is refused: a small file could fill the memory.
+    """The largest unpacked size allowed for so many packed bytes. More is refused: a small file could fill the memory.
 
-    Example: 260 KB of zlib hold 256 MiB of `[],[],[],`, and JSON makes far more of it.
+    Example: 260 KB of zlib unpack to 256 MiB of `[],[],[],`, and to far more as JSON.
     """
     return max(UNPACKED, _MOST_TIMES * packed)
 
 
 def check_plain(path: Path | str, most: int | None = None) -> None:
-    """Raise OSError unless there is a regular file, for what another program or library reads.
+    """Raise OSError unless there is a regular file; used before another program or library reads it.
 
-    Looks without opening it: that alone does something to a device.
+    Does not open it, as opening a device can have effects.
     """
     try:
         _check(os.stat(path), path, most)

@@ -1,1 +1,1 @@
-"""The machine that ranks run on: what it is, which devices it offers, how it is made deterministic."""
+"""The machine that ranks run on: its description, its devices, and its switches for determinism."""

@@ -1,7 +1,7 @@
-"""How much of this machine runs may take at once: cores, and memory. Loads no torch.
+"""How many cores and how much memory concurrent runs may use. Loads no torch.
 
-What runs beside something else takes longer where cores are too few, and ends a machine where memory is. So runs go
-side by side only where each rank finds a core of its own and memory for what it is known to take.
+With too few cores concurrent runs take longer; with too little memory they crash the machine. So runs are concurrent
+only if each rank has a core of its own and memory for its known needs.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from contextlib import suppress
 from pathlib import Path
 
 HOST_BYTES = 400 << 20
-"""What a host takes with the stages forked from it: 231 MiB for moe_seq while its ranks run, more while it traces."""
+"""Memory of a host with its stages: 231 MiB for moe_seq while its ranks run, more while it traces."""
 RANK_BYTES = 100 << 20
-"""A rank's other memory: 53 to 59 MiB for each of moe_seq's eight. A user's system may need any amount."""
+"""A rank's unshared memory: 53 to 59 MiB for each of moe_seq's eight. A user's system may need any amount."""
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 
 def cores_for_runs() -> int:
-    """How many cores the runs of this process may use: those it may run on, no more than its container is given.
+    """How many cores the runs of this process may use, within its affinity and its container's quota.
 
-    Where pytest has several workers, each takes its share of them.
+    Workers of pytest-xdist share them equally.
     """
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     with suppress(OSError, ValueError):
@@ -51,6 +51,6 @@ def num_at_once(num_ranks: int, cores: int, memory: int | None) -> int:
 
 
 def num_in_memory(num_ranks: int, memory: int | None, most: int) -> int:
-    """How many runs, up to a limit, have memory, whatever the number of cores; at least 1."""
+    """How many runs, up to a limit, fit into memory, for any number of cores; at least 1."""
     fit = most if memory is None else min(most, memory // (HOST_BYTES + num_ranks * RANK_BYTES))
     return max(1, fit)

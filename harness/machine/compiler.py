@@ -1,4 +1,4 @@
-"""Is there a C++ compiler that works? Inductor needs one on a CPU. Loads no torch."""
+"""Check for a C++ compiler that works: Inductor needs it on a CPU. Loads no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SECONDS = 60
 
 
 def compiler() -> str:
-    """The compiler that Inductor calls: what CXX names, else g++."""
+    """The compiler that Inductor calls: CXX if set, else g++."""
     return os.environ.get("CXX", "g++")
 
 
@@ -31,7 +31,7 @@ def compiled_for() -> list[str]:
 
 
 def _instructions() -> str:
-    """A hash of the names of the instruction sets that the processor has, as Linux lists them; empty elsewhere."""
+    """A hash of the processor's instruction sets, as Linux lists them; empty elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -41,7 +41,7 @@ def _instructions() -> str:
 
 
 def compiler_problem() -> str | None:
-    """Why a one-line program cannot be compiled, in words; None when it can."""
+    """Why a one-line program cannot be compiled, in words; None if it can."""
     command = compiler()
     if shutil.which(command) is None:
         return f"no program {command} is found"

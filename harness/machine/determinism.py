@@ -1,4 +1,4 @@
-"""The switches that make a rank's run repeat itself, bit for bit."""
+"""The switches that make a rank's run reproducible, bit for bit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENVIRONMENT = {
 
 
 def set_determinism(seed: int, *, fill_uninitialized: bool = True, num_threads: int = 1) -> dict[str, Switch]:
-    """Make this process deterministic, and return what was set, for the manifest.
+    """Make this process deterministic, and return the switches that were set, for the manifest.
 
     `fill_uninitialized` writes NaN into fresh memory, so a read of uninitialized memory shows immediately.
     """
@@ -38,7 +38,7 @@ def set_determinism(seed: int, *, fill_uninitialized: bool = True, num_threads: 
     import torch
 
     os.environ.update(ENVIRONMENT | dict.fromkeys(THREAD_COUNTS, str(num_threads)))
-    torch.set_num_threads(num_threads)  # OpenMP and MKL, which have read their variables long ago, follow
+    torch.set_num_threads(num_threads)  # OpenMP and MKL read their variables long ago, so set the number here too
     torch.autograd.set_multithreading_enabled(False)
     torch.use_deterministic_algorithms(True, warn_only=False)
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", fill_uninitialized)  # noqa: B010 (a property)
@@ -55,9 +55,10 @@ def set_determinism(seed: int, *, fill_uninitialized: bool = True, num_threads: 
 
 
 def settle_attention(device: torch.device) -> None:
-    """Make the change of switches that torch's first attention call on a GPU makes, and take it back.
+    """Run torch's first attention call on a GPU now, and undo its change of switches.
 
-    On GPUs such as an H100 it puts cuDNN's kernels first, whatever was set before; later calls leave the order alone.
+    On GPUs such as an H100 that call puts cuDNN's kernels first, whatever was set before; later calls leave the order
+    unchanged.
     """
     import torch
 
@@ -89,7 +90,7 @@ def read_determinism() -> dict[str, Switch]:
 
 
 def _matmul_precision() -> str:
-    """How precise torch computes float32 products; it refuses to say where two interfaces set that."""
+    """torch's precision of float32 products; torch raises if two interfaces have set it."""
     import torch
 
     try:
@@ -137,7 +138,7 @@ def read_switches() -> dict[str, Switch]:
 
 
 def _setters() -> dict[str, Callable[[Any], object]]:
-    """What sets each switch of `read_switches` that a process can be given back."""
+    """A setter for each switch of `read_switches` that can be restored within a process."""
     import torch
 
     from bitproof.harness import torch_compat
@@ -155,7 +156,7 @@ def _setters() -> dict[str, Callable[[Any], object]]:
         "fill_uninitialized_memory": attribute(torch.utils.deterministic, "fill_uninitialized_memory"),
         "num_threads": torch.set_num_threads,
         "autograd_multithreading": torch.autograd.set_multithreading_enabled,
-        "float32_matmul_precision": torch.set_float32_matmul_precision,  # which sets the next one, too
+        "float32_matmul_precision": torch.set_float32_matmul_precision,  # it also sets the next switch
         "mkldnn_matmul_precision": attribute(getattr(onednn, "matmul", None), "fp32_precision"),
         "mkldnn_conv_precision": attribute(getattr(onednn, "conv", None), "fp32_precision"),
         "mkldnn_rnn_precision": attribute(getattr(onednn, "rnn", None), "fp32_precision"),
@@ -187,14 +188,14 @@ def _setters() -> dict[str, Callable[[Any], object]]:
 
 @dataclass(frozen=True)
 class Switches:
-    """What can change a bit in this process now: switches, users' kernels and modes, generators."""
+    """State that can change a bit in this process: switches, users' kernels and modes, generators."""
 
     switches: dict[str, Switch]
     generators: dict[str, Any]
 
     @classmethod
     def now(cls) -> Switches:
-        """The switches now."""
+        """The current state."""
         import numpy
         import torch
 
@@ -213,7 +214,7 @@ class Switches:
         return cls(read_switches() | replaced, generators)
 
     def changes(self) -> list[str]:
-        """Each that stands otherwise now: `mkldnn_enabled True -> False`, `the state of torch's random generator`."""
+        """Each change since: `mkldnn_enabled True -> False`, `the state of torch's random generator`."""
         now = Switches.now()
         told = [
             f"{name} {was} -> {now.switches[name]}" for name, was in self.switches.items() if now.switches[name] != was
@@ -222,7 +223,7 @@ class Switches:
         return [*told, *(f"the state of {name}'s random number generator" for name in drawn)]
 
     def restore(self) -> None:
-        """Set all back, as far as a process can be."""
+        """Restore all of it, as far as possible within a process."""
         import numpy
         import torch
 
@@ -240,8 +241,8 @@ class Switches:
 
 @contextmanager
 def keeping_switches(who: str) -> Iterator[None]:
-    """Raise PassError where what runs within leaves switches or random number generators otherwise, naming `who` and
-    which; they are set back."""
+    """Raise PassError if the block changes switches or random number generators; the error names `who` and the changes,
+    which are undone."""
     before = Switches.now()
     try:
         yield
@@ -259,13 +260,14 @@ def keeping_switches(who: str) -> Iterator[None]:
 
 
 SET, AFTER_FACTORY, AFTER_STEPS = "set", "after_factory", "after_steps"
-"""When a rank reads its switches, by the names in a manifest: when they are set, its system is made, and it ends."""
+"""The times at which a rank reads its switches, by their names in a manifest: after setting them, after making its
+system, and at the end."""
 
 Readings = Mapping[str, Mapping[str, Switch]]
 
 
 def tell_changes(readings: Readings) -> Iterator[str]:
-    """Each switch that a system changed, and where: `mkldnn_enabled True -> False by its factory`."""
+    """Each switch that a system changed, and when: `mkldnn_enabled True -> False by its factory`."""
     pairs = ((SET, AFTER_FACTORY, "by its factory"), (AFTER_FACTORY, AFTER_STEPS, "in its steps"))
     for before, after, where in pairs:
         for name, was in readings.get(before, {}).items():
@@ -274,5 +276,5 @@ def tell_changes(readings: Readings) -> Iterator[str]:
 
 
 def first_changed(by_rank: list[Readings]) -> Readings:
-    """The readings of the lowest rank whose system changed a switch; of rank 0 where none did."""
+    """The readings of the lowest rank whose system changed a switch; of rank 0 if none did."""
     return next((readings for readings in by_rank if any(tell_changes(readings))), by_rank[0])

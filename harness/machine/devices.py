@@ -1,4 +1,4 @@
-"""Where a case's ranks run, and the locks that keep two runs off one GPU. Loads no torch."""
+"""The devices of a case's ranks, and the locks that keep two runs off the same GPU. Loads no torch."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from bitproof.harness.shared_memory import is_supported
 class Placement:
     """A case's device and torch.distributed's backend. With `shared` GPUs, rank r runs on GPU r % num_gpus.
 
-    With `in_memory` the ranks of named groups meet in memory that they share, and else through the backend. It changes
-    no bit: on gloo, on NCCL and in shared memory every sum is of the same parts, in the order of ranks. With `native`
-    NCCL adds itself, in an order that is pinned and not stated.
+    With `in_memory` the ranks of named groups communicate through shared memory, else through the backend. This changes
+    no bit: on gloo, on NCCL and in shared memory every sum has the same parts, in the order of ranks. With `native`
+    NCCL itself adds, in an order that is pinned and not documented.
     """
 
     device: Literal["cpu", "cuda"] = "cpu"
@@ -39,11 +39,11 @@ class Placement:
 
     @property
     def collectives(self) -> Literal["shared", "gloo", "nccl", "native"]:
-        """Where ranks meet, as reports say it: "native" where NCCL adds in an order of its own."""
+        """The ranks' transport, as in reports: "native" if NCCL adds in an order of its own."""
         return "shared" if self.in_memory else "native" if self.native else self.backend
 
     def device_of(self, rank: int) -> str:
-        """The device of one rank, as torch writes it."""
+        """A rank's device, in torch's notation."""
         return "cpu" if self.device == "cpu" else f"cuda:{rank % self.num_gpus}"
 
 
@@ -55,13 +55,13 @@ def place(
     *,
     share_gpus: bool = False,
 ) -> Placement:
-    """Choose where a case runs, and where its ranks, all on this machine, meet: over the backend by default.
+    """Choose the device of a case and the transport of its ranks, all on this machine: the backend by default.
 
-    Raises CaseError when it asks for CUDA and there are too few GPUs, and for collectives that cannot be had.
+    Raises CaseError if it requests CUDA and there are too few GPUs, and for unavailable collectives.
 
-    `auto` takes GPUs only when every rank gets its own. `cuda` with fewer GPUs than ranks is refused, as a run without
-    NCCL would look like one with it, unless `share_gpus` asks for that: then ranks share them over gloo, which copies
-    through host memory. NCCL refuses two ranks on one GPU, unless each believes to be on a host of its own
+    `auto` uses GPUs only if every rank has its own. `cuda` with fewer GPUs than ranks is refused, as a run without NCCL
+    would look like a run with NCCL, unless `share_gpus` requests that: then ranks share them over gloo, which copies
+    through host memory. NCCL refuses two ranks on one GPU, unless each is configured as a separate host
     (BITPROOF_SHARED_NCCL=1 tries that).
     """
     if request not in ("auto", "cpu", "cuda"):
@@ -121,13 +121,13 @@ def _over_nccl(placement: Placement, request: CollectivesRequest | None) -> Plac
 
 
 def unmet_requirement(case: Case, request: str) -> str | None:
-    """Why this machine cannot judge a case, in words; None when it can, as far as is known without torch."""
+    """Why this machine cannot judge a case, in words; None if it can, as far as is known without torch."""
     if case.requires is None:
         return None
     if case.requires == "scipy":
         return None if importlib.util.find_spec("scipy") else "it needs scipy, the extra `placement`"
     num_gpus, ranks = len(gpu_models()), case.most_ranks
-    if request == "cuda" and num_gpus:  # too few GPUs are a mistake of the call: `place` reports it
+    if request == "cuda" and num_gpus:  # too few GPUs are a usage error: `place` reports it
         return None
     if num_gpus and launched.is_rank() and request == "auto":  # other machines have GPUs, too
         return None
@@ -138,10 +138,10 @@ def unmet_requirement(case: Case, request: str) -> str | None:
 
 @contextlib.contextmanager
 def lease_gpus(placement: Placement, world_size: int, folder: Path | None = None) -> Iterator[None]:
-    """Hold the GPUs that a case's ranks use; wait for those that another run holds.
+    """Lock the GPUs that a case's ranks use; wait for those that another run has locked.
 
-    Locks are taken in ascending order, so two runs cannot wait for each other. The lock files stay in
-    the user's temporary folder: removing one while another run waits for it would lend a GPU twice.
+    Locks are taken in ascending order, so two runs cannot deadlock. The lock files stay in the user's temporary folder:
+    removing a file while another run waits for it would assign a GPU twice.
     """
     with contextlib.ExitStack() as held:
         if placement.device == "cuda":

@@ -29,7 +29,7 @@ _OF_ONE_RUN = ("NCCL_HOSTID",)
 
 
 def num_gpus() -> int:
-    """GPUs that torch can use. This process does not touch them, nor may it: it is forked from."""
+    """The number of GPUs that torch can use. Never starts CUDA in this process, since ranks are forked from it."""
     import torch
 
     from bitproof.harness.torch_compat import count_gpus_by_driver
@@ -43,8 +43,8 @@ def num_gpus() -> int:
 def visible_gpus() -> tuple[str, ...]:
     """Names of the GPUs that torch can use, in torch's order, equal in all processes of the machine.
 
-    Example: ("GPU-5f1c...",) for one of `srun --gpus-per-task=1`, whose index is 0 in each rank. As `num_gpus`, this
-    touches no GPU.
+    Example: ("GPU-5f1c...",) in a rank of `srun --gpus-per-task=1`, whose index is 0 in each rank. Like `num_gpus`,
+    this touches no GPU.
     """
     from bitproof.harness.torch_compat import name_visible_gpus
 
@@ -63,10 +63,10 @@ def _count_elsewhere() -> int:
 
 
 def has_started_driver() -> bool:
-    """Whether CUDA's driver was started in this process, by whomever: then nothing forked from it can use a GPU.
+    """Whether any code started CUDA's driver in this process: then nothing forked from it can use a GPU.
 
-    torch itself starts it for a mere question, such as what it was built with, and `torch.cuda.is_initialized` is
-    still false. Asking starts nothing.
+    torch starts it even for questions about its build, while `torch.cuda.is_initialized` stays False. This check starts
+    nothing.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -78,9 +78,9 @@ def has_started_driver() -> bool:
 
 
 def read_gpu_facts(device: torch.device) -> MachineFacts | None:
-    """What of CUDA can change a bit and this process alone knows, by name; None on another device.
+    """Facts about CUDA that can change a bit and that only this process knows, by name; None on another device.
 
-    GPUs' topology is rank 0's of a machine, whose device is cuda:0: it is one for all.
+    The topology of GPUs is read on a machine's rank 0, with device cuda:0: it is the same for all.
     """
     import torch
 
@@ -100,7 +100,8 @@ def read_gpu_facts(device: torch.device) -> MachineFacts | None:
 
 
 def read_gpu_of_keys(device: torch.device) -> MachineFacts:
-    """What of a rank's GPU may decide what is traced on it, by name: which operators torch chooses, and its index."""
+    """Facts about a rank's GPU that may decide the trace, by name: torch's choice of operators, and the device's
+    index."""
     import torch
 
     properties = torch.cuda.get_device_properties(device)
@@ -115,13 +116,13 @@ def read_gpu_of_keys(device: torch.device) -> MachineFacts:
 
 
 def read_gpu_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables, in name order, that CUDA's libraries read, as the process has them that loaded those."""
+    """The variables, in name order, that CUDA's libraries read, from the process that has loaded them."""
     named = {name: value for name, value in sorted(environment.items()) if name.startswith(_CUDA_VARIABLES)}
     return {name: value for name, value in named.items() if name not in _OF_ONE_RUN}
 
 
 def agreed_facts(by_rank: Sequence[Mapping[str, str | int | list[str] | None] | None]) -> MachineFacts:
-    """One fact of each name: what all ranks say that say anything, else what each says, rank by rank."""
+    """Merge the ranks' facts by name: the common value if all present values are equal, else each rank's value."""
     told = [(rank, facts) for rank, facts in enumerate(by_rank) if facts is not None]
     agreed: MachineFacts = {}
     for name in dict.fromkeys(name for _, facts in told for name in facts):
@@ -133,7 +134,7 @@ def agreed_facts(by_rank: Sequence[Mapping[str, str | int | list[str] | None] | 
 
 
 def driver_version(file: Path) -> str | None:
-    """The kernel driver's version, 550.54.15, from its own file; None where there is none."""
+    """The kernel driver's version, 550.54.15, from its own file; None if there is none."""
     try:
         found = re.search(r"\b\d+\.\d+(\.\d+)?\b", file.read_text(encoding="utf-8"))
     except OSError:
@@ -158,7 +159,7 @@ def read_nccl_conf(environment: Mapping[str, str], etc: Path, home: Path) -> lis
 
 
 def _cublas_version(maps: Path) -> int | None:
-    """The version of the cuBLAS that this process has loaded, as it says itself; None where it has none."""
+    """The version of the loaded cuBLAS, from the library itself; None if none is loaded."""
     try:
         lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
         [path, *_] = (line.split(maxsplit=5)[5] for line in lines if "/libcublasLt.so" in line)
@@ -170,7 +171,7 @@ def _cublas_version(maps: Path) -> int | None:
 
 
 def gpu_topology() -> list[str] | None:
-    """How GPUs are joined: the rows of `nvidia-smi topo -m`, up to its legend."""
+    """The links between GPUs: the rows of `nvidia-smi topo -m`, up to its legend."""
     command = ["nvidia-smi", "topo", "-m"]
     try:
         done = run_command(command, _TOPOLOGY_SECONDS)

@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 
 LAUNCH_ORDER = {"NCCL_LAUNCH_ORDER_IMPLICIT": "1"}
-"""Communicators that are in flight on several streams at once run in the order of their launches, as two that each
-wait for the other's GPU never end. Since NCCL 2.26; a graph's launches are in one order on all ranks."""
+"""Communicators that are active on several streams at once run in the order of their launches. Without an order two of
+them can each wait for the other's GPU forever. Since NCCL 2.26; a graph's launches have the same order on all ranks."""
 
 OWN_SUMS = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple", "NCCL_NVLS_ENABLE": "0"}
-"""One algorithm and one protocol for every size, and no sums in the switch, whose order is not repeatable."""
+"""A single algorithm and protocol for every size, and no sums in the switch, whose order is not repeatable."""
 
 
 def allow_shared_gpu(environment: MutableMapping[str, str], rank: int) -> None:
-    """Let this rank's NCCL use a GPU that another rank has, too: two of one host are refused, so each has its own."""
+    """Allow this rank's NCCL to share a GPU: NCCL refuses two ranks of the same host, so each rank gets a host id."""
     environment["NCCL_HOSTID"] = f"bitproof-rank{rank}"
 
 
 def pin_nccl(environment: MutableMapping[str, str], *, native: bool) -> None:
-    """Set what NCCL reads when it starts; with `native` sums are its own."""
+    """Set the variables that NCCL reads when it starts; with `native` also those for its own sums."""
     for name, value in (LAUNCH_ORDER | (OWN_SUMS if native else {})).items():
         environment.setdefault(name, value)

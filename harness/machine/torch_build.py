@@ -1,4 +1,4 @@
-"""What torch was built from and with, asked so that ranks can be forked afterwards."""
+"""How torch was built, read without preventing later forks of ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SECONDS = 120.0
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """The whole version, the commit it was built from, and with what it was built."""
+    """The full version, the commit of the build, and its settings."""
 
     version: str
     commit: str
@@ -27,10 +27,10 @@ class TorchBuild:
 
 
 def torch_build() -> TorchBuild:
-    """This torch. Raises MachineError where a build for CUDA does not say what it is.
+    """This torch. Raises MachineError if a build for CUDA does not describe itself.
 
-    Such a build asks CUDA's driver, and so starts it, and no rank that is forked from a process that has started it can
-    use a GPU. So a process that has not yet used a GPU has a fork of itself ask.
+    Reading such a build starts CUDA's driver, and no rank forked from a process that has started it can use a GPU. So a
+    process that has not yet used a GPU lets a fork of itself read.
     """
     import torch
 
@@ -39,7 +39,7 @@ def torch_build() -> TorchBuild:
 
 
 def read_here() -> TorchBuild:
-    """What this process says, which may start CUDA's driver in it."""
+    """The build as read in this process, which may start CUDA's driver in it."""
     from bitproof.harness.torch_compat import build
 
     return TorchBuild(*build())
@@ -47,7 +47,7 @@ def read_here() -> TorchBuild:
 
 @functools.cache
 def read_elsewhere() -> TorchBuild:
-    """What a fork of this process says."""
+    """The build as read in a fork of this process."""
 
     def ask(send: Send) -> None:
         send(read_here())

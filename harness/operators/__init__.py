@@ -1,4 +1,4 @@
-"""Facts about operators that their schemas do not state, in one table with a row per operator. Imports no torch.
+"""Facts about operators that their schemas do not state, in a table with a row per operator. Imports no torch.
 
 `row` documents the columns, `rows` is the table, `questions` are its queries; `happens_before` decides which calls are
 ordered. The checker of certificates has its own copy, which a test compares.

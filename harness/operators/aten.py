@@ -1,4 +1,4 @@
-"""The rows of torch's own operators, by name. `harness.operators.row` says what the columns mean."""
+"""The rows of torch's own operators, by name. `harness.operators.row` documents the columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COMPUTES = """
     sigmoid_backward silu silu_backward sin slice_backward slice_scatter sqrt tanh threshold_backward unfold
     view_as_complex
 """
-"""Operators that a graph from elsewhere may call; nothing else is known of them."""
+"""Operators that a graph from elsewhere may call, and without any other fact in the table."""
 
 ATEN = (
     Operator(name="aten._assert_async", checks=("default", "msg"), allowed=("default", "msg")),

@@ -1,12 +1,14 @@
-"""Turns that ranks take at collectives, as data, and what ranks wait for once none of them can go on. Loads no torch.
+"""Detect deadlocks: simulate the collectives of all ranks until no rank can continue. Loads no torch.
 
-A group's launches on a rank, its messages to and from other ranks included, run one after the other, as NCCL runs those
-of one communicator, which a group has for collectives, batches of messages and, when it was initialized eagerly, single
-messages. So each begins once the one before it has ended, and ends once all ranks that take part have begun it. The
-messages of one call run together. A wait holds its rank up until the launch has ended. On NCCL a wait holds up a stream
-and not the host, but all that the stream is given later is behind it, launches too.
+A group's launches on a rank, including its messages to and from other ranks, run in sequence, as NCCL runs those of a
+communicator. A group has a communicator for collectives, batches of messages and, if it was initialized eagerly, single
+messages. So each launch begins once the launch before it has ended, and ends once all participating ranks have begun
+it. The messages of one call run together. A wait blocks its rank until the launch has ended. On NCCL a wait blocks a
+stream and not the host, but all later work of the stream is behind it, launches too.
 
-Gloo would carry a group's messages beside its collectives; as of other rules of NCCL, no graph may depend on it.
+Example: rank 0 waits for A before it launches B, and rank 1 waits for B before it launches A: a deadlock.
+
+Gloo would run a group's messages beside its collectives, but no graph may depend on that, since NCCL does not.
 """
 
 from __future__ import annotations
@@ -28,10 +30,12 @@ class Deadlock:
 
 @dataclass(frozen=True)
 class RankTurn:
-    """A turn of a rank as data: the operator, its group's name and ranks, and the call's name. `waits_for` is the
-    index of the turn that launched what this one waits for, `takes` the dtype and sizes that a launch must share with
-    those that it meets; "" if unknown. Launches of one `communicator` run one after the other on this rank: for a
-    message it is its group's, "" means that of `group`. One that `is_joined` runs with the launch before it.
+    """A launch or a wait of a rank as data: the operator, its group's name and ranks, and the call's name.
+
+    `waits_for` is the index of the launch that this entry waits for, None for a launch. `takes` is the dtype and sizes
+    that matching launches must share; "" if unknown. Launches of the same `communicator` run in sequence on this rank;
+    for messages it may be separate from the group's, and "" means that of `group`. With `is_joined` it runs together
+    with the launch before it.
     """
 
     operator: str
@@ -45,15 +49,14 @@ class RankTurn:
 
     @property
     def queue(self) -> str:
-        """What launches run one after the other with it."""
+        """The queue of launches that run in sequence with it."""
         return self.communicator or self.group
 
 
 @dataclass
 class _Rank:
-    """How far a rank has come: `place` in its turns; by group the turns that launched in it; by queue its calls, each
-    a list of such turns, and how many of them have ended.
-    """
+    """The progress of a rank: `place` is its next entry; `launched` has the launches by group; `calls` has, by queue,
+    its calls, each a list of launches, and `ended` the number of calls that have ended."""
 
     turns: Sequence[RankTurn]
     place: int = 0
@@ -64,7 +67,7 @@ class _Rank:
     call: dict[int, int] = field(default_factory=dict)
 
     def launch(self) -> None:
-        """Put the next turn, a launch, behind the others of its queue."""
+        """Append the next entry, a launch, to its queue."""
         turn, index = self.turns[self.place], self.place
         own, calls = self.launched.setdefault(turn.group, []), self.calls.setdefault(turn.queue, [])
         self.nth[index] = len(own)
@@ -79,12 +82,12 @@ class _Rank:
         return self.call[index] <= self.ended.get(self.turns[index].queue, 0)
 
     def first_of(self, queue: str) -> RankTurn:
-        """The call that the later ones of a queue wait for."""
+        """The call that the later calls of a queue wait for."""
         return self.turns[self.calls[queue][self.ended.get(queue, 0)][0]]
 
 
 def crossed(turns_of: Mapping[int, Sequence[RankTurn]]) -> list[Deadlock]:
-    """What ranks still wait for once none of them can go on."""
+    """The deadlocks at which ranks stop, and launches of different calls that match."""
     ranks = {rank: _Rank(turns) for rank, turns in turns_of.items()}
     while any([_goes_on(rank, ranks) for rank in ranks]):
         pass
@@ -95,7 +98,7 @@ def crossed(turns_of: Mapping[int, Sequence[RankTurn]]) -> list[Deadlock]:
 
 
 def _goes_on(rank: int, ranks: Mapping[int, _Rank]) -> bool:
-    """Let a rank take its turns, and its launches end, as far as they can; returns whether it came any further."""
+    """Advance a rank, and end its launches, as far as possible; returns whether anything changed."""
     own, has_moved = ranks[rank], False
     while own.place < len(own.turns):
         waits_for = own.turns[own.place].waits_for
@@ -113,7 +116,8 @@ def _goes_on(rank: int, ranks: Mapping[int, _Rank]) -> bool:
 
 
 def _met(rank: int, index: int, ranks: Mapping[int, _Rank]) -> dict[int, int | None]:
-    """The launch of each member that a rank's launch meets; None if it is not there yet."""
+    """The launch of each member that matches a rank's launch, by its index in the group; None if it does not exist
+    yet."""
     own = ranks[rank]
     turn, nth = own.turns[index], own.nth[index]
     theirs = {member: ranks[member].launched.get(turn.group, []) for member in turn.ranks if member in ranks}
@@ -126,12 +130,12 @@ def _is_met(rank: int, index: int, ranks: Mapping[int, _Rank]) -> bool:
 
 
 def _is_launched(rank: int, turn: RankTurn, ranks: Mapping[int, _Rank]) -> bool:
-    """Whether all members have launched what a turn waits for."""
+    """Whether all members have launched the call that an entry waits for."""
     return turn.waits_for is not None and None not in _met(rank, turn.waits_for, ranks).values()
 
 
 def _held_up(rank: int, ranks: Mapping[int, _Rank]) -> list[Deadlock]:
-    """Launches that are next on a rank and, on another, behind one that never ends."""
+    """Launches that are next on a rank and, on another rank, behind a launch that never ends."""
     found, own = [], ranks[rank]
     for queue, calls in own.calls.items():
         for index in calls[own.ended.get(queue, 0)] if own.ended.get(queue, 0) < len(calls) else ():
@@ -154,9 +158,9 @@ def _stuck(rank: int, turn: RankTurn, ranks: Mapping[int, _Rank]) -> Deadlock:
 
 
 def _unlike(ranks: Mapping[int, _Rank]) -> list[Deadlock]:
-    """Launches that meet although they are not the same call, and such as not all members make.
+    """Launches that match although they are different calls, and launches that some members lack.
 
-    If two ranks launch calls of the same names in different orders, one call meets another one of the other rank.
+    If two ranks launch calls of the same names in different orders, a call matches another call of the other rank.
     """
     found = []
     launched = {

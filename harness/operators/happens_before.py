@@ -5,14 +5,15 @@ waits. A piece of memory has one key, and a value may use several. The table (`h
 operators launch, wait and order streams. The rules are those of torch's CUDA sanitizer:
 
 1. Calls of one stream run in order, different streams concurrently. A stream's clock has, for each stream, the last
-   call that ends before the stream's next call. An event holds the clock of the stream that recorded it, and a stream
+   call that ends before the stream's next call. An event stores the clock of the stream that recorded it, and a stream
    that waits for the event merges it into its own.
-2. The host gives work to streams, so all its earlier work and waits come before; it waits only explicitly.
+2. The host queues work on streams, so all its earlier work and waits come before; it waits only explicitly.
 3. A launch starts after its stream's earlier calls, and then runs concurrently with everything; a wait ends it for the
-   waiting stream. NCCL would run two launches of one group in order; gloo need not, so no graph may depend on it:
-   a wait for one ends no other.
+   waiting stream. NCCL would run two launches of one group in order; gloo need not, so no graph may depend on it: a
+   wait for a launch ends no other.
 
-Two calls race if they use the same memory, one of them writes or frees it, and neither comes before the other.
+Two calls race if they use the same memory, one of them writes or frees it, and neither comes before the other. Example:
+`all_reduce(x)` is launched, and `x.mul_(2)` runs before the wait.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ HOST: Stream = "host"
 
 @dataclass(frozen=True)
 class Race:
-    """A call that meets `first`, an earlier one, in the memory `key`, and is not ordered behind it.
+    """A race of a call with `first`, an earlier call that uses the memory `key`, without an order between them.
 
-    `does` says how, with a gap for who does it; `work` is what `first` launched, unless it is a call of another stream.
-    `is_let_go`: the memory was given up before the wait.
+    `does` describes it, with a gap for the later call's name; `work` is the launch of `first`, None for a call on
+    another stream. `is_let_go`: the memory was freed before the wait.
     """
 
     first: Hashable
@@ -55,7 +56,7 @@ Clock = dict[Stream, int]
 
 @dataclass
 class _Work:
-    """A launch's work for one of its results. Where it has ended is known on a stream from one of its calls on."""
+    """A launch's work for one of its results. `filled` and `taken` list the waits, by stream and index of the call."""
 
     launched: float
     name: Hashable
@@ -63,16 +64,16 @@ class _Work:
     fills: frozenset[Key]
     takes: frozenset[Key]
     filled: list[tuple[Stream, int]] = field(default_factory=list)
-    taken: list[tuple[Stream, int]] = field(default_factory=list)  # shared by the results of one launch
+    taken: list[tuple[Stream, int]] = field(default_factory=list)  # shared by the results of a launch
 
 
 State = dict[Key, list[tuple[_Work, int, int]]]
-"""The work that uses each piece of memory, and how many waits for it are known."""
+"""The work that uses each piece of memory, and the number of its known waits."""
 
 
 @dataclass
 class _Uses:
-    """Who used a piece of memory on which stream: its last write, and the last read of each stream since."""
+    """The uses of a piece of memory by stream: its last write, and the last read of each stream since."""
 
     owner: Stream
     write: tuple[Stream, int, Hashable] | None = None
@@ -81,11 +82,13 @@ class _Uses:
 
 
 class Order:
-    """The calls of one graph. `last_use` says at which time each piece of memory is used last: NEVER_FREED where its
-    owner keeps it, as for a graph's inputs and outputs. Times count calls. Where last uses are known only in the end,
-    it is None, and `overdue` has what was let go too soon.
+    """The calls of a graph.
 
-    With `is_single` all calls run on one stream, which waits for work itself; then nothing but work can race.
+    `last_use` has the time at which each piece of memory is used last: NEVER_FREED if its owner keeps it, as for a
+    graph's inputs and outputs. Times count calls. If last uses are known only at the end, it is None, and `overdue`
+    returns memory freed too early.
+
+    With `is_single` all calls run on one stream, which itself waits for work; then only launches can race.
     """
 
     def __init__(self, last_use: Mapping[Key, float] | None, *, is_single: bool = True) -> None:
@@ -96,14 +99,15 @@ class Order:
         self._uses: dict[Key, _Uses] = {}
         self._held: list[tuple[_Work, float, Hashable]] = []
         self.open: dict[Key, list[_Work]] = {}
-        """The work that uses a piece of memory and that not every stream is known to be behind."""
+        """The work that uses a piece of memory and that some stream may not have waited for."""
         self.freed: dict[Key, Hashable] = {}
-        """Memory that a call has let go of, with the call."""
+        """Memory that was freed, with the call that freed it."""
 
     # -- calls ------------------------------------------------------------------------------------------
 
     def call(self, name: Hashable, reads: Collection[Key], writes: Collection[Key], stream: Stream) -> list[Race]:
-        """A call runs on a stream, and uses this memory. Gives its races; a caller of one stream may ask `races`."""
+        """Report a call on a stream that uses this memory. Returns its races; with a single stream `races` is the
+        same."""
         if self._is_single:
             return self.races(reads, writes)
         seq = self._tick(stream)
@@ -130,7 +134,7 @@ class Order:
         return found
 
     def call_of_one(self, reads: Collection[Key], writes: Collection[Key], stream: Stream) -> list[Race]:
-        """As `call`, of a call whose memory this stream alone uses in the whole graph, besides launches."""
+        """As `call`, for memory that this stream alone uses in the whole graph, besides launches."""
         clock = self._clocks[stream]
         clock[stream] = clock.get(stream, 0) + 1
         for key in (*reads, *writes):
@@ -139,7 +143,7 @@ class Order:
         return []
 
     def races(self, reads: Collection[Key], writes: Collection[Key], stream: Stream = COMPUTE) -> list[Race]:
-        """The races of a call that uses memory now with what is on its way, one for each launch and way."""
+        """The races of a call with unfinished launches on the same memory, one for each launch and kind of access."""
         found: dict[tuple[float, str], Race] = {}
         late = "before anything waits for it"
         for key in (*writes, *(key for key in reads if key not in writes)):
@@ -163,9 +167,9 @@ class Order:
     def launch(
         self, name: Hashable, time: float, rule: Launch, results: Iterable[Iterable[Key]], takes: Iterable[Key]
     ) -> None:
-        """A call has launched something that fills its results, each in memory of its own, and reads `takes`.
+        """Report a launch that fills its results, each in memory of its own, and reads `takes`.
 
-        One wait ends the reading for all results; each result needs a wait of its own before it may be read.
+        A single wait ends the reading for all results; each result needs a wait of its own before it may be read.
         """
         taken, ended = frozenset(takes), list[tuple[Stream, int]]()
         for result in results:
@@ -176,11 +180,13 @@ class Order:
     def wait(
         self, rule: Wait, awaited: Iterable[Key], time: float, stream: Stream = COMPUTE, name: Hashable = None
     ) -> list[Race]:
-        """A stream waits for what fills the memory that is awaited, if it is work of the wait's kind; of a message,
-        also for what sends it. Gives what was let go too soon. Another wait, or one of another kind, ends nothing.
-        `name` is the call that waits.
+        """Report a stream's wait for the work that fills the awaited memory, if it is of the wait's kind.
+
+        For a message the wait for the sent memory counts, too. Returns memory that was freed too early. A repeated
+        wait, or a wait of another kind, ends nothing. `name` is the call that waits.
         """
-        now = (stream, 0 if self._is_single else self._tick(stream))  # what waited for earlier calls is not behind it
+        # A new tick: a stream that waited for earlier calls of this stream is not behind this wait.
+        now = (stream, 0 if self._is_single else self._tick(stream))
         found = []
         filling = [work for key in awaited for work in self.open.get(key, ()) if _is_of(work, key)]
         for work in {id(work): work for work in filling}.values():
@@ -199,7 +205,7 @@ class Order:
         return found
 
     def unfinished(self, keys: Iterable[Key]) -> list[Race]:
-        """What may still use memory that outlives the graph when the computing stream ends."""
+        """Work that may still use memory that outlives the graph when the computing stream ends."""
         found: dict[tuple[Hashable, str], Race] = {}
 
         def add(first: Hashable, does: str, key: Key, work: Launch | None = None) -> None:
@@ -235,11 +241,12 @@ class Order:
     # -- choices ----------------------------------------------------------------------------------------
 
     def state(self) -> State:
-        """What is on its way, to go back to before another branch of a choice."""
+        """The unfinished work, to restore before another branch of a condition."""
         return {key: [(work, len(work.filled), len(work.taken)) for work in works] for key, works in self.open.items()}
 
     def go_back(self, before: State) -> dict[int, _Work]:
-        """Let a branch's waits end nothing that was launched before the choice; returns what they were for."""
+        """Undo waits inside a conditional branch for work launched before it, since the branch may not run. Returns
+        that work."""
         ended: dict[int, _Work] = {}
         for key, works in before.items():
             old = {id(work) for work, _, _ in works}
@@ -251,7 +258,7 @@ class Order:
         return ended
 
     def end(self, works: Iterable[_Work], stream: Stream) -> None:
-        """Let a stream wait for work that each branch of a choice waits for."""
+        """Report a stream's wait for work that each branch of a condition waits for."""
         now = (stream, 0 if self._is_single else self._tick(stream))
         for work in works:
             work.filled.append(now)
@@ -277,21 +284,21 @@ class Order:
         return any(key in work.fills and not work.filled for key in keys for work in self.open.get(key, ()))
 
     def touching(self, keys: Iterable[Key]) -> list[float]:
-        """When each was launched that is on its way and fills or reads any of these pieces of memory."""
+        """The launch times of unfinished work that fills or reads any of these pieces of memory."""
         return sorted({work.launched for key in keys for work in self.open.get(key, ()) if not work.filled})
 
     # -- streams and lifetimes --------------------------------------------------------------------------
 
     def record(self, event: Hashable, stream: Stream) -> None:
-        """An event holds all that a stream was given so far."""
+        """Record an event: it stores all earlier calls of a stream."""
         self._events[event] = dict(self._clock(stream))
 
     def wait_event(self, event: Hashable, stream: Stream) -> None:
-        """What a stream is given from now on comes after what an event holds: of one never recorded, nothing."""
+        """A stream's later calls come after all calls that an event stores; an event never recorded stores none."""
         self._join(stream, self._events.get(event, {}))
 
     def wait_stream(self, stream: Stream, other: Stream | None) -> None:
-        """A stream's later calls come after all earlier calls of another; None stands for all streams."""
+        """A stream's later calls come after all earlier calls of another; None means all streams."""
         for each in [*self._clocks] if other is None else [other]:
             self._join(stream, dict(self._clock(each)))
 
@@ -345,7 +352,7 @@ class Order:
 
 
 def _is_of(work: _Work, key: Key) -> bool:
-    """Whether a wait for this memory is one for this work."""
+    """Whether a wait for this memory is a wait for this work."""
     return key in work.fills or (work.rule.awaited_by_source and key in work.takes)
 
 

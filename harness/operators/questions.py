@@ -1,4 +1,4 @@
-"""How the table of operators is asked: for one row, or for all operators with a property."""
+"""Queries of the table of operators: a row by name, or all operators with a property."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMMUNICATES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d
 
 @functools.lru_cache(maxsize=1 << 12)
 def known(name: str) -> Operator:
-    """The row of an operator such as `aten.empty_like`; of one that is in no row, a row that says nothing."""
+    """The row of an operator such as `aten.empty_like`; an empty row if the table has none."""
     if (row := ROWS.get(name)) is not None:
         return row
     return ROWS.get(f"{name.partition('.')[0]}.*") or Operator(name=name)
@@ -23,9 +23,8 @@ def known(name: str) -> Operator:
 
 @functools.cache
 def named(name: str) -> Operator:
-    """The row for operators of this name, such as `empty_like`, in any namespace: each column has its first stated
-    value.
-    """
+    """The row for operators of this name, such as `empty_like`, in any namespace: each column has the first value that
+    a row states."""
     rows = [row for row in ROWS.values() if row.name.partition(".")[2] == name]
     columns = [field.name for field in fields(Operator)][1:]
     told = {column: getattr(row, column) for column in columns for row in reversed(rows) if _is_told(row, column)}
@@ -38,7 +37,7 @@ def names(holds: Callable[[Operator], object]) -> frozenset[str]:
 
 
 def overloads(column: Callable[[Operator], str | Iterable[str] | None]) -> frozenset[str]:
-    """The full names of the overloads that a column names."""
+    """The full names of the overloads in a column."""
     found = set()
     for row in ROWS.values():
         value = column(row)
@@ -47,7 +46,7 @@ def overloads(column: Callable[[Operator], str | Iterable[str] | None]) -> froze
 
 
 def names_of_uninitialized(*parts: Uninitialized) -> frozenset[str]:
-    """The names, without namespace and overload, of operators of whose result this much is whatever memory held."""
+    """The names, without namespace and overload, of operators with this part of the result uninitialized."""
     return names(lambda row: row.uninitialized in parts)
 
 

@@ -12,14 +12,14 @@ from enum import Enum, auto
 
 
 class Uninitialized(Enum):
-    """Which part of an operator's result is whatever memory held."""
+    """Which part of an operator's result is uninitialized memory."""
 
     WHOLE = "all of it"
     GROWN = "what its argument had no room for"
 
 
 class Work(Enum):
-    """What runs on beside the calls that follow its launch. A wait ends work of its own kind and no other."""
+    """Work that runs concurrently with the calls after its launch. A wait ends only work of its own kind."""
 
     COLLECTIVE = "a collective"
     OFFLOAD = "a copy to host memory"
@@ -41,7 +41,7 @@ class Sync(Enum):
 
 
 class Hides(Enum):
-    """How an operator hides an error in what it reads."""
+    """How an operator can hide an error in its inputs."""
 
     CHOICE = "it takes some elements, and the wrong ones may not be among them"
     ORDER = "it decides by order or sign, which a small error leaves as it was"
@@ -52,8 +52,7 @@ class Hides(Enum):
 
 class RowFlow(Enum):
     """Which rows of its arguments an operator computes a row of its result from (`graph.analysis.mixing_rules` has a
-    rule for each). EACH_ is the same for every one of several results.
-    """
+    rule for each). EACH_ means the same rule for every one of several results."""
 
     ELEMENTWISE = auto()
     EACH_ELEMENTWISE = auto()
@@ -94,10 +93,10 @@ class RowFlow(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """An operator returns before its work is done: its results are filled, and its tensor arguments read, until then.
+    """An operator that returns before its work is done: until then results are filled and tensor arguments are read.
 
-    `takes` is the verb for reading the arguments. With `holds_source` the caller must keep the memory that is read
-    until the wait; without, the runtime does. With `awaited_by_source` a wait for what is read ends the work, too: it
+    `takes` is the verb for reading the arguments. With `holds_source` the caller must keep the memory of the arguments
+    until the wait; without, the runtime does. With `awaited_by_source` a wait for an argument ends the work, too: it
     fills nothing.
     """
 
@@ -109,7 +108,7 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """After this operator the work that fills one argument is done. It reads no element of any argument."""
+    """An operator after which the work that fills an argument is done. It reads no element of any argument."""
 
     work: Work
     argument: str
@@ -117,118 +116,120 @@ class Wait:
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """One row. Where a column names one overload or several, it holds for those alone."""
+    """A row of the table. If a column names overloads, it applies to those only."""
 
     name: str
 
-    # Memory, and what is on its way in it.
+    # Memory, and unfinished work on it.
     uninitialized: Uninitialized | None = None
-    """Which part of the result is whatever memory held."""
+    """The part of the result that is uninitialized memory."""
     launch: Launch | None = None
-    """What runs on after the call has returned."""
+    """The work that continues after the call has returned."""
     wait: Wait | None = None
-    """What is done after the call."""
+    """The work that is done after the call."""
     sync: Sync | None = None
     """The call's effect on streams and events."""
     frees: str | None = None
-    """The argument whose memory is let go once what the call waits for is done."""
+    """The argument whose memory is freed once the awaited work is done."""
     returns: str | None = None
     """The argument whose memory the result shares, though the schema does not say so."""
     adopts: str | None = None
-    """The argument whose memory `self` has from then on."""
+    """The argument whose memory `self` shares from then on."""
     runs_operator: bool = False
-    """It runs an operator that stands among its arguments, with the arguments that follow."""
+    """It runs an operator that is among its arguments, with the arguments that follow."""
     writes: str | None = None
-    """The argument that is written or let go, though the schema does not say so."""
+    """The argument that is written or freed, though the schema does not say so."""
     counts_in: tuple[str, ...] = ()
     """The arguments that it writes in training, though the schema does not say so: running statistics."""
     reads_layout: bool = False
     """It reads its arguments' layout and no element."""
     may_copy: bool = False
-    """The result is a view of the argument or, where no view will do, a copy."""
+    """The result is a view of the argument or, if no view is possible, a copy."""
     reads_memory: bool = False
-    """It shows what lies in memory, not what a tensor's values are, or hands its argument's memory on untold."""
+    """It exposes raw memory, not a tensor's values, or shares its argument's memory without stating so."""
 
     # Elements that keep their values.
     is_identity: bool = False
-    """It gives its argument, or a view of it with all elements in their places."""
+    """It returns its argument, or a view of it with all elements at the same indices."""
     copies: str | None = None
-    """The argument whose values the result has in memory of its own, where its dtype is the same."""
+    """The argument whose values the result copies into memory of its own, if its dtype is the same."""
     rearranges: str | None = None
-    """The overload that changes dims and leaves every element as it is."""
+    """The overload that changes dims and leaves every element unchanged."""
     is_sized: bool = False
-    """The result of a view has the sizes that the call names."""
+    """The result of a view has the sizes in the call."""
     keeps_order: bool = False
-    """A view has its argument's elements in their order."""
+    """A view has its argument's elements in the same order."""
     reshapes: bool = False
-    """`default` shows all elements in their order, in its argument's memory or in their own."""
+    """`default` returns all elements in their order, in its argument's memory or in new memory."""
     joins: bool = False
-    """`default` puts tensors one after the other along a dim."""
+    """`default` concatenates tensors along a dim."""
     packs: bool = False
-    """It puts values together, or gives parts of them."""
+    """It packs values together, or returns parts of them."""
     moves: bool = False
-    """It moves elements by index, or puts them together: of a split value it shows a split."""
+    """It moves elements by index, or concatenates tensors: if its inputs are split, so is its result."""
 
-    # What is computed.
+    # The computation.
     exact: str | None = None
     """The overload that computes each element only from the elements at its index, with at most one rounding, if the
     operands' dtypes fit and alpha is 1; `Tensor` includes `Scalar`."""
     fills: tuple[str, float | str] | None = None
-    """The overload whose result holds one number everywhere, and that number, or the argument that gives it."""
+    """The overload whose result is filled with a number, and that number, or the argument that contains it."""
     carries: str | None = None
-    """The overload that copies elements to other places, by indices or by sizes: no layout decides which."""
+    """The overload that copies elements to other indices, chosen by index arguments or sizes: no layout decides
+    which."""
     in_place_of: str | None = None
     """The operator whose result it leaves in `self`, in the overload of the same name."""
     counts_as: str | None = None
-    """The operator that gives, in memory of its own, what this one writes: a batch's statistics besides its results, or
-    parameters and moments."""
+    """The operator that returns in new memory the values that this operator writes: a batch's statistics besides its
+    results, or parameters and moments."""
     commutes: bool = False
-    """The result does not depend on which of two tensors comes first."""
+    """The result does not depend on the order of two tensor arguments."""
     is_constant: bool = False
-    """No tensor that it reads decides a value."""
+    """No input tensor affects a value of the result."""
     factors_from: int | None = None
-    """It multiplies two matrices; this is the place of the first among its arguments."""
+    """It multiplies two matrices; this is the index of the first among its arguments."""
     is_batched: bool = False
     """It multiplies matrices, a pair for each index of a batch."""
     scales: str | None = None
-    """How it changes its first argument, or each tensor of it, by a number that comes second: "*" or "/"."""
+    """How it changes its first argument, or each tensor of it, by the number in the second: "*" or "/"."""
     attends: bool = False
     """It mixes the positions of a sequence."""
     sums_ranks: bool = False
     """A collective that adds values of several ranks."""
     exchanges: bool = False
-    """A collective that hands each rank other rows."""
+    """A collective that exchanges rows between ranks."""
     adds: str | None = None
-    """It adds the elements of its first argument along dims, or takes their mean; this is the argument of the dims."""
+    """It adds the elements of its first argument along dims, or computes their mean; this is the argument of the
+    dims."""
     pairs_ranks: bool = False
-    """It sends to one rank, or receives from one: the group's other ranks need not call it."""
+    """It sends to a rank, or receives from a rank: the group's other ranks need not call it."""
     draws_untold: bool = False
-    """It draws random numbers, and torch does not tag it so."""
+    """It draws random numbers, without torch's tag for that."""
     overwrites: tuple[str, ...] = ()
     """The overloads that draw every element of `self`, and read none of them."""
     hides: Hides | None = None
-    """How it hides an error in what it reads."""
+    """How it can hide an error in its inputs."""
 
     # Rows, which chunks divide.
     rows: RowFlow | None = None
     """The rows from which a row of the result is computed; None if unknown, or if torch tags the operator as
     pointwise."""
     counts_places: bool = False
-    """It counts places: within a chunk, places of the chunk."""
+    """Its values are positions, as those of `arange`: in a chunk they count from the chunk's start."""
     num_elements: int | None = None
-    """The number of arguments that hold elements; the others say where those go. None where all do."""
+    """The number of arguments with elements; the others are indices or sizes. None if all have elements."""
 
-    # What graphs may do.
+    # Permissions in graphs.
     allowed: tuple[str, ...] = ()
-    """The overloads that a graph from elsewhere may call: what a training step computes with, on the CPU or on CUDA, or
-    what a pass writes. None of them opens a file, loads code, calls back into Python or reads memory by an address."""
+    """The overloads that a graph from elsewhere may call: those of training steps on the CPU or on CUDA, and those that
+    passes insert. None of them opens a file, loads code, calls back into Python or reads memory by an address."""
     checks: tuple[str, ...] = ()
-    """The overloads that raise or do not, and do nothing else; a token that they pass on means nothing. An operator
-    that returns nothing, and says that it writes nothing, need not be one: `manual_seed`."""
+    """The overloads that only raise or return, without other effects; a token that they pass on means nothing. An
+    operator that returns nothing, and whose schema states no write, need not be such a check: `manual_seed`."""
     measures: str | None = None
-    """The overload that reads a number off a tensor's layout."""
+    """The overload that reads a number from a tensor's layout."""
     is_understood: bool = False
-    """A proof knows what this collective or higher-order operator does; it refuses any other."""
+    """A proof knows the effect of this collective or higher-order operator; it refuses any other."""
 
     def overload(self, name: str) -> str:
         """The full name of an overload: `aten.add.Tensor`. A higher-order operator has none: ""."""

@@ -1,4 +1,4 @@
-"""The table of operators: `ROWS`, by name. `harness.operators.row` says what the columns mean."""
+"""The table of operators: `ROWS`, by name. `harness.operators.row` documents the columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MESSAGE = Launch(work=Work.COLLECTIVE, awaited_by_source=True)
 
 
 def _fills(argument: str) -> Mapping[str, Any]:
-    """An operator that writes an argument, in whose memory its results lie."""
+    """An operator that writes an argument, and whose results are in the argument's memory."""
     return {"writes": argument, "returns": argument}
 
 
@@ -138,7 +138,7 @@ _ROWS = (
     Operator(name="prims.empty", uninitialized=_WHOLE),
     Operator(name="prims.empty_permuted", uninitialized=_WHOLE),
     Operator(name="prims.empty_strided", uninitialized=_WHOLE),
-    Operator(name="prims.inductor_rand_eager_offset", uninitialized=_WHOLE),  # a placeholder, which Inductor replaces
+    Operator(name="prims.inductor_rand_eager_offset", uninitialized=_WHOLE),  # a placeholder, replaced by Inductor
     Operator(name="prims.inductor_randint", draws_untold=True),
     Operator(name="prims.inductor_random", draws_untold=True),
     Operator(name="prims.resize", uninitialized=_GROWN),

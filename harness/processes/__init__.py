@@ -1,1 +1,1 @@
-"""The only package that forks or starts a process: their channels, who watches them, their logs, their end."""
+"""The only package that forks or starts processes: their channels, watchers, logs and end."""

@@ -21,7 +21,7 @@ A = TypeVar("A")
 
 @dataclass(frozen=True)
 class Lost:
-    """In place of an answer that never came: the reason."""
+    """Replaces an answer that never came: the reason."""
 
     reason: str
 

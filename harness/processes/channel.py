@@ -1,4 +1,4 @@
-"""One way for processes of ours to talk: a pipe that carries messages, each a line as `wire` writes it."""
+"""A pipe between our own processes: each message is a line in the format of `framing`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Inlet:
         os.set_blocking(fd, False)
         self.fd = fd
         self.lines: deque[bytes] = deque()
-        """Messages that arrived and were not taken yet."""
+        """Received messages that no caller has read yet."""
         self.is_over = False
         self._begun: list[bytes] = []
 
@@ -30,7 +30,7 @@ class Inlet:
         return self.fd
 
     def read(self) -> None:
-        """Read all that has come by now."""
+        """Read all data received so far."""
         with contextlib.suppress(BlockingIOError):
             while content := os.read(self.fd, _PART):
                 *ends, rest = content.split(b"\n")
@@ -51,7 +51,7 @@ class Inlet:
         return self.lines.popleft() if self.lines else None
 
     def close(self) -> None:
-        """Read no more. Harmless when done before."""
+        """Close the descriptor. Harmless when done before."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd, self.is_over = -1, True

@@ -1,4 +1,4 @@
-"""Run a program of others to its end, within a time: compilers, git, Python in a process of its own."""
+"""Run a user's program to its end, with a time limit: compilers, git, Python in a process of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Ran(NamedTuple):
 
 
 class CommandError(Exception):
-    """A program could not be started, or was not done in time; the text says which."""
+    """A program could not be started, or did not finish in time; the text says which."""
 
 
 def run_command(

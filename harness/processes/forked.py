@@ -1,4 +1,4 @@
-"""Fork a process of ours: what each does first and last, and what its parent knows of it."""
+"""Fork a process of ours: its first and last steps, and its handle in the parent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bitproof.harness.processes.process import close_kept, close_private, die_wi
 
 Send = Callable[[Any], None]
 Body = Callable[[Send], int | None]
-"""The body of a forked process: it gets a function that sends messages, and returns its exit status, None for 0."""
+"""The body of a forked process: it receives a function that sends messages, and returns its exit status, None for 0."""
 
 _STACK_SECONDS = 0.5
 
@@ -43,19 +43,19 @@ class Child:
             send(self._requests, request)
 
     def hang_up(self) -> None:
-        """Ask no more: its requests end."""
+        """Close its requests, so that it ends."""
         if self._requests is not None:
             close_kept(self._requests)
 
     def has_ended(self) -> bool:
-        """Whether it has ended; then it is reaped."""
+        """Whether it has ended; if so, it is reaped."""
         if self.status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self.status = os.waitstatus_to_exitcode(status) if pid else None
         return self.status is not None
 
     def wait(self, seconds: float) -> None:
-        """Until it has ended, or time is up."""
+        """Wait until it has ended, or time is up."""
         limit = time.monotonic() + seconds
         while not self.has_ended() and time.monotonic() < limit:
             time.sleep(0.005)
@@ -66,7 +66,7 @@ class Child:
             os.kill(self.pid, signal.SIGKILL)
 
     def kill(self) -> None:
-        """End it now, and let go of what belongs to it. Harmless when done before."""
+        """End it now, and close its descriptors. Harmless when done before."""
         if not self.has_ended():
             self.begin_to_end()
             self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -76,20 +76,20 @@ class Child:
 
 
 def fork(body: Body | Callable[[Send, int], int | None], *, log: Path | None = None, adds: bool = False) -> Child:
-    """Fork a process that does `body` and ends. What it prints goes to `log`, behind what that has if it `adds`.
+    """Fork a process that runs `body` and ends. Its output goes to `log`, appended if `adds`.
 
-    It never returns into its parent's frames, ends with its parent, and shows its stack in its log when it is asked to.
+    It never returns into its parent's frames, ends with its parent, and writes its stack into its log on request.
     """
     return _fork(body, log, adds, is_asked=False)
 
 
 def fork_asked(body: Callable[[Send, int], int | None], *, log: Path | None = None, adds: bool = False) -> Child:
-    """The same for a child that gets requests: `body` also takes the descriptor of requests."""
+    """The same for a child that receives requests: `body` also takes the descriptor of requests."""
     return _fork(body, log, adds, is_asked=True)
 
 
 def ask_for_stacks(processes: list[int]) -> None:
-    """Have processes of ours write their stacks into their logs, and give them a moment for it."""
+    """Have processes of ours write their stacks into their logs, and wait a moment for that."""
     for pid in processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR1)

@@ -1,8 +1,9 @@
-"""How messages travel between our own processes: a frozen dataclass a line of JSON, read back as what it was.
+"""The format of messages between our own processes: a frozen dataclass per line of JSON.
 
-Both ends are this very code, so what is read was written here, unless a user's code found the pipe; what users wrote
-is read with more suspicion elsewhere.
-A file's name and an error's text may hold what is no UTF-8, which Python's JSON carries and stricter parsers refuse.
+Both ends are this very code, so a message was written here, unless a user's code found the pipe; users' files are
+validated more strictly elsewhere.
+
+A file's name and an error's text may be invalid UTF-8. Python's JSON carries it, while stricter parsers refuse it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 _KIND = "kind"
-_SHOWN = 100  # bytes of a line that cannot be read
+_SHOWN = 100  # bytes of an unreadable line
 
 
 def write(message: Any) -> bytes:
@@ -30,7 +31,7 @@ def write(message: Any) -> bytes:
 
 
 def read(line: bytes | str, *kinds: type) -> Any:
-    """The message in a line, of one of some kinds. Raises ValueError when it is of none of these kinds."""
+    """The message in a line. Raises ValueError if it is of none of these kinds."""
     try:
         values = json.loads(line)
         name = values.pop(_KIND)
@@ -43,7 +44,7 @@ def read(line: bytes | str, *kinds: type) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value in JSON's own types, as far as it is not."""
+    """A value in JSON's own types."""
     if dataclasses.is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -59,11 +60,12 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _read(hint: Any, value: Any) -> Any:
-    """A JSON value as the declared type. Only what JSON has no type for is converted."""
+    """A JSON value as the declared type. Only types unknown to JSON are converted."""
     origin, options = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         inner = [option for option in options if option is not types.NoneType]
-        return _read(inner[0], value) if value is not None and len(inner) == 1 else value  # of several: JSON's own
+        # A union of several types has only types of JSON's own.
+        return _read(inner[0], value) if value is not None and len(inner) == 1 else value
     if origin is tuple:
         each = [options[0]] * len(value) if options[-1] is ... else options
         return tuple(_read(option, inner) for option, inner in zip(each, value, strict=True))

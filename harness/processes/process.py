@@ -1,4 +1,4 @@
-"""Small things that processes need: an end with their parent, a log for their output."""
+"""Helpers for processes: ending with their parent, private descriptors, logs, cores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 MAX_LOG_BYTES = 64 << 20
-"""How long a log may become; then KEPT_LOG_BYTES of its beginning and of its end are left."""
+"""The longest log; beyond it only KEPT_LOG_BYTES of its beginning and of its end are kept."""
 KEPT_LOG_BYTES = 1 << 20
 
 _PR_SET_PDEATHSIG = 1
@@ -19,7 +19,7 @@ _private: set[int] = set()
 
 
 def keep_private(fd: int) -> None:
-    """Say that a descriptor is for this process alone, until `close_kept`."""
+    """Mark a descriptor as private to this process, until `close_kept`."""
     _private.add(fd)
 
 
@@ -31,7 +31,7 @@ def close_kept(fd: int) -> None:
 
 
 def close_private() -> None:
-    """In a newly forked process: close the parent's own descriptors, so that nothing here can write into them."""
+    """In a newly forked process: close the parent's private descriptors, so that nothing here can write into them."""
     for fd in list(_private):
         close_kept(fd)
 
@@ -39,7 +39,7 @@ def close_private() -> None:
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     """Ask Linux to send this process a signal when the thread that started it ends; elsewhere nothing happens.
 
-    `parent` is that process: where it died before we could ask, the signal comes from here.
+    `parent` is that process: if it died before the request, this function sends the signal.
     """
     if sys.platform != "linux":
         return
@@ -49,7 +49,7 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 
 
 def adopt_orphans() -> None:
-    """Ask Linux to make this process the parent of all below it whose parents end, whatever session they are in."""
+    """Ask Linux to make this process the parent of its orphaned descendants, in any session."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
@@ -67,7 +67,7 @@ def children() -> set[int]:
 def cpu_of_descendants() -> float:
     """CPU seconds of all descendants, and of their children that have ended; 0 if unknown.
 
-    The time of a process whose parent was killed before it waited is lost, so take differences early.
+    The time of a process whose parent was killed before it waited is lost, so measure differences early.
     """
     parents, used = {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -84,7 +84,7 @@ def cpu_of_descendants() -> float:
 
 
 def end_children(*, but: set[int]) -> None:
-    """End every child but some, and then their orphans, which this process adopts."""
+    """End every child except `but`, and then their orphans, which this process adopts."""
     while found := children() - but:
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
@@ -99,10 +99,10 @@ def num_cores() -> int:
 
 
 def keep_to_one_core(rank: int, num_ranks: int) -> None:
-    """Where ranks outnumber cores, give each one core to stay on.
+    """Pin each rank to a core, if ranks outnumber cores.
 
-    Ranks that wait for each other hundreds of times a step otherwise migrate at every wait: eight ranks
-    on two cores take steps a sixth shorter so.
+    Ranks that wait for each other hundreds of times a step would migrate at every wait: with this, eight ranks on two
+    cores take steps a sixth shorter.
     """
     if sys.platform != "linux":
         return
@@ -114,7 +114,7 @@ def keep_to_one_core(rank: int, num_ranks: int) -> None:
 def redirect_output(log: Path, *, adds: bool = False) -> None:
     """Send standard output and error of this process, C libraries included, to a log; input is empty from now on.
 
-    With `adds` what the log has stays: each process that writes into it then adds to it.
+    With `adds` the log's present content stays: several processes may append to it.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     _point(1, log, adds)
@@ -125,13 +125,13 @@ def redirect_output(log: Path, *, adds: bool = False) -> None:
 
 
 def keep_short(log: Path) -> None:
-    """Leave the beginning and the end of a log that has grown beyond MAX_LOG_BYTES, while it is written.
+    """Remove the middle of a log that has grown beyond MAX_LOG_BYTES, while it is written.
 
-    Every writer appends, so that what it writes next follows the end that was left.
+    Every writer appends, so that its next output follows the end that was kept.
     """
     try:
         size = log.stat().st_size
-    except OSError:  # not there yet, or no more
+    except OSError:  # missing: not created yet, or removed
         return
     if size <= MAX_LOG_BYTES:
         return

@@ -1,7 +1,8 @@
-"""Start a module of ours as a process of its own, which loads torch in place of the caller's, or ends with what it did.
+"""Start a module of ours as a separate process, which loads torch in place of the caller, or can be killed on its own.
 
-It answers through a channel, so that a stray print of a library cannot damage an answer, and is asked on its standard
-input. What it prints goes to a log. It has a session of its own: an interrupt reaches its parent alone, which ends it.
+It answers through a channel, so that a stray print of a library cannot damage an answer, and reads requests from its
+standard input. Its output goes to a log. It has a session of its own: an interrupt reaches only its parent, which ends
+it.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ START = str(Path(__file__).parents[1] / "runtime" / "start.py")
 
 
 class Started:
-    """`MODULE FD ARGUMENTS...`, with FD to answer through, and every process below it."""
+    """`MODULE FD ARGUMENTS...`, which answers through FD, and every process below it."""
 
     def __init__(
         self, module: str, arguments: Sequence[str], *, log: Path, environment: dict[str, str] | None = None
     ) -> None:
-        """Start it, with some variables besides ours. It is ended at the latest when this process ends."""
+        """Start it, with extra environment variables. It is ended at the latest when this process ends."""
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         reader, writer = os.pipe()
@@ -76,14 +77,14 @@ class Started:
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def wait(self, seconds: float) -> None:
-        """Until it has ended, or time is up."""
+        """Wait until it has ended, or time is up."""
         limit = time.monotonic() + seconds
         while not self.has_ended() and time.monotonic() < limit:
             time.sleep(0.01)
 
     @property
     def pid(self) -> int:
-        """Its process, and the group of all that it starts."""
+        """Its process, and the group of its descendants."""
         return self._process.pid
 
     def begin_to_end(self) -> None:
@@ -103,8 +104,8 @@ class Started:
 
 
 def _search_path() -> dict[str, str]:
-    """Options and variables that give a new process this one's module search path."""
+    """Options and variables that give a new process this process's module search path."""
     found = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-    if sys.flags.safe_path:  # perhaps by `-P`, which only this process has got
+    if sys.flags.safe_path:  # perhaps set by `-P`, which a new process does not inherit
         found["PYTHONSAFEPATH"] = "1"
     return found

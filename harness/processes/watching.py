@@ -1,4 +1,4 @@
-"""Watch forked processes together: read their messages, keep logs short, reap them, see when the caller is gone."""
+"""Watch forked processes together: read their messages, keep logs short, reap them, notice when the caller is gone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EXIT_SECONDS = 0.002
 
 
 class Watch:
-    """Watches processes. It never blocks on one that may hang: it reads their messages, and checks time limits.
+    """Watches processes. It never blocks on a process that may hang: it reads messages, and checks time limits.
 
     `hangup` is a descriptor that hangs up when the client stops waiting.
     """
@@ -35,7 +35,7 @@ class Watch:
 
     @property
     def is_over(self) -> bool:
-        """Whether all have ended, and all that they said was heard."""
+        """Whether all have ended, and all their messages were read."""
         return all(child.status is not None for child in self._children)
 
     def look(self, seconds: float) -> Iterator[tuple[Child, bytes]]:

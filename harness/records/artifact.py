@@ -13,7 +13,7 @@ class Artifact:
     """A precompiled step. `fingerprint` identifies its inputs, `content` is the sha256 of its file's body.
 
     `nodes` counts its graph's nodes, `groups` names the process groups that ranks must make; `compiled` is the sha256
-    of the code that a backend generated from it, None if the graph runs without one.
+    of the code that a backend generated from it, None if the graph runs without a backend.
     """
 
     __pydantic_config__ = GROWING
@@ -29,7 +29,7 @@ class Artifact:
     compiled: str | None = None
 
     def tell(self, role: str) -> str:
-        """The text that reports show for a case in which one side read its step from a file."""
+        """The text that reports show for a case in which a side read its step from a file."""
         code = f", and ran its compiled code, sha256 {self.compiled}, compiling nothing" if self.compiled else ""
         return (
             f"{role}: its ranks read a precompiled step, and traced none: {self.system} of {self.case} for "

@@ -14,7 +14,7 @@ TRACE = "trace"
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """One run of a prefix of the pass list, or of some of the chunked regions. `reference` is its reference.
+    """A run of a prefix of the pass list, or of some of the chunked regions. `reference` is its reference.
 
     `seconds` includes the reference, if it had to be recorded for this probe.
     """
@@ -29,9 +29,9 @@ class Probe:
 class Bisection:
     """The result of a search, possibly unfinished.
 
-    `suspects` are the passes that may be to blame; at the end one is left, "trace" if tracing alone differs. `equal` is
-    the last pass of the longest prefix found EQUAL. `result` is the case's own, `region_result` that of the one region
-    that differs alone. `problem` says why the search ended early.
+    `suspects` are the passes that may be to blame; at the end a single pass is left, "trace" if tracing alone differs.
+    `equal` is the last pass of the longest prefix found EQUAL. `result` is the case's own, `region_result` that of the
+    region that differs alone. `problem` says why the search ended early.
     """
 
     suspects: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class Bisection:
 
     @property
     def divergence(self) -> Divergence | None:
-        """Where the systems first diverge: in the one region, if it was found."""
+        """The first divergence of the systems: in the region that differs alone, if it was found."""
         result = self.region_result or self.result
         return result.first_divergence if result else None
 
@@ -67,8 +67,8 @@ class Shrunk:
 
     `result` is that of the small case, or of the case itself if there was nothing to shrink, and None if the search was
     interrupted. `symptom` is the failure in words, if the small case failed in the same way once more. `case_file`
-    holds the small case; `file` is plain Python that fails without bitproof, if one could be written. `exit_status` is
-    the command's.
+    contains the small case; `file` is plain Python that fails without bitproof, if possible. `exit_status` is the
+    command's.
     """
 
     exit_status: int

@@ -15,9 +15,9 @@ class Comparison:
 
     `differing_kinds` are those of the first differing step, on any rank. `layout_mismatches` has a sentence for each
     pair whose dtype, shape or placements differ; `is_sharded_otherwise`: some placements do. `differing` and
-    `differing_left_out` are as in CaseResult. `vacuous` says where agreement is no evidence for two systems, `unshared`
-    which state only one of them has; `remarks` says for which tensors, how much of a system torch.compile compiled,
-    and which state has no record.
+    `differing_left_out` are as in CaseResult. `vacuous` lists agreement that is no evidence for two systems, `unshared`
+    state that only one of them has; `remarks` list vacuous tensors, how much of a system torch.compile compiled, and
+    state without a record.
     """
 
     verdict: Verdict

@@ -20,7 +20,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TensorDifference:
-    """How one tensor differs between two systems; None for unknown facts.
+    """How a tensor differs between two systems; None for unknown facts.
 
     A type is dtype and shape, `bfloat16[10, 100]`. The bits are those of the first differing element; `samples` are the
     first few. `histogram` counts the tensor's elements by ULPs; a dtype without ULPs has none.
@@ -39,7 +39,7 @@ class TensorDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class Neighbour:
-    """The blamed call or one near it, and whether both sides agree in its outputs."""
+    """The blamed call or a call near it, and whether both sides agree in its outputs."""
 
     __pydantic_config__ = GROWING
 
@@ -54,7 +54,7 @@ class Neighbour:
 
 @dataclass(frozen=True, kw_only=True)
 class ChainLink:
-    """One call on the path from the blamed call to the shown record, and the number of calls left out before it.
+    """A call on the path from the blamed call to the shown record, and the number of calls left out before it.
 
     `elements_differing`, `elements` and `max_ulp` describe its output, if the other side has a matching call.
     """
@@ -79,7 +79,7 @@ class ChainLink:
 class ModuleCalls:
     """A module's calls in one direction, in the shown step and on the blamed call's rank, and how many differ.
 
-    `turn` counts from 1, in the order in which modules and directions first differ; None if all calls agree.
+    `turn` is an index from 1, in the order in which modules and directions first differ; None if all calls agree.
     """
 
     __pydantic_config__ = GROWING
@@ -133,7 +133,7 @@ class Divergence:
 
     `pass_` is the first pass that changes bits, if a search found it. `between` is None for a reference and a
     candidate. If a system diverges from itself, it names the system, such as "reference against itself"; the two sides
-    are then its first and its second run. `holds` is the one other record of the reference, such as "grad b", that
+    are then its first and its second run. `holds` is the only other record of the reference, such as "grad b", that
     equals the candidate's tensor bit for bit: two were exchanged, or one was stored twice.
     """
 

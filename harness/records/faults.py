@@ -1,4 +1,4 @@
-"""The outcomes of fault injection: one per fault, and their totals."""
+"""The outcomes of fault injection, a record per fault, and their totals."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ FaultStatus = Literal["killed", "survived", "equal", "flagged", "not struck", "u
 
 @dataclass(frozen=True, kw_only=True)
 class FaultOutcome:
-    """The outcome of one fault in one case.
+    """The outcome of a fault in a case.
 
     `first` is the first record that differs; `call` is the blamed call. `place_right`, `operator_right` and
-    `rank_right` say whether the call is at one of the places that the fault changed: None if the row expects none, or
-    if there was nothing to blame. `reason` says why a fault survived, changed nothing or was not judged, or how a run
+    `rank_right` say whether the call matches a place that the fault changed: None if the catalogue expects none, or if
+    there was nothing to blame. `reason` says why a fault survived, changed nothing or was not judged, or how a run
     failed.
     """
 
@@ -62,7 +62,7 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Totals of outcomes. Each share counts the right ones among the outcomes with an expectation.
+    """Totals of outcomes. Each share counts the correct outcomes among those with an expectation.
 
     `unjudged` outcomes could not be judged; `ended_early` says that the run stopped before the last fault.
     """
@@ -128,7 +128,7 @@ class Score:
 
 @dataclass(kw_only=True)
 class FaultsFound:
-    """The findings of one call of `bitproof faults`, or of several that each continued the previous one.
+    """The findings of a call of `bitproof faults`, or of several that each continued the previous call.
 
     `problem` says why the last call ended early; `cpu_seconds` is the CPU time of all calls on all cores. `own_digest`
     identifies the code that ran, as in `runtime.sources`.
@@ -160,5 +160,5 @@ class FaultsFound:
         return replace(self, outcomes=judged, problem=None, calls=self.calls + 1)
 
     def has(self, fault: str, case: str | None = None) -> bool:
-        """Whether a fault was judged, in any case or in the given one."""
+        """Whether a fault was judged, in any case or in the given case."""
         return any(outcome.fault == fault and case in (None, outcome.case) for outcome in self.outcomes)

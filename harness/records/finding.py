@@ -1,4 +1,4 @@
-"""What a check finds of a case: data for programs, blocks for readers, and whether it objects."""
+"""A check's finding about a case: data for programs, blocks for readers, and whether it objects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Table:
     block: Literal["table"] = "table"
 
     def __post_init__(self) -> None:
-        """Write each cell as text. Raises ValueError for a row that has not a cell for each header."""
+        """Convert each cell to text. Raises ValueError for a row that has not a cell for each header."""
         rows = tuple(tuple(map(str, row)) for row in self.rows)
         if any(len(row) != len(self.headers) for row in rows):
             raise ValueError(f"table {self.title!r} has a row without {len(self.headers)} cells")
@@ -53,7 +53,7 @@ Block = Sentence | Table | Code
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What one check found of one case.
+    """A check's finding about a case.
 
     `brief` is a clause that reports print beside the verdict, as in "EQUAL, sees 97.8% of 2,826 calls"; "" prints
     nothing. `objection` says why the case is not as expected (exit status 1), `unjudged` why the check could not judge

@@ -1,11 +1,13 @@
-"""The part of a logical tensor that a rank holds, and the cells into which two layouts divide it.
+"""A rank's part of a logical tensor, and the cells into which two layouts divide the tensor.
 
-A *box* is the part of one rank: one or several half-open runs of indices in each dim. An FSDP shard is one run of one
-dim; a shard that tensor parallelism interleaves may be several. A replica's box is the whole tensor. A *cell* is a box
-of one run per dim that no cut of either layout crosses, so a rank of either layout holds all of it or none.
+A *box* is a rank's part: half-open runs of indices in each dim. An FSDP shard is a single run of one dim; an
+interleaved shard of tensor parallelism may have several. A replica's box is the whole tensor. A *cell* is a box with a
+run per dim that no cut of either layout crosses, so a rank of either layout has all of it or none.
+
+Example: two ranks with rows 0-4 and 4-8, and a layout with rows 0-2 and 2-8, have the cells 0-2, 2-4 and 4-8.
 
 FSDP1 flattens parameters and may cut within a row: a *flat* box has runs of the flattened tensor's elements. It can be
-compared with boxes that are such runs, too: whole slices of the first dim.
+compared with other boxes if they are whole slices of the first dim, as those are runs of elements, too.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ Run = tuple[int, int]
 """A half-open range of indices."""
 Cell = tuple[Run, ...]
 Cuts = tuple[tuple[int, ...], ...]
-"""For each dim the indices where runs begin or end, ascending."""
+"""For each dim the indices at which runs begin or end, ascending."""
 
 _BOX = re.compile(r"\[([0-9:+, ]*)\] of (flat )?\[([0-9, ]*)\]")
 DIGEST_DIGITS = 32
@@ -96,7 +98,7 @@ def is_box(text: str) -> bool:
 
 
 def alike(boxes: Iterable[Box]) -> list[Box]:
-    """Boxes of one tensor, all made flat if any is; empty if their shapes differ or one cannot be flat."""
+    """Boxes of the same tensor, all made flat if any is; empty if their shapes differ or a box cannot be flat."""
     boxes = list(boxes)
     if any(box.is_flat for box in boxes):
         flat = [box.flat for box in boxes]
@@ -105,7 +107,7 @@ def alike(boxes: Iterable[Box]) -> list[Box]:
 
 
 def joint_cuts(boxes: Iterable[Box]) -> Cuts:
-    """The cuts of boxes of one tensor."""
+    """The cuts of boxes of the same tensor."""
     boxes = list(boxes)
     return tuple(
         tuple(sorted({index for box in boxes for run in box.runs[dim] for index in run}))
@@ -114,7 +116,7 @@ def joint_cuts(boxes: Iterable[Box]) -> Cuts:
 
 
 def name_cell(cell: Cell) -> str:
-    """Such as [0:4, 8:16]."""
+    """A cell as text, such as [0:4, 8:16]."""
     return f"[{', '.join(f'{first}:{end}' for first, end in cell)}]"
 
 
@@ -124,7 +126,7 @@ def _run(text: str) -> Run:
 
 
 def _ascend(runs: Sequence[Run], size: int) -> bool:
-    """Whether runs are in ascending order within a dim; an empty part is one run without indices."""
+    """Whether runs are in ascending order within a dim; an empty part is a single run without indices."""
     ends = [index for run in runs for index in run]
     return ends == sorted(ends) and ends[-1] <= size and (len(runs) == 1 or all(first < end for first, end in runs))
 

@@ -1,4 +1,4 @@
-"""For a change of layout: which tensors must agree, which may be regrouped, and how much of its bound each used."""
+"""A change of layout: which tensors must agree, which may be regrouped, and how much of its bound each used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bitproof.harness.validate import GROWING
 
 MAX_ROWS = 20
 FEWEST_SAMPLES, MOST_SAMPLES = 3, 12
-"""How many runs with reordered sums give bounds: the fewest, and as many if a tensor is `near` its bound of these."""
+"""Numbers of runs with reordered sums: the fewest, and the number for a tensor that is `near` the bound from these."""
 Phase = Literal["forward", "backward", "clip", "update"]
 """The phases of a step, in order; "clip" is everything between backward and the optimizer."""
 
@@ -20,8 +20,8 @@ Phase = Literal["forward", "backward", "clip", "update"]
 class LayoutRow:
     """A tensor that differs at a step: its relative error and the bound, which is None if it had to be equal.
 
-    An error of None means that it is not finite. `rank` is the candidate's first rank that differs. With `apart`,
-    ranks of one side that hold the same part of it do not agree.
+    An error of None means that it is not finite. `rank` is the candidate's first rank that differs. With `apart`, ranks
+    of one side that have the same part of it do not agree.
     """
 
     __pydantic_config__ = GROWING
@@ -50,11 +50,11 @@ class LayoutBounds:
     """Bounds and errors of two systems with different layouts.
 
     `across` counts the tensors, at each step, that were compared by cells. `exact` had to be equal in every bit: both
-    sides take the same sums before `regrouped_from` (a phase of the first step, None for never). `regrouped` may differ
-    by rounding; `confidence` is the probability that rounding alone leaves all of them within bounds, which come from
-    `samples` runs of the reference with reordered sums. `beyond` counts tensors that had to be equal and are not, or
-    exceed their bound, `near` those within it that differ by more than rounding usually does. `rows` lists those beyond
-    first, in the order of computation, then the tensors that used most of their bound.
+    sides compute the same sums before `regrouped_from` (a phase of the first step, None for never). `regrouped` may
+    differ by rounding; `confidence` is the probability that rounding alone leaves all of them within bounds, which come
+    from `samples` runs of the reference with reordered sums. `beyond` counts tensors that had to be equal and are not,
+    or exceed their bound, `near` those within it that differ by more than rounding usually does. `rows` lists those
+    beyond first, in the order of computation, then the tensors that used most of their bound.
     """
 
     __pydantic_config__ = GROWING
@@ -75,7 +75,8 @@ class LayoutBounds:
         return self.samples > 0 and not self.beyond and not any(row.is_beyond for row in self.rows)
 
     def tell(self) -> str:
-        """Such as "12 tensors have another layout; 13 had to be equal, 26 may be regrouped, from backward on"."""
+        """A sentence such as "12 tensors have another layout; 13 had to be equal, 26 may be regrouped, from backward
+        on"."""
         start = f", from {self.regrouped_from} on" if self.regrouped_from else ""
         counts = f"{self.exact} had to be equal, {self.regrouped} may be regrouped"
         told = f"{self.across} tensors have another layout; {counts}{start}"

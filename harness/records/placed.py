@@ -14,7 +14,7 @@ Cost = Annotated[float, That("zero or more", lambda found: found >= 0, {"minimum
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedTensor:
-    """The placement of parameters on the mesh: those of one name in all layers of a kind.
+    """The placement of parameters on the mesh; parameters with the same name in all layers of a kind are combined.
 
     `data` and `tensor` are placements on the two axes: R whole on each rank, S0 and S1 sharded along that dim. `cost`
     is in microseconds per step, for its gathers and its gradient's sums over data ranks; `bytes` is a rank's memory for

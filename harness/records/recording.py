@@ -1,4 +1,4 @@
-"""A recording: one record per tensor of a system, and a manifest of everything that can change a bit."""
+"""A recording: a record per tensor of a system, and a manifest of everything that can change a bit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROLES: tuple[Role, ...] = ("reference", "candidate")
 """The roles of a case's two systems."""
 
 REQUIRED_KINDS: tuple[Kind, ...] = ("loss", "grad", "param", "optimizer")
-"""What every rank must record at every step."""
+"""The kinds that every rank must record at every step."""
 
 
 def needs_one_rank(kind: str, case: Case) -> bool:
@@ -30,11 +30,12 @@ def required_kinds(case: Case) -> tuple[Kind, ...]:
 
 
 CHANGED = "@changed"
-"""How names of an optimizer's settings and attributes end. A step that does not change one has no record of it."""
+"""The ending of names of an optimizer's settings and attributes. A step that leaves a setting unchanged has no
+record."""
 
 
 class Key(NamedTuple):
-    """The full name of one recorded tensor. Two records pair only if all four parts are equal."""
+    """The full name of a recorded tensor. Two records pair only if all four parts are equal."""
 
     step: int
     kind: Kind
@@ -43,19 +44,19 @@ class Key(NamedTuple):
 
     @property
     def is_changed_setting(self) -> bool:
-        """Whether the tensor is what a step changed of an optimizer's settings or attributes."""
+        """Whether the tensor is a setting or attribute of an optimizer that a step changed."""
         return self.kind == "optimizer" and self.name.endswith(CHANGED)
 
 
 class Record(NamedTuple):
-    """One tensor of a recording: its digest, and facts that describe a difference without reading values.
+    """A tensor of a recording: its digest, and facts that describe a difference without reading values.
 
     `digest` is 32 hexadecimal digits over dtype, shape and every byte in order; `value` is the hexadecimal float of a
     loss, else None. `content` is "nan" if all elements are NaN, "inf" if none is finite and some are infinite, "zero"
     if all are zero, of either sign; else None, as in older recordings. For a DTensor all fields describe the rank's own
-    part, and `placements` says which part that is, such as "Shard(dim=0) of [8, 4] over [2]"; `box` is that part of the
-    logical tensor, as the text of a `records.layout.Box`, and None if it is unknown or the tensor is a plain one.
-    `cells` has the digests of the part's cells in order, if the run was asked for them.
+    part, and `placements` names that part, such as "Shard(dim=0) of [8, 4] over [2]"; `box` is that part of the logical
+    tensor, as the text of a `records.layout.Box`, and None if it is unknown or the tensor is plain. `cells` has the
+    digests of the part's cells in order, if the run was asked for them.
     """
 
     digest: str
@@ -69,7 +70,7 @@ class Record(NamedTuple):
 
 
 Switch = bool | int | str
-"""The value of one of torch's or this process's switches."""
+"""The value of a switch of torch or of this process."""
 
 MachineFacts = dict[str, str | int | list[str] | None]
 """Versions and hardware, by name."""
@@ -89,7 +90,7 @@ class PassSettings:
 class GraphIdentity:
     """Identifies a graph's bits: the hash of its code, and the ordered passes.
 
-    `generated_hash` is that of the code that a backend generated from it, None if the graph runs without one.
+    `generated_hash` is that of the code that a backend generated from it, None if the graph runs without a backend.
     """
 
     __pydantic_config__ = GROWING
@@ -101,7 +102,7 @@ class GraphIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class TorchCompile:
-    """What torch.compile did with one rank's code, if any compiled code was called.
+    """How torch.compile treated a rank's code, if any compiled code was called.
 
     It tried `frames` of Python code and captured `captured` of them, as `graphs` with `operators` calls in total, for
     `backends`. `breaks` counts graph breaks, `recompiles` compiled frames whose guards failed later. The first of each,
@@ -129,7 +130,7 @@ class TorchCompile:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptCalls:
-    """The logs of one step's operator calls, stored with a baseline: the sha256 of each rank's file."""
+    """The logs of a step's operator calls, stored with a baseline: the sha256 of each rank's file."""
 
     __pydantic_config__ = GROWING
 
@@ -154,9 +155,9 @@ class Meeting:
 
     `phase` is "forward", "backward", "clip" (from backward to the first recorded gradient) or "update"; `ranks` are
     those of the group, such as "0,1"; `operator` is the operator, such as "allreduce_", in `backwards` of each step.
-    `elements` counts what one sum over more than two ranks adds at once: an element's place among them decides its
-    order. Where `what` is "scale", `operator` is a factor that rounds a sum's terms before it or the sum after it, as
-    in "after /1.5" for 3. An entry whose `what` is "backward" is no collective, and only counts backward passes.
+    `elements` is the size of a sum over more than two ranks: the order of a sum's terms depends on the element's index.
+    If `what` is "scale", `operator` is a factor that rounds a sum's terms before it or the sum after it, as in "after
+    /1.5" for 3. An entry whose `what` is "backward" is no collective, and only counts backward passes.
     """
 
     __pydantic_config__ = GROWING
@@ -173,19 +174,19 @@ class Meeting:
 class Manifest:
     """How a recording was made: everything that can change a bit.
 
-    `case` is the case as written. `ranks` has, by rank, what each system states (its data's sha256); `stress` is the
-    run's disturbance, None for a plain run; `chunked`, for a system that chunks, is how often a step runs each module
-    in chunks; `values` are the patterns of the tensors whose values are kept, which changes no bit. `collectives` is
-    the ranks' transport, which changes no bit, as all sums are in rank order, except for "native", where NCCL chooses
-    the order. `alone` are the ranks that ran no collective with another rank in any step, though their system does not
-    declare them independent; `compiled` is what torch.compile did with each rank's code, None if nothing was to be
-    compiled. `unshown` names state of a user's system that steps changed and no record has; `shows_every_buffer`: no
-    buffer of its models is without records. `meetings` are the sums and
-    exchanges over ranks, if the run was asked for them. `sources` is the sha256 of bitproof's own files; it, machine,
-    commit and environment are the same on every rank. `determinism` was set before the system was made; `switches` were
-    read then, after the system was made, and after the last step. `calls` are the logs stored with a baseline, and
-    `accepted` says why it was accepted: neither affects the recording. The sums are of the folder's files, and known
-    once they are written. Fields that may be None are newer than the first recordings.
+    `case` is the case as written. `ranks` has, by rank, the system's own statements (its data's sha256); `stress` is
+    the run's disturbance, None for a plain run; `chunked`, for a system that chunks, is how often a step runs each
+    module in chunks; `values` are the patterns of the tensors whose values are kept, which changes no bit.
+    `collectives` is the ranks' transport, which changes no bit, as all sums are in rank order, except for "native", in
+    which NCCL chooses the order. `alone` are the ranks that ran no collective with another rank in any step, though
+    their system does not declare them independent; `compiled` is the effect of torch.compile on each rank's code, None
+    if nothing was to be compiled. `unshown` names state of a user's system that steps changed and no record contains;
+    `shows_every_buffer`: no buffer of its models is without records. `meetings` are the sums and exchanges over ranks,
+    if the run was asked for them. `sources` is the sha256 of bitproof's own files; it, machine, commit and environment
+    are the same on every rank. `determinism` was set before the system was made; `switches` were read then, after the
+    system was made, and after the last step. `calls` are the logs stored with a baseline, and `accepted` says why it
+    was accepted: neither affects the recording. The sums are of the folder's files, and known once they are written.
+    Fields that may be None are newer than the first recordings.
     """
 
     __pydantic_config__ = GROWING
@@ -235,14 +236,14 @@ class Manifest:
 
 @dataclass
 class Recording:
-    """One system's run: a manifest of everything that can change a bit, and a record per key."""
+    """A system's run: a manifest of everything that can change a bit, and a record per key."""
 
     manifest: Manifest
     records: dict[Key, Record] = field(default_factory=dict)
 
     @property
     def holds_records(self) -> bool:
-        """Whether all records are in memory: they count then, whatever they were read from."""
+        """Whether all records are in memory. If so, they count and not the file that they were read from."""
         return True
 
     def first_steps(self, steps: int) -> Recording:
@@ -251,7 +252,7 @@ class Recording:
         return Recording(manifest, {key: record for key, record in self.records.items() if key.step < steps})
 
     def from_step(self, first: int) -> Recording:
-        """The recording without the steps before this one."""
+        """The recording without the steps before `first`."""
         if not first:
             return self
         return Recording(self.manifest, {key: record for key, record in self.records.items() if key.step >= first})
@@ -266,22 +267,21 @@ class Recording:
         return sorted({key.rank for key in self.records})
 
     def records_of(self, rank: int) -> dict[Key, Record]:
-        """One rank's records."""
+        """A rank's records."""
         return {key: record for key, record in self.records.items() if key.rank == rank}
 
     def records_at(self, rank: int, step: int) -> dict[Key, Record]:
-        """One rank's records of one step."""
+        """A rank's records of one step."""
         return {key: record for key, record in self.records_of(rank).items() if key.step == step}
 
     def losses(self, rank: int | None = None) -> list[str]:
-        """One rank's losses as hexadecimal floats, in step order. By default the first rank with losses, which in a
-        pipeline is in the last stage.
-        """
+        """A rank's losses as hexadecimal floats, in step order. By default the first rank with losses, which in a
+        pipeline is in the last stage."""
         for chosen in sorted(self.ranks) if rank is None else (rank,):
             if records := self.losses_of(chosen):
                 return [records[key].value or "" for key in sorted(records)]
         return []
 
     def losses_of(self, rank: int) -> dict[Key, Record]:
-        """One rank's records of losses."""
+        """A rank's records of losses."""
         return {key: record for key, record in self.records_of(rank).items() if key.kind == "loss"}

@@ -13,12 +13,12 @@ from bitproof.harness.records.result import CaseResult
 
 @dataclass(kw_only=True)
 class Report:
-    """One run: its machine, every case's result, and the exit status.
+    """A run: its machine, every case's result, and the exit status.
 
     `options` are the command line's options that a replay repeats: all but the selection and the report folder.
     `not_run` has, by name, the reason why this machine cannot judge a case, and `left_out` these cases, unless a shard
-    names them; `remarks` apply to every case of the run. `shard` says what else was selected, if the cases are one
-    machine's part. `faults` are the outcomes of fault injection, if this run or one merged into it did that.
+    names them; `remarks` apply to every case of the run. `shard` lists the other selected cases, if these cases are one
+    machine's part. `faults` are the outcomes of fault injection, if this run or a run merged into it did that.
     """
 
     run_id: str

@@ -63,8 +63,8 @@ class Closeness:
     If the case expects DIFFERENT, only over the tensors of the first differing step.
 
     A tensor's error is |r - c| / |r|; None if it is not finite: a NaN or an infinity on one side only, a reference of
-    zeros, or integers that differ. `largest` names the tensor with the largest error, `first_beyond` the first one, in
-    the order of computation, beyond the bound. `histogram` counts, by kind, elements by ULPs between the two sides:
+    zeros, or integers that differ. `largest` names the tensor with the largest error, `first_beyond` the first tensor,
+    in the order of computation, beyond the bound. `histogram` counts, by kind, elements by ULPs between the two sides:
     "0", "1", "2", "3-4", "5-8", ..., and "unlike" for elements without a distance.
     """
 
@@ -89,7 +89,7 @@ Differing = dict[KindName, dict[str, dict[Step, list[Count]]]]
 """The ranks on which a tensor differs, by kind, name and step; steps are strings, as keys of JSON objects must be."""
 
 MAX_DIFFERING = 20_000
-"""The most differing keys of one case in a report."""
+"""The most differing keys of a case in a report."""
 
 
 def group_keys(keys: Iterable[Key]) -> Differing:
@@ -111,7 +111,7 @@ STAGES = "stages"
 
 @dataclass(frozen=True)
 class PassReport:
-    """One pass: its seconds without verification, nodes before and after, and its own facts.
+    """A pass: its seconds without verification, nodes before and after, and its own facts.
 
     `settings` determine its effect, as JSON values; a recording's manifest has them, too. `changed` has, for each
     operator whose count changed, the number of calls before and after. In a pipeline a pass runs on each stage's graph:
@@ -169,10 +169,10 @@ class CaseSeconds:
 
 @dataclass(kw_only=True)
 class Drift:
-    """How one tensor drifted: the number of differing records, the first of them, and statistics of their values.
+    """How a tensor drifted: the number of differing records, the first of them, and statistics of their values.
 
     For `measured` records both sides have the value. `elements`, `elements_differing` and `histogram` (of differing
-    elements) are totals over these, `max_ulp` is their largest, and the bits are from the first one.
+    elements) are totals over these, `max_ulp` is their largest, and the bits are from the first of them.
     """
 
     __pydantic_config__ = GROWING
@@ -223,11 +223,11 @@ class CaseFindings:
 
     `error` is a failure's whole text, including the rank's traceback. `memory` is each side's peak of allocated device
     memory during the steps, in MiB, None on a CPU. `differing` has the first MAX_DIFFERING keys that differ, in the
-    order of computation, `differing_left_out` the number of further ones. `baseline` has each side that was compared
+    order of computation, `differing_left_out` the number of further keys. `baseline` has each side that was compared
     with its baseline. `kept_graph`: the graph came from an earlier run; None if there was no graph. `checks` has each
     check's finding by its name. `partition` describes a partitioned graph, `artifact` the precompiled step, `placed`
-    the solved placements, `throughput` each side's speed in its first run, `layouts` what two layouts had to agree in,
-    `sums_over_ranks` how each side's ranks added, in words, if a system of ours ran on several.
+    the solved placements, `throughput` each side's speed in its first run, `layouts` the required agreement of two
+    layouts, `sums_over_ranks` how each side's ranks added, in words, if a built-in system ran on several.
     """
 
     verdict: Verdict
@@ -249,12 +249,12 @@ class CaseFindings:
 
 @dataclass(kw_only=True)
 class CaseResult(CaseFindings):
-    """One case's entry in the report.
+    """A case's entry in the report.
 
-    `control` is the comparison of each side's two runs, None if it ran once; `stress` that of a plain run and one under
-    stress. `logs` are paths within the run folder. `options`, if not the report's, are those of the run that the case
-    was merged from. `remarks` qualify the evidence of the agreement. `collectives` is the ranks' transport, "shared"
-    for shared memory; `backend` is that of torch's default group.
+    `control` is the comparison of each side's two runs, None if it ran once; `stress` that of a plain run and a run
+    under stress. `logs` are paths within the run folder. `options`, if not the report's, are those of the run that the
+    case was merged from. `remarks` qualify the evidence of the agreement. `collectives` is the ranks' transport,
+    "shared" for shared memory; `backend` is that of torch's default group.
     """
 
     case: Case

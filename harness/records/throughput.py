@@ -17,10 +17,10 @@ AtLeastZero = Annotated[float, That("a number, zero or more", lambda number: num
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """One system's throughput in its first run; None for unknown values.
+    """A system's throughput in its first run; None for unknown values.
 
     `step_seconds` is the median over `steps` steps of the slowest rank's time, `spread_seconds` the interquartile
-    range. The first step is a warm-up and counts only if it is the only one. `tokens` is per step over all ranks,
+    range. The first step is a warm-up and counts only if there is no other. `tokens` is per step over all ranks,
     `flops` counts the operations of rank 0's first step with torch's flop counter, `peak_flops` is the peak per second
     of a rank's device, from `peak_source`. `peak_mib` is the largest memory of a rank, on its device or in its process.
     """

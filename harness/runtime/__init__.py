@@ -1,1 +1,1 @@
-"""How our processes conduct themselves: which packages they import, what interrupts them, where output goes."""
+"""Rules for our own processes: imported packages, interrupts, and output."""

@@ -1,12 +1,12 @@
 """A cache of results on disk under a key of all their inputs; an entry is used only if it is intact.
 
 A file has the sha256 of its content and the content: the key's whole text and the value, as JSON. It is used if the
-hash is right and the key equals the requested one. Nothing read from it is executed. The folder and each file in it
+hash is right and the key equals the requested key. Nothing read from it is executed. The folder and each file in it
 must belong to the user and be writable only by the user; otherwise nothing is read or kept. So a result can be forged
 only by those who could also change the code that computes it.
 
 A file appears complete or not at all. The folder stays small: least recently used files are removed first. Other names
-and other kinds of files are never removed, as the folder may be one of the user's.
+and other kinds of files are never removed, as the folder may be a folder of the user's.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _KINDS = {
 
 
 def default_folder() -> Path | None:
-    """Where results are kept by default: $BITPROOF_CACHE, else bitproof in the user's cache; None without a home."""
+    """The default folder of results: $BITPROOF_CACHE, else bitproof in the user's cache; None without a home."""
     if chosen := os.environ.get(ENVIRONMENT_VARIABLE):
         return Path(chosen).absolute()
     if caches := os.environ.get("XDG_CACHE_HOME"):
@@ -58,12 +58,12 @@ def default_folder() -> Path | None:
 
 
 def read_cached(folder: Path, kind: str, key: str) -> Any:
-    """The value of this kind that was kept under `key`; None where there is none that can be believed."""
+    """The kept value of this kind under `key`; None if there is none, or it is not intact."""
     file = _file(folder, kind, key)
     try:
         if not _is_own(folder):
             return None
-        _refuse_strange(os.lstat(file))  # before it is opened: that alone does something to a device
+        _refuse_strange(os.lstat(file))  # before it is opened, as opening a device can have effects
         with open(file, "rb", opener=_open_plain) as opened:
             facts = os.fstat(opened.fileno())
             _refuse_strange(facts)
@@ -88,7 +88,7 @@ def read_cached(folder: Path, kind: str, key: str) -> Any:
 
 
 def keep(folder: Path, kind: str, key: str, value: Any) -> bool:
-    """Keep a value that JSON can carry; whether it was. Where that fails, a later call computes it once more."""
+    """Keep a value that JSON can represent; returns whether it was kept. If not, a later call computes it again."""
     file = _file(folder, kind, key)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ def keep(folder: Path, kind: str, key: str, value: Any) -> bool:
         if len(content) > MAX_CONTENT:
             raise ValueError(f"it takes {len(content):,} bytes, more than the {MAX_CONTENT:,} that are read again")
         packed = zlib.compress(content, 1)
-        handle, partial = tempfile.mkstemp(dir=folder, prefix=".bitproof-partial-")  # 0600, by its contract
+        handle, partial = tempfile.mkstemp(dir=folder, prefix=".bitproof-partial-")  # mode 0600, guaranteed by mkstemp
         try:
             with open(handle, "wb") as opened:
                 opened.write(hashlib.sha256(packed).digest() + packed)
@@ -156,7 +156,7 @@ def _is_closed(told: os.stat_result) -> bool:
 
 
 def _make_room(folder: Path) -> None:
-    """Remove of our own files those used longest ago, and with them what writers that were killed left behind."""
+    """Remove our least recently used files, including partial files of killed writers."""
     files: list[tuple[os.stat_result, str]] = []
     with os.scandir(folder) as entries:
         for entry in entries:

@@ -1,6 +1,6 @@
-"""Two folders change places in one step: at every moment each path has one of them, also if the process is killed.
+"""Exchange two folders atomically: at every moment each path has one of them, even if the process is killed.
 
-Linux has renameat2 for that, macOS renamex_np. File systems that cannot, such as NFS, raise OSError.
+Linux has renameat2 for that, macOS renamex_np. File systems without support, such as NFS, raise OSError.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errn
 
 
 def exchange(left: Path, right: Path) -> None:
-    """Have each path name what the other did. Raises OSError, with a number of `UNSUPPORTED` where that cannot be."""
+    """Exchange the folders at two paths. Raises OSError, with a number in `UNSUPPORTED` if the system cannot
+    exchange."""
     libc = ctypes.CDLL(None, use_errno=True)
     paths = os.fsencode(left), os.fsencode(right)
     try:

@@ -1,4 +1,4 @@
-"""How often Python looks for garbage in a process of ours."""
+"""How often Python collects garbage in our processes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import gc
 
 _NEW_OBJECTS = 50_000
 """The number of new objects before Python collects garbage. With the default of 700, a step would spend 3 to 5 % of its
-time on that, and a search for a cause more: both hold many objects until their end, none of them garbage."""
+time on that, and a search for a cause more: both keep many objects until their end, none of them garbage."""
 
 
 def look_seldom() -> None:
-    """From now on, in this process and those forked from it."""
+    """Collect garbage rarely from now on, in this process and its forks."""
     gc.set_threshold(_NEW_OBJECTS)

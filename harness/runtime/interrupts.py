@@ -31,11 +31,11 @@ GRACE_SECONDS = 10.0
 
 
 class Interrupt(BaseException):
-    """An interrupt. It is no KeyboardInterrupt: of those, the library behind the command line makes status 130."""
+    """An interrupt. It is no KeyboardInterrupt, which the command-line library would turn into status 130."""
 
 
 STOPS = (Interrupt, KeyboardInterrupt, SystemExit)
-"""Exceptions that end a run early without being errors: an interrupt, and its stand-ins outside commands."""
+"""Exceptions that end a run early without being errors: an interrupt, and its equivalents outside commands."""
 
 
 class _Phase(enum.Enum):
@@ -48,7 +48,7 @@ class _Phase(enum.Enum):
 
 
 class _Watch:
-    """The process's phase, whether an interrupt waits, whether any came, and when the last one was raised."""
+    """The process's phase, whether an interrupt is pending, whether any came, and when the last was raised."""
 
     phase = _Phase.STARTING
     is_waiting = False
@@ -65,15 +65,16 @@ def end_at_once() -> None:
 
 
 def ignore() -> None:
-    """From now on the process ends by itself, and with its own status."""
+    """Ignore interrupts from now on: the process ends soon, with its own status."""
     _watch.phase = _Phase.OVER
     for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # other than our handler, this lasts until the process is gone
+        signal.signal(number, signal.SIG_IGN)  # unlike our handler, this lasts until the process has ended
 
 
 @contextlib.contextmanager
 def raising() -> Iterator[None]:
-    """Let an interrupt raise Interrupt within the block. In another such block, or another thread, nothing changes."""
+    """An interrupt raises Interrupt within the block. Nested in another such block, or in another thread, does
+    nothing."""
     on_main_thread = threading.current_thread() is threading.main_thread()
     if not on_main_thread or _watch.phase in (_Phase.OPEN, _Phase.HELD):
         yield
@@ -85,7 +86,7 @@ def raising() -> Iterator[None]:
         yield
     finally:
         _watch.phase = _Phase.OVER
-        if any(handler is not _on_signal for handler in previous.values()):  # the process is not ours
+        if any(handler is not _on_signal for handler in previous.values()):  # the process belongs to a caller
             for number, handler in previous.items():
                 signal.signal(number, handler)
             _watch.phase = _Phase.STARTING
@@ -93,7 +94,7 @@ def raising() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Keep an interrupt out of the block, and raise it at the end."""
+    """Defer interrupts during the block, and raise at its end."""
     before, _watch.phase = _watch.phase, _held(_watch.phase)
     try:
         yield
@@ -104,7 +105,7 @@ def held() -> Iterator[None]:
 
 @contextlib.contextmanager
 def let_in() -> Iterator[None]:
-    """Within a block that holds interrupts, one that lets them in: first of all one that waits."""
+    """Within a block that defers interrupts, allow them again; a pending interrupt is raised first."""
     before = _watch.phase
     if before is _Phase.HELD:
         _watch.phase = _Phase.OPEN
@@ -116,13 +117,13 @@ def let_in() -> Iterator[None]:
 
 
 def too_late() -> None:
-    """Until the command ends no interrupt counts: its work is done, and its status must be the one it writes down."""
+    """Ignore interrupts until the command ends: its work is done, and its status must match the report."""
     if _watch.phase in (_Phase.OPEN, _Phase.HELD):
         _watch.phase = _Phase.OVER
 
 
 def wait(seconds: float) -> None:
-    """Sleep until time is up or an interrupt comes, also where that comes too late to change anything."""
+    """Sleep until time is up or an interrupt comes, even if it comes too late to change anything."""
     limit = time.monotonic() + seconds
     while time.monotonic() < limit and not _watch.has_come:
         time.sleep(0.1)
@@ -162,7 +163,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def _install() -> dict[signal.Signals, Any]:
-    """Handle every signal that is not ignored; returns what handled them before."""
+    """Handle every signal that is not ignored; returns the previous handlers."""
     previous = {number: signal.getsignal(number) for number in SIGNALS}
     handled = {number: handler for number, handler in previous.items() if handler is not signal.SIG_IGN}
     for number in handled:

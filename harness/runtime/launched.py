@@ -1,4 +1,4 @@
-"""Whether a launcher started this process, one for each rank.
+"""Detect whether a launcher started this process as a rank.
 
 Launched ranks are recognized by the variables that `init_process_group("env://")` reads, set by torchrun, or by `srun`
 with a script. Ranks that bitproof forks have the same variables, and in addition `FORKED`.
@@ -15,11 +15,11 @@ from bitproof.harness.runtime import interrupts
 FORKED = "BITPROOF_RANK"
 """Set in every rank that bitproof forks: a command that such a rank starts is not a rank of a launcher."""
 
-# How long a rank that ends with an error leaves rank 0 to report it: torchrun ends all ranks once one has failed.
+# How long a failed rank waits for rank 0 to report it: torchrun ends all ranks after the first failure.
 _PATIENCE = 20.0
 _rank_0_is_gone = False
 _RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# Launchers that start many processes and set none of the above: variables for a process's rank, and for how many.
+# Launchers that start many processes without those variables: their variables for a process's rank and the number.
 _LAUNCHERS = (
     ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("srun", "SLURM_PROCID", "SLURM_NTASKS"),
@@ -29,7 +29,7 @@ _LAUNCHERS = (
 
 
 def is_rank(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether torchrun, or another launcher that sets the same variables, started this process as one rank of many."""
+    """Whether torchrun, or another launcher with the same variables, started this process as a rank of many."""
     environment = os.environ if environment is None else environment
     if FORKED in environment:
         return False
@@ -38,7 +38,7 @@ def is_rank(environment: Mapping[str, str] | None = None) -> bool:
 
 
 def is_first(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether this process speaks for all that were started with it: rank 0, or the only one."""
+    """Whether this process reports for all processes started with it: rank 0, or a single process."""
     environment = os.environ if environment is None else environment
     if is_rank(environment):
         return environment["RANK"] == "0"
@@ -47,9 +47,9 @@ def is_first(environment: Mapping[str, str] | None = None) -> bool:
 
 
 def copies(environment: Mapping[str, str] | None = None) -> tuple[str, str, str, int] | None:
-    """The launcher that started several of this command without a word of who is who, or None.
+    """The launcher that started several copies of this command without variables that connect them, or None.
 
-    That is its name, the variables for a process's number and for how many there are, and how many.
+    Returns its name, the variables for a process's number and for the total, and the total.
     """
     environment = os.environ if environment is None else environment
     if FORKED in environment or is_rank(environment):
@@ -57,7 +57,7 @@ def copies(environment: Mapping[str, str] | None = None) -> tuple[str, str, str,
     for launcher, number, count in _LAUNCHERS:
         if number not in environment or not environment.get(count, "").isdigit():
             continue
-        # The script of a batch job knows the job's tasks, and is run once.
+        # The script of a batch job sees the job's number of tasks, and runs once.
         if count == "SLURM_NTASKS" and environment.get("ENVIRONMENT") == "BATCH":
             return None
         many = int(environment[count])
@@ -66,27 +66,27 @@ def copies(environment: Mapping[str, str] | None = None) -> tuple[str, str, str,
 
 
 def do_not_wait_for_rank_0() -> None:
-    """End a following rank at once: rank 0 is gone, or cannot be reached, and says nothing."""
+    """End a following rank at once: rank 0 is gone, or cannot be reached, and reports nothing."""
     global _rank_0_is_gone
     _rank_0_is_gone = True
 
 
 def speaks_for_its_machine(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether this following rank says what went wrong where rank 0 cannot: one does on every machine."""
+    """Whether this following rank reports an error in place of rank 0: a single rank does on every machine."""
     environment = os.environ if environment is None else environment
     is_beside_rank_0 = environment.get("RANK") == environment.get("LOCAL_RANK")
     return environment.get("LOCAL_RANK", "0") == ("1" if is_beside_rank_0 else "0")
 
 
 def reports_for_rank_0() -> bool:
-    """Whether this rank is to write the report, as rank 0 is gone and can write none."""
+    """Whether this rank must write the report, as rank 0 is gone."""
     return _rank_0_is_gone and speaks_for_its_machine()
 
 
 def let_rank_0_tell() -> None:
-    """On a following rank that fails: wait until rank 0 ends this one, for rank 0 says why.
+    """On a failed following rank: wait until rank 0 ends this rank, since rank 0 reports the reason.
 
-    That is for those of rank 0's torchrun: another one ends only what is its own.
+    Only for ranks of rank 0's torchrun: another torchrun ends only its own ranks.
     """
     is_beside_rank_0 = os.environ.get("GROUP_RANK", "0") == "0"
     if is_rank() and os.environ["RANK"] != "0" and is_beside_rank_0 and not _rank_0_is_gone:

@@ -1,11 +1,11 @@
-"""Standard output and standard error that cannot end a command, and that carry nothing which a reader would obey.
+"""Standard output and standard error that cannot end a command, and never contain terminal or CI commands.
 
-A pipe's reader may end, and a disk may be full: what a run found must not depend on that. After
-the first failure the rest is dropped, and at its end the command says what that means for its exit status.
+A pipe's reader may end, and a disk may be full: a run's results must not depend on that. After the first failure the
+rest is dropped, and at its end the command reports the effect on its exit status.
 
-All that a command prints goes through `SafeStream.write`, so that no text of others moves a terminal's cursor, and none
-is a command to the CI system that keeps the log: GitHub runs lines that begin with `::`, Azure Pipelines and TeamCity
-what follows `##vso[` or `##teamcity[`. Only what is made here to be obeyed, a table's colours, goes by `styled`.
+All output of a command goes through `SafeStream.write`, so that no foreign text moves a terminal's cursor, or is a
+command to the CI system that stores the log: GitHub runs lines that begin with `::`, Azure Pipelines and TeamCity text
+after `##vso[` or `##teamcity[`. Only our own escape sequences, for a table's colours, go through `styled`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _BRACKETED_COMMAND = re.compile(r"##(?=\w*\[)")
 
 
 def shown(text: str) -> str:
-    """A text, or a part of one, as a terminal and the log of a CI system may have it. JSON stays the same JSON."""
+    """A text made safe for a terminal and the log of a CI system. JSON keeps its meaning."""
     return _BRACKETED_COMMAND.sub(r"#\\u0023", _LEADING_COMMAND.sub(r"\1\\x3a", printable(text)))
 
 
 class SafeStream:
-    """A text stream whose `write` and `flush` never fail. `lost` is the first failure; a reader that left is none.
+    """A text stream whose `write` and `flush` never fail. `lost` is the first failure; a reader that ended is none.
 
-    Characters that the stream's encoding lacks are spelled out, and so is what a reader would obey.
+    Characters that the stream's encoding lacks are escaped, and so are terminal and CI commands.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -40,12 +40,12 @@ class SafeStream:
         self.lost = OSError(errno.EBADF, "it is closed") if stream is None else None
 
     def write(self, text: str) -> int:
-        """Write a text, as `shown`; returns its length."""
+        """Write a text, made safe by `shown`; returns its length."""
         self.write_as_it_is(shown(text))
         return len(text)
 
     def write_as_it_is(self, text: str) -> int:
-        """Write a text that was made to be obeyed where it has colours; returns its length."""
+        """Write our own text with escape sequences for colours; returns its length."""
         try:
             return self._stream.write(text)
         except UnicodeEncodeError as error:
@@ -55,7 +55,7 @@ class SafeStream:
             return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write texts one after the other."""
+        """Write texts in sequence."""
         for line in lines:
             self.write(line)
 
@@ -81,7 +81,7 @@ class SafeStream:
 
 
 class _Styled:
-    """A stream that takes escape sequences, over one that else does not."""
+    """A stream that passes escape sequences, over a stream that escapes them."""
 
     def __init__(self, stream: SafeStream) -> None:
         self._stream = stream
@@ -92,13 +92,13 @@ class _Styled:
 
 
 def styled(stream: TextIO) -> TextIO:
-    """The stream to write colours to. Who writes there answers for the text of others in it."""
+    """The stream to write colours to. The writer must escape foreign text in it."""
     return cast(TextIO, _Styled(stream)) if isinstance(stream, SafeStream) else stream
 
 
 @contextlib.contextmanager
 def safe_output() -> Iterator[SafeStream]:
-    """Make this process's standard output and error safe, flushed in the end; yields standard output."""
+    """Make this process's standard output and error safe, and flush them at the end; yields standard output."""
     streams = sys.stdout, sys.stderr
     out, err = (SafeStream(stream) for stream in streams)
     sys.stdout, sys.stderr = cast(TextIO, out), cast(TextIO, err)
@@ -111,9 +111,9 @@ def safe_output() -> Iterator[SafeStream]:
 
 
 def fill_closed_descriptors() -> None:
-    """Open nothing at those of descriptors 0 to 2 that are closed: else a log or a pipe would be put there."""
+    """Open /dev/null at closed descriptors among 0 to 2: else a log or a pipe would get their number."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free: this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free descriptor: this one

@@ -1,4 +1,4 @@
-"""Where our processes look for a user's modules."""
+"""The search path of our processes for a user's modules."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ import sys
 
 
 def search_path() -> list[str]:
-    """Where the host and its ranks look for modules: the working directory first, unless Python's safe path is on."""
+    """The search path of the host and its ranks: the working directory first, unless Python's safe path is on."""
     here = [] if sys.flags.safe_path else [""]
     return list(dict.fromkeys(folder or os.getcwd() for folder in (*here, *sys.path)))

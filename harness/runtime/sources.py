@@ -1,7 +1,7 @@
-"""What this process is made of: the files that decide what a traced graph looks like, as they were when it started.
+"""The files that decide a traced graph, as they were when this process started.
 
-`note` is called before anything of ours, or of torch, is imported. Files that are still untouched when a graph is
-finished are then those that were imported, however long that took, even if files are edited meanwhile.
+`note` is called before any module of ours, or of torch, is imported. A file that is still unchanged when a graph is
+finished is then the imported file, however long the import took, even if files are edited meanwhile.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ OWN = ("harness", "reference")
 """The packages whose code makes graphs. `cases` is not among them: a case is data."""
 
 _FIRST = ("text_loader", "sources")
-"""Modules of `harness.runtime` that are loaded before anybody can look."""
+"""Modules of `harness.runtime` that are loaded before `note` can run."""
 _IN_MEMORY = ("/dev/", "/memfd:", "/anon")
 _OURS = ("__main__", "bitproof")
 _CODE, _HEADERS = (".py", ".so"), "include"
-"""Of torch's files: how those end that count, and the folder of 9,000 that do not, unless something is loaded there."""
+"""Suffixes of the torch files to check, and the folder of 9,000 to skip, unless a file in it is loaded."""
 
 Stat = tuple[str, int, int, int, int]
-"""A file's path, inode, bytes, and when its content and its inode changed last, in nanoseconds."""
+"""A file's path, inode, bytes, and the last changes of its content and its inode, in nanoseconds."""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """`digest` names every byte of our packages, and torch's files by place, size and time: those are 60 MB.
+    """`digest` covers every byte of our packages, and torch's files by path, size and time, as those are 60 MB.
 
-    `own` names our packages' alone, wherever they lie: it is equal on machines that have one release.
+    `own` covers only our packages, in any folder: it is equal on machines with the same release.
     """
 
     digest: str
@@ -52,20 +52,20 @@ class Sources:
     own: str = ""
 
     def are_untouched(self) -> bool:
-        """Whether every file is still what it was, by its content (ours), size and times (all)."""
+        """Whether every file is unchanged, by its content (ours), size and times (all)."""
         return read_sources() == self
 
 
 Absent = tuple[str]
-"""Stands for the path of a file that does not exist."""
+"""Replaces the facts of a file that does not exist."""
 
 
 @dataclass(frozen=True)
 class Later:
-    """What a process loaded after its key was made.
+    """The modules that a process loaded after its key was made.
 
-    `files` are as in `Sources`; `code` has the sha256 of the code of each module that was run by its text; `found` says
-    where packages were found that were looked for, None of those that were not.
+    `files` are as in `Sources`; `code` has the sha256 of the code of each module that was compiled from its text;
+    `found` maps searched packages to their path, None for missing packages.
     """
 
     files: tuple[Stat | Absent, ...] = ()
@@ -78,7 +78,7 @@ class Later:
         return cls(tuple(cast(Stat, tuple(file)) for file in told["files"]), dict(told["code"]), dict(told["found"]))
 
     def would_load_again(self) -> bool:
-        """Whether this process would load the very same."""
+        """Whether this process would load exactly the same."""
         return (
             all(_stat(told[0]) == told for told in self.files)
             and all(os.path.isfile(file) and TextLoader("", file).digest() == told for file, told in self.code.items())
@@ -88,18 +88,19 @@ class Later:
 
 @dataclass(frozen=True)
 class Installation:
-    """What this process is made of. `others` names the code of ours that ran, and whatever else is loaded.
+    """The code of this process. `others` is a hash of our code that ran, and of all other loaded files.
 
-    Of a module that is not run by its text that is its file and its compiled code: what is loaded follows from both.
+    For a module that is not compiled from its text that is its file and its compiled code: together they decide the
+    module.
     """
 
     sources: Sources
     others: str
     loaded: frozenset[str] = field(default=frozenset(), repr=False)
-    """The files that `others` speaks of."""
+    """The files covered by `others`."""
 
     def later(self) -> Later | None:
-        """What is loaded by now beside that; None where files changed meanwhile, so that it is unknown."""
+        """Modules loaded after that; None if files changed meanwhile, so that they are unknown."""
         if at_start is None or not self.sources.are_untouched():
             return None
         files = _loaded_files() - self.loaded - {stat[0] for stat in self.sources.stats}
@@ -113,13 +114,13 @@ class Installation:
 at_start: tuple[float, Sources] | None = None
 
 loaded_at_start: frozenset[str] = frozenset()
-"""The modules that a process of ours had before it imported anything of ours: Python's, and what its start runs."""
+"""Modules that a process had before it imported any of ours: Python's, and those of its startup."""
 
 
 def note(loaded: Iterable[str] | None = None) -> None:
-    """Look at the sources: once, before anything that they hold is imported. 50 ms.
+    """Read the sources: once, before any of them is imported. 50 ms.
 
-    A process that has `loaded` some of it, such as one that put something else in its place, vouches for nothing.
+    A process that already has `loaded` some of them, such as a process that patched a module, has no valid sources.
     """
     global at_start, loaded_at_start
     known = ("bitproof.harness", "bitproof.harness.runtime", *(f"bitproof.harness.runtime.{name}" for name in _FIRST))
@@ -132,9 +133,9 @@ def note(loaded: Iterable[str] | None = None) -> None:
 
 
 def installation() -> Installation | None:
-    """What this process is made of, with all that is loaded by now; None where that cannot be vouched for.
+    """The code of this process, with all modules loaded so far; None if it is unknown.
 
-    That is where `note` was not called before the first import, or a loaded file has changed since.
+    It is unknown if `note` was not called before the first import, or a loaded file has changed since.
     """
     if at_start is None:
         return None
@@ -165,7 +166,7 @@ def read_sources() -> Sources:
 
 
 def own_digest() -> str:
-    """The sha256 of our packages' content as this process imported it; without `note` before, as it is now."""
+    """The sha256 of our packages' content as this process imported it; without `note`, as it is now."""
     return at_start[1].own if at_start is not None else read_sources().own
 
 
@@ -173,7 +174,7 @@ def own_digest() -> str:
 def torch_digest() -> str:
     """The sha256 of the text of torch's Python files, and of the sizes of its libraries, which are gigabytes. 0.2 s.
 
-    Equal on machines that have one installation. What Python had compiled of these files is believed.
+    Equal on machines with the same installation. Python's compiled files of these are not checked.
     """
     told, found = hashlib.sha256(), importlib.util.find_spec("torch")
     folder = os.path.dirname(found.origin) if found and found.origin else ""
@@ -185,10 +186,10 @@ def torch_digest() -> str:
 
 
 def start_up_code() -> dict[str, str]:
-    """The sha256 of what Python runs as it starts, by name: it may put anything in torch's or our functions' place.
+    """The sha256 of code that Python runs at startup, by name: it may patch torch's or our functions.
 
-    That is what it loads before this process imports anything of ours, and lines of .pth files. Editable installations
-    say there where packages lie, and those are named by their content.
+    That is all code loaded before this process imports any of ours, and lines of .pth files. Editable installations
+    list their paths there; those are covered by their content.
     """
     names = {"sitecustomize", "usercustomize", *loaded_at_start} - sys.stdlib_module_names
     loaded = {name: getattr(sys.modules.get(name), "__file__", None) for name in names}
@@ -211,13 +212,14 @@ def start_up_code() -> dict[str, str]:
 
 
 def digest_of_loaded(file: str) -> str | None:
-    """The sha256 of the text that ran as a module of a file, or of what the file or the archive that it is in holds."""
+    """The sha256 of the text that ran as a module, or else of the file's content, or of the archive that contains
+    it."""
     return text_loader.text_digests.get(file) or digest_of_file(file)
 
 
 @functools.cache
 def digest_of_file(file: str) -> str | None:
-    """The sha256 of what a file holds, asked for once, or of the archive that it is in; None where there is none."""
+    """The sha256 of a file's content, read once, or of the archive that contains it; None if there is none."""
     try:
         return hashlib.sha256(Path(file).read_bytes()).hexdigest()
     except NotADirectoryError:
@@ -233,13 +235,13 @@ def stat_of(file: str) -> Stat:
 
 
 def runs_its_text() -> bool:
-    """Whether the code of ours that this process ran is what its files compile to. 1 s."""
+    """Whether our code that this process ran is the code that its files compile to. 1 s."""
     own = tuple(os.path.join(ROOT, package, "") for package in OWN)
     return all(TextLoader("", file).ran_text() for file in text_loader.code_digests if file.startswith(own))
 
 
 def _loaded_files() -> set[str]:
-    """The files that decide what this process has loaded: of modules, libraries, and what runs when Python starts."""
+    """The files that decide the loaded code: of modules, libraries, and startup code."""
     files = set()
     for module in list(sys.modules.values()):
         if (origin := _origin(module)) is not None:
@@ -252,7 +254,7 @@ def _loaded_files() -> set[str]:
 
 
 def mapped_files() -> set[str]:
-    """The files whose code is in this process's memory: Python itself, and all loaded libraries. None but on Linux."""
+    """The files whose code is in this process's memory: Python itself, and all loaded libraries. Only on Linux."""
     files = set()
     with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         mapped = (line.split(maxsplit=5) for line in maps)
@@ -269,7 +271,7 @@ def _origin(module: ModuleType) -> str | None:
 
 
 def _stats_since(files: Iterable[str], began: float) -> tuple[Stat | Absent, ...] | None:
-    """What shows that files are unchanged; None where one is newer than the start of the process."""
+    """Facts that show that files are unchanged; None if a file is newer than the start of the process."""
     stats = tuple(map(_stat, sorted(files)))
     return None if any(max(stat[3:], default=0) >= began * 1e9 for stat in stats) else stats
 
@@ -277,7 +279,7 @@ def _stats_since(files: Iterable[str], began: float) -> tuple[Stat | Absent, ...
 def _stat(file: str) -> Stat | Absent:
     try:
         return stat_of(file)
-    except NotADirectoryError:  # it stands in an archive, which is a file
+    except NotADirectoryError:  # it is within an archive, which is a file
         archive = _stat(os.path.dirname(file))
         return (file, *archive[1:]) if len(archive) > 1 else (file,)
     except OSError:
@@ -285,16 +287,16 @@ def _stat(file: str) -> Stat | Absent:
 
 
 def place_of(name: str) -> str | None:
-    """Where a package or module would be found, or was."""
+    """The path at which a package or module would be found, or was."""
     try:
         spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):  # ValueError: a module that says nothing of where it is from
+    except (ImportError, ValueError):  # ValueError: a module without a spec
         return None
     return None if spec is None else spec.origin
 
 
 def _files(folder: str, endings: tuple[str, ...] = ("",), but: str = "") -> list[Stat]:
-    """Every file below a folder that ends so, without compiled Python and folders named `but`."""
+    """Every file below a folder with one of these endings, without compiled Python and folders named `but`."""
     found, folders = [], [folder]
     while folders:
         with os.scandir(folders.pop()) as entries:

@@ -1,9 +1,9 @@
-"""The first lines of a process of ours, as a file: `bitproof` is the package that this file lies in.
+"""The first lines of a process of ours, as a file: `bitproof` is the package that contains this file.
 
     python -P .../runtime/start.py MODULE ...    runs MODULE's `main`, as `python -m MODULE ...` would
 
-`-m` would put the working directory first, where another checkout of bitproof may lie. And without `-P` Python
-would put this file's folder first, where `select.py` hides the standard library's.
+`-m` would put the working directory first, which may contain another checkout of bitproof. And without `-P` Python
+would put this file's folder first, whose `select.py` hides the standard library's.
 """
 
 import gc
@@ -16,7 +16,7 @@ from types import ModuleType
 
 
 def _run_text(name: str) -> ModuleType:
-    """Make a module of a file beside this one, by its text: it is what decides how all others are loaded."""
+    """Make a module of a file beside this file, from its text: it decides how all other modules are loaded."""
     file = Path(__file__).with_name(f"{name}.py")
     spec = importlib.util.spec_from_file_location(f"bitproof.harness.runtime.{name}", file)
     assert spec is not None, "it is Python"
@@ -28,16 +28,16 @@ def _run_text(name: str) -> ModuleType:
 
 _run_text("text_loader").claim()  # here, so that processes which `multiprocessing` spawns from ours do it too
 
-# Nothing else is looked for at our root, which may be site-packages: `bitproof.harness` imports nothing.
+# Our root may be site-packages, so nothing else is imported from it: `bitproof.harness` imports nothing.
 sys.path.insert(0, str(Path(__file__).parents[3]))
 import bitproof.harness  # noqa: E402, F401
 
 del sys.path[0]
 
 if __name__ == "__main__":
-    gc.disable()  # until the module enables it: what it imports is no garbage, and looking takes a sixth of the time
+    gc.disable()  # until the module enables it: imports create no garbage, and collecting takes a sixth of the time
     if not os.environ.get("PYTHONSAFEPATH"):
-        sys.path.insert(0, os.getcwd())  # a user's modules, as for `python -m`
+        sys.path.insert(0, os.getcwd())  # for a user's modules, as with `python -m`
     from bitproof.harness.runtime import sources
 
     sources.note()

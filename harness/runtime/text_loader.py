@@ -1,10 +1,11 @@
-"""Modules run what their files say: bytecode is believed by the text that it was compiled from, never by size and time.
+"""Import hook: validates cached bytecode by the source's hash (PEP 552), never by mtime and size.
 
-Python believes compiled code if the file that it came from has the same size and the same time in whole seconds. An
-edit within a second, or one whose time was put back as `cp -p`, rsync and tar do, then runs the code from before it.
-Here bytecode needs the hash of the very text (PEP 552), which is looked at whatever its flags say; it is written so as
-well. What Python's installation holds is read as ever, apart from our own package: who keeps a result looks at the
-compiled files of the rest too (harness/runtime/sources.py).
+Python accepts compiled code if its source file has the same size and the same time in whole seconds. After an edit
+within a second, or an edit whose time was restored, as `cp -p`, rsync and tar do, it runs the old code.
+
+Here bytecode needs the hash of the exact text (PEP 552), which is checked whatever its flags say; it is also written
+with that hash. Python's installation is loaded as usual, except for our own package: before a result is kept, the
+compiled files of the rest are checked too (harness/runtime/sources.py).
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ code_digests: dict[str, str] = {}
 """By file, the sha256 of the code that this process ran as a module of it."""
 
 text_digests: dict[str, str] = {}
-"""By file, the sha256 of the text that code is of: what the file holds by now may be another one."""
+"""By file, the sha256 of the source text of that code: the file may have changed since."""
 
 not_found: set[str] = set()
-"""Packages and modules that this process looked for, and Python's own finder has none of."""
+"""Packages and modules that this process searched, and that Python's own finder did not find."""
 
 
 class TextLoader(SourceFileLoader):
-    """Runs the text of a file, compiled by now or before."""
+    """Runs the text of a file, compiled now or earlier."""
 
     def get_code(self, fullname: str) -> CodeType:
-        """The code of the file's text; its digest stands in `code_digests` from now on."""
+        """The code of the file's text; its digest is in `code_digests` from now on."""
         path = self.get_filename(fullname)
         text = self.get_data(path)
         code, compiled = self._compiled(path, text)
@@ -51,11 +52,12 @@ class TextLoader(SourceFileLoader):
         return code
 
     def digest(self) -> str:
-        """The sha256 of the code that would run now, of a module that need not be loaded."""
+        """The sha256 of the code that would run now, for a module that need not be loaded."""
         return hashlib.sha256(self._compiled(self.path, self.get_data(self.path))[1]).hexdigest()
 
     def ran_text(self) -> bool:
-        """Whether the code that ran is what the text compiles to: forged bytecode names its hash too."""
+        """Whether the code that ran is the code that the text compiles to: forged bytecode may have the right hash,
+        too."""
         code = _canonical(self.source_to_code(self.get_data(self.path), self.path))
         digests = {hashlib.sha256(code).hexdigest()}
         if (read := self._read(self.get_data(self.path))[0]) is not None and _canonical(read[0]) == code:
@@ -70,11 +72,11 @@ class TextLoader(SourceFileLoader):
         compiled = _canonical(code)
         if cached is not None and not sys.dont_write_bytecode:
             loadable = marshal.dumps(code) if _MAY_LACK_A_FORM else compiled
-            self.set_data(cached, _header(text) + loadable)  # fails without a word where it may not
+            self.set_data(cached, _header(text) + loadable)  # does nothing if the file cannot be written
         return code, compiled
 
     def _read(self, text: bytes) -> tuple[tuple[CodeType, bytes] | None, str | None]:
-        """The compiled code of the text, if there is some to believe, and where it belongs."""
+        """The compiled code of the text, if valid, and the path of its cache file."""
         cached, header = None, _header(text)
         with contextlib.suppress(OSError, NotImplementedError, ValueError, EOFError, TypeError):
             cached = importlib.util.cache_from_source(self.path)
@@ -88,13 +90,13 @@ class TextLoader(SourceFileLoader):
 
 
 class TextFinder:
-    """A finder of sys.meta_path that finds what Python's own would, with a loader that runs the text."""
+    """A finder for sys.meta_path that finds the same modules as Python's own, with a loader that runs the text."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The module's place; None where it is not found. A module of Python's installation keeps its loader.
+        """The module's spec; None if it is not found. A module of Python's installation keeps its loader.
 
-        Its place is returned all the same: Python's own finder, asked next, would search for it once more.
+        Its spec is returned all the same: Python's own finder, asked next, would search for it again.
         """
         spec = PathFinder.find_spec(name, path, target)
         if spec is None and path is None:
@@ -104,16 +106,16 @@ class TextFinder:
 
 
 def by_text(spec: ModuleSpec | None) -> ModuleSpec | None:
-    """The same place, with a loader that runs the text where one runs Python."""
+    """The same spec, with a loader that runs the text if the module is Python source."""
     if spec is not None and type(spec.loader) is SourceFileLoader and spec.origin is not None:
         spec.loader = TextLoader(spec.name, spec.origin)
     return spec
 
 
 def claim() -> None:
-    """From now on, run the text of what this process imports and Python's installation does not hold."""
+    """From now on, run the text of all imports outside Python's installation."""
     if TextFinder not in sys.meta_path:
-        _installed()  # which imports: from 3.13 on, asking for it during that import finds half of it
+        _installed()  # this imports: from 3.13 on, a call during that import would see half of it
         place = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else len(sys.meta_path)
         sys.meta_path.insert(place, TextFinder)
 
@@ -138,10 +140,11 @@ def _without_flags(header: bytes) -> tuple[bytes, bytes]:
 
 
 def _canonical(code: CodeType) -> bytes:
-    """Code as bytes that do not depend on what else the process has loaded.
+    """Code as bytes that do not depend on other objects in the process.
 
-    Later forms mark each object that has other references. This one has no slices, which are constants from
-    Python 3.14 on: each becomes a tuple that begins with StopIteration, which has a form and is no text's constant.
+    Later formats of marshal mark each object that has other references. This format has no slices, which are constants
+    from Python 3.14 on: each becomes a tuple that begins with StopIteration, which marshal supports and no source text
+    contains as a constant.
     """
     return marshal.dumps(_without_slices(code) if _MAY_LACK_A_FORM else code, _EARLY_FORM)
 

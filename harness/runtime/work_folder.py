@@ -1,11 +1,11 @@
-"""A command's temporary folder. One that was killed leaves its own behind, and the next command removes that.
+"""A command's temporary folder. A killed command leaves its folder behind, and the next command removes it.
 
-Only a folder with a marker of ours is removed. Its maker writes the marker, which names the folder, by name and inode,
-and the machine and boot that it was made in: so a copy of it marks nothing, and neither does one that another machine
-left in a shared folder, where its lock may be unknown here. The marker is also the lock that says whether the maker
-lives: the system releases a lock when a process ends, however it ended.
+Only a folder with our marker is removed. Its maker writes the marker, which names the folder, by name and inode, and
+the machine and boot that it was made in. So a copy of a marker is invalid, and so is a marker that another machine left
+in a shared folder, since its lock may be unknown here. The marker is also the lock that shows whether the maker lives:
+the system releases a lock when a process ends, however it ended.
 
-Example: `$TMPDIR/bitproof-testvenv/.lock`, as `uv` leaves one, is no marker, whatever is in it.
+Example: `$TMPDIR/bitproof-testvenv/.lock`, left by `uv`, is no marker, whatever its content.
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ _locks: dict[Path, int] = {}
 
 
 def make_work_folder() -> Path:
-    """A new temporary folder, until `remove_work_folder` or this process's end; those of the dead are removed."""
+    """A new temporary folder, until `remove_work_folder` or this process's end; folders of dead commands are
+    removed."""
     _remove_left_behind(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     unnamed = folder / f"{_MARKER}-yet"
     lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    with contextlib.suppress(OSError):  # a file system without locks, or a full one: the folder is never removed
+    with contextlib.suppress(OSError):  # a file system without locks, or a full disk: the folder is never removed
         marker = _marker(folder.name, os.stat(folder))
         if marker is not None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.write(lock, json.dumps(marker | {"pid": os.getpid()}).encode())
-            unnamed.rename(folder / _MARKER)  # from its first moment under this name it is whole, and locked
+            unnamed.rename(folder / _MARKER)  # under this name the marker is complete and locked from the first moment
     _locks[folder] = lock
     return folder
 
 
 def remove_work_folder(folder: Path) -> None:
-    """Remove a folder that `make_work_folder` made, with what is in it."""
+    """Remove a folder from `make_work_folder`, with its content."""
     shutil.rmtree(folder, ignore_errors=True)
     if (lock := _locks.pop(folder, None)) is not None:
         os.close(lock)
@@ -80,7 +81,7 @@ def _remove_if_dead(entry: os.DirEntry[str]) -> None:
 
 
 def _marker(name: str, folder: os.stat_result) -> dict[str, object] | None:
-    """What the marker of a folder says that this boot of this machine made; None if the machine does not say."""
+    """The content of a marker made during this boot of this machine; None if the machine does not identify its boot."""
     try:
         boot = BOOT.read_text(encoding="ascii").strip()
     except (OSError, ValueError):

@@ -1,1 +1,1 @@
-"""Systems, the things that take training steps: by name, a user's own, and the graph pipeline's."""
+"""Systems, which take training steps: built-in systems, a user's own, and the graph pipeline's."""

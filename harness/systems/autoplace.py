@@ -1,11 +1,11 @@
-"""The placements of a case: its model traced whole, and a plan solved for.
+"""The placements of a case: trace its model with whole parameters, and solve for a plan.
 
-This module joins the reference, whose layers and parameters are placed, and the program, which knows neither.
+This module joins the reference, whose layers and parameters are placed, and the linear program, which knows neither.
 
-1. Find the kinds of layers, and keep one of each: the others get the same placement.
-2. Trace the step of that model on one rank's batch, with whole parameters in the compute dtype, on fake tensors.
-3. Build the program, and solve it under the case's bound; set plans written by hand beside it.
-4. Give every layer of a kind what the one that was traced got.
+1. Find the kinds of layers, and keep one layer of each kind: the others get the same placement.
+2. Trace the step of that model on a rank's batch, with whole parameters in the compute dtype, on fake tensors.
+3. Build the program, and solve it under the case's bound; report plans written by hand beside it.
+4. Give every layer of a kind the placement of the traced layer.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from bitproof.reference.step import mean_loss
 
 @dataclass(frozen=True)
 class Traced:
-    """A case's program, of one layer a kind.
+    """A case's program, with one layer per kind.
 
-    `kinds` has, for the number of each of these layers, the numbers of those layers of the model that it stands for.
+    `kinds` maps the number of each of these layers to the numbers of the model's layers of that kind.
     """
 
     program: PlacementProblem
@@ -47,7 +47,8 @@ class Traced:
     kinds: Mapping[str, list[str]]
 
     def names(self, name: str) -> list[str]:
-        """The model's names that a name of the traced model stands for."""
+        """The model's names for a name of the traced model. Example: `layers.0.attention.wq` for the numbers 0 and 1 is
+        `layers.0.attention.wq` and `layers.1.attention.wq`."""
         if not name.startswith("layers."):
             return [name]
         _, index, rest = name.split(".", 2)
@@ -55,7 +56,7 @@ class Traced:
 
 
 def placed_case(case: Case) -> Case:
-    """The case with a plan: its own, or else one that is solved for. Raises what `place` raises."""
+    """The case with a plan: its own, or else a solved plan. Raises the errors of `place`."""
     if case.autoplace is None or case.autoplace.plan is not None:
         return case
     return with_plan(case, place(case)[0])
@@ -64,8 +65,8 @@ def placed_case(case: Case) -> Case:
 def place(case: Case) -> tuple[Plan, Placed]:
     """Solve for a case's placements. A pure function of the case, and of the versions of torch and scipy.
 
-    Raises PlacementError where nothing keeps the bound, CaseError for a layer that cannot be placed at all,
-    MachineError without scipy, and TraceError.
+    Raises PlacementError if no plan meets the bound, CaseError for a layer without any possible placement, MachineError
+    without scipy, and TraceError.
     """
     assert case.autoplace is not None, "only a case that asks for placements gets some"
     began = time.perf_counter()
@@ -106,17 +107,17 @@ def place(case: Case) -> tuple[Plan, Placed]:
 
 
 def plan_hash(plan: Plan) -> str:
-    """The SHA-256 of a plan's JSON: what ranks must agree in."""
+    """The SHA-256 of a plan's JSON, which must be equal on all ranks."""
     return hashlib.sha256(json.dumps(asdict(plan), sort_keys=True).encode()).hexdigest()
 
 
 def by_hand(traced: Traced) -> dict[str, Taken]:
-    """What plans written by hand cost, whatever the bound: FSDP alone, and with every layer split that can be."""
+    """The costs of plans written by hand, for any bound: FSDP alone, and with every divisible layer split."""
     program, scene = traced.program, traced.scene
     found = {}
     for name, kinds in (("fsdp", (WHOLE, SPLIT)), ("fsdp and tp", (SPLIT, WHOLE))):
         layers = {x.name: x.may_be.index(next(kind for kind in kinds if kind in x.may_be)) for x in scene.layers}
-        for parameter in scene.parameters:  # all sharded: of a parameter's choices, those come first
+        for parameter in scene.parameters:  # all sharded: these choices come first in each list
             choices = program.nodes[parameter.name]
             layer = next((x for x in scene.layers if x.name == parameter.layer), None)
             is_split = (
@@ -131,7 +132,7 @@ def by_hand(traced: Traced) -> dict[str, Taken]:
 
 
 def trace_placements(case: Case) -> Traced:
-    """A case's program, built from a trace of one layer a kind."""
+    """A case's program, built from a trace with one layer per kind."""
     mesh, size = Mesh(0, case.parallelism), case.parallelism.tp
     with torch.device("meta"):
         model = build_model(case.model)
@@ -165,7 +166,8 @@ def trace_placements(case: Case) -> Traced:
 
 
 def _keep_one_of_a_kind(model: nn.Module) -> dict[str, list[str]]:
-    """Leave the model the first of all layers whose parameters have the same names and shapes."""
+    """Reduce the model to the first layer of each kind; layers of a kind have parameters of the same names and
+    shapes."""
     kinds: dict[tuple[tuple[str, torch.Size], ...], list[str]] = {}
     blocks = dict(model.get_submodule("layers").named_children())
     for index, block in blocks.items():
@@ -189,7 +191,7 @@ def _layers_and_parameters(
                 dims |= split_dims(path, module, size, num_tokens)
                 may_be = (WHOLE,) if size == 1 else (SPLIT,) if is_moe else (WHOLE, SPLIT)
             except CaseError:
-                if is_moe and size > 1:  # which cannot be whole there
+                if is_moe and size > 1:  # a mixture of experts cannot be whole on several tensor ranks
                     raise
             layers.append(PlacedLayer(name=path, may_be=may_be, is_opaque=is_moe))
     parameters = []

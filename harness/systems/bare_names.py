@@ -1,8 +1,8 @@
-"""Names of a model's tensors without what wrappers put into them, and never one name for two tensors.
+"""Names of a model's tensors without the names of wrappers, and never one name for two tensors.
 
-torch.compile, FSDP1 and checkpoint wrappers hold what they wrap as a child of a known name. That name is left out if
-all that the wrapped module has may take its place: nothing beside it in the wrapper has one of the same names. So
-`_orig_mod.weight` is `weight`, unless the module that has the child `_orig_mod` has a `weight` of its own.
+torch.compile, FSDP1 and checkpoint wrappers store the wrapped module as a child with a known name. That name is left
+out if no name within the wrapped module collides with a name beside it in the wrapper. So `_orig_mod.weight` is
+`weight`, unless the module with the child `_orig_mod` has a `weight` of its own.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def bare_tensors(model: nn.Module, kind: Literal["parameters", "buffers"]) -> It
 
 
 def _names_of(module: nn.Module, left_out: dict[int, set[str]]) -> set[str]:
-    """The names of all that a module has, with those of a wrapped child in place of its own if there is room for them.
+    """The names of a module's tensors and children. A wrapped child is replaced by its own names if none collides.
 
-    `left_out` gets the names of such children, for each module within.
+    Adds the names of such children to `left_out`, for this module and each within.
     """
     left_out[id(module)] = set()
     tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
     children = dict(module.named_children())
     names = {name for name, _ in tensors} | children.keys()
     for name, child in children.items():
-        if id(child) in left_out:  # it is elsewhere, too, and named there
+        if id(child) in left_out:  # it occurs elsewhere, and is named there
             continue
         inner = _names_of(child, left_out)
         if name in _WRAPPED and inner.isdisjoint(names - {name}):

@@ -1,12 +1,12 @@
-"""A prepared graph that is kept from one run for the next, on the graph cache of its case.
+"""A prepared graph that is kept from one run for the next, in the graph cache of its case.
 
 Needs:    a graph cache, so a key of everything that decides the graph.
-Promises: a program of the very code that was traced: its hash is compared with the one that was kept beside it. Its
-          hazards are those that were found when it was made: what is kept does not say on which device values lie.
-Refuses:  to keep what has no form as plain data, and what was made while the files that make it were edited.
+Promises: a program with exactly the traced code: its hash is compared with the kept hash. Its hazards are those found
+          when it was made: a kept graph does not record the devices of its values.
+Refuses:  to keep graphs that have no form as plain data, and graphs made while their source files were edited.
 
-Not kept at all are graphs in which a user's pass took part, which may do what it likes; what a backend compiled; and
-what follows a cost model of the user's own.
+Never kept are graphs modified by a user's pass, which may do anything; compiled code of a backend; and graphs that
+depend on a user's own cost model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @collector_paused()
 def read_program(graph_cache: GraphCache) -> GraphProgram | None:
-    """The program on a graph cache; None where there is none that can be believed."""
+    """The program in a graph cache; None if there is none or it is invalid."""
     began = time.perf_counter()
     kept = graph_cache.read(GRAPH)
     if kept is None:
@@ -45,7 +45,7 @@ def read_program(graph_cache: GraphCache) -> GraphProgram | None:
 
 
 def keep_program(graph_cache: GraphCache, program: GraphProgram, case: Case) -> bool:
-    """Put a case's program on its graph cache; whether it was."""
+    """Put a case's program into its graph cache; returns whether it was kept."""
     try:
         value = written(program) | {"hazards": program.hazards(case)}
     except BitproofError as error:
@@ -55,7 +55,7 @@ def keep_program(graph_cache: GraphCache, program: GraphProgram, case: Case) -> 
 
 
 def written(program: GraphProgram) -> dict[str, object]:
-    """A program as JSON values. Raises UnkeptError for a graph that has no form as such."""
+    """A program as JSON values. Raises UnkeptError for a graph that JSON cannot represent."""
     return {
         "graph": plain_of(program.module),
         "code_hash": program.code_hash,
@@ -67,9 +67,9 @@ def written(program: GraphProgram) -> dict[str, object]:
 
 
 def program_of(kept: Json, began: float, allowed: Container[str] | None = None) -> GraphProgram:
-    """The program that such values say, read since `began`; its operators are among those `allowed`, by default any.
+    """The program of such values, read since `began`; its operators must be among those `allowed`, by default any.
 
-    Raises UnkeptError and ValueError, and what reading a value of another form raises.
+    Raises UnkeptError and ValueError, and KeyError, TypeError or AttributeError for values of another form.
     """
     module = graph_of(kept["graph"], allowed)
     if (found := code_hash(module)) != kept["code_hash"]:

@@ -1,17 +1,18 @@
-"""The system `compiled`: the reference's own, its models given to torch.compile, which hands its graphs to us.
+"""The system `compiled`: the reference's own system, with its models compiled by torch.compile, whose graphs we
+receive.
 
-Any system with a `model`, such as `watch` makes, can be compared so, without a line more. Each piece of code that
-Dynamo captures, between two graph breaks, goes through these stages, on every rank separately:
+Any system with a `model`, such as a system from `watch`, can be compared so, without any further line. Each piece of
+code that Dynamo captures, between two graph breaks, goes through these stages, on every rank separately:
 
-    captured        what Dynamo captured, in torch's functions; alone, eager autograd differentiates it
-    differentiate   ahead-of-time autograd makes a forward and a backward graph of operators of it
-    decompose       operators are written in those that Inductor lowers (backend "inductor" alone)
+    captured        the captured code, in torch's functions; as the only stage, eager autograd differentiates it
+    differentiate   ahead-of-time autograd makes a forward and a backward graph of operators from it
+    decompose       operators are decomposed into those that Inductor lowers (backend "inductor" only)
     ...             the user's own passes (--extra-pass), over each of these graphs
-    backend         Inductor compiles each graph (backend "inductor" alone); else it runs operator by operator
+    backend         Inductor compiles each graph (backend "inductor" only); else it runs operator by operator
 
-A case's `pipeline.until` ends the pass list early, which is how `bitproof bisect` finds the stage that changes bits,
-and `--dump-graphs` has rank 0 write down each graph. Nodes say where they belong, so that blame names their module.
-Sizes are numbers: code that meets others is compiled again.
+A case's `pipeline.until` ends the pass list early, and so `bitproof bisect` finds the stage that changes bits. With
+`--dump-graphs` rank 0 writes each graph to a file. Nodes carry their module and line, so that blame names the module.
+Sizes are fixed numbers: code that is called with other sizes is compiled again.
 """
 
 from __future__ import annotations
@@ -56,21 +57,21 @@ _LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def differentiate(module: GraphModule, context: PassContext) -> GraphModule:
-    """Ahead-of-time autograd has made the graph: a place in the pass list, to stop after or to stand at."""
+    """A no-op after ahead-of-time autograd: a stage in the pass list to stop after or to anchor a pass at."""
     return module
 
 
 def decompose(module: GraphModule, context: PassContext) -> GraphModule:
-    """As `differentiate`: the graph came in the operators that Inductor lowers."""
+    """A no-op like `differentiate`: the graph already has the operators that Inductor lowers."""
     return module
 
 
 class KernelGraph(NamedTuple):
-    """A graph that Inductor has made kernels of, which no log can look into.
+    """A graph that Inductor compiled to kernels; no log can observe its calls.
 
-    `label` is that of its dump; `module` the innermost that has all of its calls; `outputs` has for each value that it
-    gives the call that makes it, `num_visible` how many of them the model's code asked for: the others are kept for
-    backward.
+    `label` is that of its dump; `module` the innermost module that contains all of its calls; `outputs` names, for each
+    output, the call that computes it. `num_visible` is the number of outputs for the model's code: the others are saved
+    for backward.
     """
 
     label: str
@@ -81,9 +82,9 @@ class KernelGraph(NamedTuple):
 
 
 class Capture:
-    """One rank's models, as they are compiled while steps run.
+    """A rank's models, as they are compiled while steps run.
 
-    `run` is what runs a graph of operators, and `call` what calls one that Inductor compiled; a log may replace both.
+    `run` runs a graph of operators, and `call` calls a graph that Inductor compiled; a log may replace both.
     """
 
     def __init__(self, case: Case, models: Sequence[nn.Module], options: GraphOptions, work: Path) -> None:
@@ -91,7 +92,7 @@ class Capture:
         rows: list[PassRow] = [PassRow(differentiate), PassRow(decompose, case.pipeline.backend == "inductor")]
         wanted = [row for row in rows if row.is_wanted]
         for extra, text in zip(extras, options.extra_passes, strict=True):
-            if "@" not in text:  # by default at the end, as in the other pass lists
+            if "@" not in text:  # at the end by default, as in the other pass lists
                 extra.spec = replace(extra.spec, anchor=wanted[-1].__name__)
         self.passes = apply_until(insert(wanted, extras), case.pipeline.until)
         self.run: Callable[[GraphModule], Run] = lambda module: module.forward
@@ -112,7 +113,7 @@ class Capture:
             compile_calls(model, bitproof)
 
     def _backend(self, module: GraphModule, inputs: Sequence[Any]) -> Run:
-        """What torch.compile calls with each piece of code that Dynamo captured."""
+        """The backend that torch.compile calls with each piece of code that Dynamo captured."""
         self._write("captured", module.print_readable(print_output=False))
         if not self.passes:
             self.codes.append(module.code)
@@ -125,7 +126,7 @@ class Capture:
 
     @contextmanager
     def run_by(self, runner: Callable[[GraphModule], Run], call: Call) -> Iterator[None]:
-        """Within this context graphs of operators are run by what `runner` gives, and kernels called by `call`."""
+        """Within this context graphs of operators are run by `runner`'s result, and kernels are called by `call`."""
         own, self.run, self.call = (self.run, self.call), runner, call
         try:
             yield
@@ -139,7 +140,7 @@ class Capture:
 
     @property
     def generated_hash(self) -> str | None:
-        """The hash of what Inductor has generated; None where it had nothing to do."""
+        """The hash of Inductor's generated code; None if it compiled nothing."""
         return hash_generated(self._inductor) if self._inductor and self._inductor.is_dir() else None
 
     def _as_it_is(self, module: GraphModule, direction: str) -> Run:
@@ -147,7 +148,7 @@ class Capture:
         return lambda *inputs: self.run(finished)(*inputs)
 
     def _finished(self, module: GraphModule, direction: str) -> GraphModule:
-        """One graph of operators, with its passes behind it."""
+        """Run the passes over a graph of operators, and note its facts."""
         label = f"{len(self.codes):03d}-{direction}"
         for node in module.graph.nodes:
             if node.op == "call_function":
@@ -155,7 +156,8 @@ class Capture:
                 node.meta.setdefault("val", None)
         context = PassContext(chunk_symbol=ChunkSymbol(NO_CHUNKS, 1))
         dump = GraphDump(self._dump_dir / label, [], []) if self._dump_dir else None
-        # A refusal, as Dynamo wraps a pass's error, or runs the code uncompiled; torch calls this among fake tensors.
+        # An error here is a refusal: Dynamo would wrap a pass's error, or run the code uncompiled. torch calls this
+        # among fake tensors.
         with refusing(), disable_current_modes(), dump or contextlib.nullcontext():
             module, reports = run_pipeline(module, self.passes, context, dump)
         for report in reports:
@@ -176,7 +178,7 @@ class Capture:
         return boxed(lambda inputs: self.call(graph, run, inputs))
 
     def _add(self, report: PassReport) -> None:
-        """Add what a stage did to one more graph."""
+        """Add a stage's report on a further graph to its totals."""
         before = self.reports.get(report.name)
         if before is None:
             self.reports[report.name] = report
@@ -195,7 +197,7 @@ class Capture:
         )
 
     def _origin(self, node: Node, direction: str) -> Origin:
-        """Where a node belongs, by what torch wrote into it; a call that it says nothing of has no module."""
+        """A node's module, direction and line, from torch's metadata; a call without metadata has no module."""
         stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
         module = _module_named(str([*stack.values()][-1][0]), self._names) if stack else ""
         is_backward = node.meta.get("partitioner_tag") == "is_backward" or direction == "backward"
@@ -211,7 +213,7 @@ class Capture:
 
 
 def _module_named(path: str, names: set[str]) -> str | None:
-    """The module of a path of Dynamo's, such as L['fn'].__self__.blocks.0: the longest end of it that is a name."""
+    """The module for a Dynamo path such as L['fn'].__self__.blocks.0: its longest suffix that is a module's name."""
     parts = path.split(".")[1:]
     if parts in ([], ["__self__"]):
         return ""
@@ -219,7 +221,7 @@ def _module_named(path: str, names: set[str]) -> str | None:
 
 
 def _described(module: GraphModule, label: str, direction: str) -> KernelGraph:
-    """What is known of a graph that kernels are made of."""
+    """Describe a graph that is compiled to kernels."""
     calls = [node for node in module.graph.nodes if node.op == "call_function"]
     paths = [(origin_of(node).module or "").split(".") for node in calls]
     shared = [parts[0] for parts in zip(*paths, strict=False) if len(set(parts)) == 1]
@@ -231,9 +233,9 @@ def _described(module: GraphModule, label: str, direction: str) -> KernelGraph:
 
 
 def compile_models(made: Any, case: Case, options: GraphOptions, work: Path) -> Capture:
-    """Have torch.compile compile a system's models whenever they are called. `work` is a folder for what it generates.
+    """Have torch.compile compile a system's models whenever they are called. `work` is a folder for generated code.
 
-    Raises UsageError where the system shows no model.
+    Raises UsageError if the system has no model.
     """
     models = getattr(made, "models", None) or [getattr(made, "model", None)]
     if not all(isinstance(model, nn.Module) for model in models):

@@ -1,13 +1,13 @@
-"""torch's default process group, lent to user code: it may make the group and destroy it, as a trainer does alone.
+"""Lend torch's default process group to user code, which may make and destroy it as if it ran alone.
 
 The group exists before the factory is called, and we need it until the last value is compared. So
 
-1. the first `init_process_group` returns with the group that is there, and refuses arguments that ask for another;
-2. `destroy_process_group()` puts the group, and all that user code made, aside: torch knows of none, as after any
+1. the first `init_process_group` returns with the existing group, and refuses arguments for a different group;
+2. `destroy_process_group()` hides the group, and all groups that user code made: torch knows of none, as after any
    destruction, so `is_initialized()` is False. Another `init_process_group` brings it back;
-3. `as_lent()` surrounds our code: within it the group is there.
+3. `as_lent()` surrounds our code: within it the group exists.
 
-`install` replaces both functions before any user code could have them by name. Outside of `lent` they are torch's own.
+`install` replaces both functions before user code can import them by name. Outside of `lent` they are torch's own.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from bitproof.harness.within_user_code import refused
 _init, _destroy = dist.init_process_group, dist.destroy_process_group
 _ENVIRONMENT = {"rank": "RANK", "world_size": "WORLD_SIZE"}
 _IMMATERIAL = ("init_method", "store", "timeout", "group_name")
-"""How ranks find each other, and for how long they wait, makes no other group."""
+"""Arguments that do not distinguish groups: how ranks find each other, and how long they wait."""
 
 
 class _Loan:
-    """A rank's default group while user code runs on this device. `aside` is what user code has destroyed."""
+    """A rank's default group while user code runs on this device. `aside` has the groups that user code has
+    destroyed."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -45,7 +46,7 @@ _loans: list[_Loan] = []
 
 
 def install() -> None:
-    """Replace torch's two functions, wherever torch has them. Harmless when done before."""
+    """Replace torch's two functions, wherever torch refers to them. Harmless when done before."""
     replace_function(_init, _init_process_group)
     replace_function(_destroy, _destroy_process_group)
 
@@ -65,7 +66,7 @@ def lent(device: torch.device) -> Iterator[None]:
 
 
 def put_aside() -> None:
-    """Have user code begin without a group, as a script does: it finds the lent one when it makes its own."""
+    """Hide the group before user code begins, as for a script: its own `init_process_group` returns the lent group."""
     loan = _loans[-1] if _loans else None
     if loan is not None and loan.aside is None:
         loan.is_taken = False
@@ -74,7 +75,7 @@ def put_aside() -> None:
 
 @contextmanager
 def as_lent() -> Iterator[None]:
-    """Our code within user code: the groups that were lent are there, though user code may have destroyed them."""
+    """Restore the lent groups for our code within user code, even if user code has destroyed them."""
     loan = _loans[-1] if _loans else None
     if loan is None or loan.aside is None:
         yield
@@ -91,7 +92,7 @@ def as_lent() -> Iterator[None]:
 def _init_process_group(*args: Any, **kwargs: Any) -> None:
     loan = _loans[-1] if _loans else None
     if loan is None or loan.is_taken or (loan.aside is not None and dist.is_initialized()):
-        return _init(*args, **kwargs)  # which says that it is there already
+        return _init(*args, **kwargs)  # it raises, as the group exists already
     with as_lent():
         _refuse_another(loan.device, args, kwargs)
     loan.is_taken = True
@@ -112,12 +113,13 @@ def _destroy_process_group(group: Any = None) -> None:
 
 
 def _refuse_another(device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise UsageError for a call of `init_process_group` that asks for another group than the one that is there."""
+    """Raise UsageError for a call of `init_process_group` with arguments for another group than the existing group."""
     signature = inspect.signature(_init)
     asked = signature.bind(*args, **kwargs).arguments
     given = {name: value for name, value in asked.items() if value != signature.parameters[name].default}
     backend, own = dist.get_backend(), {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
-    if "store" not in given and given.get("init_method", "env://").startswith("env://"):  # torch reads these itself
+    if "store" not in given and given.get("init_method", "env://").startswith("env://"):
+        # Torch itself reads these from the environment.
         for name, variable in _ENVIRONMENT.items():
             given.setdefault(name, int(os.environ.get(variable, -1)))
     for name, value in given.items():
@@ -141,12 +143,12 @@ def _refuse_another(device: torch.device, args: tuple[Any, ...], kwargs: dict[st
 
 
 def _is_device(given: Any, device: torch.device) -> bool:
-    """Whether a device, or its index alone, is that one."""
+    """Whether a device, or its index alone, is `device`."""
     asked = torch.device(device.type, given) if isinstance(given, int) else torch.device(given)
     return asked.type == device.type and asked.index in (None, device.index)
 
 
 def _backend_for(device: str, name: Any) -> str | None:
-    """The backend that a name such as `gloo` or `cpu:gloo,cuda:nccl` gives to a type of device."""
+    """The backend for a type of device in a name such as `gloo` or `cpu:gloo,cuda:nccl`."""
     parts = [part.split(":", 1) if ":" in part else [device, part] for part in str(name).lower().split(",")]
     return {of: backend for of, backend in parts}.get(device)

@@ -1,14 +1,14 @@
-"""Refuses a script that reads a file which an earlier run of the same comparison wrote: its runs began differently.
+"""Refuse a script that reads a file from an earlier run of the same comparison: its runs began differently.
 
     reference    tokens.pt does not exist: tokenizes, and writes it
     candidate    torch.load("tokens.pt")                               refused
 
 All runs have the user's working directory. A file that was written after the first run of the command began, and before
-this run began, is another run's. Python's own bytecode and torch's caches of compiled code are no input.
+this run began, is from another run. Python's own bytecode and torch's caches of compiled code are not input.
 
-Each file that Python opens is checked, in workers of a DataLoader, too. Not checked are files that a library opens by
-itself, such as those of safetensors and Arrow, files that another program reads for the script, and a script that only
-asks whether a file exists.
+Each file that Python opens is checked, in workers of a DataLoader, too. Not checked are files that a library opens in
+its own code, such as those of safetensors and Arrow, files that another program reads for the script, and a script that
+only tests whether a file exists.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _is_read(mode: str | None, flags: int) -> bool:
 
 
 def _stamp(path: Path) -> int:
-    """When this file was made, in nanoseconds: now, by whichever rank comes first."""
+    """The creation time of this file in nanoseconds: the first rank creates it now."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.open("ab").close()
     return path.stat().st_mtime_ns

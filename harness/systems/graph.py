@@ -1,13 +1,13 @@
-"""The systems that run a graph: the reference's own trainer, its gradients computed by the rewritten step.
+"""The systems that run a graph: the reference's own trainer, with gradients from the rewritten step.
 
-    graph       the step as our own tracer records it, a dim left open for chunks
+    graph       the step as our own tracer records it, with a symbolic dim for chunks
     joint       the step as ahead-of-time autograd exports it, partitioned into forward and backward
-    autoplace   as graph, of a model that lies on the ranks as was solved for
+    autoplace   as graph, for a model with solved placements
 
 This module joins the reference and the graph pipeline; neither knows the other.
 
-`prepare` traces and rewrites once; every rank then runs the same program. No process group is needed
-for that: collectives are traced by group name, and names are the same on all ranks.
+`prepare` traces and rewrites once; every rank then runs the same program. No process group is needed for that:
+collectives are traced by group name, and names are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 
 class Layout(NamedTuple):
-    """A parameter's or a buffer's name, dtype and local shape, which are one and the same on every rank."""
+    """A parameter's or a buffer's name, dtype and local shape, which are the same on every rank."""
 
     name: str
     dtype: str
@@ -68,19 +68,19 @@ class Layout(NamedTuple):
 
     @staticmethod
     def of(name: str, tensor: Tensor) -> Layout:
-        """A tensor's."""
+        """The layout of a tensor."""
         return Layout(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
 @dataclass(frozen=True)
 class GraphProgram:
-    """A step ready to run on any rank. `code_hash` names the graph's code; it is equal on all ranks.
+    """A step ready to run on any rank. `code_hash` identifies the graph's code; it is equal on all ranks.
 
-    `run` takes the graph's inputs: the graph itself, or what a backend compiled of it. `groups` are those, by
-    name, that all ranks must make in this order before they run it. `passes` are for the report. `is_kept`: an earlier
-    run traced it (harness/systems/cached_graph.py). `parts`: of a case that takes micro-batches the graph is one's, cut
-    into stages. `layout` is the form of the state that it was traced for, unless
-    that is not known; `artifact` is what it was read from, where a process without ranks had made it.
+    `run` takes the graph's inputs: it is the graph itself, or compiled code of a backend. `groups` are those, by name,
+    that all ranks must make in this order before they run it. `passes` are for the report. `is_kept`: an earlier run
+    traced it (harness/systems/cached_graph.py). `parts`: for a case with micro-batches the graph is that of a single
+    micro-batch, cut into stages. `layout` describes the state for which the step was traced, if known; `artifact` is
+    the precompiled step that it was read from, if any.
     """
 
     module: GraphModule
@@ -98,15 +98,16 @@ class GraphProgram:
 
     @property
     def chunked(self) -> dict[str, int] | None:
-        """How often a step runs each module that the chunk pass wrote in chunks; None when that pass did not run."""
+        """How often a step runs each module that the chunk pass rewrote; None if that pass did not run."""
         chunk = next((entry for entry in self.passes if entry.name == "chunk"), None)
         return (
             None if chunk is None else {name: n for own in chunk.by_stage for name, n in own.get("calls", {}).items()}
         )
 
     def hazards(self, case: Case) -> list[str]:
-        """Where nothing orders two calls of the graph that use one memory, and where ranks of the case may wait for
-        each other for ever. Looked for once: ranks that are forked afterwards have them.
+        """Pairs of calls that use the same memory without an order, and possible deadlocks between the case's ranks.
+
+        Computed once: ranks that are forked afterwards inherit the result.
         """
         if "_hazards" not in self.__dict__:
             _, groups = graph_of_program(case, self)
@@ -115,18 +116,18 @@ class GraphProgram:
         return found
 
     def remember_hazards(self, found: list[str]) -> None:
-        """Take over what `hazards` found when an earlier run made this graph."""
+        """Take over the result of `hazards` from the earlier run that made this graph."""
         self.__dict__["_hazards"] = found
 
     @property
     def generated_hash(self) -> str | None:
-        """The hash of the code that a backend generated; None where the graph runs as it is."""
+        """The hash of the code that a backend generated; None if the graph runs without a backend."""
         return next((entry.facts["generated_hash"] for entry in self.passes if entry.name == "backend"), None)
 
 
 @dataclass(frozen=True)
 class TracedStep:
-    """A case's step as it was traced for a system, before any pass, and the seconds that it took."""
+    """A case's traced step for a system, before any pass, and the seconds of tracing."""
 
     joint: JointGraph
     seconds: float
@@ -143,9 +144,8 @@ def prepare(
 ) -> GraphProgram:
     """Trace the case's step for tensors on `device` and run the pipeline, with the options' passes in it.
 
-    `enter` is called with each place on the way, such as "in pass chunk", so that an error about a hang can name it.
-
-    Raises TraceError, ChunkError and PassError, and UsageError for an extra pass that has no place.
+    `enter` is called at each stage on the way, such as "in pass chunk", so that an error about a hang can name it.
+    Raises TraceError, ChunkError and PassError, and UsageError for an extra pass with an unknown anchor.
     """
     return finish(trace(case, device, enter, system), case, device, options, enter)
 
@@ -158,9 +158,9 @@ def trace(
     system: str = GRAPH,
     rank: int = 0,
 ) -> TracedStep:
-    """Trace the case's step for tensors on `device`, as it is on a rank: on all the same, or it is no step for all.
+    """Trace the case's step for tensors on `device`, as on the given rank. All ranks must have the same trace.
 
-    Of the case `step_part` alone is looked at. Raises TraceError.
+    Reads only `step_part` of the case. Raises TraceError.
     """
     enter("in tracing")
     case = step_part(placed_case(case))
@@ -177,7 +177,7 @@ def trace(
     if system == JOINT:
         joint = export_joint_step(model, loss_function, inputs, gradient_seed=seed, device=device)
     else:
-        whole = "batch" if shape[0] > 1 else "seq"  # an open dim is taken to have more than one row
+        whole = "batch" if shape[0] > 1 else "seq"  # a symbolic dim is assumed to have more than one row
         dim = DIM_INDEX[case.chunking.dim if case.chunking else whole]
         joint = trace_joint_step(
             model,
@@ -196,8 +196,8 @@ def trace(
 
 
 def column_of(case: Case, system: str) -> list[PassRow]:
-    """The passes that a case's step goes through, in order, without tracing it."""
-    nothing: Any = None  # a step's facts decide what passes do, not which there are
+    """The passes for a case's step, in order, without tracing it."""
+    nothing: Any = None  # a step's facts affect the work of passes, not their list
     context = PassContext(
         chunk_symbol=nothing,
         chunking=case.chunking,
@@ -216,9 +216,9 @@ def finish(
     options: GraphOptions | None = None,
     enter: Callable[[str], None] = lambda place: None,
 ) -> GraphProgram:
-    """Run the pipeline over a step, with the options' passes in it. Passes write into the traced graph: it serves once.
+    """Run the pipeline over a step, with the options' passes in it. Passes modify the traced graph, so it serves once.
 
-    Raises what `prepare` raises.
+    Raises the errors of `prepare`.
     """
     options = options or GraphOptions()
     extra_passes = []
@@ -271,7 +271,7 @@ def finish(
 
 
 def _observed(module: GraphModule, patterns: tuple[str, ...], chunking: Chunking | None) -> PassReport:
-    """Have the finished graph show the activations that were marked; that stage's line in the report."""
+    """Add the marked activations to the finished graph's outputs; returns this stage's line in the report."""
     start, num_nodes = time.perf_counter(), len(module.graph.nodes)
     num_shown = show_activations(module, chunking)
     return PassReport(
@@ -285,7 +285,7 @@ def _observed(module: GraphModule, patterns: tuple[str, ...], chunking: Chunking
 
 
 def mutate_program(program: GraphProgram, entry: Entry, case: Case) -> GraphProgram:
-    """The program with a fault in its finished graph; `program` stays as it is. Raises UsageError: see `strike`."""
+    """The program with a fault in its finished graph; `program` is unchanged. Raises UsageError: see `strike`."""
     start, num_nodes = time.perf_counter(), len(program.module.graph.nodes)
     from bitproof.harness.disturb.mutate import mutate
 
@@ -303,7 +303,7 @@ def mutate_program(program: GraphProgram, entry: Entry, case: Case) -> GraphProg
 
 
 def code_hash(module: GraphModule) -> str:
-    """The hash of the generated code, that of graph modules nested in it included."""
+    """The hash of the generated code, including that of nested graph modules."""
     codes = [f"{name}\0{m.code}" for name, m in module.named_modules() if isinstance(m, GraphModule)]
     return hashlib.sha256("\0".join(codes).encode()).hexdigest()
 
@@ -324,13 +324,13 @@ def make_graph_system(
 ) -> Trainer:
     """A trainer whose gradients come from `program`. `wrap` may tamper with them.
 
-    All ranks call this together: it makes the groups that the program asks for.
+    All ranks call this together, as it makes the groups that the program needs.
     """
     for name, group in program.groups.items():
         ensure_group(name, group.partition, high_priority=group.high_priority)
     trainer = Trainer(case, mesh, device)
     trainer.graph = program.run
-    is_plain = program.run is program.module  # what a backend compiled calls what it likes
+    is_plain = program.run is program.module  # compiled code may call operators that need autograd's dispatch
     trainer.chunked = program.chunked
     if program.chunked is not None and case.schedule is not None:
         own = {name for name, _ in trainer.model.named_modules()}
@@ -345,7 +345,8 @@ def make_graph_system(
     state: list[Tensor] = [trainer.parameters[name] for name in program.parameter_names]
     state += [buffers[name] for name in program.buffer_names]
 
-    run: Callable[..., Any] = lambda *given: trainer.graph(*given)  # noqa: E731  # who logs calls puts another there
+    # A log of calls replaces `trainer.graph`, so it is looked up at each call.
+    run: Callable[..., Any] = lambda *given: trainer.graph(*given)  # noqa: E731
     if case.pipeline.captures:
         run = StaticStep(run, program.module, len(state))
 
@@ -360,7 +361,7 @@ def make_graph_system(
 
 
 def _check_layout(program: GraphProgram, own: Mapping[str, Tensor]) -> None:
-    """Raise ArtifactError where a precompiled step was made for state of another form than this rank's."""
+    """Raise ArtifactError if a precompiled step was made for state with another layout than this rank's."""
     for layout in program.layout if program.artifact else ():
         found = Layout.of(layout.name, own[layout.name]) if layout.name in own else None
         if found != layout:
@@ -373,13 +374,13 @@ def _check_layout(program: GraphProgram, own: Mapping[str, Tensor]) -> None:
 
 
 def graph_of_program(case: Case, program: GraphProgram) -> tuple[StepGraph, GroupTable]:
-    """A program's finished graph, and the groups that it names: the mesh's, and those that ranks make for it."""
+    """A program's finished graph, and its groups: the mesh's, and those that ranks make for it."""
     graph = StepGraph(program.module, program.parameter_names, program.buffer_names, len(StepInputs._fields))
     return graph, GroupTable({**group_table(Mesh(0, case.parallelism)).groups, **program.groups})
 
 
 def group_table(mesh: Mesh) -> GroupTable:
-    """What passes know of the mesh's groups; it is the same on every rank."""
+    """The mesh's groups as passes see them; the same on every rank."""
     return GroupTable(
         {name: Group(mesh.object_of(name), tuple(map(tuple, mesh.partition(name)))) for name in GROUP_NAMES}
     )

@@ -1,7 +1,7 @@
-"""The key under which a graph is kept: everything that decides what tracing and the passes make of a case.
+"""The key under which a graph is kept: everything that decides the result of tracing and passes for a case.
 
-Of a case tracing is shown `traced_part` alone, so that what the key leaves out cannot matter. The rest is what the
-process is made of (harness/runtime/sources.py), its versions, flags and switches, and the environment variables that
+Tracing receives only `traced_part` of a case, so fields outside the key cannot matter. The rest of the key is the
+process's own code (harness/runtime/sources.py), its versions, flags and switches, and the environment variables that
 numeric libraries read.
 """
 
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GRAPH, NO_MIXING = "graph", "no-mixing"
-"""Kinds of what is kept: a prepared graph; that no module that eager runs in chunks mixes what those hold apart."""
+"""Kinds of kept values: a prepared graph; and the fact that no module chunked by eager mixes rows of its chunks."""
 
 _FORM = 3
-"""Of what is kept; another form is another key."""
+"""The version of the format of kept values; another version is another key."""
 
 
 @dataclass(frozen=True)
 class GraphCache:
-    """Where a case's graph is kept: the folder, its key, and what must be untouched until it is made."""
+    """The cache of a case's graph: the folder, its key, and the files that must not change until the graph is made."""
 
     folder: Path
     key: str
     installation: Installation
 
     def read(self, kind: str) -> Any:
-        """What an earlier run kept, None where there is nothing that this process would make in the same way."""
+        """A value from an earlier run; None if there is none, or this process would have loaded other code."""
         kept = read_cached(self.folder, kind, self.key)
         try:
             later = None if kept is None else Later.of(kept["later"])
@@ -53,7 +53,7 @@ class GraphCache:
             return None
 
     def keep(self, kind: str, value: Any) -> bool:
-        """Keep a value for later runs, unless what made it was edited meanwhile; returns whether it was kept."""
+        """Keep a value for later runs, unless its source files were edited meanwhile; returns whether it was kept."""
         later = self.installation.later()
         if later is None:
             logger.info("%s is not kept: files that it was made by changed meanwhile", kind)
@@ -61,10 +61,11 @@ class GraphCache:
         return keep(self.folder, kind, self.key, {"later": asdict(later), "value": value})
 
     def of_rank(self, rank: int, device: torch.device) -> GraphCache:
-        """The cache of a rank that traces on its own device: on a GPU, with the GPU, its libraries and what is set now.
+        """The cache of a rank that traces on its own device: on a GPU the key includes the GPU, its libraries and
+        switches.
 
-        The host that made the key may not touch a GPU. Each rank has graphs of its own: were one rank's read by all,
-        no rank whose trace differs would be seen.
+        The host that made the key may not touch a GPU. Each rank has graphs of its own: if all ranks read the graph of
+        one rank, a rank with a different trace would go unnoticed.
         """
         if device.type == "cpu":
             return self
@@ -73,16 +74,17 @@ class GraphCache:
         return replace(self, key=json.dumps({"of": self.key, **own}, sort_keys=True))
 
     def has_no_mixing(self) -> bool:
-        """Whether an earlier run looked at the modules that eager runs in chunks, and found that none mixes."""
+        """Whether an earlier run checked the modules that eager runs in chunks, and found that none mixes rows."""
         return self.read(NO_MIXING) is True
 
     def keep_no_mixing(self) -> None:
-        """Let later runs know that."""
+        """Keep that result for later runs."""
         self.keep(NO_MIXING, True)
 
 
 def traced_part(case: Case) -> Case:
-    """The case without what decides no graph: names, systems, verdict, steps, data, optimizer, if norms are kept."""
+    """The case without fields that decide no graph: names, systems, verdict, steps, data, optimizer, if norms are
+    kept."""
     return replace(
         case,
         name="traced",
@@ -107,7 +109,7 @@ def traced_part(case: Case) -> Case:
 
 
 def step_part(case: Case) -> Case:
-    """What of `traced_part` decides the step before any pass: of chunking the dim that is left open, and no pass."""
+    """The part of `traced_part` that decides the step before any pass: for chunking only its dim, and no pass."""
     chunking = case.chunking and Chunking(dim=case.chunking.dim, modules="*")
     return replace(traced_part(case), chunking=chunking, memory=Memory(), pipeline=Pipeline())
 
@@ -115,9 +117,9 @@ def step_part(case: Case) -> Case:
 def graph_cache_of(
     case: Case, folder: Path | None, installation: Installation | None, system: str = TRACED[0], device: str = "cpu"
 ) -> GraphCache | None:
-    """Where a system's graph of a case is kept; None for one that is not: see `systems.cached_graph`.
+    """The cache for a system's graph of a case; None for a graph that is never kept: see `systems.cached_graph`.
 
-    `device` is its type; on a GPU a rank adds what its own device is (`GraphCache.of_rank`).
+    `device` is its type; on a GPU a rank adds its own device (`GraphCache.of_rank`).
     """
     is_plain = (
         system != PRECOMPILED

@@ -1,16 +1,17 @@
-"""What optimizers change beside parameters and states: settings of their groups, and attributes of their own.
+"""Optimizer state outside parameters and `state`: settings of groups, and attributes.
 
 torch's optimizers keep all of their memory in `state`. Others have some elsewhere: Prodigy's step size is a setting of
-its groups, a momentum may be an attribute, and schedulers write the learning rate. All of that is noted when a step
-begins. What the step has changed is shown under a name that ends in `@changed`:
+its groups, a momentum may be an attribute, and schedulers write the learning rate. All of that is read when a step
+begins. Changes during the step are recorded under a name that ends in `@changed`:
 
-    0.weight.lr@changed             a setting, of each parameter of the group: how groups are divided does not matter
+    0.weight.lr@changed             a setting, for each parameter of the group, so that the division into groups is free
     optimizer.0.momentum.1@changed  an attribute, by its path: lists, dicts, modules, and objects one level deep
 
-What does not change is not shown, so that an implementation may have settings and scratch that others lack. Flags,
-texts and what shares memory with a parameter, a gradient or a state, which are shown already, are left out.
+Unchanged values are not recorded, so an implementation may have settings and scratch that others lack. Flags, texts and
+memory shared with a parameter, a gradient or a state, which are recorded already, are left out.
 
-Example: StepLR halves the learning rate 0.1 in step 3, which shows `0.weight.lr@changed`, of 0.05. Other steps do not.
+Example: StepLR halves the learning rate 0.1 in step 3: that step records `0.weight.lr@changed`, 0.05. Other steps do
+not.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class KeptBeside:
         self._attributes = {name: _content(value) for name, value in self._held()}
 
     def changed_settings(self) -> dict[int, dict[str, Tensor]]:
-        """What has changed since, by the group and the setting."""
+        """The settings that changed since, by group and name."""
         found: dict[int, dict[str, Tensor]] = {}
         for (group, name), value in _settings(self._holder):
             if group < self._groups and _content(value) != self._settings.get((group, name)):
@@ -49,7 +50,7 @@ class KeptBeside:
         return found
 
     def changed_attributes(self) -> Iterator[tuple[str, Tensor]]:
-        """What has changed since, by its path."""
+        """The attributes that changed since, by path."""
         for name, value in self._held():
             if _content(value) != self._attributes.get(name):
                 yield f"{name}{CHANGED}", tensor_of(value)
@@ -76,7 +77,8 @@ def _settings(holder: Any) -> Iterator[tuple[tuple[int, str], Any]]:
 def _leaves_in(
     place: Any, prefix: str, names: Mapping[int, str], known: set[int], depth: int
 ) -> Iterator[tuple[str, Any]]:
-    """Tensors and numbers at a place and below. `known` places were seen, and `depth` objects may be entered."""
+    """Tensors and numbers in an object and below it. `known` objects were seen, and `depth` more levels may be
+    entered."""
     import numpy
     from torch import Tensor, nn
 
@@ -107,7 +109,7 @@ def _leaves_in(
 
 
 def _key(key: Any, number: int, names: Mapping[int, str]) -> str:
-    """A key as a text that is the same in every run: a parameter's, or its address's, is the parameter's name."""
+    """A key as a text that is the same in every run: a parameter, or its address, becomes the parameter's name."""
     if (name := names.get(id(key)) or (names.get(key) if isinstance(key, int) else None)) is not None:
         return name
     return f"{key}" if isinstance(key, (str, int)) else f"{number}"
@@ -119,7 +121,7 @@ def _names_of(optimizers: Iterable[Optimizer]) -> dict[int, str]:
 
 
 def _tensors_of(optimizers: Iterable[Optimizer], models: Iterable[Any]) -> Iterator[Tensor]:
-    """Parameters, buffers, gradients and states: what is shown under names of their own."""
+    """Parameters, buffers, gradients and states, which are recorded under names of their own."""
     from torch import Tensor
 
     parameters = [p for each in optimizers for group in each.param_groups for p in group["params"]]
@@ -137,7 +139,7 @@ def _tensors_of(optimizers: Iterable[Optimizer], models: Iterable[Any]) -> Itera
 
 
 def _memory(value: Any) -> int | None:
-    """The address of a tensor's storage; None if it has none, or is a number."""
+    """The address of a tensor's storage; None if it has none, or for a number."""
     from torch import Tensor
 
     if not isinstance(value, Tensor):
@@ -149,7 +151,7 @@ def _memory(value: Any) -> int | None:
 
 
 def _content(value: Any) -> Any:
-    """What two values have in common if they are the same in every bit."""
+    """A key that is equal for two values exactly if every bit agrees."""
     from torch import Tensor
 
     from bitproof.harness.capture.digest import digest
@@ -159,12 +161,12 @@ def _content(value: Any) -> Any:
         return type(value).__name__, repr(value)
     try:
         return digest(value)
-    except (RecordingError, RuntimeError):  # a tensor without values, which nothing can show
+    except (RecordingError, RuntimeError):  # a tensor without values cannot be recorded
         return None
 
 
 def _number_of(value: Any) -> Tensor:
-    """A setting: one number is compared as float64, whether it is kept as a number or as a tensor."""
+    """A setting as a tensor: a single number becomes float64, whether it is stored as a number or as a tensor."""
     import torch
 
     tensor = tensor_of(value)
@@ -172,7 +174,7 @@ def _number_of(value: Any) -> Tensor:
 
 
 def tensor_of(value: Any) -> Tensor:
-    """A tensor as it is, an array as a tensor, a number as one of float64."""
+    """A tensor unchanged, an array as a tensor, a number as a float64 tensor."""
     import numpy
     import torch
 
@@ -184,7 +186,7 @@ def tensor_of(value: Any) -> Tensor:
 
 
 def joined_values(values: Iterable[Any]) -> Tensor | None:
-    """All elements of a list's tensors and numbers, in order; None where it holds anything else, or several dtypes."""
+    """All elements of a list's tensors and numbers, in order; None if it has other objects, or several dtypes."""
     import torch
 
     held = [value for value in values if value is not None]

@@ -1,60 +1,63 @@
-"""Which system a name means: one that is built in, an entry point, or a factory in a module or a file. Loads no torch.
+"""Look up systems by name: built-in, an entry point, or a factory in a module or a file. Loads no torch.
 
     eager, eager_chunked, graph, joint      built in
     compiled                        built in: the case's reference, its models compiled (harness/systems/compiled.py)
     NAME                            the entry point NAME of group bitproof.systems, in an installed distribution
     PACKAGE.MODULE:FACTORY          imported
     FILE.py:FACTORY                 run
-    FILE.py ARGUMENTS               a training script, run as it is (harness/systems/script.py)
+    FILE.py ARGUMENTS               a training script, run unchanged (harness/systems/script.py)
 
-Every rank calls `factory(case, mesh)`, or one without parameters as `factory()`, once. By then:
+Every rank calls `factory(case, mesh)`, or `factory()` if it has no parameters, once. By then:
 
-    torch.distributed runs over all ranks (gloo on CPUs, NCCL where each rank has a GPU), `mesh.rank` is this rank and
-    `mesh.device` its device, already the current one; the groups of `reference.parallel.mesh` have their names
+    torch.distributed runs over all ranks (gloo on CPUs, NCCL if each rank has a GPU), `mesh.rank` is this rank and
+    `mesh.device` its device, already the current device; the groups of `reference.parallel.mesh` have their names
+
     the seeds of random, numpy and torch are `case.seed` on every rank, deterministic algorithms are on, fresh memory
     is filled with NaN, and a rank has one thread
+
     the factory may follow or ignore the case's model, batch and optimizer
 
 It returns an object with a method `step`, or the step itself, a function. The step is a generator, `step(index)`, that
-yields `(kind, name, tensor)`, or takes a function to call so, `step(index, observe)`. It takes one training step:
+yields `(kind, name, tensor)`, or it takes a function to call with these, `step(index, observe)`. It takes one training
+step:
 
-    loss        one floating-point number                            at least one a step, on some rank
+    loss        a floating-point number                              at least one a step, on some rank
     grad        a gradient as the optimizer reads it                 at least one
     param       a parameter after the optimizer                      at least one
     optimizer   its state, by custom <parameter>.<state>             at least one
     buffer      by custom <name>@before_optimizer and @after_optimizer
-    grad_norm   the norm of all gradients, over all ranks            at least one, where the case says `grad_norm`
-    activation  what a module returns, as <module>@forward, and its gradient, as <module>@backward, where the case says
+    grad_norm   the norm of all gradients, over all ranks            at least one, if the case says `grad_norm`
+    activation  the output of a module, as <module>@forward, and its gradient, as <module>@backward, if the case says
                 `observe`; bitproof.harness.case.observed has their names
-    rng         a generator's state. Those of torch, cuda, python and numpy, which a step draws from without naming
-                one, are shown for it after each step that drew from them
+    rng         a generator's state. The global generators of torch, cuda, python and numpy are recorded without the
+                system's help after each step that drew from them
 
-Each rank shows what it holds itself (of a DTensor, the local shard counts), the same names at every step, each once.
-A tensor is read when it is yielded, before the step goes on: yield a gradient before anything overwrites it.
+Each rank shows its own tensors (for a DTensor, the local shard), the same names at every step, each once. A tensor is
+read when it is yielded, before the step continues: yield a gradient before anything overwrites it.
 
-Of the object, these are optional:
+Optional attributes of the object:
 
     names             a mapping of its own names to the reference's; see bitproof.harness.user_code.names
     model             the module: when systems differ, reports name the blamed call's module
-    gradients         the function, called by step, that computes loss and gradients: what else runs is the update
+    gradients         the function, called by step, that computes loss and gradients: all other calls are the update
     graph             a torch.fx.GraphModule that computes loss and gradients, which step runs as `self.graph(...)`:
-                      the call to blame is named by its node, and what it reads before a wait is a race, which
-                      makes the case UNVERIFIED. Each node may say in its metadata where it belongs, by
+                      the call to blame is named by its node, and a read of memory before the wait is a race, which
+                      makes the case UNVERIFIED. Each node may state its origin in its metadata, by
                       any of five plain values: node.meta["bitproof"] = {"module": "layers.0.mlp", "direction":
                       "backward", "chunk": 1, "source": "model.py:12", "part": "dispatch"}; a direction is forward,
                       backward or update
-    wrap_gradients    a method that wraps that function for a fault; without it a fault changes what is yielded
-    independent_ranks True where ranks rightly train alone. Of any other system a rank that runs no collective in its
-                      steps makes the case UNVERIFIED: ranks that never met show nothing of what only several can
-    manifest          a method: what beyond the case decides this rank's numbers, as plain JSON values
+    wrap_gradients    a method that wraps that function for a fault; without it a fault changes the yielded tensors
+    independent_ranks True if ranks rightly train alone. For any other system a rank without collectives in its
+                      steps makes the case UNVERIFIED: such ranks do not test their parallelism
+    manifest          a method: facts beyond the case that decide this rank's numbers, as plain JSON values
 
-A graph that a system traced itself and does not show, or shows without directions, may compute gradients where
-autograd does not run: the direction of its calls is then unknown, and they are paired by their values.
+A graph that a system traced itself and does not show, or shows without directions, may compute gradients while autograd
+does not run: the direction of its calls is then unknown, and they are paired by their values.
 
 RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set as torchrun sets them, and torch's
-default process group is there, so that a trainer which looks for either trains together with the other ranks. It may
-make that group itself, and destroy it (harness/systems/default_group.py). sys.argv has the factory's file alone.
-Groups that the factory makes are its own until the run ends; then `destroy_process_group` ends all of them.
+default process group exists, so that a trainer which looks for either trains together with the other ranks. It may make
+that group itself, and destroy it (harness/systems/default_group.py). sys.argv has only the factory's file. Groups that
+the factory makes are its own until the run ends; then `destroy_process_group` ends all of them.
 """
 
 from __future__ import annotations
@@ -86,20 +89,21 @@ if TYPE_CHECKING:
 
 BUILT_IN = ("eager", "eager_chunked", *PREPARED)
 NAMED = (*BUILT_IN, COMPILED)
-"""The names that are ours: of the last, all code but torch.compile's is the user's."""
+"""The names of ours. For the last, all code but torch.compile's is the user's."""
 
 OWN = "package.module:factory or FILE.py:factory"
 
 
 class Factory(NamedTuple):
-    """A factory, and what distinguishes its code from another of the same name."""
+    """A factory, and facts that distinguish its code from other code of the same name."""
 
     make: Callable[..., Any]
     origin: dict[str, str]
 
 
 def sums_over_ranks(manifests: Mapping[Role, Manifest]) -> dict[Role, str]:
-    """How each side's ranks added, in words; nothing of one rank, nor of a user's system, whose groups are its own."""
+    """How each side's ranks added, in words; empty for a single rank and for a user's system, which has its own
+    groups."""
     return {role: how for role, manifest in manifests.items() if (how := _sums_of(manifest))}
 
 
@@ -114,7 +118,7 @@ def _sums_of(manifest: Manifest) -> str | None:
 
 
 def registered() -> dict[str, EntryPoint]:
-    """The systems of installed distributions. Raises UsageError when two claim one name, or one a built-in name."""
+    """The systems of installed distributions. Raises UsageError when two claim the same name, or a built-in name."""
     found = plugins.entry_points(plugins.SYSTEMS)
     for name in NAMED:
         if name in found:
@@ -130,7 +134,7 @@ def registered() -> dict[str, EntryPoint]:
 def check_system(name: str) -> None:
     """Refuse a name that no system has, before anything starts.
 
-    Runs none of the user's code: of a factory it reads whether its file binds the name. Raises UsageError.
+    Runs none of the user's code: a factory's file is only parsed for the name. Raises UsageError.
     """
     entries = registered()
     if name in NAMED:
@@ -174,7 +178,7 @@ def check_preload(case: Case) -> None:
         first = name.partition(".")[0]
         path = [*own, *search_path()]
         is_there = first in sys.modules or importlib.machinery.PathFinder.find_spec(first, path) is not None
-        if not is_there and importlib.util.find_spec(first) is None:  # which asks editable installations, too
+        if not is_there and importlib.util.find_spec(first) is None:  # this also searches editable installations
             raise UsageError(
                 f"the preloaded module {name} is not found",
                 expected=f"a module {first} in the working directory, or installed",
@@ -184,7 +188,7 @@ def check_preload(case: Case) -> None:
 
 
 def folder_of(name: str, case: Case) -> Path | None:
-    """The folder that the modules of a case's system are found in first; None where that is no file's."""
+    """The folder that is searched first for the modules of a case's system; None if the system has no file."""
     if script := script_of(name):
         return None if script.revision else Path(script.file).resolve().parent
     source, _, factory = (case.reference if name == COMPILED else name).rpartition(":")
@@ -193,7 +197,7 @@ def folder_of(name: str, case: Case) -> Path | None:
 
 
 def program_name(name: str) -> str:
-    """`sys.argv[0]` of a rank that runs a system which is not built in: its file, or its module if it has none."""
+    """`sys.argv[0]` of a rank with a system that is not built in: its file, or its module if it has none."""
     if script := script_of(name):
         return script.file
     entries = registered()
@@ -202,10 +206,9 @@ def program_name(name: str) -> str:
 
 
 def load_factory(name: str, work: Path = Path("run")) -> Factory:
-    """The factory of a system that is not built in. `work` is the run's own name in the command's folder, in which
-    checkouts of revisions are.
+    """The factory of a system that is not built in. Raises UsageError when it cannot be loaded.
 
-    Raises UsageError when it cannot be loaded.
+    `work` is the run's own name in the command's folder, which has the checkouts of revisions.
     """
     if script := script_of(name):
         from bitproof.harness.systems.script import make_script
@@ -236,18 +239,18 @@ def load_factory(name: str, work: Path = Path("run")) -> Factory:
 
 
 def _file_of_module(name: str, module: str) -> Path | None:
-    """The file of a module, found without importing it or its packages; None when it has none that can be read."""
+    """The file of a module, found without importing it or its packages; None if it has no readable file."""
     first, *rest = module.split(".")
     spec = importlib.machinery.PathFinder.find_spec(first, search_path())
     try:
         spec = spec or importlib.util.find_spec(first)
-    except ValueError:  # it is loaded, and does not say from where
+    except ValueError:  # a loaded module without a spec
         return None
     for part in rest:
         if spec is None or spec.submodule_search_locations is None:
             spec = None
             break
-        # By its last name alone: a dotted one would need its parents to be imported.
+        # By its last name only: for a dotted name find_spec would import the parents.
         spec = importlib.machinery.PathFinder.find_spec(part, list(spec.submodule_search_locations))
     if spec is None:
         raise UsageError(

@@ -1,9 +1,9 @@
-"""Scripts as they are in a revision of git: the revision found, and written into a folder of its own.
+"""Scripts of a git revision: find the revision, and write it into a folder of its own.
 
 1. `resolve` replaces a name such as `HEAD~1` by the commit's id, so that a replay runs the same text.
-2. `check_out` writes all files of that commit into a folder. The repository, its index and its work tree stay as they
-   are. What the user's folder has beside them, such as data that git ignores, is linked into it.
-3. A script of the revision runs there, in the place of the working directory: `open("config.py")` reads the revision's.
+2. `check_out` writes all files of that commit into a folder. The repository, its index and its work tree stay
+   unchanged. Other files of the user's folder, such as data that git ignores, are linked into it.
+3. A script of the revision runs there, in place of the working directory: `open("config.py")` reads the revision's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def resolve(script: Script) -> Script:
 
 
 def check_out(system: str, folder: Path) -> None:
-    """Write the revision that a system is a script of below `folder`, once. Raises UsageError."""
+    """Write the revision of a system's script below `folder`, once. Raises UsageError."""
     script = script_of(system)
     if script is None or not script.revision or (place := checkout_of(script, folder)).is_dir():
         return
@@ -48,18 +48,18 @@ def check_out(system: str, folder: Path) -> None:
 
 
 def checkout_of(script: Script, folder: Path) -> Path:
-    """The folder below `folder` that a script's revision is written into."""
+    """The folder below `folder` for a script's revision."""
     return folder / "revisions" / f"{top_of(script).name}-{script.revision}"
 
 
 def place_in(checkout: Path, script: Script, folder: Path) -> Path:
-    """The place of a folder of the script's repository in its checkout; a folder outside as it is."""
+    """The path in the checkout for a folder of the script's repository; a folder outside is unchanged."""
     top = top_of(script)
     return checkout / folder.relative_to(top) if folder.is_relative_to(top) else folder
 
 
 def top_of(script: Script) -> Path:
-    """The folder of the repository that a script's file is in. Raises UsageError if there is none."""
+    """The top folder of the repository that contains a script's file. Raises UsageError if there is none."""
     path = Path(os.path.abspath(script.file))
     for folder in path.parents:
         if (folder / ".git").exists():

@@ -1,14 +1,15 @@
 """A training script as a system: run as `__main__`, unchanged, and left after the case's last optimizer step.
 
     train.py --lr 3e-4                  the file, with its arguments
-    git:4f2a91c:train.py --lr 3e-4      the file as it is in that revision (`harness/systems/revisions.py`)
+    git:4f2a91c:train.py --lr 3e-4      the file in that revision (`harness/systems/revisions.py`)
 
-1. With one rank a script runs as `python train.py` runs it, with several as torchrun runs it: its own `sys.argv`, its
-   folder first on `sys.path`, torchrun's variables only with several ranks. No process group exists until it makes one.
-2. The loop form of `watch` (`watched_loop`) takes the steps. The optimizers are those that are made while it runs. A
-   step ends when together they have stepped all parameters that they hold.
+1. With one rank a script runs as in `python train.py`, with several as under torchrun: its own `sys.argv`, its folder
+   first on `sys.path`, torchrun's variables only with several ranks. No process group exists until it makes one.
+2. The loop form of `watch` (`watched_loop`) takes the steps. The optimizers are those created while it runs. A step
+   ends when together they have stepped all their parameters.
 3. The models are the outermost modules that own those parameters, without DistributedDataParallel and torch.compile.
-4. Each number that backward begins with is shown: `loss`, or `loss.0`, `loss.1`, ... for the micro-batches of a step.
+4. Each number that backward begins with is recorded: `loss`, or `loss.0`, `loss.1`, ... for the micro-batches of a
+   step.
 5. `mp.spawn(fn, args, nprocs)` calls `fn(rank, *args)` on each rank: the ranks are those processes.
 
 Imports torch when it is used.
@@ -56,7 +57,7 @@ _TORCHRUN = (
 
 
 class WatchedScript(WatchedLoop):
-    """A system that runs a script, and shows what each step leaves of the models and optimizers that it makes."""
+    """A system that runs a script, and records the models and optimizers that it creates, after each step."""
 
     def __init__(self, script: Script, path: Path, folder: Path, rank: int, world_size: int) -> None:
         super().__init__(lambda: self._run(), [], [])
@@ -76,14 +77,14 @@ class WatchedScript(WatchedLoop):
             super().take_steps(num_steps, taking)
 
     def _run(self) -> None:
-        """Run the file as `__main__`, as `python FILE ARGS` does."""
+        """Run the file as `__main__`, like `python FILE ARGS`."""
         from bitproof.harness.systems.default_group import put_aside
 
         put_aside()
         if self._world_size == 1 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "False":
             for name in _TORCHRUN:
                 os.environ.pop(name, None)
-        self._folder.mkdir(parents=True, exist_ok=True)  # a revision may not have the folder that bitproof runs in
+        self._folder.mkdir(parents=True, exist_ok=True)  # a revision may lack the folder that bitproof runs in
         os.chdir(self._folder)
         self._module = module = types.ModuleType("__main__")  # its globals live as long as the rank
         module.__file__ = str(self._path)
@@ -116,30 +117,31 @@ class WatchedScript(WatchedLoop):
             sys.modules["__main__"] = ours
 
     def optimizer_begins(self, optimizer: Optimizer) -> bool:
-        """Note an optimizer, and find the models again; returns whether others are watched from now on."""
+        """Note an optimizer, and find the models again; returns whether the watched models changed."""
         self.note(optimizer)
         if all(each() is not optimizer for each in self._made):
             self._made.append(weakref.ref(optimizer))
         return self._find_models()
 
     def counts(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer steps parameters itself, and not within another one that holds them all."""
+        """Whether an optimizer steps parameters itself, and not within another running optimizer that has them all."""
         return held_optimizers(optimizer) == [optimizer] and not any(
             held_by([optimizer]) <= held_by([each]) for each in self._running if each is not optimizer
         )
 
     def show_gradients(self, optimizer: Optimizer, observe: Observe) -> Any:
-        """A hook that shows the gradients which the optimizer is about to read, until whose end it runs."""
+        """A hook that records the gradients before an optimizer's step. The optimizer counts as running until its step
+        ends."""
         self._running.append(optimizer)
         return super().show_gradients(optimizer, observe)
 
     def is_complete(self, stepped: Sequence[Optimizer]) -> bool:
-        """Whether all parameters that any optimizer holds have been stepped."""
+        """Whether the parameters of all optimizers have been stepped."""
         self._running = [each for each in self._running if all(each is not other for other in stepped)]
         return held_by(self._optimizers()) <= held_by(stepped)
 
     def show_losses(self, losses: list[Tensor], observe: Observe) -> None:
-        """Show each number that backward began with: a sum could hide that two micro-batches have changed places."""
+        """Record each number that backward began with: a sum could hide that two micro-batches were exchanged."""
         for number, loss in enumerate(losses):
             observe("loss", "loss" if len(losses) == 1 else f"loss.{number}", loss)
 
@@ -169,7 +171,7 @@ class WatchedScript(WatchedLoop):
         return [each for each in made if held_optimizers(each) == [each]]
 
     def _find_models(self) -> bool:
-        """Watch the models of all optimizers' parameters; returns whether these are others than before."""
+        """Watch the models of all optimizers' parameters; returns whether the models changed."""
         models = owners_of([p for each in self._optimizers() for group in each.param_groups for p in group["params"]])
         models = [bare(each) for each in models]
         if [id(each) for each in models] == [id(each) for each in self.models]:
@@ -179,7 +181,7 @@ class WatchedScript(WatchedLoop):
 
 
 def make_script(script: Script, work: Path) -> Callable[[Any, Any], WatchedScript]:
-    """A factory of the system that runs a script; one of a revision runs in its checkout, in the folder of `work`."""
+    """A factory for a script's system. A script of a revision runs in its checkout, in the folder of `work`."""
 
     def make(case: Any, mesh: Any) -> WatchedScript:
         path, folder = Path(script.file).absolute(), Path.cwd()
@@ -194,7 +196,7 @@ def make_script(script: Script, work: Path) -> Callable[[Any, Any], WatchedScrip
 
 @contextmanager
 def _making_told(made: list[weakref.ref[Optimizer]]) -> Iterator[None]:
-    """Within this context `made` gets each optimizer that is made."""
+    """Within this context each new optimizer is appended to `made`."""
     from torch.optim import Optimizer
 
     own = Optimizer.__init__
@@ -210,7 +212,8 @@ def _making_told(made: list[weakref.ref[Optimizer]]) -> Iterator[None]:
 
 @contextmanager
 def _spawning_here(rank: int, world_size: int) -> Iterator[None]:
-    """Within this context `mp.spawn` makes its call for this rank, here, where the ranks are as many."""
+    """Within this context `mp.spawn` calls its function here, for this rank, if it spawns as many processes as
+    ranks."""
     import torch.multiprocessing
 
     def spawn(
@@ -233,7 +236,7 @@ def _spawning_here(rank: int, world_size: int) -> Iterator[None]:
 
 
 def owners_of(parameters: Sequence[Tensor]) -> list[nn.Module]:
-    """The outermost modules that own parameters, as few as own all that any module does, in the parameters' order."""
+    """The outermost modules that own parameters, as few as possible, in the parameters' order."""
     from torch import nn
 
     modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module) and "_modules" in vars(each)]

@@ -1,4 +1,4 @@
-"""Loss and gradients of the stages that a rank has, by the parts of a graph that was cut."""
+"""Loss and gradients of a rank's pipeline stages, from the parts of a graph that was cut."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from bitproof.reference.tied_stages import copies_of
 def staged_gradients(
     trainer: Trainer, graph: CutGraph, parameter_names: Sequence[str], buffer_names: Sequence[str]
 ) -> GradientFunction:
-    """The function for a trainer, which runs it as its `graph`. All ranks call this together.
+    """The gradient function for a trainer, which runs it as its `graph`. All ranks call this together.
 
     Names are those of the whole graph's parameters and buffers, in the order of its inputs; a rank has some of them. A
-    second copy of a parameter that two stages share is no input: it is read where the first is.
+    second copy of a parameter that two stages share is no input: the first copy's input is read.
     """
     case, mesh = trainer.case, trainer.mesh
     assert case.schedule is not None, "only a step in micro-batches is cut"

@@ -1,4 +1,4 @@
-"""The graphs of a case for those who only look: as proofs, sensing and files that run alone read them."""
+"""The graphs of a case for readers that do not run it: proofs, sensitivity and standalone files."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ from bitproof.reference.step import Trainer, build_sharded_model, mean_loss
 def step_graph(
     case: Case, system: str, device: torch.device, options: GraphOptions, *, observed: bool = False
 ) -> tuple[StepGraph, GroupTable]:
-    """A system's step as the graph of what it calls, and the groups that it names.
+    """A system's step as a graph of its calls, and its groups.
 
-    Activations that the case observes are shown where `observed` asks for that, in a graph that passes rewrote.
-
-    Of those above that is the finished graph; `eager` and `eager_chunked` are traced with every size fixed.
-    Raises what `prepare` raises, and UsageError for a system that is not known as a graph.
+    Activations that the case observes are outputs if `observed` is set, in a graph that passes rewrote. A prepared
+    system has its finished graph; `eager` and `eager_chunked` are traced with every size fixed. Raises the errors of
+    `prepare`, and UsageError for a system without a known graph.
     """
     case = placed_case(case)
     case = case if observed else replace(case, observe=())
@@ -69,7 +68,7 @@ def num_parameters(case: Case) -> int:
 
 
 def read_inputs(case: Case, step: int) -> list[dict[str, Tensor]]:
-    """What each rank reads at a step, or in its first micro-batch, by the names of the graph's last inputs."""
+    """Each rank's inputs at a step, or in its first micro-batch, by the names of the graph's last inputs."""
     documents, _ = text_source(case.batch.data)
     ranks = [Mesh(rank, case.parallelism).coordinate(FSDP) for rank in range(case.parallelism.world_size)]
     size = case.parallelism.data_ranks
@@ -78,13 +77,13 @@ def read_inputs(case: Case, step: int) -> list[dict[str, Tensor]]:
 
 
 def all_trainers(case: Case) -> list[Trainer]:
-    """Every rank's trainer, in this one process: state and data, for who carries what ranks send each other himself."""
+    """Every rank's trainer, in this one process: state and data, for callers that simulate the collectives."""
     case = placed_case(case)
     ranks = range(case.parallelism.world_size)
     return [Trainer(case, Mesh(rank, case.parallelism), torch.device("cpu")) for rank in ranks]
 
 
 def rank_order_group_source() -> str:
-    """The source of gloo's group whose sums are taken in rank order, for a file that stands alone."""
+    """The source of gloo's group that sums in rank order, for a standalone file."""
     text = inspect.getsource(rank_order_group)
     return text[text.index("class _FinishOnWait") :]

@@ -1,8 +1,8 @@
-"""State that a user's system keeps from step to step and does not show: it is found, and remarked on.
+"""Find state that a user's system keeps from step to step without a record, and remark on it.
 
-1. Models and optimizers are looked for in what the factory made: in its attributes, a function's closure, lists.
-2. Their state is each buffer, each tensor of an optimizer's, and each generator that they hold.
-3. Of that, what steps have changed and no record has, by its name or its value, is reported.
+1. Look for models and optimizers in the factory's result: in its attributes, a function's closure, lists.
+2. Their state is each buffer, each tensor of an optimizer, and each generator in them.
+3. Report state that steps have changed and that no record contains, by its name or its value.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from bitproof.harness.records import Key, Record
 
 
 class KeptState:
-    """The state in what a factory made, before the first step."""
+    """The state in a factory's result, before the first step."""
 
     def __init__(self, made: Any) -> None:
         self._made = made
         self._before = self._digests()
 
     def unshown(self, rows: Mapping[Key, Record]) -> list[str]:
-        """What has changed since and is in no record: `buffer blocks.0.count`, in order."""
+        """State that changed since and is in no record: `buffer blocks.0.count`, in order."""
         names = {key.name.partition("@")[0] for key in rows}
         values = {record.digest for record in rows.values()}
         return [
@@ -41,13 +41,13 @@ class KeptState:
         for told, tensor in _states(_held(self._made)):
             try:
                 found[told] = digest(plain(tensor.detach()))
-            except (RecordingError, RuntimeError):  # a tensor without values, so nothing to compare
+            except (RecordingError, RuntimeError):  # a tensor without values cannot be compared
                 continue
         return found
 
 
 def _held(made: Any) -> list[Any]:
-    """Models and optimizers that an object, or a function, holds, each once."""
+    """Models and optimizers in an object's attributes, or in a function's closure, each once."""
     closure = [
         cell.cell_contents for cell in getattr(made, "__closure__", None) or () if cell.cell_contents is not made
     ]

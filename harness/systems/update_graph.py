@@ -1,4 +1,4 @@
-"""What every system of ours does after a step, as a graph: experts are balanced, and the optimizer updates shards."""
+"""The update of every built-in system after a step, as a graph: balance experts, and update shards by the optimizer."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from bitproof.reference.step import Trainer, build_sharded_model
 
 
 class UpdateGraph(NamedTuple):
-    """The graph, and what it takes, in this order: tensors by name, fake ones that lie as real ones do. It writes them,
-    and returns nothing."""
+    """The graph, and its inputs, in this order: fake tensors by name, with the layout of the real tensors. It writes
+    them, and returns nothing."""
 
     module: GraphModule
     parameters: dict[str, Tensor]
@@ -34,8 +34,8 @@ class UpdateGraph(NamedTuple):
 
 
 def update_graph(case: Case, gradients: Mapping[str, Tensor], device: torch.device) -> UpdateGraph:
-    """`Trainer.update`, traced on gradients that lie as these do, by parameter, and on the state that an optimizer has
-    after a step: before its first it is zeros. Raises whatever it raises."""
+    """Trace `Trainer.update` on gradients with these layouts, by parameter, and on an optimizer's state after a step,
+    as the state before its first step is zeros. Raises the errors of the update."""
     model = build_sharded_model(case, Mesh(0, case.parallelism), torch.device("meta"))
     mode = step_fake_mode(ShapeEnv())
     parameters = {name: fixed_fake(mode, x, device) for name, x in model.named_parameters()}
@@ -62,8 +62,8 @@ def update_graph(case: Case, gradients: Mapping[str, Tensor], device: torch.devi
 def _state(
     case: Case, mode: FakeTensorMode, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """What the optimizer keeps after a step, in new tensors that have a layout and no known values: a step count
-    that is known would be taken for every step's."""
+    """The optimizer's state after a step, in new tensors that have a layout and no known values: a known step count
+    would be used for every step."""
     with mode:
         optimizer = ShardedAdamW(parameters, case.optimizer)  # type: ignore[arg-type]
         optimizer.step(gradients)

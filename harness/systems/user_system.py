@@ -1,4 +1,4 @@
-"""What a user's factory made, as a system: what it shows is checked, translated and handed on."""
+"""The result of a user's factory as a system: its values are checked, translated and recorded."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 Observe = Callable[..., None]
 Taking = Callable[[int], AbstractContextManager[Observe]]
-"""What surrounds the step of an index, and gives what the step shows its values with."""
+"""Surrounds the step of an index, and yields the function that records the step's values."""
 
 
 class UserSystem:
-    """A system in the form of `harness.execute.host.rank_system.System`; `made` is what the factory returned. See
+    """A system in the form of `harness.execute.host.rank_system.System`; `made` is the factory's result. See
     `harness.systems.registry`.
 
-    `names` stands for the names that the system declares itself, unless it is empty. `tamper` is called with each
-    kind, name and tensor before it is recorded; `captured` has what torch.compile makes of its models where it is
-    compiled for the case. Raises UsageError for what cannot take steps.
+    `names` replaces the names that the system declares itself, unless it is empty. `tamper` is called with each kind,
+    name and tensor before it is recorded; `captured` has the graphs of its models if they are compiled for the case.
+    Raises UsageError for an object that cannot take steps.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class UserSystem:
             )
 
     def step(self, index: int, observe: Observe) -> None:
-        """Take one step. Raises RecordingError for anything shown that is not a value under a name of its own."""
+        """Take a step. Raises RecordingError for anything shown that is not a value under a name of its own."""
         with self._showing(index, observe) as show, user_code(f"system {self._name}"):
             if self._takes_observe:
                 self._step(index, show)
@@ -76,7 +76,7 @@ class UserSystem:
                     show(*(shown if isinstance(shown, (tuple, list)) else (shown,)))
 
     def take_steps(self, num_steps: int, taking: Taking) -> None:
-        """Take all steps, each within `taking(index)`: one by one, or as a loop of a framework's goes through them."""
+        """Take all steps, each within `taking(index)`: one by one, or within a framework's own loop."""
 
         @contextmanager
         def shown(index: int) -> Iterator[Observe]:
@@ -93,7 +93,7 @@ class UserSystem:
 
     @contextmanager
     def _showing(self, index: int, observe: Observe) -> Iterator[Observe]:
-        """A function that checks what a step shows, and hands it on."""
+        """A function that checks the values of a step, and records them."""
         own_names: dict[tuple[str, str], str] = {}
 
         @refusing()
@@ -114,25 +114,26 @@ class UserSystem:
             raise self._refuse(index, "nothing", "a loss, gradients, parameters and optimizer state")
 
     def manifest(self) -> dict[str, Any]:
-        """The system's description of itself, where its code came from, and what it declares."""
+        """The system's description of itself, the origin of its code, and its declarations."""
         said = dict(self.made.manifest()) if hasattr(self.made, "manifest") else {}
         declared = {"independent_ranks": True} if self.independent_ranks else {}
         return said | self._origin | ({"names": self.names.rules} if self.names.rules else {}) | declared
 
     def unshown(self, rows: Mapping[Key, Record]) -> list[str]:
-        """What of its models' and optimizers' state steps have changed and no record has, in words."""
+        """Changed state of its models and optimizers that no record contains, in words."""
         return self._kept.unshown(rows)
 
     def races(self) -> list[str]:
-        """What races in the graph that the system shows, in words; nothing where it shows none."""
+        """Races in the graph that the system shows, in words; none without a graph."""
         from bitproof.harness.graph.hazards import hazard_lines
 
         graph = getattr(self.made, "graph", None)
         return hazard_lines(graph) if isinstance(graph, torch.fx.GraphModule) else []
 
     def turns(self, ranks_in: Callable[[str], tuple[int, ...] | None]) -> list[RankTurn]:
-        """The collectives that the graph that the system shows launches and waits for on this rank, in order.
-        `ranks_in` has the ranks of the rank's instance of a group, None of an unknown one.
+        """The collectives that the system's graph launches and waits for on this rank, in order.
+
+        `ranks_in` returns the ranks of the rank's instance of a group, None for an unknown group.
         """
         from bitproof.harness.graph.hazards import turns_of
 
@@ -148,7 +149,7 @@ class UserSystem:
         return result
 
     def _checked(self, index: int, shown: tuple[Any, ...]) -> tuple[str, str, torch.Tensor]:
-        """What was shown, once it is known to be a kind, a name and a tensor."""
+        """The values after checking that they are a kind, a name and a tensor."""
         if len(shown) != 3:
             raise self._refuse(index, _tell(shown), "a kind, a name and a tensor")
         kind, name, tensor = shown
@@ -170,7 +171,7 @@ _WATCH = (
 
 
 def _refuse_what_trains_nothing(name: str, made: Any) -> None:
-    """Refuse what can be called, or has a `step`, and yet is no system: a model, an optimizer, a class."""
+    """Refuse objects that can be called, or have a `step`, and yet are no system: a model, an optimizer, a class."""
     what, fix = None, _WATCH
     if made is None:
         what, fix = (
@@ -192,12 +193,12 @@ def _refuse_what_trains_nothing(name: str, made: Any) -> None:
 
 
 def make(factory: Callable[..., Any], case: Case, mesh: Any) -> Any:
-    """What a factory makes for a case and a rank; one that asks for neither is called without."""
+    """The factory's result for a case and a rank; a factory without parameters is called without them."""
     return factory() if _takes(factory) and not _takes(factory, case, mesh) else factory(case, mesh)
 
 
 def _takes(step: Any, *arguments: Any) -> bool:
-    """Whether something can be called with these arguments."""
+    """Whether a function can be called with these arguments."""
     try:
         inspect.signature(step).bind(*arguments)
     except (TypeError, ValueError):
@@ -206,5 +207,5 @@ def _takes(step: Any, *arguments: Any) -> bool:
 
 
 def _tell(shown: tuple[Any, ...]) -> str:
-    """What was shown, in words that fit on a line."""
+    """The values in words that fit on a line."""
     return f"({', '.join(repr(part) if isinstance(part, str) else type(part).__name__ for part in shown)})"

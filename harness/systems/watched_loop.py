@@ -1,15 +1,15 @@
-"""A system of a training loop that is not ours: a framework's, which is started once and goes through all steps.
+"""A system for a framework's training loop, which is started once and runs all steps.
 
-Nothing of any framework is known here. Hooks that torch's optimizers have say when one begins and ends its step:
+This module knows no framework. Hooks of torch's optimizers report the begin and end of an optimizer's step:
 
-1. When an optimizer that counts begins, its gradients are shown.
-2. When all that count have ended theirs, the step is over. What it leaves is shown, and the next step begins. Those
-   that take turns, each with the others' parameters frozen, all count.
-3. After the last step the loop is left, by an exception that frameworks do not catch for good.
+1. When an optimizer that counts begins, its gradients are recorded.
+2. When all that count have ended their step, the step is over. The resulting values are recorded, and the next step
+   begins. Optimizers that alternate, each with the others' parameters frozen, all count.
+3. After the last step the loop is left, by an exception that `except Exception` does not catch.
 
-What a loop does between the optimizers' step and its next batch, such as setting the learning rate, belongs to the
-next step. The loss is what backward began with, or, where no autograd computes gradients, what a method of the
-framework's returns. Imports torch when it is used.
+Operations of a loop between the optimizers' step and its next batch, such as setting the learning rate, belong to the
+next step. The loss is the tensor that backward began with, or, if no autograd computes gradients, the result of a
+method of the framework. Imports torch when it is used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOST_TIMES_LEFT = 100
 
 
 class _EnoughError(BaseException):
-    """Leaves a loop that would go on; no `except Exception` on the way takes it."""
+    """Leaves a loop that would continue; no `except Exception` on the way catches it."""
 
 
 def _leave() -> None:
@@ -42,7 +42,7 @@ def _leave() -> None:
 
 
 class WatchedLoop(WatchedStep):
-    """A system that shows what each step of a whole loop leaves of the models and optimizers that it trains."""
+    """A system that records the models and optimizers of a whole loop after each step."""
 
     def __init__(
         self,
@@ -55,12 +55,12 @@ class WatchedLoop(WatchedStep):
         self._train = train
         self._loss = loss
         self._frozen: set[int] = set()
-        """Parameters that require no gradients, and that no optimizer holds."""
+        """Parameters that require no gradients, and belong to no optimizer."""
 
     def take_steps(self, num_steps: int, taking: Callable[[int], AbstractContextManager[Observe]]) -> None:
         """Run the loop for so many steps, each within `taking(index)`.
 
-        Raises RecordingError where it ends earlier, or where it is unclear which optimizers make a step.
+        Raises RecordingError if it ends earlier, or if it is unclear which optimizers make a step.
         """
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -76,7 +76,7 @@ class WatchedLoop(WatchedStep):
                     self._train()
                     raise self.too_short(steps.index, num_steps)
             except BaseException:
-                if not steps.are_over:  # what is raised after that comes of leaving the loop
+                if not steps.are_over:  # errors after the last step come from leaving the loop
                     raise
             finally:
                 for each in (hook.remove, *(hooks.close for hooks in steps.hooks.values())):
@@ -88,7 +88,7 @@ class WatchedLoop(WatchedStep):
         return False
 
     def counts(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer is watched, and is none that only holds others."""
+        """Whether an optimizer is watched, and does not merely wrap others."""
         if self.watched_optimizers:
             return any(optimizer is each for each in self.watched_optimizers)
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -96,7 +96,8 @@ class WatchedLoop(WatchedStep):
         return is_ours and held_optimizers(optimizer) == [optimizer]
 
     def is_complete(self, stepped: Sequence[Optimizer]) -> bool:
-        """Whether all that count have taken their step: together they hold what requires gradients, now or in turn."""
+        """Whether all that count have taken their step: together they have all trainable parameters, frozen ones
+        included."""
         if self.watched_optimizers:
             return len(stepped) == len(self.watched_optimizers)
         held = held_by(stepped)
@@ -104,12 +105,13 @@ class WatchedLoop(WatchedStep):
         return not any(p.requires_grad for p in left) and not self._may_take_turns({id(p) for p in left})
 
     def show_losses(self, losses: list[Tensor], observe: Observe) -> None:
-        """Show what backward began with in a step, as one number."""
+        """Record the tensors that backward began with in a step, as one number."""
         if losses:
             observe("loss", "loss", sum_of_losses(losses))
 
     def _may_take_turns(self, frozen: set[int]) -> bool:
-        """Whether another optimizer holds what requires no gradients now, as while Lightning's steps take turns."""
+        """Whether another optimizer has parameters that require no gradients now, as when Lightning's optimizers
+        alternate."""
         if not frozen - self._frozen:
             return False
         from torch.optim import Optimizer
@@ -143,7 +145,7 @@ def _results_told(method: MethodType, told: Callable[[Tensor], None]) -> Iterato
 
 
 class _Steps:
-    """How far a loop is: the running step, and the optimizers that have taken it."""
+    """The progress of a loop: the running step, and the optimizers that have taken it."""
 
     def __init__(self, loop: WatchedLoop, num_steps: int, taking: Callable[[int], Any]) -> None:
         self.index = 0
@@ -175,11 +177,11 @@ class _Steps:
 
     @refusing()
     def optimizer_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Have an optimizer that counts show its gradients, and end the step after it, behind all hooks of its own."""
+        """Record the gradients of an optimizer that counts, and end the step after it, behind all hooks of its own."""
         if self._is_within_own_step(optimizer):
             return
         hooks = self.hooks.setdefault(id(optimizer), ExitStack())
-        hooks.close()  # those of the step before: no hook can be removed while they run
+        hooks.close()  # hooks of the step before: a hook cannot be removed while it runs
         if self.are_over:
             self._leave_again()
         if self._loop.optimizer_begins(optimizer):
@@ -209,7 +211,7 @@ class _Steps:
             raise _EnoughError
 
     def _leave_again(self) -> None:
-        """Leave a loop that caught what left it before. Raises RecordingError where that happens again and again."""
+        """Leave a loop that caught the exception before. Raises RecordingError if that happens too often."""
         self._times_left += 1
         if self._times_left > _MOST_TIMES_LEFT:
             raise RecordingError(
@@ -220,7 +222,7 @@ class _Steps:
         theirs(_leave)
 
     def _end_step(self) -> None:
-        """Show what the step leaves, and begin the next one unless it was the last."""
+        """Record the result of the step, and begin the next unless it was the last."""
         self._loop.show_what_is_left(self._stepped, self._observe)
         self._loop.show_losses(self._losses, self._observe)
         self.open.close()
@@ -231,12 +233,12 @@ class _Steps:
 
 
 def held_by(optimizers: Iterable[Optimizer]) -> set[int]:
-    """The ids of all parameters that some optimizers hold."""
+    """The ids of all parameters of some optimizers."""
     return {id(p) for each in optimizers for group in getattr(each, "param_groups", ()) for p in group["params"]}
 
 
 def sum_of_losses(losses: list[Tensor]) -> Tensor:
-    """The sum of numbers in their order, in float64; a single one as it is."""
+    """The sum of numbers in their order, in float64; a single number unchanged."""
     import torch
 
     if len(losses) == 1:

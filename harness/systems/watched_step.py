@@ -1,25 +1,25 @@
-"""`watch`: a system of a function that trains, which shows what each training step leaves, and no line more.
+"""`watch`: makes a system of a training function, and records the values of each training step without further code.
 
-At every step it shows, in this order
+At every step it records, in this order
 
     grad        of each parameter, as the optimizer reads it: when its `step` begins, after clipping and accumulation;
-                where a closure computes gradients, when that ends, of several times the first. A gradient of None is
-                shown as one of no elements, a sparse one as <name>.indices and <name>.values
+                if a closure computes gradients, at the end of its first call. A gradient of None is
+                recorded as a tensor without elements, a sparse gradient as <name>.indices and <name>.values
     buffer      of each module, at the first of these moments as <name>@before_optimizer, and after the step
-    param       each parameter after the step, a frozen one, too
-    optimizer   its state as <parameter>.<state>; of an optimizer without any, the learning rate as <parameter>.lr;
+    param       each parameter after the step, frozen parameters included
+    optimizer   its state as <parameter>.<state>; without any state, the learning rate as <parameter>.lr;
                 settings and attributes that the step has changed (`kept_beside`), as <parameter>.<setting>@changed
-    loss        what the function returned, on the ranks where it returned one; of a whole loop the sum, in their
-                order and in float64, of the numbers that backward began with, on the ranks where it began with one
+    loss        the function's result, on ranks with a result; for a whole loop the sum, in their
+                order and in float64, of the numbers that backward began with, on ranks with such a number
 
 A function `step(index)` trains once. A function `train()` runs a framework's whole loop: there a step ends when every
 watched optimizer has taken one, and the loop is left after the last step of the case (`watched_loop`).
 
-Names are those of the bare model: what DistributedDataParallel, torch.compile and wrappers of blocks put into them is
-left out (`bare_names`). Where two models of a list have a name in common, all begin with the model's place in the list.
-A parameter that an optimizer holds and no model has, such as a learned scale of the loss, is named by its place there:
-`optimizer.0.group1.param0`. Optimizers that `watch` was not given come after those that it was, in the order in which
-they first run in a step. Of a DTensor each rank shows its own shard. Imports torch when it is called.
+Names are those of the bare model: additions of DistributedDataParallel, torch.compile and wrappers of blocks are left
+out (`bare_names`). If two models of a list have a name in common, all names begin with the model's index in the list. A
+parameter of an optimizer that is in no model, such as a learned scale of the loss, is named by its index there:
+`optimizer.0.group1.param0`. Optimizers that were not passed to `watch` come after those that were, in the order in
+which they first run in a step. For a DTensor each rank records its own shard. Imports torch when it is called.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 Observe = Callable[[str, str, "Tensor"], None]
 
 _LATE = ("d", "t", "old_dirs", "old_stps", "ro", "H_diag", "prev_flat_grad", "prev_loss", "al")
-"""What LBFGS keeps from the first step on in which it goes on for long enough, which may be any."""
+"""State that LBFGS creates in a later step, the first with enough iterations."""
 
 
 @refusing()
@@ -58,14 +58,14 @@ def watch(
 ) -> WatchedStep:
     """Make a system of `step`, which takes the step's index, trains once, and returns the loss or None.
 
-    Or make one of `train`, which runs a framework's whole loop: each step of the optimizers ends a step. It must be
-    able to take as many as the case has, and is left after that many.
+    Or make a system of `train`, which runs a framework's whole loop: each step of the optimizers ends a step. It must
+    be able to take as many as the case has, and is left after that many.
 
-    `model` and `optimizer` are what is trained, several in a list. With `train`, `optimizer` may be left out: then
-    those count that hold parameters of the model, until together they hold all that require gradients. `loss` is the
-    method of the framework's that returns each loss, such as torchtitan's `trainer.forward_backward_step`; without it
-    the loss is what backward begins with, which says nothing where a graph computes gradients. A factory returns what
-    this returns. `names` and `independent_ranks` are as in any system. Raises UsageError for what is no model or no
+    `model` and `optimizer` are trained, several in a list. With `train`, `optimizer` may be left out: then those count
+    that have parameters of the model, until together they have all that require gradients. `loss` is the method of the
+    framework that returns each loss, such as torchtitan's `trainer.forward_backward_step`; without it the loss is the
+    tensor that backward begins with; there is none if a graph computes gradients. A factory returns the
+    result. `names` and `independent_ranks` are as in any system. Raises UsageError for an object that is no model or no
     optimizer, for a `loss` that is no method of an object, and unless exactly one of `step` and `train` is given.
     """
     from torch import nn
@@ -101,7 +101,7 @@ def watch(
 
 
 class WatchedStep:
-    """A system that shows what a function leaves of the models and optimizers that it trains."""
+    """A system that records the models and optimizers that a function trains, after each step."""
 
     shows_every_buffer = True
 
@@ -111,12 +111,12 @@ class WatchedStep:
         self._step = step
         self.watched_optimizers = optimizers
         self.holders: list[Any] = []
-        """Objects that hold watched optimizers, such as Lookahead around another one."""
+        """Objects that wrap watched optimizers, such as Lookahead around another optimizer."""
         self.watch_models(models)
         self.begin_step()
 
     def watch_models(self, models: list[nn.Module]) -> None:
-        """Show the tensors of these models, and of no others."""
+        """Record the tensors of these models, and of no others."""
         self.model = models[0] if len(models) == 1 else None
         self.models = models
         self._prefixes = _prefixes(models)
@@ -128,7 +128,7 @@ class WatchedStep:
         self._beside = {id(each): KeptBeside(each, self._seen, self.models) for each in (*self._seen, *self.holders)}
 
     def placing(self, observe: Observe) -> Observe:
-        """`observe`, with the part of the whole that it is shown of what FSDP1 has flattened."""
+        """`observe`, with the box of each tensor that is a part of an FSDP1 flat parameter."""
         from bitproof.harness.capture.digest import FLAT
         from bitproof.harness.torch_distributed import flattened_parts
 
@@ -140,7 +140,7 @@ class WatchedStep:
         def placed(kind: str, name: str, tensor: Tensor) -> None:
             part = of_name.get(name if kind in ("grad", "param") else name.rpartition(".")[0])
             if part is not None and kind == "optimizer" and part[1] == part[2]:
-                return  # it has no elements here, and so no state
+                return  # a part without elements has no state
             if part is not None and tensor.dim() == 1 and tensor.numel() == part[2] - part[1]:
                 tensor = tensor.detach()
                 setattr(tensor, FLAT, part)
@@ -152,20 +152,20 @@ class WatchedStep:
         return zip(self._prefixes, self.models, strict=True)
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """All models' modules, each by its name, as torch gives it."""
+        """All models' modules, each by torch's name."""
         for prefix, model in self._named_models():
             for name, module in model.named_modules():
                 yield (prefix + name).rstrip("."), module
 
     def step(self, index: int, observe: Observe) -> None:
-        """Train once. Raises RecordingError where no optimizer took a step, or the loss is no number."""
+        """Train once. Raises RecordingError if no optimizer took a step, or the loss is no number."""
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         observe = self.placing(observe)
         self.begin_step()
         with ExitStack() as stack:
             stack.callback(register_optimizer_step_pre_hook(lambda optimizer, *_: self.note(optimizer)).remove)
-            # Now, so that ours runs after those that the trainer has registered.
+            # Register now, so that our hook runs after the trainer's.
             for optimizer in self.watched_optimizers:
                 hook = self.show_gradients(optimizer, observe)
                 stack.callback(optimizer.register_step_pre_hook(hook).remove)
@@ -182,7 +182,7 @@ class WatchedStep:
             observe("loss", "loss", _number(loss, index))
 
     def show_what_is_left(self, optimizers: Sequence[Optimizer], observe: Observe) -> None:
-        """Show everything that a step leaves but its loss."""
+        """Record everything after a step except its loss."""
         self._show_buffers("after_optimizer", observe)
         trained = self.trained_parameters()
         for name, parameter in (*trained.items(), *self._held_alone(trained)):
@@ -197,7 +197,7 @@ class WatchedStep:
                 observe("optimizer", f"optimizer.holder{number}.{name}", value)
 
     def show_gradients(self, optimizer: Optimizer, observe: Observe) -> Any:
-        """A hook that shows the gradients which the optimizer is about to read."""
+        """A hook that records the gradients that the optimizer is about to read."""
         from bitproof.harness.torch_compat import is_within_own_step
 
         is_shown = False
@@ -227,7 +227,7 @@ class WatchedStep:
             def shown() -> Any:
                 nonlocal is_shown
                 loss = theirs(closure)
-                if not is_shown:  # LBFGS computes some gradients a step
+                if not is_shown:  # LBFGS computes several gradients a step
                     is_shown = True
                     show()
                 return loss
@@ -242,9 +242,10 @@ class WatchedStep:
                 observe("buffer", f"{prefix}{name}@{when}", buffer)
 
     def _show_state(self, optimizer: Optimizer, observe: Observe) -> None:
-        """What the optimizer keeps of each parameter: of one that has had no gradient yet, states of no elements.
+        """Record the optimizer's state of each parameter, without elements for a parameter that has had no gradient
+        yet.
 
-        And what it keeps under a name of its own, as `optimizer.0.<name>`.
+        State under a name of the optimizer's own is `optimizer.0.<name>`.
         """
         from torch.optim import LBFGS
 
@@ -262,21 +263,22 @@ class WatchedStep:
         self._show_beside(optimizer, {id(p): name for name, p in self._held_by(optimizer)}, observe, has_rate=not keys)
 
     def _show_beside(self, optimizer: Optimizer, names: Mapping[int, str], observe: Observe, *, has_rate: bool) -> None:
-        """What an optimizer keeps under names of its own, and what the step has changed of settings and attributes."""
+        """Record an optimizer's state under its own names, and the settings and attributes that the step has
+        changed."""
         beside, prefix = self._beside[id(optimizer)], f"optimizer.{self._number(optimizer)}."
         for group, settings in beside.changed_settings().items():
             for parameter in optimizer.param_groups[group]["params"]:
                 for key, value in settings.items():
-                    if not (has_rate and key == f"lr{CHANGED}"):  # shown as <parameter>.lr
+                    if not (has_rate and key == f"lr{CHANGED}"):  # recorded as <parameter>.lr
                         observe("optimizer", f"{names[id(parameter)]}.{key}", value)
         by_name = {key: value for key, value in optimizer.state.items() if isinstance(key, str)}
         for name, value in (*_leaves(by_name), *beside.changed_attributes()):
             observe("optimizer", f"{prefix}{name}", value)
 
     def _show_other_states(self, shown: Sequence[Optimizer], observe: Observe) -> None:
-        """What optimizers keep that took a step and that `watch` was not given, each value once.
+        """Record the state of optimizers that took a step and were not passed to `watch`, each value once.
 
-        A parameter that another optimizer holds, too, goes by its place in this one.
+        A parameter that also belongs to another optimizer is named by its index in this one.
         """
         named = {id(p): name for name, p in self.trained_parameters().items()}
         held = {id(p) for each in shown for group in each.param_groups for p in group["params"]}
@@ -294,9 +296,9 @@ class WatchedStep:
             self._show_beside(optimizer, names, observe, has_rate=False)
 
     def trained_parameters(self) -> dict[str, Tensor]:
-        """All models' parameters, by the names that an unwrapped model gives them.
+        """All models' parameters, by their names in an unwrapped model.
 
-        Raises RecordingError for a name that two have: `watch` keeps models apart, but they may grow after it.
+        Raises RecordingError for a name of two parameters: `watch` keeps models apart, but they may grow after it.
         """
         named: dict[str, Tensor] = {}
         for prefix, model in self._named_models():
@@ -312,7 +314,8 @@ class WatchedStep:
 
     @refusing()
     def note(self, optimizer: Optimizer) -> None:
-        """Remember an optimizer that takes a step: what it updates is compared, whether or not `watch` was given it."""
+        """Remember an optimizer that takes a step: its parameters are compared, whether or not it was passed to
+        `watch`."""
         if all(optimizer is not each for each in self._seen):
             self._seen.append(optimizer)
             self._beside[id(optimizer)] = KeptBeside(optimizer, self._seen, self.models)
@@ -322,7 +325,7 @@ class WatchedStep:
         return next(number for number, each in enumerate(self._seen) if each is optimizer)
 
     def _held_alone(self, trained: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """The parameters that optimizers hold and no watched model has, each once: `optimizer.0.group1.param0`."""
+        """The parameters of optimizers that are in no watched model, each once: `optimizer.0.group1.param0`."""
         shown = {id(p) for p in trained.values()}
         for number, optimizer in enumerate(self._seen):
             for name, parameter in _held_names(number, optimizer):
@@ -333,7 +336,7 @@ class WatchedStep:
     def _held_by(self, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
         """The optimizer's parameters with their names, those of the models in their order, then any others.
 
-        What no optimizer updates although it has a gradient counts as the first one's: a trainer may have forgotten it.
+        A trainable parameter in no optimizer counts as the first optimizer's: a trainer may have forgotten it.
         """
         held = {id(p): (name, p) for name, p in _held_names(self._number(optimizer), optimizer)}
         is_first = bool(self.watched_optimizers) and optimizer is self.watched_optimizers[0]
@@ -348,7 +351,7 @@ class WatchedStep:
 
 
 def _held_names(number: int, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """An optimizer's parameters, by where it has them."""
+    """An optimizer's parameters, by group and index."""
     for group, settings in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(settings["params"]):
             yield f"optimizer.{number}.group{group}.param{index}", parameter
@@ -357,7 +360,8 @@ def _held_names(number: int, optimizer: Optimizer) -> Iterator[tuple[str, Tensor
 def around_closure(
     args: tuple[Any, ...], kwargs: dict[str, Any], wrap: Callable[[Callable[[], Any]], Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """What an optimizer's step is given, as its hooks have it, with the closure wrapped; None where it has none."""
+    """The arguments of an optimizer's step, as its hooks receive them, with the closure wrapped; None without a
+    closure."""
     closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
     if closure is None:
         return None
@@ -367,7 +371,7 @@ def around_closure(
 
 
 def held_optimizers(given: Any) -> list[Optimizer]:
-    """The optimizers that really step, out of those that hold others, as Accelerate's and torchtitan's do."""
+    """The optimizers that really step, out of those that wrap others, as Accelerate's and torchtitan's do."""
     from torch.optim import Optimizer
 
     if isinstance(given, (list, tuple)):
@@ -383,7 +387,7 @@ def held_optimizers(given: Any) -> list[Optimizer]:
 
 
 def _holders(given: Any) -> list[Any]:
-    """The objects among what `watch` was given as optimizers that hold others, the outer ones first."""
+    """The objects passed to `watch` as optimizers that wrap others, the outer ones first."""
     from torch.optim import Optimizer
 
     if isinstance(given, (list, tuple)):
@@ -395,7 +399,7 @@ def _holders(given: Any) -> list[Any]:
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """The model without what DistributedDataParallel, DataParallel or torch.compile put around it."""
+    """The model without the wrappers of DistributedDataParallel, DataParallel or torch.compile."""
     from torch.nn.parallel import DataParallel, DistributedDataParallel
 
     while True:
@@ -412,7 +416,7 @@ def _has_own_tensors(model: nn.Module) -> bool:
 
 
 def _prefixes(models: list[nn.Module]) -> list[str]:
-    """What names of each model begin with: nothing, or its place, where one name stands for tensors of two models."""
+    """The prefix of each model's names: empty, or its index if two models share a name."""
     held: dict[str, Tensor] = {}
     for model in models:
         for name, tensor in (*bare_tensors(model, "parameters"), *bare_tensors(model, "buffers")):
@@ -422,8 +426,8 @@ def _prefixes(models: list[nn.Module]) -> list[str]:
 
 
 def _leaves(state: Mapping[Any, Any] | Sequence[Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors and numbers in an optimizer's state of one parameter, by their path. A list of them, which may grow
-    from step to step as LBFGS's do, counts as one tensor."""
+    """The tensors and numbers in an optimizer's state of a parameter, by their path. A list of them, which may grow
+    from step to step as in LBFGS, counts as a single tensor."""
     from torch import Tensor
 
     for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
@@ -436,7 +440,7 @@ def _leaves(state: Mapping[Any, Any] | Sequence[Any], prefix: str = "") -> Itera
 
 
 def _parts(gradient: Tensor) -> dict[str, Tensor]:
-    """A gradient; of a sparse one the indices and the values, unchanged."""
+    """The parts of a gradient: a sparse gradient has indices and values, unchanged."""
     if not gradient.is_sparse:
         return {"": gradient}
     from bitproof.harness.torch_operators import sparse_parts
@@ -446,7 +450,7 @@ def _parts(gradient: Tensor) -> dict[str, Tensor]:
 
 
 def _nothing_of(parameter: Tensor) -> Tensor:
-    """What stands for a tensor that a parameter does not have."""
+    """A placeholder without elements for a tensor that a parameter does not have."""
     import torch
 
     return torch.empty(0, dtype=parameter.dtype)

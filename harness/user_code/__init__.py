@@ -1,1 +1,1 @@
-"""Code that is not ours, found and loaded: a file that a user names, an entry point of a distribution."""
+"""Find and load a user's code: a file, or an entry point of a distribution."""

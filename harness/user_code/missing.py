@@ -1,4 +1,4 @@
-"""A package that a user's code needs and this environment lacks: named, with what to do about it."""
+"""The error for a package that a user's code imports and this environment lacks, with its fix."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from bitproof.harness.errors import UsageError
 
 
 def missing_package(error: BaseException, what: str, asked_for: str = "") -> UsageError | None:
-    """The refusal of code that imports what is not installed; None where that is not what went wrong.
+    """The refusal of code that imports a missing package; None if the error has another cause.
 
-    `what` is whose code it is, as in "system my.py:plain". Where the module `asked_for` is itself what is not found,
-    something else is wrong: the name, or the folder.
+    `what` describes the code, as in "system my.py:plain". If the missing module is `asked_for` itself, the cause is
+    another: a wrong name or folder.
     """
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return None

@@ -1,4 +1,4 @@
-"""A declared mapping from one system's names to the reference's. Nothing is guessed. Loads no torch."""
+"""A declared mapping from a system's names to the reference's. Nothing is guessed. Loads no torch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ EXAMPLE = '{"model.embed.weight": "tok_embeddings.weight", "model.*": "*"}'
 
 
 class Names:
-    """A system's own names to the reference's, for all kinds alike; a name without a rule stays as it is.
+    """Maps a system's own names to the reference's, for all kinds; a name without a rule stays unchanged.
 
-    A rule's `*` stands for any text, the shortest that fits, and goes where the other side has its `*`. A rule
-    without one comes before all patterns, and of patterns the first that fits decides: one rule to a name.
-    `unused` has the rules that no name was translated by so far. Raises UsageError for rules that contradict.
+    A rule's `*` matches any text, the shortest possible, and the other side's `*` receives it: with `model.*` to `*`,
+    `model.embed` becomes `embed`. A rule without `*` has precedence over all patterns, and the first matching pattern
+    decides. `unused` has the rules that have translated no name so far. Raises UsageError for rules that contradict.
     """
 
     def __init__(self, rules: Mapping[str, str], declared_by: str) -> None:
@@ -41,13 +41,13 @@ class Names:
 
 
 class NamesInFile(dict[str, str]):
-    """Rules that stand in a JSON file, which a replay names again."""
+    """Rules from a JSON file, which a replay names again."""
 
     file: Path
 
 
 def names_of(given: Mapping[str, str] | str | Path | None) -> Mapping[str, str]:
-    """Rules as a call gives them: as they are, or in a JSON file. Raises UsageError."""
+    """Rules as passed to a function: a mapping, or a JSON file. Raises UsageError."""
     if given is None or isinstance(given, Mapping):
         return given or {}
     found = NamesInFile(read_names(Path(given)))
@@ -56,7 +56,7 @@ def names_of(given: Mapping[str, str] | str | Path | None) -> Mapping[str, str]:
 
 
 def read_names(path: Path) -> dict[str, str]:
-    """The mapping in a JSON file. Raises UsageError when it holds none, or one that contradicts itself."""
+    """The mapping in a JSON file. Raises UsageError if there is none, or it contradicts itself."""
     try:
         values = json.loads(read_plain(path), object_pairs_hook=_refuse_twice)
     except OSError as error:
@@ -77,7 +77,7 @@ def _refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _checked(rules: Any, declared_by: str) -> dict[str, str]:
-    """The rules, once they are known to be some. Raises UsageError."""
+    """The rules, after checking their form. Raises UsageError."""
     if not isinstance(rules, Mapping):
         raise UsageError(
             "names are declared as a mapping", expected=EXAMPLE, found=type(rules).__name__, where=declared_by
@@ -103,8 +103,9 @@ def _checked(rules: Any, declared_by: str) -> dict[str, str]:
 
 
 def _pattern(own: str) -> re.Pattern[str]:
-    """Each `*` takes the shortest text before the next words of the rule, and is not tried again with more of it: a
-    longer one could not help the rest, and 25 of them would be tried for ever.
+    """A pattern in which each `*` matches the shortest text before the rule's next words, without backtracking.
+
+    A longer match could not help the rest, and with 25 `*` backtracking would never end.
     """
     first, *words, last = map(re.escape, own.split("*"))
     between = "".join(f"(?>(.*?){word})" for word in words)

@@ -1,4 +1,4 @@
-"""The files that a file of a user's is made of: itself, and what it imports from beside it. Nothing is run."""
+"""A user's file and all files that it imports from beside it. Nothing is run."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 class OwnFiles(NamedTuple):
-    """Texts by name: each lies below the folder of its root, so that what is imported from there is found there.
+    """Texts by name: each is below its root's folder, so that imports from there find it there.
 
-    `names` has where each of the sources is that were asked for, as `FILE.py:NAME`, and `needs` the distributions that
-    all files import, each with its version.
+    `names` has the new location of each requested source, as `FILE.py:NAME`, and `needs` the distributions that all
+    files import, each with its version.
     """
 
     texts: dict[str, str]
@@ -28,7 +28,7 @@ class OwnFiles(NamedTuple):
 
 
 def package_of(path: Path) -> tuple[Path, str]:
-    """The folder that a file's modules are found in, and the name of its package there, empty outside of any."""
+    """The folder that is searched for a file's modules, and the name of its package there, empty outside of any."""
     folder, names = path.parent, []
     while (folder / "__init__.py").is_file():
         names.append(folder.name)
@@ -37,9 +37,9 @@ def package_of(path: Path) -> tuple[Path, str]:
 
 
 def imported_beside(path: Path) -> set[str]:
-    """The first parts of all names that a file imports, wherever in it, and those files of its folder that it imports.
+    """The first parts of all names that a file imports, anywhere in it or in files of its folder that it imports.
 
-    Files that are not Python import nothing here: running them says what is wrong.
+    Files that are not Python import nothing here: running them reports the error.
     """
     root, names = package_of(path.resolve())[0], set()
     seen, pending = set(), [path.resolve()]
@@ -56,10 +56,10 @@ def imported_beside(path: Path) -> set[str]:
 
 
 def own_files(sources: Mapping[str, Path]) -> OwnFiles:
-    """The file of each `FILE.py:NAME`, given with it, and all that it imports from the folder it finds modules in.
+    """The file of each `FILE.py:NAME`, passed with it, and all its imports from its own folder.
 
-    What is imported under a name that is only known when it runs is left out, and so is data that a file reads.
-    Raises OSError and SyntaxError for what cannot be read as Python.
+    Imports of names computed at run time are left out, and so are data files. Raises OSError and SyntaxError for files
+    that cannot be read as Python.
     """
     roots: dict[Path, str] = {}
     texts: dict[str, str] = {}
@@ -85,7 +85,7 @@ def own_files(sources: Mapping[str, Path]) -> OwnFiles:
 
 
 def _imports(text: str, package: str) -> Iterator[str]:
-    """The dotted names that a file of this package imports, wherever it does: each may be a module or a name of one."""
+    """The dotted names that a file of this package imports, anywhere: each may be a module or a name of a module."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -96,7 +96,7 @@ def _imports(text: str, package: str) -> Iterator[str]:
 
 
 def _files_of(root: Path, module: str) -> Iterator[Path]:
-    """The files that importing a module runs, of those below the root: its packages' and its own."""
+    """The files below the root that importing a module runs: its packages' and its own."""
     folder = root
     for part in module.split("."):
         for file in (folder / part / "__init__.py", folder / f"{part}.py"):

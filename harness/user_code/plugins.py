@@ -1,4 +1,5 @@
-"""What installed distributions add to bitproof: entry points, read from their metadata. Loads none of their code."""
+"""Extensions of bitproof in installed distributions: entry points, read from their metadata. Loads none of their
+code."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ SYSTEMS, CASES = "bitproof.systems", "bitproof.cases"
 
 
 def entry_points(group: str) -> dict[str, EntryPoint]:
-    """A group's entry points by name. Raises UsageError when two distributions claim one name."""
+    """A group's entry points by name. Raises UsageError when two distributions claim the same name."""
     from importlib import metadata
 
     found: dict[str, EntryPoint] = {}

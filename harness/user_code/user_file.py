@@ -20,7 +20,7 @@ _loading: list[str] = []
 
 @contextmanager
 def loading(source: str) -> Iterator[None]:
-    """While a user's code is loaded: what it calls then, as a script without a guard does, is known by `is_loading`."""
+    """Mark that a user's code is being loaded: `is_loading` then detects calls from a script without a guard."""
     _loading.append(source)
     try:
         yield
@@ -34,10 +34,10 @@ def is_loading() -> bool:
 
 
 def run_file(path: Path) -> tuple[types.ModuleType, str]:
-    """Run a file as a module of its own; also returns the sha256 of the bytes that ran: an import may run cached ones.
+    """Run a file as a module of its own; also returns the sha256 of the text that ran: an import might run cached code.
 
-    It finds the modules beside it, as with `python FILE.py`; in a package, those of its package, by either name.
-    The module stays in sys.modules, where dataclasses and torch.compile look for it. What it raises is raised.
+    It finds the modules beside it, as with `python FILE.py`; in a package, those of its package, by either name. The
+    module stays in sys.modules, as dataclasses and torch.compile need it. Errors of the file are passed on.
     """
     code = read_plain(path)
     sha256 = hashlib.sha256(code).hexdigest()
@@ -48,19 +48,20 @@ def run_file(path: Path) -> tuple[types.ModuleType, str]:
     check_own_modules(path, root)
     sys.modules[module.__name__] = module
     with loading(str(path)):
-        exec(compile(code, str(path), "exec", dont_inherit=True), module.__dict__)  # no future of ours is theirs
+        # Do not inherit this file's `from __future__` flags.
+        exec(compile(code, str(path), "exec", dont_inherit=True), module.__dict__)
     return module, sha256
 
 
 def find_beside(root: Path) -> None:
-    """Have imports look into this folder first."""
+    """Make imports search this folder first."""
     sys.path[:] = [str(root), *(folder for folder in sys.path if folder != str(root))]
 
 
 def names_in(path: Path, what: str) -> set[str] | None:
-    """Every name that a module in this file has, read without running it; None if only running it can show them.
+    """Every name in this file's module, found without running it; None if only running it can show them.
 
-    Raises UsageError, naming `what` the file is of, when it cannot be read or is not Python.
+    Raises UsageError, with `what` as the file's purpose, when it cannot be read or is not Python.
     """
     try:
         tree = ast.parse(read_plain(path), str(path))
@@ -76,8 +77,8 @@ def names_in(path: Path, what: str) -> set[str] | None:
 def check_signature(path: Path, name: str, what: str, counts: Sequence[int], given: str) -> None:
     """Refuse a function of a file that cannot be called with any of these numbers of positional arguments.
 
-    `what` is what the file is of, and `given` the arguments in words. Nothing is run: a name that is bound in another
-    way than by one plain `def` is not checked. Raises UsageError.
+    `what` is the file's purpose, and `given` the arguments in words. Nothing is run: a name is checked only if a single
+    plain `def` binds it. Raises UsageError.
     """
     tree = ast.parse(path.read_bytes(), str(path))
     first, *rest = name.split(".")
@@ -119,7 +120,7 @@ def _bound_in(tree: ast.Module) -> set[str] | None:
                 return None
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 names.add(node.name)
-                continue  # what it binds is its own
+                continue  # its inner names are its own
             case ast.alias():
                 names.add(node.asname or node.name.partition(".")[0])
             case ast.Name(ctx=ast.Store()):

@@ -1,4 +1,4 @@
-"""Where a user's code runs in a rank: what we refuse within it is raised at its end, and it may not end the process."""
+"""Run a user's code in a rank: our refusals within it are raised again at its end, and it may not end the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A function or a class that a caller hands over, found again by its file and its name: ranks are other processes."""
+"""Refer to a function or a class by its file and its name, since ranks are other processes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ WAY_OUT = "write it as a function or a class of a file, at the file's top level,
 
 
 def source_of(given: Any) -> str:
-    """`FILE.py:NAME` of a function or class, from which a rank loads it. Raises UsageError for what no rank could find.
+    """`FILE.py:NAME` of a function or class, from which a rank loads it. Raises UsageError if no rank could find it.
 
-    The file is run as it is by then. Its path is relative to the working directory if it is below that, as in replays.
+    Ranks run the file in its state at that time. Its path is relative to the working directory if it is below that, as
+    in replays.
     """
     if not isinstance(given, (FunctionType, type)):
         raise _refused(f"an object of type {type(given).__name__}", "it is made while the caller runs")

@@ -1,7 +1,7 @@
-"""Whose module a name means: the one that is loaded, and the one that an import would find by now.
+"""Detect modules of the same name from different folders: the loaded module, and the module an import would find now.
 
-Python returns a loaded module to every import of its name, wherever the importing code is. Two files in two folders
-that both `import util` then share the first one's. A file to which that would happen does not run.
+Python returns a loaded module to every import of its name, whatever the importing file. Two files in two folders that
+both `import util` would share the first file's module. A file in that situation does not run.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class ModulePlace(NamedTuple):
 
 
 def place_of(module: ModuleType | None) -> ModulePlace | None:
-    """Where a loaded module is from; None if it is from no file, such as one that is built into Python."""
+    """The file of a loaded module; None for a module without a file, such as a built-in module."""
     return _place(getattr(module, "__spec__", None))
 
 
 def place_by_now(name: str) -> ModulePlace | None:
-    """Where an import of this name would find it if it were not loaded; None if nowhere."""
+    """The file that an import of this name would find if the module were not loaded; None if there is none."""
     parent, path = name.rpartition(".")[0], None
     if parent:
         path = getattr(sys.modules.get(parent), "__path__", None)
@@ -52,10 +52,10 @@ def place_by_now(name: str) -> ModulePlace | None:
 
 
 def check_own_modules(path: Path, root: Path) -> None:
-    """Refuse a file that imports a module beside it if this process has another one of that name loaded.
+    """Refuse a file that imports a module beside it if this process has another module of that name loaded.
 
-    `root` is where the file's modules are found first. Example: `new/train.py` imports `util`, beside it lies
-    `new/util.py`, and `util` was loaded from `old/`. Raises UsageError.
+    `root` is searched first for the file's modules. Example: `new/train.py` imports `util`, there is a `new/util.py`
+    beside it, and `util` was loaded from `old/`. Raises UsageError.
     """
     loaded = {name.partition(".")[0] for name in sys.modules} - sources.loaded_at_start - {_OURS}
     beside = {entry.name.partition(".")[0] for entry in os.scandir(root)} if root.is_dir() else set()

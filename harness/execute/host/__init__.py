@@ -1,1 +1,1 @@
-"""The host and what is forked from it: it imports torch once, has steps traced, and forks ranks."""
+"""The host, which imports torch once, and its forks: stages, which trace steps, and ranks."""

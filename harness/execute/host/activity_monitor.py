@@ -1,8 +1,7 @@
-"""Monitors a rank's steps beyond its records: whether it ran collectives with other ranks, and what torch.compile
-compiled.
+"""Monitors a rank's steps beyond its records: collectives with other ranks, and the work of torch.compile.
 
-Records do not show either: a trainer that found no process group, or whose compiler is switched off, agrees with itself
-in every bit. torch and the shared-memory groups count both anyway; the counters are read between steps.
+Records show neither: a trainer that found no process group, or whose compiler is switched off, agrees with itself in
+every bit. torch and the shared-memory groups count both anyway; the counters are read between steps.
 """
 
 from __future__ import annotations
@@ -16,18 +15,19 @@ from bitproof.harness.torch_compile import compile_counters, compiled_calls_told
 from bitproof.harness.torch_distributed import collectives_by_group, messages_told
 from bitproof.harness.within_user_code import refusing
 
-_SHOWN = 160  # characters of a reason of torch's
+_SHOWN = 160  # characters of a reason from torch
 
 Counts = Mapping[str, int]
 
 OP_BY_OP = {"eager", "aot_eager", "aot_eager_decomp_partition"}
-"""Backends that run captured code operator by operator: into how many graphs it is cut changes no bit."""
+"""Backends that run captured code operator by operator: graph breaks change no bit."""
 
 
 class ActivityMonitor:
-    """`collectives` counts those that this rank ran with others during steps, including messages to one rank.
+    """`collectives` counts this rank's collectives with others during steps, including messages to one rank.
+
     `stays_whole`: torch.compile was given code that may have other bits, or not run, if it has graph breaks.
-    `in_memory` returns the number launched so far in each group that torch does not know.
+    `in_memory` returns the number launched so far in each group unknown to torch.
     """
 
     def __init__(self, in_memory: Callable[[], Counts] = dict) -> None:
@@ -64,12 +64,12 @@ class ActivityMonitor:
             yield self
 
     def begin_steps(self) -> None:
-        """What was run before is no part of any step."""
+        """Set the counters to zero for steps; earlier calls belong to no step."""
         self._groups, self._is_in_step = self._collectives(), True
         self._read_dynamo()
 
     def end_step(self) -> None:
-        """Read what the step has added to every count. One that was reset, as of a new group, is counted from 0."""
+        """Add the step's increments to every count. A counter that was reset, such as a new group's, counts from 0."""
         groups = self._collectives()
         self.collectives += sum(_added(self._groups, groups).values())
         self._groups = groups
@@ -77,7 +77,7 @@ class ActivityMonitor:
 
     @property
     def compiled(self) -> TorchCompile | None:
-        """What torch.compile made of what it was given; None where that was never called."""
+        """The result of torch.compile, summed over steps; None if the system never called it."""
         if not self._calls:
             return None
         frames, stats, cached = (self._found.get(name, Counter()) for name in ("frames", "stats", "dynamo_cache"))
@@ -106,12 +106,12 @@ class ActivityMonitor:
 
 
 def _added(before: Counts, after: Counts) -> dict[str, int]:
-    """What was added to each count. Users clear some, and groups end: such a count was reset."""
+    """The increments of each counter. Users clear some, and groups end: such a counter was reset."""
     added = {name: count - before.get(name, 0) for name, count in after.items()}
     return {name: count if count >= 0 else after[name] for name, count in added.items() if count}
 
 
 def _first_line(reasons: Counts) -> str | None:
-    """The first reason's first line, cut where it is long."""
+    """The first reason's first line, shortened if it is long."""
     lines = next(iter(reasons), "").strip().splitlines()
     return lines[0][:_SHOWN] if lines else None

@@ -1,6 +1,6 @@
-"""Answers every kind of request, one method each: in a host, and so for every one of torchrun's ranks.
+"""Answers every kind of request, a method each, in a host and in each of torchrun's ranks.
 
-What takes no process of its own is done here; runs are forked, from here or from a stage (`execute/host/runners.py`).
+Requests that need no process are answered here; runs are forked, from here or from a stage (`execute/host/runners.py`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from bitproof.harness.runtime.sources import Installation
 A = TypeVar("A")
 
 _PLACEMENT = "placement_sha256"
-"""The placements of parameters, as a system's part of the manifest states them."""
+"""Hash of the parameters' placements, in a system's part of the manifest."""
 
 
 class Answerer:
@@ -79,11 +79,11 @@ class Answerer:
         self._runner = Runner(send, hangup, made_of)
 
     def answer(self, request: Request[A]) -> A:
-        """One request's answer. Raises what goes wrong."""
+        """A request's answer. Raises the error of a failed request."""
         return cast(A, self._answer(cast(AnyRequest, request)))
 
     def close(self) -> None:
-        """End what still waits for further runs."""
+        """End the stages that wait for further runs."""
         self._runner.close()
 
     def _answer(self, request: AnyRequest) -> object:
@@ -126,7 +126,7 @@ class Answerer:
         assert_never(request)
 
     def _run(self, request: RunRequest) -> RunAnswer:
-        """A run all of whose ranks start here."""
+        """A run with all of its ranks on this machine."""
         try:
             *before, (end, parts) = [self._run_ranks(half, at) for at, half in enumerate(request.halves)]
             return finish_run(request, [end], parts, [part for _, earlier in before for part in earlier])
@@ -134,7 +134,8 @@ class Answerer:
             shutil.rmtree(request.work, ignore_errors=True)
 
     def _run_ranks(self, request: RunRequest, number: int) -> tuple[End, list[Path]]:
-        """How a run ended well, and its ranks' files, in folders of this number; raises what went wrong."""
+        """Run ranks to a successful end; returns it with the ranks' files, in folders of this number. Raises their
+        error."""
         part, ranks = (
             str(request.work / f"parts{number}" / "rank{rank}.parquet"),
             range(request.case.parallelism.world_size),
@@ -153,7 +154,7 @@ class Answerer:
         limit: float = float("inf"),
         log: Path | None = None,
     ) -> A:
-        """Have work done by a process of its own, which ends then: hosts trace nothing, and run no code of others."""
+        """Answer a request in a process of its own: hosts neither trace nor run a user's code."""
         stage = Stage(lambda asked, send, hangup: work(send), log=log)
         try:
             return stage.ask(request, self._send, what=what, timeout=limit, case_timeout=limit, hangup=self._hangup)
@@ -186,8 +187,9 @@ def _place(request: PlaceRequest) -> PlaceAnswer:
 def finish_run(request: RunRequest, ends: list[End], parts: list[Path], before: Sequence[Path] = ()) -> RunAnswer:
     """Turn the ranks' files into the requested recording or replay, and report the run.
 
-    `ends` are the successful ends of all hosts that ran ranks; their ranks are in order, like `parts`, the ranks'
-    files, and `before`, those of the half from which they went on. Raises RankError if hosts prepared different graphs.
+    `ends` are the successful ends of all hosts with ranks, in rank order; `parts` are the ranks' files, in the same
+    order. `before` are the files of the first half, if the run was resumed. Raises RankError if hosts prepared
+    different graphs.
     """
     for rank, end in enumerate(ends):
         if end.graph and ends[0].graph and end.graph.code_hash != ends[0].graph.code_hash:
@@ -247,11 +249,12 @@ def join_recording(
     parts: list[Path],
     values: list[Path],
 ) -> None:
-    """Make one recording of the ranks' parts and, if kept, their values.
+    """Join the ranks' parts into a recording, with their values if kept.
 
-    `done` are the ranks' accounts of their end, in rank order. Raises RecordingError when names were declared that
-    appeared on no rank: such a rule is stale, and may hide a gap.
+    `done` are the ranks' last reports, in rank order. Raises RecordingError if declared names appeared on no rank: such
+    a rule is stale, and may hide a gap.
     """
+    # A rule is used if any rank shows its name: a stage of a pipeline, for example, has only its own layers.
     by_rank = [rank.unused_names for rank in done]
     unused = [name for name in by_rank[0] if all(name in names for names in by_rank)]
     if unused:
@@ -286,18 +289,18 @@ def join_recording(
 
 
 def _met(done: Sequence[Done]) -> list[Meeting]:
-    """The sums and exchanges of all ranks, each once."""
+    """The sums and exchanges of all ranks, without duplicates."""
     return list(dict.fromkeys(meeting for rank in done for meeting in rank.meetings or ()))
 
 
 def _decisive(graph: PreparedGraph) -> GraphIdentity:
-    """What decides a graph's bits. No times, no counts."""
+    """The facts that decide a graph's bits: no times, no counts."""
     passes = [PassSettings(name=entry.name, settings=entry.settings) for entry in graph.passes]
     return GraphIdentity(code_hash=graph.code_hash, generated_hash=graph.generated_hash, passes=passes)
 
 
 def keep_archives(folder: Path, archives: list[Path]) -> None:
-    """Move each rank's archive of a replay into the replay's folder."""
+    """Copy each rank's archive of a replay into the replay's folder."""
     folder.mkdir(parents=True)
     for rank, file in enumerate(archives):
         shutil.copyfile(file, archive_of(folder, rank))
@@ -320,14 +323,14 @@ def find_layouts(request: BoundsRequest) -> LayoutBounds:
 
 
 def find_drift(request: DriftRequest) -> DriftAnswer:
-    """The tensors in which two recordings differ, as `harness.compare.drift` describes them."""
+    """The tensors that differ between two recordings, as `harness.compare.drift` describes them."""
     from bitproof.harness.compare.drift import measure_drift
 
     return DriftAnswer(drift=measure_drift(request.reference, request.candidate))
 
 
 def compare_bits(request: BitsRequest) -> ComparedBits:
-    """How two values differ that the replays of both systems left under `name`: None for other dtypes or shapes."""
+    """How two values differ that both replays stored under `name`: None if dtypes or shapes differ."""
     from bitproof.harness.capture.digest import digest
     from bitproof.harness.compare.bits import bit_difference, tensor_type
 

@@ -1,4 +1,4 @@
-"""What every rank of one run is to do."""
+"""The job of a run: the same for each of its ranks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _COLLECTIVE_GRACE = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A requested run, the ranks of it that start here, and what their host found out before it forked them.
+    """A requested run, its ranks on this host, and the facts that the host found before it forked them.
 
-    `program` is the prepared graph where a stage made it; otherwise each rank makes or reads its own. On the
-    `graph_cache` an earlier run of the very same code left what need not be checked again.
+    `program` is the graph that a stage prepared, if any; else each rank makes or reads its own. An earlier run of the
+    same code may have left results of checks in `graph_cache`, which need not run again.
     """
 
     run: RunRequest
@@ -28,7 +28,7 @@ class Job:
 
     @property
     def is_alone(self) -> bool:
-        """Whether all ranks of the run start here, and none in processes of others."""
+        """Whether all ranks of the run start here, and none under another launcher."""
         return self.rank_slots.server is None
 
     @property
@@ -39,12 +39,12 @@ class Job:
 
     @property
     def watched(self) -> Replay | None:
-        """Which calls of a step the ranks log, in a replay or while they record."""
+        """The calls that ranks log, in a replay or during a recorded run."""
         return self.run.replay or (self.run.watch.replay if self.run.watch else None)
 
     @property
     def steps(self) -> int:
-        """How many steps have been taken when the run ends."""
+        """The number of steps taken when the run ends."""
         resume, replay = self.run.resume, self.run.replay
         if resume is not None and not resume.goes_on:
             return resume.at
@@ -52,36 +52,36 @@ class Job:
 
     @property
     def is_killed(self) -> bool:
-        """Whether the ranks are killed once all have done their steps: another run goes on from what they saved."""
+        """Whether ranks are killed after their steps: another run resumes from their saved state."""
         return self.run.resume is not None and not self.run.resume.goes_on
 
     @property
     def first_step(self) -> int:
-        """The run's first step: not 0 where it goes on from what an earlier one saved."""
+        """The run's first step: not 0 if it resumes from saved state."""
         resume = self.run.resume
         return resume.at if resume is not None and resume.goes_on else 0
 
     @property
     def is_timed(self) -> bool:
-        """Whether steps are timed: those of a first run, which nothing slows but what it records."""
+        """Whether steps are timed: only in first runs without stress, as only recording slows those."""
         return self.run.is_first and self.run.options.stress is None
 
     def device_index_of(self, rank: int) -> int:
-        """The number that chooses a rank's GPU."""
+        """The index of a rank's GPU."""
         return rank if self.rank_slots.gpu is None else self.rank_slots.gpu
 
     def part_of(self, rank: int) -> Path:
-        """The file that a rank records into."""
+        """The file for a rank's records."""
         return Path(self.rank_slots.part.format(rank=rank))
 
     def archive_of(self, rank: int) -> Path:
-        """The file into which a rank logs the calls of a step."""
+        """The file for a rank's logged calls."""
         return self.part_of(rank) if self.run.replay else self.part_of(rank).with_suffix(ARCHIVE)
 
     def profile_of(self, rank: int) -> Path | None:
-        """The file of a rank's profile, when the run is profiled."""
+        """The file of a rank's profile; None if the run is not profiled."""
         return self.run.profile / f"rank{rank}.json" if self.run.profile else None
 
     def values_of(self, rank: int) -> Path:
-        """The file that a rank writes its values into, when it keeps them."""
+        """The file for a rank's kept values."""
         return self.part_of(rank).with_suffix(VALUES)

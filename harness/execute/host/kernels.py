@@ -1,9 +1,9 @@
-"""Kernels that torch's library generates for each shape of a matrix product: made once, before ranks are forked.
+"""oneDNN's kernels for matrix products of the experts' shapes, generated once, before ranks are forked.
 
-oneDNN generates machine code for a product's shape when it first meets that, in 0.7 ms. How many rows an expert gets
-differs from step to step and from rank to rank, so that each rank would generate some 300 in 20 steps, a seventh of its
-time. A rank that is forked from a process that has met a shape finds the code there. It is the code that the rank would
-generate, since nothing but shape, layout and dtype decides that; so no bit depends on who did.
+oneDNN generates machine code for a shape at its first product, in 0.7 ms. The number of rows of an expert differs from
+step to step and from rank to rank, so each rank would generate some 300 kernels in 20 steps, a seventh of its time. A
+rank forked from a process that has seen a shape finds the kernel there. It is the same kernel: shape, layout and dtype
+alone decide it, so bits do not depend on the process that generated it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from bitproof.harness.execute.requests import RunRequest
 
 _MOST_ROWS = 128
-"""Experts of the cases that run every night rarely get more at once."""
+"""Experts of the nightly cases rarely receive more rows at once."""
 _FEWEST_STEPS = 16
-"""Of all ranks together. In fewer, ranks would meet too few of the shapes to be worth 0.2 s."""
+"""Steps of all ranks together. With fewer, ranks use too few of the shapes to be worth 0.2 s."""
 
 
 def make_kernels(request: RunRequest) -> None:
-    """Make what the experts' products of a run on a CPU need, where that pays; nothing for a model that is not ours."""
+    """Generate the kernels for a run's experts on a CPU, if that saves time; does nothing for other models."""
     case = request.case
     if request.system not in EAGER or request.placement.device != "cpu" or case.precision.compute != "bfloat16":
-        return  # of float32, products have one kernel for all shapes
+        return  # float32 products share a kernel for all shapes
     sizes = expert_sizes(case)
     if sizes is not None and case.steps * case.parallelism.world_size >= _FEWEST_STEPS:
         num_rows = case.batch.sequences * case.batch.seq_len * case.parallelism.ep
@@ -35,7 +35,8 @@ def make_kernels(request: RunRequest) -> None:
 
 @functools.lru_cache
 def multiply(dim: int, hidden_dim: int, most_rows: int) -> None:
-    """Multiply each number of rows by an expert's weights, (out, in): as forward does, and both halves of backward."""
+    """Multiply 1 to `most_rows` rows by an expert's weights, (out, in): the products of forward and of both halves of
+    backward."""
     import torch
 
     ones = functools.partial(torch.ones, dtype=torch.bfloat16)

@@ -1,11 +1,10 @@
-"""The host, `python -m bitproof.harness.execute.host.main`: it imports torch, and all other processes are forked from
-it.
+"""The host, `python -m bitproof.harness.execute.host.main`: imports torch, and forks all other processes.
 
 It never runs autograd, never traces, never loads a user's code and never touches a device, so that the processes forked
 from it start with a freshly imported torch: ranks, and stages, which make programs (`host/runners.py`,
 `host/stage.py`).
 
-It reads one request per line (`execute/requests.py`) from standard input and answers through a separate pipe, so that a
+It reads a request per line (`execute/requests.py`) from standard input and answers through a separate pipe, so that a
 library's stray print cannot damage an answer. Events come before the answer or the problem.
 
 It ends at the end of standard input, and, on Linux, when its parent dies. Then it ends all its descendants, in any
@@ -43,7 +42,7 @@ _LAST_MOMENT = 0.3  # seconds
 
 
 def main() -> None:
-    """Answer requests until standard input ends, or the parent; then leave nothing."""
+    """Answer requests until standard input or the parent ends; then end all descendants."""
     parser = argparse.ArgumentParser()
     parser.add_argument("answers", type=int, help="file descriptor to answer through")
     parser.add_argument("--parent", type=int, help="pid of a parent to end with")
@@ -53,10 +52,11 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, _end)
     try:
-        if options.signalled:  # the end of input may never come: other children of the parent hold our input, too
+        if options.signalled:  # the end of input may never come: other children of the parent inherited our input
             die_with_parent(options.parent, signal.SIGTERM)
         serve(options)
     finally:
+        # A second SIGTERM must not interrupt the cleanup.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_children(but=set())
         if options.temporary and options.parent and _is_gone(options.parent):
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Import what ranks need, then answer line by line."""
+    """Import torch and all that ranks need, then answer line by line."""
     adopt_orphans()
     os.set_inheritable(options.answers, False)
     keep_private(options.answers)
@@ -79,10 +79,10 @@ def serve(options: argparse.Namespace) -> None:
 
     preload()
 
-    set_determinism(0)  # imports 800 modules of torch, 0.7 s; forked ranks find them there
+    set_determinism(0)  # imports 800 modules of torch, 0.7 s; forked ranks inherit them
     warm_up()
-    made_of = installation()  # here, where what is loaded depends on nothing that was asked for
-    gc.freeze()  # no process that is forked from here looks for garbage among what was imported
+    made_of = installation()  # here, where loaded modules do not depend on any request yet
+    gc.freeze()  # forked processes never collect garbage among the imports
     garbage.look_seldom()
     gc.enable()
 
@@ -106,7 +106,7 @@ def _end(number: int, frame: object) -> None:
 
 
 def _is_gone(parent: int) -> bool:
-    """Whether the parent has ended, or does so now: its end of our input closes a moment before."""
+    """Whether the parent has ended or is about to: its end of our input closes a moment before."""
     limit = time.monotonic() + _LAST_MOMENT
     while os.getppid() == parent and time.monotonic() < limit:
         time.sleep(0.01)

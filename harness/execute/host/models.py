@@ -21,7 +21,7 @@ def model_sizes(case: Case) -> dict[str, int]:
 
 
 def expert_sizes(case: Case) -> tuple[int, int] | None:
-    """The model dim and the hidden dim of the experts of the case's model; None where it has none."""
+    """The model dim and the hidden dim of the experts of the case's model; None for a model without experts."""
     from bitproof.reference.models import model_config
 
     config = model_config(case.model)
@@ -29,11 +29,11 @@ def expert_sizes(case: Case) -> tuple[int, int] | None:
 
 
 def check_model(case: Case, system: str, num_ranks: int = 1, memory: int | None = None) -> None:
-    """Before any rank starts, refuse a model that the case's ranks cannot share, that cannot be chunked as the case
-    says, or whose state `num_ranks` of them cannot hold in this many bytes.
+    """Refuse a model before any rank starts.
 
-    A user's system is not checked; tracing itself refuses models that ranks cannot share. Raises CaseError, ChunkError
-    and MachineError.
+    Refused are models that the case's ranks cannot share, chunking that does not fit, and state of `num_ranks` ranks
+    above `memory` bytes. A user's system is not checked; tracing itself refuses models that ranks cannot share. Raises
+    CaseError, ChunkError and MachineError.
     """
     if system not in EAGER:
         return
@@ -54,7 +54,8 @@ _COPIES = 4
 
 @functools.lru_cache(maxsize=1)
 def _bytes_of_parameters(case: Case, chunking: Chunking | None) -> int:
-    """Build the first rank's part of a model, without values, and chunk it. An error would occur on every rank."""
+    """Bytes of the first rank's parameters: builds them without values, and chunks them. All ranks would raise the same
+    error."""
     import torch
 
     from bitproof.reference.chunking import check_chunking

@@ -1,6 +1,6 @@
-"""What is made of a case's graph: a rank's program, one with a fault in it, one on disk, a file that fails alone.
+"""Programs from a case's graph: a rank's, with a fault, precompiled on disk, or as a standalone file that fails.
 
-Loads torch only where it is asked for something.
+Imports torch only when a function needs it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ def prepare_program(
     *,
     system: str = GRAPH,
 ) -> Any:
-    """Trace the case's training step and run the graph passes over it. `enter` is called with each place on the way.
+    """Trace the case's training step and run the graph passes over it. `enter` is called at each stage of the way.
 
-    Switches are set before: by them torch chooses kernels, and so operators, of attention above all.
+    Determinism switches must be set before: torch chooses kernels by them, and so the operators in the graph, for
+    attention above all.
     """
     import torch
 
@@ -50,14 +51,14 @@ def prepare_program(
 
 
 def options_of_rank(options: GraphOptions, rank: int) -> GraphOptions:
-    """A rank's options where every rank prepares its own graph: they are all one, so rank 0 alone writes it down."""
+    """A rank's graph options if every rank prepares its own graph: they are equal, so only rank 0 dumps it."""
     return options if rank == 0 else replace(options, dump_dir=None)
 
 
 def with_fault(program: Any, fault: Fault | None, case: Case) -> Any:
-    """The program with a fault of the catalogue in its graph, as a pass of its own; the program where it has none.
+    """The program with a catalogue fault in its graph, as a pass of its own; unchanged if the fault edits no graph.
 
-    Raises UsageError where the graph has nothing of the kind that the fault strikes.
+    Raises UsageError if the graph has no target for the fault.
     """
     entry = fault.row if isinstance(fault, Named) else None
     if entry is None or entry.edit is None or program is None:
@@ -68,7 +69,8 @@ def with_fault(program: Any, fault: Fault | None, case: Case) -> Any:
 
 
 def read_precompiled(case: Case, device: torch.device, step: StepFolder, system: str) -> Any:
-    """The program of a precompiled step. Nothing is traced, no pass runs. Raises ArtifactError for one to refuse."""
+    """The program of a precompiled step. Nothing is traced, no pass runs. Raises ArtifactError if it must be
+    refused."""
     from bitproof.harness.precompile.artifact import read_program
 
     return read_program(step.path, case, _made_as(system), device, step.trust_compiled)
@@ -92,9 +94,9 @@ def _made_as(system: str) -> str:
 
 
 def write_standalone(case: Case, options: GraphOptions, step: int, head: str) -> Written:
-    """A file that shows by itself what differs between the case's two systems; see `localize.standalone`.
+    """A standalone file that shows the difference between the case's two systems; see `localize.standalone`.
 
-    Options are the candidate's. Raises NoFileError where there can be none.
+    Options are the candidate's. Raises NoFileError if no such file can be made.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""A rank's steps: taken in order, each recorded, or logged where that was requested, under all that watches them."""
+"""A rank's steps, in order, each recorded or logged, with all monitors active."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ logger = logging.getLogger("bitproof")
 
 
 class RankSteps:
-    """Takes a rank's steps. `seconds` is how long all took."""
+    """Takes a rank's steps. `seconds` is their total time."""
 
     def __init__(self, job: Job, rank: int, device: torch.device, injector: Injector, tell: Tell) -> None:
         from bitproof.harness.execute.host.activity_monitor import ActivityMonitor
@@ -59,7 +59,7 @@ class RankSteps:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Disturb and watch what runs, from before the system is made until its last step has ended."""
+        """Activate faults, stress and monitors, from before the system is made until its last step has ended."""
         from bitproof.harness.disturb.regroup import regrouped
         from bitproof.harness.systems.default_group import lent
 
@@ -78,7 +78,7 @@ class RankSteps:
             yield
 
     def take(self, system: System) -> None:
-        """Take all steps; a system of a user's may go through them by itself."""
+        """Take all steps; a user's system may loop over them itself."""
         job, resume = self._job, self._job.run.resume
         generators = Generators()
 
@@ -103,7 +103,7 @@ class RankSteps:
         logger.debug("%d steps in %.3f s, %.3f s of it recording", job.steps, self.seconds, self.recorder.seconds)
 
     def write(self) -> None:
-        """Write what the run recorded, or the archive of a replay."""
+        """Write the run's records, or the archive of a replay."""
         job, recorder = self._job, self.recorder
         if job.run.replay is None:
             write_part(job.part_of(recorder.rank), recorder.rows.items())
@@ -129,7 +129,7 @@ class RankSteps:
             yield shown
         with as_lent():
             for name, state in generators.drawn().items():
-                if Key(step, "rng", name, recorder.rank) not in recorder.rows:  # a system may show them itself
+                if Key(step, "rng", name, recorder.rank) not in recorder.rows:  # a system may record them itself
                     recorder.observe("rng", name, state)
             self.monitor.end_step()
 
@@ -140,12 +140,12 @@ class RankSteps:
 
     @contextmanager
     def _logging(self, replay: Replay, step: int, system: System) -> Iterator[Observe]:
-        """Within this context a step is taken whose calls are logged; keep what the replay asks for."""
+        """Log the calls of a step taken within this context; keep the values that the replay asks for."""
         from bitproof.harness.localize.logs.call_log import logged
         from bitproof.harness.torch_compat import disable_current_modes
 
         def observe(kind: Kind, name: str, tensor: torch.Tensor) -> None:
-            with disable_current_modes():  # what recording calls is none of the system's calls
+            with disable_current_modes():  # calls of the recorder are not the system's calls
                 self.recorder.observe(kind, name, tensor)
 
         names, captured = replay.outputs_of(self.recorder.rank), getattr(system, "captured", None)

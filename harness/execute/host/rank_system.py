@@ -1,4 +1,4 @@
-"""What a rank runs: its device, its program, its system, and what disturbs and checks that."""
+"""A rank's device, program and system, with the faults and checks around them."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 class System(Protocol):
-    """Something that can take training steps and show what each computed."""
+    """A system that can take training steps and show the tensors of each."""
 
     def step(self, index: int, observe: Observe) -> None:
-        """Take one step; call `observe` for each loss, gradient, buffer, parameter and optimizer state as computed."""
+        """Take a step; call `observe` for each loss, gradient, buffer, parameter and optimizer state as computed."""
 
 
 def device_of(job: Job, rank: int) -> torch.device:
-    """A rank's device, which is the current one from now on."""
+    """A rank's device, which becomes the current device."""
     import torch
 
     placement = job.run.placement
@@ -52,7 +52,7 @@ def device_of(job: Job, rank: int) -> torch.device:
 
 
 def program_of(job: Job, rank: int, device: torch.device) -> Any:
-    """The job's program, or the one that this rank makes or reads; None for a system without."""
+    """The job's program, or this rank's own, made or read; None for a system without a program."""
     run = job.run
     if job.program is not None or not needs_program(run.system):
         return job.program
@@ -64,7 +64,7 @@ def program_of(job: Job, rank: int, device: torch.device) -> Any:
 
 
 def _kept_or_made(job: Job, rank: int, device: torch.device) -> Any:
-    """The program that this rank made in an earlier run of the very same code on this GPU, or one that it makes."""
+    """This rank's program from an earlier run of the same code on this GPU; else a new trace."""
     from bitproof.harness.systems.cached_graph import keep_program, read_program
 
     run = job.run
@@ -89,9 +89,9 @@ def disturbance(injector: Injector) -> Any:
 
 
 def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_for_mixing: bool = False) -> System:
-    """Build the job's system, whose gradients the injector may tamper with.
+    """Build the job's system; the injector may tamper with its gradients.
 
-    Raises UsageError for one that cannot be loaded or takes no steps.
+    Raises UsageError for a system that cannot be loaded or takes no steps.
     """
     name, case = job.run.system, job.run.case
     if name in PREPARED:
@@ -110,7 +110,7 @@ def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_fo
 
     captured, is_compiled = None, name == COMPILED
     own = case.reference if is_compiled else name
-    sys.argv[:] = [program_name(own)]  # the words that started bitproof are not the trainer's
+    sys.argv[:] = [program_name(own)]  # a trainer must not see the command line of bitproof
     with user_code(f"system {own}"):
         factory = load_factory(own, job.run.work)
         try:
@@ -131,13 +131,14 @@ def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_fo
 
 
 def checks_mixing(job: Job, rank: int) -> bool:
-    """Whether this rank looks for mixing: one does, in a first run, unless an earlier one found none."""
+    """Whether this rank checks for mixing: rank 0 of a first run does, unless an earlier run found none."""
     is_asked_for = job.run.system == "eager_chunked" and rank == 0 and job.run.is_first
     return is_asked_for and not (job.graph_cache and job.graph_cache.has_no_mixing())
 
 
 def _mixing_check(case: Case) -> Any:
-    """What refuses chunked modules that mix rows; one rank's verdict is every rank's, as all run the same modules."""
+    """The check that refuses chunked modules that mix rows. All ranks run the same modules, so rank 0's result is
+    enough."""
     from bitproof.harness.graph.analysis.mixing import MixingCheck
     from bitproof.reference.chunking import DIM_INDEX
 

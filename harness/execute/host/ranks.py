@@ -1,7 +1,7 @@
-"""Fork a run's ranks, or those of them that run here, watch them, and end them all when one fails or time is up.
+"""Fork the ranks of a run that belong to this host, watch them, and end them all if a rank fails or time is up.
 
-A rank reports its steps and its end through a pipe of its own. The watcher never waits on a rank that
-may hang: it reads pipes, reaps exits, and keeps the clock.
+A rank reports its steps and its end through a pipe of its own. The watcher never waits on a rank that may hang: it
+reads pipes, reaps exits, and keeps the clock.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass
 class Rank:
-    """One forked rank, as the watcher sees it."""
+    """A forked rank, as the watcher sees it."""
 
     rank: int
     process: Child
@@ -81,7 +81,7 @@ class Rank:
 
 @dataclass
 class Ranks:
-    """The ranks of one run that have their slots here."""
+    """The ranks of a run that have their slots here."""
 
     job: Job
     log_of: Callable[[int], Path]
@@ -94,12 +94,12 @@ class Ranks:
     master_port: socket.socket | None = None
 
     def run(self, hangup: int | None = None) -> End:
-        """Fork the ranks and watch them to their end; none is alive afterwards, whatever happens.
+        """Fork the ranks and watch them to their end; no rank is alive afterwards, in any case.
 
         Raises SystemExit when the file descriptor `hangup` hangs up, as the client has stopped waiting.
         """
         began, others = time.monotonic(), children()
-        if self.job.rank_slots.server is None:  # a FileStore waits forever for a folder that is not there
+        if self.job.rank_slots.server is None:  # a FileStore waits forever if its folder is missing
             Path(self.job.rank_slots.store).parent.mkdir(parents=True, exist_ok=True)
             self.master_port = reserved_port()
         self.log_of(0).parent.mkdir(parents=True, exist_ok=True)
@@ -129,9 +129,7 @@ class Ranks:
         def live(tell: Send) -> int:
             port = 0 if self.master_port is None else self.master_port.getsockname()[1]
             os.environ.update(environment_of(rank, self.job.run.case.parallelism.world_size, self.job.rank_slots, port))
-            if (
-                self.job.rank_slots.server is None
-            ):  # where others serve the store, they also say which cores a rank may have
+            if self.job.rank_slots.server is None:  # torchrun's ranks get their cores from torchrun
                 keep_to_one_core(rank, self.job.run.case.parallelism.world_size)
             return _run_reporting(self.job, rank, tell, self.memory, self.board)
 
@@ -164,7 +162,7 @@ class Ranks:
     def _hear(self, rank: Rank, line: bytes, began: float) -> None:
         try:
             account = framing.read(line, *STATUS_MESSAGES)
-        except ValueError as error:  # whatever a system does to descriptors, a rank's account is its own
+        except ValueError as error:  # a system may write into any descriptor, so a bad message fails its own rank
             rank.failure = rank.failure or failure_of_garbage(rank.rank, error)
         else:
             self._take(rank, account, began)
@@ -189,7 +187,7 @@ class Ranks:
                 rank.failure = rank.failure or account
 
     def _check_one_graph(self, rank: Rank) -> None:
-        """Ranks that run different graphs compute different things, or wait for each other forever."""
+        """Fail a rank whose graph differs from the first rank's: such ranks compute different values, or deadlock."""
         hashes = {r.rank: r.graph.code_hash for r in self.ranks if r.graph is not None}
         first = next(iter(hashes), rank.rank)
         if rank.rank in hashes and hashes[rank.rank] != hashes[first]:
@@ -214,15 +212,16 @@ class Ranks:
         return [rank.failure for rank in self.ranks if rank.failure is not None]
 
     def _limit_of_grace(self) -> float | None:
-        """The time until which to wait for other ranks that may have failed first; None while no rank has failed."""
+        """The time until which to wait for ranks that may have failed first; None while no rank has failed."""
         failures = self._failures()
         if not failures:
             return None
+        # Ranks that only lost their peers are first to fail if the culprit takes long to report, so wait longer for it.
         grace = SECONDARY_GRACE_SECONDS if all(failure.secondary for failure in failures) else GRACE_SECONDS
         return min(failure.time for failure in failures) + grace
 
     def _hang(self) -> End:
-        """Ask every rank that lags for its stack; report it with the collective that the rank launched or waits for."""
+        """Ask every late rank for its stack, and report it with the collective that the rank launched or waits for."""
         unfinished = [rank for rank in self.ranks if rank.place != "at the end" and not rank.exited]
         unfinished = unfinished or [rank for rank in self.ranks if not rank.exited]
         ask_for_stacks([rank.process.pid for rank in unfinished])
@@ -239,17 +238,17 @@ class Ranks:
         return End(unfinished={rank.rank: rank.place for rank in unfinished}, stacks="\n\n".join(stacks))
 
     def _collective_of(self, rank: Rank) -> str:
-        """A line that says how far a rank is with collectives of the named groups; "" before the first."""
+        """A rank's last collective in the named groups, as a line; "" before the first."""
         assert self.board is not None, "it was made before ranks were forked"
         last = self.board.read(rank.rank)
         return f"  {last}\n" if last else ""
 
 
 def environment_of(rank: int, world_size: int, rank_slots: RankSlots, port: int) -> dict[str, str]:
-    """What trainers read of who and how many they are, as torchrun says it; and that this is a rank of ours.
+    """The environment of a rank, as torchrun sets it, plus a mark that the rank is ours.
 
-    The group that `init_process_group` would make by these is there before a trainer is made. One who wants a store at
-    MASTER_ADDR and MASTER_PORT finds the port kept for it, or, on ranks that others started, what those said.
+    The default process group exists before a trainer is made. A trainer that wants a store at MASTER_ADDR and
+    MASTER_PORT finds a port reserved for it; ranks under a launcher keep the launcher's address.
     """
     told = {
         FORKED: str(rank),
@@ -266,9 +265,9 @@ def environment_of(rank: int, world_size: int, rank_slots: RankSlots, port: int)
 
 
 def reserved_port() -> socket.socket:
-    """A socket on the loopback interface, whose port Linux gives to no other that asks for any while it is open.
+    """A socket on the loopback interface. Linux assigns its port to no other socket while it is open.
 
-    It does not listen, so one who names the port and sets SO_REUSEADDR, as stores do, can listen there.
+    It does not listen, so a store that names the port and sets SO_REUSEADDR can listen there.
     """
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -308,7 +307,7 @@ def _run_reporting(
 
 
 def _frames_around(refusal: BaseException) -> list[FrameSummary]:
-    """The frames of this thread from the rank's first to the one that the refusal's traceback begins with."""
+    """The frames of this thread, from the rank's first to the start of the refusal's traceback."""
     frames = extract_stack()
     names, own = [frame.name for frame in frames], within_user_code.__file__
     first = (
@@ -321,7 +320,7 @@ def _frames_around(refusal: BaseException) -> list[FrameSummary]:
 
 
 def open_store(job: Job) -> Store:
-    """Where a run's ranks find each other, opened in a rank."""
+    """Open the store through which a run's ranks find each other; called in a rank."""
     from torch.distributed import FileStore, PrefixStore, TCPStore
 
     slots = job.rank_slots

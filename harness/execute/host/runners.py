@@ -1,11 +1,12 @@
-"""Have the ranks of one run forked: by this process, or where they need a program by the stage that makes it.
+"""Fork the ranks of a run: from this process, or, for a system with a program, from the stage that makes it.
 
-Ranks forked here descend from a process that never traced and never loaded a user's code. A stage traces a step once;
-from it a process is forked that runs the passes and forks the ranks. The stage is kept for all programs of its step:
-the case's own, prefixes of its passes, those with a user's pass. It begins while ranks of the run before still take
-their steps: a graph does not depend on when it is made, and tracing keeps one core busy. Where a user's pass takes
-part, every run has a finishing process of its own, made when its turn comes, so that no control and no replay inherits
-what the pass did elsewhere than in the graph.
+Ranks forked here descend from a process that never traced and never loaded a user's code. A stage traces a step once; a
+process forked from it runs the passes and forks the ranks. The stage is kept for all programs of its step: the case's
+own, prefixes of its passes, those with a user's pass. Tracing starts while ranks of the run before still take their
+steps: a graph does not depend on when it is made, and tracing keeps one core busy.
+
+With a user's pass, every run has a finishing process of its own, started only for that run. So no control and no replay
+inherits side effects of the pass outside the graph, such as a changed global.
 """
 
 from __future__ import annotations
@@ -58,14 +59,14 @@ class Runner:
         self._preloaders: dict[tuple[tuple[str, ...], Path | None], Stage] = {}
 
     def run(self, request: RunRequest, rank_slots: RankSlots) -> End:
-        """Run what is requested on the ranks that have slots here.
+        """Run a request on the ranks that have slots here.
 
-        Raises what goes wrong before ranks start; how they end is the answer.
+        Raises the errors before ranks start; how ranks end is in the answer.
         """
         in_stage = _is_staged(request)
         self._leave(request)
         if not in_stage:
-            make_kernels(request)  # before a stage is forked, whose ranks find them there, too
+            make_kernels(request)  # before a stage is forked, so that its ranks inherit the kernels too
             self._begin_later(request, rank_slots)
             if request.case.preload:
                 return self._run_preloaded(request, rank_slots)
@@ -75,14 +76,14 @@ class Runner:
         self._is_prefetch = False
         try:
             return self._ask(stage, request, rank_slots, f"the program of {request.system}")
-        except UsageError:  # the call was wrong, and the program is as it was
+        except UsageError:  # a wrong option, and the program is intact
             raise
         except BaseException:
             self._close_stage()
             raise
 
     def close(self) -> None:
-        """End all stages, and free what they hold."""
+        """End all stages, and free their memory."""
         self._close_stage()
         self._close_preloaders()
 
@@ -97,9 +98,9 @@ class Runner:
         )
 
     def _run_preloaded(self, request: RunRequest, rank_slots: RankSlots) -> End:
-        """Run ranks forked from a process that preloaded what the case asks for, found as the system would find it.
+        """Run ranks forked from a process that preloaded the case's modules, from the paths that the system would use.
 
-        One such process for each folder serves the runs of all cases that preload the same.
+        Such a process, one per folder, serves the runs of all cases with the same modules.
         """
         modules, folder = request.case.preload, folder_of(request.system, request.case)
         if any(preloaded != modules for preloaded, _ in self._preloaders):
@@ -119,7 +120,7 @@ class Runner:
             self._preloaders.popitem()[1].close()
 
     def _close_stage(self) -> None:
-        if self._stage is not None and self._is_prefetch:  # it works on a request that was cancelled
+        if self._stage is not None and self._is_prefetch:  # it works on a cancelled request
             self._stage.kill()
         elif self._stage is not None:
             self._stage.close()
@@ -132,7 +133,7 @@ class Runner:
         return self._stage
 
     def _begin_later(self, request: RunRequest, rank_slots: RankSlots) -> None:
-        """Have the next run's program made from now on, where a core may be free; a user's pass awaits its turn."""
+        """Start the program of the next run early, if a core may be free; a user's pass is not run early."""
         later = request.later
         if later is None or self._stage is not None or not _is_staged(later) or num_cores() < 2:
             return
@@ -157,14 +158,14 @@ def _is_staged(request: RunRequest) -> bool:
 
 
 class Preloader:
-    """What a stage does that imports a case's preloaded modules at the first request, and forks the ranks of each."""
+    """Runs in a stage: imports a case's preloaded modules at the first request, and forks the ranks of each."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._has_preloaded = False
 
     def answer(self, request: AnyRequest, send: Send, hangup: int) -> End:
-        """The end of one run."""
+        """The end of a run."""
         assert isinstance(request, LocalRunRequest), "a runner asks for nothing else"
         began, run = time.monotonic(), request.run
         if not self._has_preloaded:
@@ -177,10 +178,10 @@ class Preloader:
 
 
 class Tracer:
-    """What a stage does: trace a step at the first request, then have a process forked from it finish each program.
+    """Runs in a stage: traces a step at the first request, then a fork of it finishes each program.
 
-    In that one the passes run, a user's too, and from it the program's ranks are forked. It is kept for the program's
-    other runs, unless a user's pass took part. No pass runs here: what was traced serves every program of the step.
+    That fork runs the passes, a user's too, and forks the program's ranks. It is kept for the program's other runs,
+    unless a user's pass took part. No pass runs here: the trace serves every program of the step.
     """
 
     def __init__(self, made_of: Installation | None = None) -> None:
@@ -191,7 +192,7 @@ class Tracer:
         self._program = ""
 
     def answer(self, request: AnyRequest, send: Send, hangup: int) -> End | None:
-        """The end of one run; None where the request only has the program made ahead of the run."""
+        """The end of a run; None if the request only has the program made ahead of the run."""
         assert isinstance(request, LocalRunRequest), "a runner asks for nothing else"
         if request.is_prefetch:
             try:
@@ -205,7 +206,7 @@ class Tracer:
         finishing = self._stage_for(run, send)
         now = time.monotonic()
         spent = now - (request.asked_at or now)
-        send(StagePlace(""))  # the other process is watched from here
+        send(StagePlace(""))  # the finishing process is watched from here
         asked = replace(request, run=replace(run, timeout=max(0.0, run.timeout - spent)), asked_at=now)
         try:
             end = finishing.ask(
@@ -216,9 +217,9 @@ class Tracer:
                 case_timeout=run.case_timeout,
                 hangup=hangup,
             )
-        except UsageError:  # the call was wrong, and the program is as it was
+        except UsageError:  # a wrong option, and the program is intact
             raise
-        except RankError:  # it hangs, or is gone: nothing is left to wait for
+        except RankError:  # it hangs or has died: nothing is left to wait for
             finishing.kill()
             self._finishing = None
             raise
@@ -230,11 +231,11 @@ class Tracer:
         return replace(end, prepare_seconds=end.prepare_seconds + spent)
 
     def end(self) -> None:
-        """End the other process."""
+        """End the finishing process."""
         self._leave()
 
     def _begin_prefetch(self, request: LocalRunRequest, send: Send) -> None:
-        if request.run.runs_user_code:  # no pass of a user's runs before its turn comes
+        if request.run.runs_user_code:  # no user's pass runs ahead of its run
             self._trace(request.run, send)
         else:
             self._stage_for(request.run, send).tell(request)
@@ -267,7 +268,7 @@ class Tracer:
 
 
 class Finisher:
-    """What a process does that a stage forked: run the passes at the first request, then the program at each."""
+    """Runs in a fork of a stage: runs the passes at the first request, then the program at each."""
 
     def __init__(self, traced: TracedStep | None, program: GraphProgram | None, graph_cache: GraphCache | None) -> None:
         self._traced = traced
@@ -276,7 +277,7 @@ class Finisher:
         self._refusal: BaseException | None = None
 
     def answer(self, request: AnyRequest, send: Send, hangup: int) -> End | None:
-        """The end of one run; None where the request only has the program made ahead of the run."""
+        """The end of a run; None if the request only has the program made ahead of the run."""
         assert isinstance(request, LocalRunRequest), "a stage asks for nothing else"
         run, rank_slots = request.run, request.rank_slots
         if request.is_prefetch:
@@ -295,7 +296,7 @@ class Finisher:
         return run_ranks(run, rank_slots, send, hangup, program, time.monotonic() - began)
 
     def end(self) -> None:
-        """Let go of the program."""
+        """Free the program."""
         self._program = None
 
     def _made(self, run: RunRequest, rank_slots: RankSlots, send: Send) -> GraphProgram:
@@ -316,7 +317,7 @@ class Finisher:
 def trace_step(case: Case, system: str, enter: Callable[[str], None]) -> TracedStep:
     """Trace the case's training step for a system, before any pass.
 
-    Switches are set before: by them torch chooses operators.
+    Determinism switches must be set before, as torch chooses operators by them.
     """
     import torch
 
@@ -326,7 +327,7 @@ def trace_step(case: Case, system: str, enter: Callable[[str], None]) -> TracedS
 
 
 def finish_program(traced: TracedStep, case: Case, options: GraphOptions, enter: Callable[[str], None]) -> GraphProgram:
-    """Run the graph passes over what was traced: once in a process, as they write into it."""
+    """Run the graph passes over a trace: once per process, as they modify it."""
     import torch
 
     from bitproof.harness.systems.graph import finish
@@ -343,7 +344,7 @@ def _read(graph_cache: GraphCache | None) -> GraphProgram | None:
 
 
 def _read_precompiled(run: RunRequest, step: StepFolder) -> GraphProgram:
-    """The program that the run is to read: one that cannot be read ends the run, for nothing is traced instead."""
+    """The program that the run must read. A step that cannot be read ends the run: nothing is traced in its place."""
     import torch
 
     set_determinism(run.case.seed)
@@ -352,7 +353,7 @@ def _read_precompiled(run: RunRequest, step: StepFolder) -> GraphProgram:
 
 
 def graph_cache_of_run(run: RunRequest, made_of: Installation | None) -> GraphCache | None:
-    """Where what a run finds out of its case is kept; nothing that others' code had a part in is."""
+    """The cache for results about a run's case; None for a run that involves a user's code."""
     is_ours = not run.runs_user_code and not run.case.preload and run.system in BUILT_IN
     if run.precompiled is not None:
         return None
@@ -362,7 +363,7 @@ def graph_cache_of_run(run: RunRequest, made_of: Installation | None) -> GraphCa
 
 
 def _edits_the_graph(fault: Fault | None) -> bool:
-    """Whether a fault is put into the graph: its place is found by shapes and dtypes, which no kept graph has."""
+    """Whether a fault edits the graph: it searches by shapes and dtypes, which kept graphs lack."""
     return isinstance(fault, Named) and fault.row.edit is not None
 
 
@@ -377,8 +378,8 @@ def run_ranks(
 ) -> End:
     """Fork the ranks that have slots here from this very process, and watch them to their end.
 
-    Raises CaseError for a model that ranks cannot share, and MachineError for one that they cannot hold here, or where
-    no rank that is forked from here could use its GPU.
+    Raises CaseError for a model that ranks cannot share, and MachineError for a model too large for this machine, or if
+    CUDA's driver was already started here, as no forked rank could use its GPU.
     """
     on_cpu = request.placement.device == "cpu"
     if not on_cpu and has_started_driver():
@@ -396,7 +397,7 @@ def run_ranks(
 
 
 def _find_races(program: object, case: Case) -> None:
-    """Have a graph's races found here, once, before ranks are forked, and not by each of them."""
+    """Find a graph's races here, before ranks are forked, so that ranks need not repeat it."""
     from bitproof.harness.systems.graph import GraphProgram
 
     if isinstance(program, GraphProgram):

@@ -1,8 +1,8 @@
-"""A forked process for what may not happen in the host: tracing, which runs autograd, and other people's passes.
+"""A forked process for work forbidden in the host: tracing, which runs autograd, and users' passes.
 
-Autograd starts threads where torch knows of devices, and a process that is forked from one with such threads cannot
-run backward. A pass may change whatever the process has. So the host, from which references, controls and later cases
-are forked, does neither: it asks a stage, by a JSON request a line, and hears events and one answer.
+If torch knows of devices, autograd starts threads, and a process forked from a process with such threads cannot run
+backward. A pass may change any state of its process. The host forks references, controls and later cases, so it does
+neither: it sends a stage a JSON request per line, and receives events and an answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ A = TypeVar("A")
 
 @dataclass(frozen=True)
 class StagePlace:
-    """Where a stage is, in words such as "in pass chunk"; "" once it watches its own time."""
+    """The current activity of a stage, in words such as "in pass chunk"; "" once it watches its own time."""
 
     place: str
 
@@ -38,19 +38,18 @@ class StagePlace:
 Send = Callable[[Event | StagePlace], None]
 Answer = Callable[[AnyRequest, Send, int], Any]
 """Answers a request; its arguments are the function that sends events, and a descriptor that hangs up when the client
-stops waiting. None means that no answer is expected.
-"""
+stops waiting. Returns None if no answer is expected."""
 
-# After the time is up, how long a stage that watches its ranks may take to say where they were.
+# How long a stage with ranks may take, after the time is up, to report their state.
 _MARGIN = 5.0
 _POLL_SECONDS = 0.2
 _END_SECONDS = 2.0
 
 
 class Stage:
-    """One forked process, as the one that forked it sees it. `log` takes its output, else that stays where it goes.
+    """A forked process, as seen by its parent. Output goes to `log`, or else to the parent's output.
 
-    With `adds_to_log` it writes behind what the log has.
+    With `adds_to_log` it appends to the log.
     """
 
     def __init__(
@@ -61,13 +60,13 @@ class Stage:
         end: Callable[[], None] = lambda: None,
         adds_to_log: bool = False,
     ) -> None:
-        """Fork. In there `answer` is called for each request, and `end` after the last."""
+        """Fork. The child calls `answer` for each request, and `end` after the last."""
 
         def live(to_parent: Callable[[Any], None], requests: int) -> None:
             adopt_orphans()
             _answer_all(answer, requests, to_parent)
             end()
-            gc.collect()  # what has files of its own removes them
+            gc.collect()  # objects with temporary files remove them
 
         self._child = fork_asked(live, log=log, adds=adds_to_log)
         self._log = log
@@ -83,9 +82,9 @@ class Stage:
         case_timeout: float = float("inf"),
         hangup: int | None = None,
     ) -> A:
-        """Let the stage answer a request within `timeout` seconds, the rest of `case_timeout`; events go to `send`.
+        """Have the stage answer a request within `timeout` seconds, the rest of `case_timeout`; events go to `send`.
 
-        Raises the BitproofError that the stage answers, and RankError, which names `what` and the stage's place, if the
+        Raises the BitproofError that the stage answers; RankError, which names `what` and the stage's activity, if the
         stage ends or is late; SystemExit when the descriptor `hangup` hangs up, as the client has stopped waiting.
         """
         began, self._place = time.monotonic(), "at its start"
@@ -103,11 +102,12 @@ class Stage:
                             raise problem.error()
                         case answer:
                             return cast(A, answer)
-                if child.inlet.is_over:  # a pass may close what it likes, too: one that cannot answer is at its end
+                if child.inlet.is_over:  # a pass may close any descriptor; without it, no answer comes
                     child.wait(_POLL_SECONDS)
                     child.kill()
                 if child.status is not None:
                     raise self._crash(what)
+                # A stage that watches its ranks reports a hang itself, with their stacks: it gets a margin for that.
                 if time.monotonic() >= began + timeout + (0.0 if self._place else _MARGIN):
                     raise self._silence(what, case_timeout)
 
@@ -116,7 +116,7 @@ class Stage:
         self._child.tell(request)
 
     def close(self) -> None:
-        """Let the stage end by itself for a moment, then kill it, and with it, on Linux, the ranks that it forked."""
+        """Let the stage end by itself for a moment, then kill it, and, on Linux, also its ranks."""
         self._child.hang_up()
         self._child.wait(_END_SECONDS)
         self.kill()
@@ -144,7 +144,7 @@ class Stage:
         )
 
     def _silence(self, what: str, case_timeout: float) -> RankError:
-        """Make the error of a silent stage, with its stack."""
+        """The error of a silent stage, with its stack."""
         ask_for_stacks([self._child.pid])
         return RankError(
             f"{what} was not finished: the case ran longer than {case_timeout:g} s",
@@ -162,7 +162,7 @@ def _answer_all(answer: Answer, requests: int, to_parent: Callable[[Any], None])
             request: AnyRequest = framing.read(line, *REQUESTS)
             try:
                 found = answer(request, to_parent, requests)
-            except BaseException as error:  # a pass may raise whatever it likes, SystemExit included
+            except BaseException as error:  # a pass may raise any exception, SystemExit included
                 traceback.print_exc()
                 to_parent(Problem.of(error, request.about))
             else:

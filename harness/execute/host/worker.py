@@ -1,6 +1,6 @@
-"""One rank's run of one system: join the groups, build the system, take the steps, record, leave.
+"""A rank's run of a system: join the groups, build the system, take the steps, record, leave.
 
-Runs in a process that was forked for it alone.
+Runs in a process forked for this rank only.
 """
 
 from __future__ import annotations
@@ -49,11 +49,10 @@ def run_rank(
     memory: SharedMemory | None = None,
     board: Board | None = None,
 ) -> None:
-    """Run one rank to its end, and report its progress to `tell`. Its named groups use shared `memory`, if given.
+    """Run a rank to its end, and report its progress to `tell`. Its named groups use shared `memory`, if given.
 
-    The `board` shows the collectives that it launches and waits for.
-
-    After an error process groups remain, for the caller to leave or to end with the process.
+    The `board` shows the collectives that it launches and waits for. After an error process groups remain, for the
+    caller to leave or to end with the process.
     """
     import torch.distributed as dist
 
@@ -87,7 +86,7 @@ def run_rank(
         _forget_peak(device)
         steps.take(system)
         check_preloaded()
-        if not job.is_alone:  # what a step imports first
+        if not job.is_alone:  # modules that a step imported late
             with phase("compare what ranks are made of"):
                 agree_on_facts(facts_of_rank(read_gpu_facts(device)), store, mesh, "in the end")
         switches[AFTER_STEPS] = read_switches()
@@ -97,7 +96,7 @@ def run_rank(
     if looks_for_mixing and job.graph_cache is not None:
         job.graph_cache.keep_no_mixing()
     with phase("wait for all ranks"):
-        dist.barrier()  # a rank that left early would look to the others like one that died
+        dist.barrier()  # if a rank left early, the others would report it as dead
     tell(_done(job, system, steps, determinism, switches))
     if job.is_killed:
         signal.pause()  # until the watcher kills all ranks at once
@@ -128,7 +127,7 @@ def _join_groups(
 def _done(
     job: Job, system: System, steps: RankSteps, determinism: dict[str, Any], switches: dict[str, dict[str, Any]]
 ) -> Done:
-    """A rank's account of its end."""
+    """A rank's last report."""
     from bitproof.harness.capture.digest import digest
     from bitproof.harness.systems.user_system import UserSystem
     from bitproof.reference.parallel.mesh import ranks_in
@@ -161,7 +160,7 @@ def _done(
 
 
 def _gpu_facts(job: Job, device: torch.device) -> MachineFacts | None:
-    """A rank's GPU and libraries, and how it takes sums over ranks, which changes no bit, only time and memory."""
+    """Facts about a rank's GPU and libraries, and how it sums over ranks, which changes time and memory but no bit."""
     from bitproof.reference.parallel.device_order_group import sums_of
 
     facts, placement = read_gpu_facts(device), job.run.placement
@@ -171,15 +170,15 @@ def _gpu_facts(job: Job, device: torch.device) -> MachineFacts | None:
 
 
 def _is_alone(job: Job, system: System, collectives: int) -> bool:
-    """Whether a rank of several ran no collective, though its system does not say that ranks are independent."""
+    """Whether a rank of several ran no collective, though its system does not declare its ranks independent."""
     may_be_alone = getattr(system, "independent_ranks", False)
     return job.run.case.parallelism.world_size > 1 and not collectives and not may_be_alone
 
 
 def agree_on_facts(facts: Facts, store: Store, mesh: Mesh, when: str = "at the start") -> None:
-    """Go on only once all ranks have said what they are made of, and it is the same. `when` is asked once in a run.
+    """Continue only once all ranks have the same versions and code. `when` makes the store's key unique in a run.
 
-    Raises CaseError on the ranks that are made of something else than the first one; the others wait to be ended.
+    Raises CaseError on the ranks that differ from rank 0; the others wait to be ended.
     """
     about = f"made of {when}"
     store.set(f"{about}/{mesh.rank}", json.dumps(facts))
@@ -191,13 +190,14 @@ def agree_on_facts(facts: Facts, store: Store, mesh: Mesh, when: str = "at the s
     if mesh.rank in ranks:
         Differences(ranks=ranks, lines=lines).refuse()
     if ranks:
+        # The ranks that differ raise the error; this rank must not fail first, so it waits to be killed.
         store.get(f"{about}/nothing that ever comes")
 
 
 def preload() -> None:
-    """Import what every rank and every trace needs, once, before any process is forked.
+    """Import the modules of every rank and every trace, once, before any process is forked.
 
-    So is the text that cases train on, unless they name another: it is a module.
+    The text that cases train on by default is a module, and imported too.
     """
     import pydoc_data.topics  # noqa: F401
 
@@ -221,7 +221,7 @@ def _forget_peak(device: torch.device) -> None:
 
 
 def _peak_mib(device: torch.device) -> float | None:
-    """The most device memory that the steps' tensors took at once, as the allocator saw it; None on a CPU."""
+    """The peak of device memory during steps, by the allocator's count; None on a CPU."""
     import torch
 
     return torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None

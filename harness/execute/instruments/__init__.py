@@ -1,1 +1,1 @@
-"""What is measured of a run besides its tensors: time and operations, where ranks met, a profile."""
+"""Measurements of a run besides its tensors: time and operations, sums across ranks, a profile."""

@@ -1,10 +1,10 @@
-"""Which ranks a rank's step added values of, or exchanged rows with, and in which part of the step.
+"""The sums and exchanges of a rank's step: which ranks took part, and in which phase of the step.
 
-Two layouts that add over the same two ranks take the same sums, and must give the same bits; one that adds over other
-ranks, or over more, takes them in other orders. A gradient is a sum, too: how many parts were added to it in place is
-counted. Where memory that is summed was multiplied or divided before, or is after, by a number that is no power of two,
-each term is rounded, or the sum is: that is noted, for copies of such memory too. Seen by a mode below autograd,
-of runs that are asked for it.
+Two layouts that add over the same two ranks compute the same sums, so their bits must be equal. Sums over other ranks,
+or over more, have another order: a + b is b + a, but (a + b) + c may differ from a + (b + c). A gradient is a sum too:
+its parts, added in place, are counted. If summed memory is multiplied or divided, before or after the sum, by a number
+that is no power of two, each term or the sum is rounded. That is noted, for copies of such memory too. Observed by a
+mode below autograd, in runs that request it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ PARTS, SCALE = "parts", "scale"
 ADDS = "aten.add"
 COPIES_INTO = "aten.copy_"
 _Met = tuple[str, str, str, str, int]
-"""Phase, what, ranks, operator, and how many elements at once."""
+"""Phase, kind, ranks, operator, and the number of elements at once."""
 
 
 class Sums:
-    """`meetings` are a rank's sums and exchanges, each once, after the last step; None if not requested."""
+    """`meetings` are a rank's sums and exchanges without duplicates, after the last step; None if not requested."""
 
     def __init__(self, *, is_asked: bool = True) -> None:
         self._is_asked = is_asked
@@ -53,7 +53,7 @@ class Sums:
         self._summed: dict[StorageWeakRef, tuple[str, str]] = {}
 
     def begin_step(self) -> None:
-        """A step begins, with its forward."""
+        """Begin a step, with its forward."""
         for met, backwards in self._in_step.items():
             self._found[met] = max(len(backwards), self._found.get(met, 0))
         self._num_backwards = max(len(self._backwards), self._num_backwards)
@@ -62,11 +62,11 @@ class Sums:
         self._added, self._scaled, self._summed = WeakTensorKeyDictionary(), {}, {}
 
     def noticing(self, observe: Callable[..., None]) -> Callable[..., None]:
-        """`observe`: once it is shown a gradient, what follows is no part of gradients."""
+        """Wrap `observe`: after the first gradient that it receives, later sums belong to clipping or the update."""
 
         def noticed(kind: str, name: str, tensor: torch.Tensor) -> None:
             if kind == "grad" and self._is_asked:
-                if not self._shows_gradients:  # tensors that live at once have memory of their own
+                if not self._shows_gradients:  # tensors that live at the same time have memory of their own
                     self._parts = {into.data_ptr(): 1 + count for into, count in self._added.items()}
                 self._numbers.add(self._parts.get(plain(tensor).data_ptr(), 1))
             self._shows_gradients |= kind == "grad"
@@ -76,9 +76,10 @@ class Sums:
 
     @property
     def meetings(self) -> tuple[Meeting, ...] | None:
-        """What was met, and in how many backwards of a step; first, how many backwards there were.
+        """Sums and exchanges, each with its number of backwards in a step.
 
-        Then, of how many parts gradients are, each number once.
+        Before them come an entry with the number of backwards of a step, and an entry for each distinct number of parts
+        that a gradient has.
         """
         if not self._is_asked:
             return None
@@ -96,7 +97,7 @@ class Sums:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Watch this thread's collectives, if that was asked for."""
+        """Watch this thread's collectives, if requested."""
         if not self._is_asked:
             yield
             return
@@ -109,7 +110,7 @@ class Sums:
 
             def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 if DTensor in types:
-                    return NotImplemented  # what it calls for it is seen then
+                    return NotImplemented  # its calls on local tensors are seen instead
                 with refusing():
                     row = row_of(function)
                     if row.in_place_of == ADDS:
@@ -130,11 +131,15 @@ class Sums:
             yield
 
     def note_part(self, total: torch.Tensor) -> None:
-        """Something is added to this tensor in place."""
+        """Count an in-place addition to this tensor."""
         self._added[total] = self._added.get(total, 0) + 1
 
     def note_scale(self, sign: str, into: torch.Tensor, factor: Any = None) -> None:
-        """This tensor is something times or by a number. A power of two rounds nothing."""
+        """Note that this tensor was scaled by a number. A power of two rounds nothing.
+
+        `sign` is "*" or "/". The number is noted without its power of two: a mean over 3 ranks and a mean over 6 are
+        both "/1.5".
+        """
         share = frexp(factor)[0] if isinstance(factor, int | float) else 0.5
         if share == 0.5:
             return
@@ -147,7 +152,7 @@ class Sums:
             self._in_step.setdefault((phase, SCALE, ranks, f"after {told}", 0), set()).add(-1)
 
     def note_copy(self, sources: list[Any], into: list[Any]) -> None:
-        """What was scaled is copied, or put together with others."""
+        """Mark copies and concatenations of scaled memory as scaled too."""
         told = [self._scaled[where] for where in _memories(sources) if where in self._scaled]
         self._scaled |= dict.fromkeys(_memories(into), told[0]) if told else {}
 
@@ -181,7 +186,7 @@ class Sums:
 
 
 def _memory(tensor: torch.Tensor) -> StorageWeakRef | None:
-    """A tensor's memory, which no other has as long as this is held; None of a sparse one."""
+    """A tensor's memory; the weak reference prevents another tensor from having the same key. None if it is sparse."""
     return StorageWeakRef(tensor.untyped_storage()) if tensor.layout == torch.strided else None
 
 

@@ -1,8 +1,8 @@
-"""What a run costs, rank by rank, as a trace that Perfetto and chrome://tracing read.
+"""Profiles of a run, rank by rank, as a trace for Perfetto and chrome://tracing.
 
-torch's profiler writes one file a rank: every operator, and so each collective and each wait for one, within the
-phases that are named here: joining groups, making the system, each step, each digest, the wait for the last rank.
-The files of a case's two first runs are then joined, a process of the trace for each rank of each system.
+torch's profiler writes a file per rank: every operator, and so each collective and each wait for it, within the phases
+that are named here: joining groups, making the system, each step, each digest, the wait for the last rank. The files of
+both first runs are then joined; each rank of each system becomes a process of the trace.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ NANOSECONDS = 1000  # in a microsecond, the unit of a trace's times
 
 @contextmanager
 def profiled(file: Path | None) -> Iterator[None]:
-    """Write what the block costs to a file; with None nothing is measured. A block that raises leaves no file.
+    """Profile the block into a file; None turns this off. A block that raises leaves no file.
 
-    Nor is anything measured where the file's folder is not: on another machine than the one that joins the files.
+    Nor does a block on another machine, which lacks the file's folder: the files are joined on one machine.
     """
     if file is None or not file.parent.is_dir():
         yield
@@ -47,7 +47,7 @@ def phase(name: str) -> AbstractContextManager[Any]:
 
 
 def showing_digests(observe: Observe) -> Observe:
-    """What records a tensor, each shown in a profile by kind and name."""
+    """Wrap `observe` so that a profile shows each record by kind and name."""
 
     def shown(kind: Kind, name: str, tensor: torch.Tensor) -> None:
         with phase(f"digest {kind} {name}"):
@@ -57,7 +57,7 @@ def showing_digests(observe: Observe) -> Observe:
 
 
 def join_profiles(files: Mapping[str, Path], out: Path) -> None:
-    """Make one trace of several, in which each file's events are a process of the name that it is given under."""
+    """Join several traces; the events of each file become a process of the given name."""
     events: list[dict[str, Any]] = []
     for number, (name, file) in enumerate(files.items()):
         trace = json.loads(file.read_text(encoding="utf-8"))

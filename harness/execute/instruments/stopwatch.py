@@ -1,9 +1,9 @@
-"""How long steps take, without what recording takes of them, and how many operations they are.
+"""Step times excluding recording, and FLOPs per step.
 
-A rank times each step of a first run by two readings of a clock. Rank 0 of a system of ours also counts operations, in
-the first step, by the formulas of torch's flop counter, in a mode that looks at each call and changes none; that step
-is left out of the times. torch's own mode would run some calls as others, in other bits. A system of a user runs what
-it runs: nothing is put beneath it, and its operations are not known.
+A rank times each step of a first run by two readings of a clock. Rank 0 of a built-in system also counts operations in
+the first step, by the formulas of torch's flop counter, in a mode that observes each call and changes none; that step
+is left out of the times. torch's own mode decomposes some calls into others, with other bits. A user's system runs
+unchanged: no mode is active below it, and its operations are unknown.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ MOST_STEPS = 1000
 _SIZE, _TRIES = 512, 5
 _MIB = 2**20
 
-# Dense tensor cores, without sparsity, by the vendor's data sheets: bfloat16, in operations a second.
+# Dense tensor cores, without sparsity, by the vendor's data sheets: bfloat16, in operations per second.
 _PEAKS = {"H100 80GB HBM3": 989.4e12, "H200": 989.4e12, "A100": 312e12, "B200": 2250e12}
 
 
 class Stopwatch:
-    """Times a rank's steps. `flops` are the first step's, None where they are not counted."""
+    """Times a rank's steps. `flops` are the first step's, None if they are not counted."""
 
     def __init__(self, recorder: Recorder, device: torch.device, *, is_on: bool, counts: bool) -> None:
         self.seconds: list[float] = []
@@ -49,7 +49,7 @@ class Stopwatch:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Time the block, a step; what recording takes in it does not count."""
+        """Time the block, a step; time for recording is excluded."""
         if not self._is_on:
             yield
             return
@@ -71,12 +71,12 @@ class Stopwatch:
 
 
 def counts_flops(system: str, rank: int) -> bool:
-    """Whether a rank counts what it runs."""
+    """Whether a rank counts its operations."""
     return system in BUILT_IN and rank == 0
 
 
 def peak_of_process() -> float:
-    """The most memory that this process had, in MiB; what it shares with the one that it was forked from included."""
+    """The peak memory of this process in MiB, including memory shared with its parent."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -103,12 +103,12 @@ def throughput_of(case: Case, system: str, device: str, done: Sequence[Done]) ->
 
 
 def tokens_of(case: Case) -> int:
-    """The tokens of a step of all ranks: those that share a text share its tokens."""
+    """The tokens of a step on all ranks; ranks that share a text count its tokens once."""
     return case.batch.sequences * case.batch.seq_len * case.parallelism.data_ranks
 
 
 def peak_flops(case: Case, device: str, first: Done) -> tuple[float | None, str | None]:
-    """What a rank's device can do in a second, and who says so."""
+    """Peak operations per second of a rank's device, and the source of that number."""
     if device == "cpu":
         cores, ranks = len(os.sched_getaffinity(0)), case.parallelism.world_size
         share = min(1.0, cores / ranks)
@@ -125,7 +125,7 @@ def peak_flops(case: Case, device: str, first: Done) -> tuple[float | None, str 
 
 @functools.lru_cache
 def measured_peak(dtype: str) -> float:
-    """Operations a second of one core, by the fastest of some products. On one thread, so that forks have no pool."""
+    """Operations per second of a core, from the fastest of some products. On one thread, so that forks have no pool."""
     import torch
 
     before = torch.get_num_threads()

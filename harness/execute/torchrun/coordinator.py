@@ -1,4 +1,4 @@
-"""One rank among those that torchrun made, and what it does with the others: whole runs."""
+"""A rank of torchrun, and its part in whole runs with all other ranks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from bitproof.harness.runtime.work_folder import make_work_folder, remove_work_f
 if TYPE_CHECKING:
     from bitproof.harness.options import RunOptions
 
-# After a case's time is up, how long a host may take to say how its rank failed, and rank 0 waits for the others.
+# After a case's time is up: how long a host may take to report its rank's failure, and how long rank 0 waits.
 _HOST_MARGIN = 15.0
 _MARGIN = 30.0
 _START_SECONDS = 300.0
@@ -53,7 +53,7 @@ A = TypeVar("A")
 
 
 def check_world_size(cases: Sequence[Case]) -> None:
-    """Raise CaseError when a case has another world size than torchrun."""
+    """Raise CaseError if a case's world size differs from torchrun's."""
     world_size = int(os.environ["WORLD_SIZE"])
     for case in cases:
         if {case.of(role).parallelism.world_size for role in ROLES} != {world_size}:
@@ -82,7 +82,7 @@ def open_coordinator(run_dir: Path, options: RunOptions) -> Iterator[Coordinator
 
 
 def follow_rank_0(run_dir: Path, options: RunOptions) -> Iterator[CaseResult]:
-    """Any other rank's part: do what rank 0 asks until it is done. Yields its results, raises what ended it."""
+    """Any other rank's part: do what rank 0 asks until it is done. Yields its results, raises its final error."""
     with _joined(run_dir, options) as coordinator:
         while True:
             match coordinator.hear():
@@ -99,14 +99,15 @@ def follow_rank_0(run_dir: Path, options: RunOptions) -> Iterator[CaseResult]:
 
 @contextmanager
 def _joined(run_dir: Path, options: RunOptions) -> Iterator[Coordinator]:
-    os.environ.update(ENVIRONMENT)  # as on the hosts: it is in manifests
+    os.environ.update(ENVIRONMENT)  # as on the hosts, since manifests contain it
     sys.path[:] = search_path()
     with _work_folder() as work:
         coordinator = Coordinator(Path(run_dir), options, work, int(os.environ["RANK"]))
         problem = None
         try:
             coordinator.join()
-            os.environ.update(LOCAL_RANK=str(coordinator.seat.local_rank))  # what decides who reports for a machine
+            # Code reads it to decide which rank reports for a machine.
+            os.environ.update(LOCAL_RANK=str(coordinator.seat.local_rank))
             yield coordinator
         except GeneratorExit:
             raise
@@ -114,7 +115,7 @@ def _joined(run_dir: Path, options: RunOptions) -> Iterator[Coordinator]:
             error = coordinator.peers.explained(caught)
             problem = Problem.of(error, f"rank {coordinator.rank}")
             if coordinator.rank and not coordinator.peers.is_told:
-                do_not_wait_for_rank_0()  # it is gone, or this rank was interrupted
+                do_not_wait_for_rank_0()  # rank 0 is gone, or this rank was interrupted
                 if speaks_for_its_machine() and isinstance(error, BitproofError):
                     print(error, file=sys.stderr, flush=True)
             if error is not caught:
@@ -135,7 +136,7 @@ def _work_folder() -> Iterator[Path]:
 
 
 class Coordinator:
-    """One rank among torchrun's. Rank 0's is the client at which its cases ask, as a session's is elsewhere."""
+    """A rank of torchrun. On rank 0 it is the client of the cases, like a session without torchrun."""
 
     def __init__(self, run_dir: Path, options: RunOptions, work: Path, rank: int) -> None:
         self.run_dir = run_dir
@@ -152,16 +153,16 @@ class Coordinator:
         self._host = self._start_host()
 
     def close(self, problem: Problem | None = None) -> None:
-        """End the host and all that it started, and leave. `problem` is why, for rank 0."""
+        """End the host and its descendants, and leave. `problem` is the reason, for rank 0."""
         self._host.kill()
         if self.rank and (line := self.peers.lines.get(0)) is not None:
             self.peers.links.tell(line, Farewell(problem=problem))
         self.peers.close(_LAST_WORDS if self.rank == 0 or problem is not None else 1.0)
 
     def join(self) -> None:
-        """Come together with all other ranks, within the time that a case has.
+        """Meet all other ranks, within the time limit of a case.
 
-        Raises RankError, naming them, where some do not come, and CaseError where some are made of other things.
+        Raises RankError, which names the missing ranks, and CaseError if some ranks have other versions or code.
         """
         rendezvous = Rendezvous(self.peers, self.options.timeout, self._made_of)
         hello = Hello(
@@ -193,7 +194,8 @@ class Coordinator:
             raise
 
     def place(self, case: Case) -> Placement:
-        """Where all ranks run. Raises CaseError if it asks for GPUs that are not there, or for a disk that all see."""
+        """The device and backend of all ranks. Raises CaseError for missing GPUs, or if a resumed case lacks a shared
+        disk."""
         machines = len({seat.machine for seat in self._seats})
         if case.resume_at is not None and machines > 1:
             raise CaseError(
@@ -217,7 +219,7 @@ class Coordinator:
         return placement
 
     def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
-        """Rank 0: have all ranks run a system, or its own host answer what needs no ranks. Raises what went wrong."""
+        """Rank 0: run a system on all ranks, or let its own host answer if no ranks are needed. Raises the error."""
         if isinstance(request, RunRequest):
             return cast(A, self._run_all(request, on_event))
         return self._ask_host(request, timeout, on_event)
@@ -227,7 +229,7 @@ class Coordinator:
         self.peers.tell_all(result)
 
     def hear(self) -> Message:
-        """Any other rank: what rank 0 sends next. Raises RankError when there is no rank 0 any more."""
+        """Any other rank: the next message from rank 0. Raises RankError if rank 0 is gone."""
         while True:
             self.peers.listen()
             if self.peers.heard:
@@ -236,7 +238,7 @@ class Coordinator:
             self.peers.links.wait(0.2)
 
     def run(self, request: RunRequest) -> None:
-        """Any other rank: its part of a run, and how it ended, for rank 0."""
+        """Any other rank: run its part, and send rank 0 how it ended."""
         account, files = self._run(self._localized(request))
         self.peers.links.tell(self.peers.lines[0], account, files)
 
@@ -250,7 +252,7 @@ class Coordinator:
             shutil.rmtree(request.work, ignore_errors=True)
 
     def _run_half(self, request: RunRequest, number: int, on_event: OnEvent) -> tuple[list[End], list[Path]]:
-        """All ranks' ends, each a good one, and their files, named after this number. Raises what went wrong."""
+        """All ranks' ends, each successful, and their files, named after this number. Raises the first error."""
         if self.peers.lost is not None:
             raise self.peers.lost
         self.peers.listen()
@@ -308,9 +310,9 @@ class Coordinator:
         return replace(account, end=end, num_bytes=sizes), present
 
     def _localized(self, request: RunRequest) -> RunRequest:
-        """A request of rank 0's, whose paths are of its machine, with this machine's.
+        """A request of rank 0, with this machine's paths for rank 0's.
 
-        Of a machine that is not rank 0's the profile is not taken: it would have to be on rank 0's clock.
+        Other machines take no profile: its times would have to be on rank 0's clock.
         """
         if self._own_dir == self._first_dir:
             return request
@@ -329,7 +331,7 @@ class Coordinator:
         )
 
     def _ask_host(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
-        """This rank's own host answers; one that was lost is replaced."""
+        """The answer of this rank's own host; a lost host is replaced."""
         try:
             return self._host.ask(request, timeout, on_event)
         except HostLost as lost:
@@ -354,10 +356,11 @@ class Coordinator:
         return HostProcess(log, temporary=self.work, verbose=self.options.verbose, starts=starts)
 
     def _gather(self, own: tuple[Account, list[Path]], run: RunRequest) -> list[tuple[Account, Path | None]]:
-        """Every rank's account, each with a good end, and its files' bytes in one, in rank order.
+        """Every rank's account, each with a good end, and its files' bytes joined, in rank order.
 
-        Raises the error of the rank to blame, and RankError when a rank says nothing in time, or is gone.
+        Raises the error of the rank to blame, and RankError when a rank is silent or gone.
         """
+        # After a failure here the others end soon, so they get the margin but not a whole run's time.
         is_bad = own[0].end is None or not own[0].end.done
         limit = time.monotonic() + (_MARGIN if is_bad else run.timeout + _MARGIN)
         waited_for = set(range(1, self.world_size))
@@ -369,6 +372,7 @@ class Coordinator:
             self.peers.launcher_must_live()
             if waited_for & self.peers.gone().keys():
                 break
+            # A rank whose files are arriving is not late: they may be large.
             is_late = time.monotonic() > limit
             if is_late and not any(self.peers.lines[rank].is_within_message for rank in waited_for):
                 break
@@ -388,7 +392,7 @@ class Coordinator:
 
 
 def _node() -> str:
-    """A name for this rank's machine, equal on all its ranks: torchrun counts its agents, and else its host's name."""
+    """A name for this rank's machine, equal on all its ranks: the number of torchrun's agent, and the host's name."""
     return f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', '')}"
 
 
@@ -398,7 +402,7 @@ def _ended_for_a_peer(rank: int) -> Failure:
 
 
 def _error_of(accounts: list[Account], run: RunRequest, silent: list[int]) -> RankError | None:
-    """The problem to report of ranks that failed, were late, or sent nothing; None when all ended well."""
+    """The error to report if ranks failed, were late, or sent nothing; None when all ended well."""
     ends = [account.end for account in accounts if account.end is not None]
     by_failure = {
         replace(account.end.failure, time=account.end.failure.time + account.clock): account.end

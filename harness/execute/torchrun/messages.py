@@ -1,4 +1,4 @@
-"""What torchrun's ranks say to each other, and the files that they send along."""
+"""Messages between torchrun's ranks, and the attached files."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from bitproof.harness.execute.torchrun.seats import Seat
 from bitproof.harness.processes import framing
 from bitproof.harness.records import CaseResult
 
-# What a rank leaves: its part of a recording, or of a replay, and what may lie beside it.
+# A rank's files: its part of a recording, or of a replay, and optional files beside it.
 FILES = ("", VALUES, ARCHIVE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """A rank's first message to rank 0: who it is, and the folder of its run there.
+    """A rank's first message to rank 0: its number, its machine, and its run folder.
 
-    `node` names its machine, equal on all ranks of one, and `machine` separates machines of one name. `local_rank` is
-    its launcher's number for it, if it has one. What it is made of follows, once its host has loaded torch.
+    `node` names its machine, equal on all its ranks, and `machine` separates machines of the same name. `local_rank` is
+    the launcher's number, if any. Its versions and code follow, once its host has loaded torch.
     """
 
     token: str
@@ -37,7 +37,7 @@ class Hello:
 
 @dataclass(frozen=True, kw_only=True)
 class Welcome:
-    """Rank 0's answer, once all are there: its own run folder, where this rank's machine writes its logs, its seat."""
+    """Rank 0's answer, once all ranks have come: rank 0's run folder, the folder for this machine's logs, the seat."""
 
     run_dir: Path
     own_dir: Path
@@ -46,28 +46,28 @@ class Welcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """On some rank the run of this number has failed: others may wait for it where no error reaches them."""
+    """The run of this number has failed on some rank: others may wait for it without ever getting an error."""
 
     run: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Farewell:
-    """A rank takes part no longer; `problem` is what ended it, None where it finished."""
+    """A rank leaves; `problem` is the cause, None if it finished."""
 
     problem: Problem | None = None
 
 
 Message = RunRequest | CaseResult | Failed | Farewell
-"""What rank 0 sends to all others."""
+"""A message of rank 0 to all others."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """The end of a numbered run on one of torchrun's ranks: its `End`, or the problem that prevented one.
+    """The end of a numbered run on one of torchrun's ranks: its `End`, or the problem that prevented it.
 
     `clock` is the time of day, on which machines agree, minus its machine's monotonic clock. The attached files are its
-    `FILES`, each of this many bytes.
+    `FILES`, with these sizes in bytes.
     """
 
     run: int
@@ -94,7 +94,7 @@ def read_message(text: bytes, *kinds: type) -> Any:
 
 
 def unpack(account: Account, content: Path | None, part: Path) -> None:
-    """Write the files that came with an account beside each other, as the rank had them."""
+    """Write the files of an account beside each other, as on the rank."""
     for suffix in FILES:
         part.with_suffix(suffix).unlink(missing_ok=True)  # an earlier run's
     if content is None:
@@ -108,7 +108,7 @@ def unpack(account: Account, content: Path | None, part: Path) -> None:
     with content.open("rb") as source:
         for suffix, size in zip(FILES, account.num_bytes, strict=True):
             if not size:
-                continue  # the rank left no such file
+                continue  # the rank has no such file
             with part.with_suffix(suffix).open("wb") as file:
                 while size > 0 and (chunk := source.read(min(size, 1 << 20))):
                     size -= file.write(chunk)

@@ -1,4 +1,4 @@
-"""What one of torchrun's ranks knows of the others: its connections, their messages, and which ranks are gone."""
+"""The other ranks, as a rank of torchrun sees them: its connections, their messages, and which ranks are gone."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from bitproof.harness.execute.torchrun.store import Launcher
 from bitproof.harness.records import CaseResult
 from bitproof.harness.runtime import interrupts
 
-# After a rank failed, how long another one may take to notice. On NCCL it never may: its host waits for the device.
+# Time for a rank to notice that another failed. On NCCL it may never notice: its host waits for the device.
 _PEER_SECONDS = 5.0
-# Connections of a process to each other one: to rank 0, and over gloo in every process group.
+# Connections between two processes: to rank 0, and over gloo in every process group.
 _FILES_A_RANK = 16
 
 
 class Peers:
-    """All ranks but this one: rank 0 has a line to each, the others one to rank 0. Files that come lie in `spool`."""
+    """All ranks but this one: rank 0 has a line to each, the others a line to rank 0. Received files go to `spool`."""
 
     def __init__(self, rank: int, world_size: int, spool: Path) -> None:
         self.rank = rank
         self.world_size = world_size
         allow_open_files(1024 + _FILES_A_RANK * world_size)
         self.is_told = False
-        """Whether rank 0 has said how all ended, and so shows it to the user, too."""
+        """Whether rank 0 has reported how all ended, and so shows it to the user, too."""
         self.token = ""
-        """What a rank of this run says first."""
+        """The token in a rank's first message."""
         self.run_number = 0
         self.lost: BitproofError | None = None
-        """Why no further run has a chance."""
+        """The reason why no further run can succeed."""
         self.lines: dict[int, Line] = {}
         self.made_of: dict[int, MadeOf] = {}
         self.accounts: dict[int, tuple[Account, Path | None]] = {}
@@ -44,7 +44,7 @@ class Peers:
         self.heard: list[Message] = []
         self.failed_at = float("inf")
         self.meet_latecomer: Callable[[Line, dict[str, Any]], None] | None = None
-        """Rank 0, once all have come: what it does with who comes after that."""
+        """Rank 0, once all have come: handles ranks that connect after that."""
         self.links = Links(spool)
         self.launcher = Launcher()
 
@@ -55,12 +55,12 @@ class Peers:
         return self.run_number
 
     def tell_all(self, message: Message) -> None:
-        """Rank 0: the next message to all others."""
+        """Rank 0: send a message to all others."""
         for line in self.lines.values():
             self.links.tell(line, message)
 
     def listen(self) -> None:
-        """Take all that others have sent by now, and meet who comes too late."""
+        """Read all messages received so far, and handle ranks that connect too late."""
         if self.meet_latecomer is not None:
             for newcomer, said in self.links.newcomers():
                 self.meet_latecomer(newcomer, said)
@@ -69,7 +69,7 @@ class Peers:
                 self.take(rank, *message)
 
     def take(self, rank: int, text: bytes, files: Path | None) -> None:
-        """Keep a rank's message, and the files that came with it."""
+        """Store a rank's message, and the files that came with it."""
         if self.rank:
             message = read_message(text, RunRequest, CaseResult, Failed, Farewell)
         else:
@@ -116,7 +116,7 @@ class Peers:
             raise error
 
     def explained(self, caught: BaseException) -> BaseException:
-        """What ended this rank: of a signal by torchrun, whose store went with a machine, that this machine is gone."""
+        """The actual reason for this rank's end: a signal from torchrun after a machine vanished becomes that loss."""
         if self.rank and isinstance(caught, interrupts.STOPS):
             try:
                 with interrupts.held():
@@ -126,30 +126,32 @@ class Peers:
         return caught
 
     def _named_by(self, gone: Collection[int]) -> BitproofError | None:
-        """The error of a rank that left because of another rank, which it names; None if there is none."""
+        """The error of a rank that left because of another rank, if it names that rank; else None."""
         told = (problem.error() for problem in self.left.values())
         return next((each for each in told if getattr(each, "rank", None) not in (None, *gone)), None)
 
     def tell_failed(self) -> None:
-        """Let the other ranks know that this one's run has failed: they may wait for it where no error reaches them."""
+        """Notify the other ranks that this rank's run has failed: they may wait for it without ever getting an
+        error."""
         self.tell_all(Failed(run=self.run_number))
 
     def note_failed(self) -> None:
-        """Remember since when a run has failed; rank 0 lets all others know."""
+        """Remember the time of a run's first failure; rank 0 notifies all others."""
         if self.failed_at == float("inf"):
             self.failed_at = time.monotonic()
             if self.rank == 0:
                 self.tell_failed()
 
     def has_lost(self) -> bool:
-        """Whether a rank is gone, or what started this one."""
+        """Whether a rank, or the launcher of this rank, is gone."""
         self.listen()
         return bool(self.gone()) or self.launcher.ended() is not None
 
     def is_abandoned(self) -> bool:
         """Whether this rank's wait can no longer succeed.
 
-        That is if a rank is gone, or if another rank failed so long ago that this one should have reported its own end.
+        That is if a rank is gone, or if another rank failed so long ago that this rank should have reported its own
+        end.
         """
         if self.has_lost():
             self.note_failed()
@@ -163,6 +165,6 @@ class Peers:
             raise ended
 
     def close(self, seconds: float) -> None:
-        """Be done with all, when what waits was sent or time is up."""
+        """Close all connections once queued messages are sent or time is up."""
         self.links.close(seconds)
         self.launcher.close()

@@ -27,33 +27,33 @@ from bitproof.harness.execute.torchrun.store import Store
 from bitproof.harness.processes import framing
 
 WORD_SECONDS = 4.0
-"""How long rank 0 waits in silence, before it says for whom it waits."""
+"""Seconds of silence before rank 0 prints the ranks that are missing."""
 _CHANGED_SECONDS = 1.0
-"""How long after that it says so again, once others have come: it may have named many who were only slow."""
+"""Seconds before it prints them again after others have come: the first list may name many that were only slow."""
 _LAST_SECONDS = 8.0
 """How long a rank that has to end tries to reach rank 0; torchrun kills it after 30 s."""
 _HOST_MARGIN = 15.0
-"""How much longer than for a rank to come its host may take to say what it is made of."""
+"""Extra seconds for a host to report its versions and code, after its rank has come."""
 
 AskMadeOf = Callable[[Callable[[], bool]], MadeOf | None]
 """Returns this rank's versions, code and GPUs from its host; None once its argument, a function, returns True."""
 
 
 class Rendezvous:
-    """How one rank comes together with all others, within `timeout` seconds."""
+    """The rendezvous of a rank with all others, within `timeout` seconds."""
 
     def __init__(self, peers: Peers, timeout: float, ask_made_of: AskMadeOf) -> None:
         self._peers = peers
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
         self._ask_made_of = ask_made_of
-        self._store: Store | None = None  # where rank 0 serves it, its ranks meet there until the end
+        self._store: Store | None = None  # rank 0 serves it until the end, since its ranks meet there
         self._told_at, self._told = time.monotonic(), ""
 
     def call_roll(self, own: Hello) -> list[Seat]:
-        """Rank 0: wait for all others, see that all are made of the same, and let them begin; returns all ranks' seats.
+        """Rank 0: wait for all others, check that their versions and code agree, and let them begin; returns all seats.
 
-        Raises RankError, naming them, where some do not come, and CaseError where some are made of other things.
+        Raises RankError, which names the missing ranks, and CaseError if some ranks have other versions or code.
         """
         deadline = self._deadline
         self._peers.token = secrets.token_hex(16)
@@ -101,7 +101,7 @@ class Rendezvous:
         return seats
 
     def _meet(self, line: Line, said: dict[str, Any], arrived: dict[int, Hello]) -> None:
-        """Take a newcomer in, or send it away."""
+        """Accept a newcomer, or send it away."""
         if not hmac.compare_digest(str(said.get("token")).encode(), self._peers.token.encode()):
             self._peers.links.part_with(line, "it is of another run")
             return
@@ -112,14 +112,14 @@ class Rendezvous:
             self._peers.links.part_with(line, "it is none of us")
             if len(arrived) < self._peers.world_size:
                 raise
-            print(problem, file=sys.stderr, flush=True)  # all have come, and do not need it
+            print(problem, file=sys.stderr, flush=True)  # the run has all its ranks and continues
             return
         self._peers.links.welcome(line, f"rank {hello.rank}")
         self._peers.lines[hello.rank] = line
         arrived[hello.rank] = hello
 
     def _hello_of(self, said: dict[str, Any], arrived: Mapping[int, Hello]) -> Hello:
-        """A newcomer's introduction. Raises CaseError where it cannot be one of this run."""
+        """A newcomer's introduction. Raises CaseError if it cannot belong to this run."""
         try:
             hello: Hello = framing.read(json.dumps(said), Hello)
             is_of_size = 0 < hello.rank < self._peers.world_size == hello.world_size
@@ -142,7 +142,7 @@ class Rendezvous:
         return hello
 
     def _refuse_second(self, word: str) -> None:
-        """Rank 0: raise CaseError if the rank 0 lives that left this word in the store."""
+        """Rank 0: raise CaseError if the process that left this word in the store, another rank 0, still lives."""
         with suppress(ValueError, KeyError, TypeError, OSError):
             found = json.loads(word)
             line = self._connect(found["addresses"], found["port"])
@@ -155,13 +155,13 @@ class Rendezvous:
             )
 
     def come(self, hello: Hello) -> Welcome:
-        """Any other rank: find rank 0, and wait until it says that all are there. Raises what rank 0 does."""
+        """Any other rank: find rank 0, and wait until all ranks are there. Raises the error that rank 0 sends."""
         while True:
             line = self._reach(hello, self._deadline)
             self._tell_made_of(line)
             while line.gone is None or line.inbox:
                 said = self._peers.links.take(line)
-                if said is None:  # rank 0 knows until when to wait for others, and lives
+                if said is None:  # rank 0 lives, and keeps the deadline for the others
                     self._wait_for("", float("inf"), None)
                     continue
                 answer: Welcome | Farewell = read_message(said[0], Welcome, Farewell)
@@ -169,11 +169,11 @@ class Rendezvous:
                     self._peers.is_told = True
                     raise (answer.problem or Problem.of(RuntimeError("it ended"), "rank 0")).error()
                 return answer
-            del self._peers.lines[0]  # another run's, or one whose ranks were all restarted
+            del self._peers.lines[0]  # another run's, or a rank 0 that restarted with all its ranks
             self._wait_for(f"rank 0 left: {line.gone}", self._deadline, None)
 
     def reach_in_the_end(self, hello: Hello) -> None:
-        """Any other rank, which cannot take part: have a line to rank 0, if that is to be had within moments."""
+        """Any other rank, which cannot take part: try for a moment to connect to rank 0."""
         if 0 not in self._peers.lines:
             with suppress(BitproofError):
                 self._reach(hello, time.monotonic() + _LAST_SECONDS)
@@ -190,7 +190,7 @@ class Rendezvous:
                 found = json.loads(word)
                 line = self._connect(found["addresses"], found["port"])
                 self._peers.token = str(found["token"])
-            except (ValueError, KeyError, TypeError, OSError):  # an older run's word, perhaps
+            except (ValueError, KeyError, TypeError, OSError):  # perhaps the word of an older run
                 self._wait_for("rank 0 does not listen where torchrun's store says", deadline, None)
                 continue
             self._peers.links.tell(line, replace(hello, token=self._peers.token))
@@ -217,8 +217,8 @@ class Rendezvous:
         raise problem
 
     def _tell_missing(self, arrived: Mapping[int, Hello]) -> None:
-        """Print the ranks for which rank 0 waits, and where the others connected from: only this shows a rank that died
-        before it connected."""
+        """Print the missing ranks, and the machines of the others: only this shows a rank that died before it
+        connected."""
         missing = [rank for rank in range(self._peers.world_size) if rank not in arrived]
         nodes: dict[str, list[int]] = {}
         for rank in sorted(arrived):

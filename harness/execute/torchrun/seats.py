@@ -1,7 +1,8 @@
-"""Which GPU each rank of a launcher uses, and its number on its machine.
+"""The GPU of each rank under a launcher, and its number on its machine.
 
-No launcher's variable is needed: ranks send rank 0 where they are and which GPUs they see. So ranks that all see eight
-GPUs, ranks of `srun --gpus-per-task=1` that see one each, and machines with unequal numbers of ranks are one case.
+No launcher's variable is needed: ranks send rank 0 their machine and the GPUs that they see. So the same rule covers
+ranks that all see eight GPUs, ranks of `srun --gpus-per-task=1` that see a single GPU each, and machines with unequal
+numbers of ranks.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ _UUIDS = ("GPU-", "MIG-")
 
 @dataclass(frozen=True, kw_only=True)
 class Whereabouts:
-    """Where a rank is: its machine, its LOCAL_RANK if its launcher set a number, and the GPUs that it sees, in order.
+    """A rank's machine, its LOCAL_RANK if its launcher set a number, and the GPUs that it sees, in order.
 
-    `node` separates the launcher's agents on one machine, and each agent counts its own ranks from 0. A GPU's name is
-    its UUID, or else its number on the machine.
+    `node` separates the launcher's agents on a machine, and each agent counts its own ranks from 0. A GPU's name is its
+    UUID, or else its number on the machine.
     """
 
     machine: str
@@ -37,10 +38,10 @@ class Whereabouts:
 
 @dataclass(frozen=True, kw_only=True)
 class Seat:
-    """A rank's number on its node and how many ranks that has, as torchrun counts, and its GPU.
+    """A rank's number on its node and the number of ranks there, as torchrun counts, and its GPU.
 
     `gpu` is an index into the GPUs that the rank itself sees, None if it sees none. `name` is the GPU's name: ranks
-    with one name would share one GPU.
+    with the same name would share a GPU.
     """
 
     machine: str = ""
@@ -59,16 +60,16 @@ def own_machine() -> str:
 
 
 def own_local_rank(environment: Mapping[str, str]) -> int | None:
-    """LOCAL_RANK as the launcher set it; None without one, and for what is no number."""
+    """LOCAL_RANK as the launcher set it; None if it is missing or no number."""
     text = environment.get("LOCAL_RANK", "")
     return int(text) if text.isascii() and text.isdigit() else None
 
 
 def seat(ranks: Sequence[Whereabouts]) -> list[Seat]:
-    """Each rank's seat. LOCAL_RANKs count if they number a node's ranks 0, 1, 2, ...; otherwise the ranks' order does.
+    """Each rank's seat. LOCAL_RANKs count if they number a node's ranks 0, 1, 2, ...; else the ranks' order does.
 
     Example: ranks 0, 1 on one machine and 2 on another, without LOCAL_RANK, which see four GPUs each, get the local
-    ranks 0, 1, 0 and the GPUs 0, 1, 0. If each sees one GPU, each gets index 0.
+    ranks 0, 1, 0 and the GPUs 0, 1, 0. If each sees a single GPU, each gets index 0.
     """
     on_node = _numbers([(rank.machine, rank.node) for rank in ranks], ranks)
     at_gpus = _numbers([(rank.machine, rank.gpus) for rank in ranks], ranks)
@@ -76,6 +77,7 @@ def seat(ranks: Sequence[Whereabouts]) -> list[Seat]:
     for rank, (local_rank, count), (number, _) in zip(ranks, on_node, at_gpus, strict=True):
         own = Seat(machine=rank.machine, local_rank=local_rank, local_world_size=count)
         if rank.gpus:
+            # If ranks outnumber the GPUs, GPUs repeat; `_lack` refuses that unless sharing is allowed.
             index = number % len(rank.gpus)
             name = rank.gpus[index]
             name = name if name.startswith(_UUIDS) else f"GPU {name} of {rank.machine}"
@@ -101,9 +103,9 @@ def _numbers(groups: Sequence[Hashable], ranks: Sequence[Whereabouts]) -> list[t
 def place_seats(
     request: str, seats: Sequence[Seat], collectives: CollectivesRequest | None, *, share_gpus: bool = False
 ) -> tuple[Placement, str | None]:
-    """Where a case runs on ranks of a launcher; and why on the CPU, if ranks see GPUs and `auto` does not take them.
+    """The placement of a case on a launcher's ranks; and, if `auto` ignores visible GPUs, the reason for the CPU.
 
-    Raises CaseError as `place` does: `cuda` is refused, with the ranks, if some see no GPU or would share one.
+    Raises CaseError as `place` does: `cuda` is refused, with the ranks, if some see no GPU or would share a GPU.
     """
     names = {seat.name for seat in seats if seat.name}
     lack = _lack(seats) if names and request != "cpu" else None

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from bitproof.harness.capture.made_of import tell_ranks
 from bitproof.harness.errors import RankError
 
-# One call into torch's store, which hears no signal; and the same where nothing is asked of it but a value.
+# Time for a call into torch's store, which handles no signal; and for a call that only reads a value.
 _STORE_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
 
@@ -30,7 +30,7 @@ class Launcher:
         self._store: socket.socket | None = None
 
     def watch_store(self, address: str, port: int) -> None:
-        """Notice from now on when the store is closed, by a connection that says nothing."""
+        """Notice from now on when the store is closed, by an idle connection."""
         if self._store is None:
             with suppress(OSError):
                 self._store = socket.create_connection((address, port), timeout=_STORE_SECONDS)
@@ -41,7 +41,7 @@ class Launcher:
         return self._parent is not None and os.getppid() != self._parent
 
     def ended(self) -> RankError | None:
-        """The error to raise when it is gone, None while it is there."""
+        """The error to raise when the launcher is gone, None while it is alive."""
         if self.is_orphan():
             return RankError(
                 f"torchrun has ended on {socket.gethostname()}, whose rank {os.environ['RANK']} it had started",
@@ -58,10 +58,10 @@ class Launcher:
         return None
 
     def error_of_dead_siblings(self) -> RankError | None:
-        """The error that names the ranks of this torchrun whose processes have ended; None where all live.
+        """The error that names the ranks of this torchrun whose processes have ended; None if all live.
 
-        torchrun ends all ranks of a machine when one of them has died, and says to none of them which one that was.
-        Where the system does not show who are its children (other than Linux), None.
+        torchrun ends all ranks of a machine when a rank has died, and does not report which. None if the system does
+        not list a process's children (other than Linux).
         """
         told = [os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
         if self._parent is None or not all(map(str.isdecimal, told)):
@@ -83,7 +83,7 @@ class Launcher:
         )
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         if self._store is not None:
             self._store.close()
             self._store = None
@@ -106,17 +106,18 @@ class Store:
         self.where = ""
 
     def put(self, word: str, instead_of: str | None = None) -> str | None:
-        """Leave rank 0's word, unless another one is there than `instead_of`; which is there, None without a store."""
+        """Store rank 0's word if the present word is `instead_of`. Returns the word that is there then, None without a
+        store."""
         found = self._use(lambda store: store.compare_set(_key(), instead_of or "", word))
         return cast(bytes, found).decode() if found is not None else None
 
     def get(self) -> str | None:
-        """Rank 0's word; None where there is none yet."""
+        """Rank 0's word; None if there is none yet."""
 
         def look(store: Any) -> str | None:
             try:
                 store.wait([_key()], timedelta(seconds=_LOOK_SECONDS))
-            except RuntimeError:  # it times out with a subclass of it, and so it ends when its server does
+            except RuntimeError:  # the store raises a subclass on a timeout, and this class when its server ends
                 return None
             return cast(bytes, store.get(_key())).decode()
 
@@ -199,7 +200,7 @@ def _key() -> str:
 
 
 def children_environments(parent: int) -> list[list[tuple[str, str]]]:
-    """What the living children of a process were given as environment variables, a list a child."""
+    """The environment variables of a process's living children, a list per child."""
     found = []
     try:
         for task in Path(f"/proc/{parent}/task").iterdir():

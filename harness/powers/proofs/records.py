@@ -20,11 +20,12 @@ class ProofVerdict(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ProofOutcome:
-    """One case's proof: the number of the step's outputs by answer, and the reason if not all are proved.
+    """A case's proof: the number of the step's outputs by answer, and the reason if not all are proved.
 
     `unproved` lists the first outputs that are not proved, `first` describes the difference of the two sides in the
-    first one. `assumptions` are the proof's assumptions. `laid_out_otherwise` lists the first outputs that are PROVED
-    but have different strides on the two sides, `otherwise` is their number: code after the step may depend on strides.
+    first of them. `assumptions` are the proof's assumptions. `laid_out_otherwise` lists the first outputs that are
+    PROVED but have different strides on the two sides, `otherwise` is their number: code after the step may depend on
+    strides.
     """
 
     __pydantic_config__ = GROWING

@@ -1,7 +1,7 @@
 """Proofs in reports: a column next to the verdict, and a prominent line if a proved case differs.
 
-docs/explanation/proving.md lists the assumptions of proofs. If a PROVED case is DIFFERENT, one of them is false on that
-machine, or something other than the step had an effect; the line names the call that shows it, and the assumption.
+docs/explanation/proving.md lists the assumptions of proofs. If a PROVED case is DIFFERENT, an assumption is false on
+that machine, or something outside the step had an effect. The line names the assumption and the call that shows it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ HEADER = "proof"
 
 COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
 PROVED_KINDS = ("loss", "grad", "buffer")
-"""The kinds of records that a proof is about; the optimizer's step is not in it."""
+"""The kinds of records that proofs cover; the optimizer's update is not covered."""
 
 
 LAID_OUT_OTHERWISE = "equal values, laid out otherwise in memory, which what follows the step may depend on"
 
 
 def has_proofs(report: Report) -> bool:
-    """Whether a proof was asked for, so that the column says something."""
+    """Whether a proof was requested, so the column has content."""
     return any(result.proof is not None for result in report.cases)
 
 
@@ -39,8 +39,7 @@ def column(result: CaseResult) -> str:
 
 
 def tell(name: str, found: ProofOutcome, most: int = 3) -> list[str]:
-    """A proof's result before the case runs, as lines: outputs that are equal for all inputs, and outputs that may
-    differ."""
+    """A proof's result before the case runs, as lines: how many outputs are proved equal, and which may differ."""
     counts = f"{found.proved} of {found.outputs} outputs" if found.outputs else found.reason or "nothing to prove"
     seconds = "" if found.seconds is None else f", {found.seconds:.1f} s"
     lines = [f"{name}: {found.verdict}: {counts}{seconds}"]
@@ -57,7 +56,7 @@ def tell(name: str, found: ProofOutcome, most: int = 3) -> list[str]:
 
 
 def belied(result: CaseResult, options: Sequence[str] = ()) -> str | None:
-    """The prominent line about a PROVED case that differs, with the call and the assumption to blame.
+    """The prominent line about a PROVED case that differs, with the false assumption and the blamed call.
 
     None if the run confirms the proof, or differs in something that the proof does not cover, such as code after a step
     whose outputs have other strides. `options` are the run's.
@@ -78,12 +77,12 @@ def belied(result: CaseResult, options: Sequence[str] = ()) -> str | None:
 
 
 def loudest(report: Report) -> list[str]:
-    """The loudest lines of a report, a case each."""
+    """The prominent lines of a report, at most one per case."""
     return [line for line in (loudest_of(report, result) for result in report.cases) if line]
 
 
 def loudest_of(report: Report, result: CaseResult) -> str | None:
-    """The loudest line of one case of a report, where it has one."""
+    """The prominent line of a case in a report; None if it has none."""
     return belied(result, report.options if result.options is None else result.options)
 
 
@@ -96,7 +95,7 @@ def _blamed(first: Divergence) -> str:
 
 
 def _false_assumption(call: BlamedCall | None) -> str:
-    """The assumption that a call to blame shows to be false, as docs/explanation/proving.md words them."""
+    """The assumption that a blamed call refutes, as docs/explanation/proving.md words it."""
     if call is None:
         return "both sides run what was traced (no call explains the difference)"
     if call.how is not None and "same inputs" not in call.how:

@@ -133,7 +133,7 @@ class _Builder:
         self._size = scene.tensor_ranks
         self._sources: dict[Node, dict[int, _Source]] = {}
         self._placements: dict[str, list[tuple[str, ...]]] = {}
-        """Of each node, by choice: where its outputs lie on the tensor axis."""
+        """For each node and choice, the placements of its outputs on the tensor axis."""
 
     def add_parameter(self, parameter: PlacedParameter, node: Node) -> None:
         """Step 2."""

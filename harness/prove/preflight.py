@@ -18,7 +18,7 @@ from bitproof.harness.processes.apart import Lost, answer_all, answers_apart
 from bitproof.harness.records import ProofOutcome, ProofVerdict
 
 MOST_NAMED = 200
-"""The most unproved outputs that an outcome names."""
+"""The maximum number of unproved outputs named in an outcome."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,10 @@ class Task:
 
 
 def preflight_proofs(task: Task, log: Path, timeout: float) -> Iterator[ProofOutcome]:
-    """Yield an outcome for each case in order, each within `timeout` seconds; after a time-out, later cases are not
-    tried. Closing the iterator ends the process."""
+    """Yield an outcome for each case in order, each within `timeout` seconds.
+
+    After a time-out, later cases are not tried. Closing the iterator ends the process.
+    """
     found = answers_apart("bitproof.harness.prove.preflight", task, ProofOutcome, len(task.cases), log, timeout)
     with contextlib.closing(found) as answers:
         for answer in answers:

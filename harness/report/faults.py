@@ -163,9 +163,8 @@ def table_into(page: str, found: FaultsFound, environment: Mapping[str, Any], ca
 
     None if the page has no such lines. `call` is the command that measured the scores.
     """
-    place = re.search(
-        f"^{BEGIN}$.*?^{END}$", page, re.MULTILINE | re.DOTALL
-    )  # a page may also mention BEGIN in a sentence
+    # Anchored to whole lines, since a sentence of the page may mention BEGIN.
+    place = re.search(f"^{BEGIN}$.*?^{END}$", page, re.MULTILINE | re.DOTALL)
     if place is None:
         return None
     before, after = page[: place.start()], page[place.end() :]

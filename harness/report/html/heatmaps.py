@@ -99,8 +99,7 @@ def wanted_cells(result: CaseResult) -> int:
 
 
 def by_tensor(result: CaseResult, max_cells: int) -> TensorHeat | None:
-    """The number of ranks on which each tensor differs, in the order of their first difference; None if unknown or
-    none."""
+    """Differing tensors by step, in the order of their first difference; None if no such record is known."""
     if not result.differing:
         return None
     columns = _Columns(result)

@@ -1,6 +1,6 @@
-"""Checks: what a run does with a case beyond comparing reference and candidate.
+"""Checks: further questions about a case, beyond comparing reference and candidate.
 
-A check states its options, may ask for further runs, and returns a `Finding`, which every report prints. It is switched
-on by its options (those in the `SHIPPED` table and of installed packages) or by `--check FILE.py:CLASS`.
-docs/how-to/own-check.md shows a whole one.
+A check declares its options, may request further runs, and returns a `Finding`, which every report prints. It is
+switched on by its options (shipped checks and those of installed packages) or by `--check FILE.py:CLASS`.
+docs/how-to/own-check.md shows a complete example.
 """

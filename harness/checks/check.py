@@ -1,4 +1,4 @@
-"""What a check is, and what it gets to judge by. Imports no torch: checks run in the command's process."""
+"""The interface of a check and its evidence. Imports no torch: checks run in the command's process."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NoOptions:
-    """The options of a check that has none."""
+    """The options of a check without any."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """One case after its verdict, as a check sees it.
+    """A case after its verdict, as input of a check.
 
-    `result` has the verdict, the numbers of compared records, times, memory and throughput, and the findings of the
-    checks before this one. `path(role)` is the folder of a side's recording and `recording(role)` reads it: a digest
-    for each (step, kind, name, rank). `run(role)` runs a side once more, within the time limit of a case, and returns
-    that run's recording. `log` is a file for what the check wants to keep. `packing` names the graph's nodes that only
-    pack right values, if every call was compared.
+    `result` has the verdict, the numbers of compared records, times, memory and throughput, and the findings of earlier
+    checks. `path(role)` is the folder of a side's recording and `recording(role)` reads it: a digest for each (step,
+    kind, name, rank). `run(role)` runs a side again, within the case's time limit, and returns the new recording. `log`
+    is a file for the check's own output. `packing` has the graph nodes that only pack correct values, if every call was
+    compared.
     """
 
     result: CaseResult
@@ -46,11 +46,11 @@ class Evidence:
 
 
 class Check:
-    """One check. A subclass has a name, a dataclass of options and `judge`.
+    """A check. A subclass has a name, a dataclass of options and `judge`.
 
-    `Options` is a frozen dataclass whose fields are settings (`bitproof.setting`): from them come the options of the
-    command line, the keywords of `bitproof.run` and the replay line. The class's docstring begins with a sentence that
-    says what the check finds out.
+    `Options` is a frozen dataclass whose fields are settings (`bitproof.setting`). They define the options of the
+    command line, the keywords of `bitproof.run` and the replay command. The class's docstring starts with a sentence
+    about the check's question.
     """
 
     name: ClassVar[str]
@@ -62,11 +62,11 @@ class Check:
 
     @classmethod
     def of(cls, options: Any) -> Self | None:
-        """The check that these options ask for; None if they switch it off. By default it is on."""
+        """The check with these options; None if they switch it off. By default it is on."""
         return cls(options)
 
     def refuse(self, options: RunOptions) -> None:
-        """Raise UsageError, before anything runs, for a run that this check cannot be part of."""
+        """Raise UsageError, before anything runs, if the check does not support this run."""
 
     def prepare(self, cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterator[str]:
         """Work before any case runs, once for all of them; yields lines to print. `folder` is the run folder."""
@@ -77,15 +77,15 @@ class Check:
         return verdict != Verdict.ERROR
 
     def judge(self, evidence: Evidence) -> Finding | None:
-        """What this check finds of a case; None if it has nothing to say. Runs once a case, after the verdict."""
+        """Judge a case, once, after its verdict. Returns None if there is nothing to report."""
         raise NotImplementedError(f"check {self.name} does not define judge")
 
     @staticmethod
     def finding(data: dict[str, Any]) -> Finding:
-        """The finding that these data were part of, for checks whose data older reports have elsewhere."""
+        """Rebuild a finding from its data, for checks whose data is elsewhere in older reports."""
         return Finding(data=data)
 
     @staticmethod
     def contradiction(data: dict[str, Any]) -> tuple[str, str, str] | None:
-        """A field of a finding's data, read from a file, that cannot be: its path, what is expected, what is found."""
+        """An impossible value in a finding's data from a file: its path, expected, found. None if there is none."""
         return None

@@ -1,7 +1,7 @@
-"""The checks that exist: those that ship, those of installed packages, and classes of a user's file.
+"""The available checks: shipped checks, those of installed packages, and classes in a user's file.
 
-No check's module is imported before its options are needed: a table says which options belong to a shipped check, so a
-run that uses none of them loads none of them.
+A check's module is imported only when its options are needed: a table maps options to shipped checks, so a run without
+these options loads no check.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bitproof.harness.settings import made, options_of
 from bitproof.harness.user_code.user_file import run_file
 
 GROUP = "bitproof.checks"
-"""The entry-point group in which installed packages name their checks."""
+"""The entry-point group of installed packages' checks."""
 
 SHIPPED = {
     "proof": "bitproof.harness.powers.proofs.check:ProofCheck",
@@ -44,9 +44,9 @@ def shipped_checks() -> tuple[type[Check], ...]:
 
 
 def all_checks(asked: Sequence[str | type[Check]] = ()) -> tuple[type[Check], ...]:
-    """The shipped checks, those of installed packages, then the `asked` ones: classes, or as `--check` names them.
+    """The shipped checks, those of installed packages, then the `asked` checks: classes, or texts as in `--check`.
 
-    Raises UsageError for one that cannot be loaded, and for two of one name.
+    Raises UsageError if a check cannot be loaded, or if two checks have the same name.
     """
     found: dict[str, type[Check]] = {}
     for source, check in _sources(asked):
@@ -70,7 +70,7 @@ def _sources(asked: Sequence[str | type[Check]]) -> Iterator[tuple[str, type[Che
 
 @functools.cache
 def load(source: str) -> type[Check]:
-    """The check of `--check FILE.py:CLASS` or `MODULE:CLASS`. Raises UsageError if there is none."""
+    """Load the check `FILE.py:CLASS` or `MODULE:CLASS`. Raises UsageError if there is none."""
     try:
         return checked(_taken(source), source)
     except UsageError:
@@ -103,7 +103,7 @@ def _taken(source: str) -> Any:
 
 
 def checked(found: Any, source: str) -> type[Check]:
-    """A check whose class says what a run needs to know. Raises UsageError for any other object."""
+    """`found`, if it is a complete check class. Raises UsageError for any other object."""
     problem = ""
     if not (isinstance(found, type) and issubclass(found, Check)):
         problem = f"{found!r} is no subclass of bitproof.Check"
@@ -122,13 +122,13 @@ def checked(found: Any, source: str) -> type[Check]:
 
 
 def active(checks: Sequence[type[Check]], given: Mapping[str, Any]) -> tuple[Check, ...]:
-    """The checks that these option values, by keyword, switch on."""
+    """The checks switched on by these option values, by keyword."""
     found = [check.of(made(check.Options, given)) for check in checks]
     return tuple(check for check in found if check is not None)
 
 
 def refuse_taken_options(checks: Sequence[type[Check]]) -> None:
-    """Raise UsageError if an option of a check is one that a run or a case already has."""
+    """Raise UsageError if a check's option has the name of an option of runs or cases."""
     from bitproof.harness.changes import Changes
     from bitproof.harness.options import RunOptions
 

@@ -1,1 +1,1 @@
-"""What disturbs a run on purpose: faults that must be caught, and stress under which nothing may change."""
+"""Deliberate disturbances of a run: faults that must be detected, and stress that must not change any bit."""

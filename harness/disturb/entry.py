@@ -1,15 +1,15 @@
-"""A row of the catalogue: one defect or one equivalent rewrite, with its properties. Imports no torch.
+"""A row of the catalogue: a defect or an equivalent rewrite, with its properties. Imports no torch.
 
-It is a function with `@row`, in the module of its family: the function's name, with hyphens, is the row's, and the
-first line of its docstring describes the defect.
+A row is a function with `@row` in the module of its family. The row's name is the function's name with hyphens, e.g.
+`chunk-0-joined-twice`; the first line of the docstring describes the defect.
 
-There are four kinds of faults, and a row is exactly one of them:
+There are four kinds of faults; each row has exactly one:
 
-    edit     the candidate's finished graph is changed, before ranks are forked, as a wrong pass would leave it
-    call     calls of some operators are replaced, in every system that is not compiled
-    order    sums over ranks are taken in another order, as by `sum-order`
-    runner   what takes micro-batches through stages, or a loop that comes with bitproof, does something else, on
-             every rank
+    edit     changes the candidate's finished graph, before ranks are forked, like a wrong pass
+    call     replaces calls of some operators, in every system that is not compiled
+    order    takes sums over ranks in another order, like `sum-order`
+    runner   changes, on every rank, how a staged step or a built-in loop runs: e.g. sends micro-batches in another
+             order
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ Family = Literal[
 ]
 
 ANY = "*"
-"""In a site, an unknown part: it depends on the system or on the case."""
+"""An unknown part of a site: it depends on the system or on the case."""
 
 
 class Site(NamedTuple):
-    """A place that blame may name: a module ("" the root, None no owner), a direction, a chunk, an operator. `ANY`
-    stands for an unknown part. `operator` is without its overload.
+    """A call site: module ("" the root, None no owner), direction, chunk, operator without overload.
+
+    `ANY` stands for an unknown part.
     """
 
     module: str | None
@@ -57,16 +58,16 @@ class Site(NamedTuple):
     operator: str
 
     def is_at(self, module: str | None, direction: str | None) -> bool:
-        """Whether module and direction are this place's."""
+        """Whether the site has this module and direction."""
         return self.module in (ANY, module) and self.direction in (ANY, direction)
 
     def is_of(self, operator: str) -> bool:
-        """Whether the operator, with or without its overload, is this place's."""
+        """Whether the site has this operator, with or without its overload."""
         return self.operator in (ANY, operator.partition(".")[0])
 
 
 class Need(NamedTuple):
-    """A condition on cases, and the words for it in an error's `expected`."""
+    """A condition on cases, and its description for an error's `expected`."""
 
     holds: Callable[[Case], bool]
     says: str
@@ -91,12 +92,12 @@ PIPELINED = Need(lambda case: case.candidate == "graph" and case.parallelism.pp 
 
 
 def ranks(number: int) -> Need:
-    """At least so many ranks, in a pipeline of one stage."""
+    """At least this many ranks, without pipeline stages."""
     return Need(lambda case: case.parallelism.stage_ranks >= number, f"{number} ranks or more")
 
 
 def steps(number: int) -> Need:
-    """At least so many steps."""
+    """At least this many steps."""
     return Need(lambda case: case.steps >= number, f"{number} steps or more")
 
 
@@ -110,13 +111,13 @@ TamperCall = Callable[["TamperedCall"], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One row. `says` describes the defect in a sentence; `source` is where it occurred, or why it is plausible.
+    """A row. `says` describes the defect in a sentence; `source` is where it occurred, or why it is plausible.
 
-    `needs` is what a case must have for the fault to apply, `sees` what it must also have to detect it: otherwise
-    inputs or rounding hide the fault. `kinds` are the possible kinds of the first differing record. `sites` are the
-    places that blame may name; an edit returns its own, as it knows the nodes that it changed. `operators` are the
-    operators whose calls are replaced. `rank` is the one wrong rank: -1 for the last, None for all. `is_fault` is false
-    for a rewrite that keeps every bit.
+    A case must meet `needs` for the fault to apply, and `sees` to detect it: otherwise inputs or rounding hide the
+    fault. For example, reading another chunk's positions stays hidden if all rows have the same positions. `kinds` are
+    the possible kinds of the first differing record. `sites` are the call sites that blame may name; an edit returns
+    its own, as it knows the nodes that it changed. `operators` are the operators whose calls are replaced. `rank` is
+    the wrong rank: -1 for the last, None for all. `is_fault` is false for a rewrite that keeps every bit.
     """
 
     name: str
@@ -140,25 +141,25 @@ class Entry:
 
     @property
     def is_fault(self) -> bool:
-        """Whether a run with it must not be EQUAL."""
+        """Whether a run with this row must differ."""
         return self.family != "equivalent"
 
     @property
     def all_needs(self) -> tuple[Need, ...]:
-        """The properties that a case must have for the fault to strike."""
+        """The conditions that a case must meet for the fault to apply."""
         of_one_rank = (ONE_STAGE,) if self.rank is not None else ()
         return (GRAPH, PLAIN, *of_one_rank, *self.needs) if self.edit else self.needs
 
     def unmet(self, case: Case) -> list[str]:
-        """The properties that a case lacks for the fault to strike, in words; empty if it lacks none."""
+        """The unmet conditions for the fault to apply, in words; empty if the case meets all."""
         return [need.says for need in self.all_needs if not need.holds(case)]
 
     def hidden(self, case: Case) -> list[str]:
-        """The properties that a case lacks for the fault to be seen, in words; empty if it lacks none."""
+        """The unmet conditions for the fault to be detected, in words; empty if the case meets all."""
         return [need.says for need in self.sees if not need.holds(case)]
 
     def rank_of(self, world_size: int) -> int | None:
-        """The one rank that is wrong, None where all are."""
+        """The wrong rank, or None if all are wrong."""
         return None if self.rank is None else self.rank % world_size
 
 
@@ -175,10 +176,11 @@ def row(
     rank: int | None = None,
     family: Family | None = None,
 ) -> Callable[[Callable[..., Any]], Entry]:
-    """Make a function a row: it edits a graph; as `runner` it changes the runner of a staged graph or of a built-in
-    loop; with `operators` it replaces their calls in the update.
+    """Turn a function into a row.
 
-    With an `order` only its name and docstring count. Its module's name is its family, unless that is given.
+    The function edits a graph. With `runner` it changes the runner of a staged graph or of a built-in loop; with
+    `operators` it replaces their calls in the update; with `order` only its name and docstring count. The family is the
+    module's name by default.
     """
 
     def entry_of(function: Callable[..., Any]) -> Entry:
@@ -205,7 +207,7 @@ def row(
 
 @dataclass(frozen=True, kw_only=True)
 class Named(Fault):
-    """A fault of the catalogue, by its name."""
+    """A fault of the catalogue, by name."""
 
     kind: ClassVar[str] = "named"
     name: str
@@ -221,7 +223,10 @@ class Named(Fault):
 
 
 def catalogue() -> Mapping[str, Entry]:
-    """All rows by name. Imported when a run has a fault: its modules are 4,000 lines, and most runs have none."""
+    """All rows by name.
+
+    Imported only when a run has a fault: the modules have 4,000 lines, and most runs have no fault.
+    """
     from bitproof.harness.disturb.faults.catalogue import CATALOGUE
 
     return CATALOGUE

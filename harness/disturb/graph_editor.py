@@ -1,6 +1,6 @@
-"""Finding nodes of a finished graph and changing them, as the edits of the catalogue do.
+"""Find nodes of a finished graph and change them, for the edits of the catalogue.
 
-What an edit makes says nothing of where it belongs, as what a wrong pass makes says nothing.
+Calls that an edit inserts have no known origin, like those of a wrong pass.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from bitproof.harness.graph.origin import META_KEY, RECOMPUTED_KEY, UNKNOWN, ori
 from bitproof.harness.graph.writer import CHUNK_KEY
 
 Call = Any
-"""A node. Edits take its arguments apart, and no type says what an operator takes."""
+"""A node. Typed as Any, since edits read arguments whose types depend on the operator."""
 
 Where = Callable[[Call], bool]
 
 
 class NoPlaceError(UsageError):
-    """The graph has nothing of the kind that a fault changes."""
+    """The graph has no call that the fault could change."""
 
 
 class GraphEditor:
-    """Edits a copy of a case's finished graph as on a rank; the copy is the same on all ranks, except for the fault."""
+    """Edits a copy of a case's finished graph on a rank. All ranks have the same copy, apart from the fault."""
 
     def __init__(self, graph: Graph, case: Case, rank: int = 0) -> None:
         self.graph = graph
@@ -56,10 +56,9 @@ class GraphEditor:
         chunk: int | None = None,
         where: Where = lambda node: True,
     ) -> list[Call]:
-        """Calls of an operator in modules whose names match `at`, "" for nodes without an owner.
+        """Calls of an operator in modules whose names match `at`; "" matches nodes without an owner.
 
-        Without a chunk, those of chunk 1 where there are any, and else those that run once. Raises NoPlaceError where
-        there is none.
+        By default only chunk 1's calls if there are any. Raises NoPlaceError if there is no such call.
         """
         found = [
             node
@@ -81,18 +80,18 @@ class GraphEditor:
         return found
 
     def find(self, name: str | None = None, at: str = ".*", turn: int = 0, **options: Any) -> Call:
-        """The turn-th of `all`; the last of them where there are fewer."""
+        """The turn-th call of `all`, or the last if there are fewer."""
         found = self.all(name, at, **options)
         return found[min(turn, len(found) - 1)]
 
     def require(self, found: Sequence[Any], what: str) -> Any:
-        """The first node found. Raises NoPlaceError, with the words for what was looked for, if there is none."""
+        """The first node found. Raises NoPlaceError, which names the missing `what`, if there is none."""
         if not found:
             raise NoPlaceError(f"there is nothing to strike in case {self.case.name}", expected=f"a graph with {what}")
         return found[0]
 
     def twin(self, node: Node) -> Call:
-        """The call that does for the other chunk what a node does for its own, of the same shape."""
+        """The other chunk's copy of a node, if it comes before the node. Raises NoPlaceError otherwise."""
         ends = {0: "chunk0", 1: "chunk1"}
         mine = node.meta.get(CHUNK_KEY)
         if mine in ends and ends[mine] in node.name:
@@ -107,7 +106,7 @@ class GraphEditor:
         return order[node] > order[other]
 
     def op(self, name: str) -> Any:
-        """An operator by its name: aten.neg.default."""
+        """An operator by its name, e.g. `aten.neg.default`."""
         found: Any = torch.ops
         for part in name.split("."):
             found = getattr(found, part)
@@ -129,7 +128,7 @@ class GraphEditor:
         return made
 
     def instead(self, node: Node, target: str | Callable[..., Any], *args: Any, **options: Any) -> Call:
-        """Another call in a node's place, of arguments of its own."""
+        """Replace a node by a call with other arguments."""
         with self.graph.inserting_before(node):
             made = self._make(target, args, options)
         node.replace_all_uses_with(made)
@@ -160,13 +159,13 @@ class GraphEditor:
         return found
 
     def bypass(self, node: Node, source: Node) -> None:
-        """Leave a node out: its readers read `source`."""
+        """Remove a node; its readers read `source` instead."""
         node.replace_all_uses_with(source)
         self._stand_ins[node] = source
         self.graph.erase_node(node)
 
     def still_there(self, shows: Sequence[Show]) -> list[Show]:
-        """Calls that look, each at what stands in its nodes' place by now; those whose nodes are gone are left out."""
+        """The observations, moved to the nodes that replaced theirs; those of erased nodes are dropped."""
 
         def now(node: Node) -> Node:
             while node in self._stand_ins:
@@ -188,7 +187,7 @@ class GraphEditor:
         return value is not None and value.is_floating_point()
 
     def alike(self, one: Node, other: Node) -> bool:
-        """Whether two nodes compute tensors of one shape and dtype, whatever these depend on."""
+        """Whether two nodes compute tensors of the same shape and dtype."""
         values = self.value(one), self.value(other)
         return all(x is not None for x in values) and (
             (str(values[0].shape), values[0].dtype) == (str(values[1].shape), values[1].dtype)
@@ -196,17 +195,17 @@ class GraphEditor:
 
     @property
     def outputs(self) -> list[Call]:
-        """What the graph returns: the loss, then gradients in the order of the parameters."""
+        """The graph's outputs: the loss, then gradients in the order of the parameters."""
         returned: Any = self.graph.output_node().args[0]
         return list(returned)
 
     @property
     def gradients(self) -> list[Call]:
-        """What the graph returns as gradients, in the order of the parameters."""
+        """The graph's gradients, in the order of the parameters."""
         return self.outputs[1:]
 
     def sums_of_chunks(self) -> list[Call]:
-        """Gradients that are sums of both chunks' own."""
+        """Gradients that are sums of both chunks' gradients."""
         return [
             node
             for node in dict.fromkeys(self.gradients)
@@ -238,7 +237,7 @@ class GraphEditor:
         ]
 
     def launches(self, name: str, direction: str = "forward", at: str = ".*") -> list[Call]:
-        """Collectives of a name."""
+        """Collectives with this operator name."""
         return [node for node in self.all(name, at, direction=direction) if is_collective(node)]
 
     def wait_of(self, launch: Node) -> Call:
@@ -246,29 +245,29 @@ class GraphEditor:
         return next(user for user in launch.users if is_wait(user))
 
     def recomputed(self, name: str | None = None) -> list[Call]:
-        """Calls with which backward repeats forward's."""
+        """Calls in backward that repeat calls of forward."""
         return [node for node in self.calls if node.meta.get(RECOMPUTED_KEY) and name in (None, operator_name(node))]
 
     def site(self, node: Node, *operators: str) -> Site:
-        """A node's own place, or that of another operator there."""
+        """The site of a node, or of another operator in the same place."""
         origin = origin_of(node)
         name = operators[0] if operators else "getitem" if node.target is operator.getitem else operator_name(node)
         return Site(origin.module, origin.direction, node.meta.get(CHUNK_KEY), name)
 
     def sites(self, node: Node, *operators: str) -> list[Site]:
-        """A node's own place, with its own operator, and with others that an edit puts there.
+        """The site of a node, and those of operators that an edit inserts there.
 
-        What an edit makes says nothing of where it belongs, so the place of what it reads is as good.
+        Inserted calls have no known origin, so blame may also name them at the origin of the first input.
         """
         places = [node, *(read for read in node.all_input_nodes[:1] if read.op == "call_function")]
         return [self.site(node), *(self.site(place, name) for place in places for name in operators)]
 
     def readers(self, node: Node) -> list[Site]:
-        """The places of those that read a node, through views too."""
+        """The sites of a node's readers."""
         return [self.site(user) for user in node.users if user.op == "call_function"]
 
     def chunk_root(self, node: Node, *operators: str) -> list[Site]:
-        """Operators in the chunked module that a node lies in, where the eager chunks are split and joined."""
+        """Sites of these operators in the chunked module around a node, where eager code splits and joins chunks."""
         chunking, origin = self.case.chunking, origin_of(node)
         root = chunking.root_of(origin.module) if chunking and origin.module else None
         return [Site(root, origin.direction, node.meta.get(CHUNK_KEY), name) for name in operators] if root else []

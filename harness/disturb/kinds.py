@@ -1,4 +1,4 @@
-"""The faults with fields of their own: a flipped bit, a rank that dies, hangs or raises, another order of sums."""
+"""The faults with fields: a flipped bit, a rank that dies, hangs or raises, another order of sums."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Fault:
         return f"{self.kind}:{values}"
 
     def strike(self) -> None:
-        """What the fault does at the start of its step; a fault of values does nothing here."""
+        """Apply the fault at the start of its step; faults of values do nothing here."""
 
     def is_on(self, rank: int) -> bool:
         """Whether the fault is a rank's."""
@@ -60,7 +60,7 @@ class SumOrder(Fault):
 
 @dataclass(frozen=True, kw_only=True)
 class FlipBit(RankFault):
-    """One bit of one element of a local gradient, counted from its lowest."""
+    """A flipped bit of an element of a local gradient; bit 0 is the lowest."""
 
     kind: ClassVar[str] = "flip-bit"
     grad: str
@@ -81,12 +81,12 @@ class KillRank(RankFault):
 
 @dataclass(frozen=True, kw_only=True)
 class HangRank(RankFault):
-    """The rank stops taking part, and lives."""
+    """The rank stops participating, but stays alive."""
 
     kind: ClassVar[str] = "hang-rank"
 
     def strike(self) -> None:
-        """Never come back."""
+        """Sleep forever."""
         while True:
             time.sleep(3600)
 

@@ -15,18 +15,16 @@ from bitproof.harness.graph.verify import verify_order
 
 
 class MutatedGraph(NamedTuple):
-    """A graph with a fault in it, and the places that blame may name."""
+    """A graph with a fault, and the sites that blame may name."""
 
     module: GraphModule
     sites: list[Site]
 
 
 def mutate(entry: Entry, module: GraphModule, case: Case, rank: int = 0) -> MutatedGraph:
-    """A copy of a rank's finished graph, changed as the entry says; `module` stays as it is.
+    """A copy of a rank's finished graph, edited by the entry; `module` is not modified.
 
-    All ranks of a run have rank 0's.
-
-    Raises UsageError where the graph has nothing of the kind that the fault strikes.
+    All ranks of a run get rank 0's copy. Raises UsageError if the graph has no call that the fault could change.
     """
     assert entry.edit is not None, "only edits change graphs"
     graph = Graph()

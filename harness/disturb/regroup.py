@@ -1,10 +1,10 @@
-"""Takes a system's own sums in other orders, to measure how far rounding alone changes its records.
+"""Runs a system with its sums in other orders, to measure how far rounding alone changes its records.
 
-Another layout adds the same terms in other groups: tensor parallelism sums a product's parts by rank, data parallelism
-those of the batch. So every matrix product and every sum of this thread is computed in `parts`, over terms in another
-order: each part in the operator's own dtype, then the parts are added one after the other. The resulting change, after
-all amplification and damping in the system, is what another layout may cause. Orders are drawn from a seed, so runs
-differ and can be repeated.
+Another layout adds the same terms in other groups: tensor parallelism sums parts of a product by rank, data parallelism
+parts of the batch. So every matrix product and every sum of this thread is computed in `parts` over permuted terms:
+each part in the operator's own dtype, then the parts are added one after the other. For example, with two parts a sum
+of 8 terms becomes (t5+t0+t3+t6) + (t1+t7+t2+t4). The resulting change, after all amplification and damping in the
+system, is what another layout may cause. Orders are drawn from a seed, so a run can be repeated.
 
 Like scheduling stress (`stress.py`), a mode below autograd intercepts the calls of eager code, of backward and of
 users' systems. Fused operators (attention, norms, a compiled region) run unchanged, on changed inputs.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Regroup:
-    """Sums in this many parts, of an order that the seed decides, from `first_step` on."""
+    """Sums in this many parts, in an order drawn from the seed, from `first_step` on."""
 
     seed: int
     parts: int
@@ -35,9 +35,9 @@ class Regroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Across:
-    """What a run is asked for where two systems lay tensors out otherwise: the digests of cells, by these cuts.
+    """Request to a run if two systems have different layouts: digest cells of tensors, cut by `cuts`.
 
-    Its values are kept where they may be measured. With `regroup` its sums are taken in other orders.
+    With `keeps_values` it stores values, so errors can be measured. With `regroup` it takes its sums in other orders.
     """
 
     cuts: dict[str, Cuts]
@@ -47,7 +47,10 @@ class Across:
 
 @contextmanager
 def regrouped(regroup: Regroup | None, rank: int, step: Callable[[], int] = lambda: 0) -> Iterator[None]:
-    """Take this thread's sums in other orders; without `regroup` all is as ever. `step` says which step is taken."""
+    """Context in which this thread's sums have another order; no effect if `regroup` is None.
+
+    `step` returns the current step.
+    """
     if regroup is None:
         yield
         return
@@ -82,7 +85,7 @@ def regrouped(regroup: Regroup | None, rank: int, step: Callable[[], int] = lamb
 
 
 def _is_product(args: Sequence[Any], kwargs: Any, at: int) -> bool:
-    """Whether a call multiplies two float matrices and takes nothing beside them but what is added."""
+    """Whether a call multiplies two float matrices; its only other argument may be a summand."""
     import torch
 
     factors = args[at : at + 2]
@@ -91,7 +94,7 @@ def _is_product(args: Sequence[Any], kwargs: Any, at: int) -> bool:
 
 
 def _product(function: Any, args: Sequence[Any], kwargs: Any, at: int, parts: int, generator: Any) -> Tensor:
-    """left (.., M, K) @ right (.., K, N), with K taken in another order and in parts."""
+    """left (.., M, K) @ right (.., K, N), with K permuted and in parts."""
     left, right = args[at], args[at + 1]
     total = None
     for terms in _terms(left.shape[-1], parts, generator, left.device):
@@ -104,7 +107,7 @@ def _product(function: Any, args: Sequence[Any], kwargs: Any, at: int, parts: in
 
 
 def _sum(function: Any, args: Sequence[Any], kwargs: Any, parts: int, generator: Any) -> Any:
-    """A sum or a mean over dims, the longest taken in another order and in parts."""
+    """A sum or mean over dims, with the longest dim permuted and in parts."""
     import torch
 
     x, dims = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
@@ -126,7 +129,7 @@ def _sum(function: Any, args: Sequence[Any], kwargs: Any, parts: int, generator:
 
 
 def _terms(size: int, parts: int, generator: Any, device: Any) -> Sequence[Tensor]:
-    """The indices of a sum's terms in another order, in as many groups of two or more as there may be."""
+    """The indices of a sum's terms, permuted, in up to `parts` groups of two or more."""
     import torch
 
     order = torch.randperm(size, generator=generator).to(device)

@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     import torch
 
 CYCLES_A_SECOND = 1_500_000_000
-"""Of a GPU's clock, roughly: how long a sleep takes matters little, that it varies does."""
+"""Approximate clock of a GPU. Precision does not matter: sleeps only have to vary."""
 
 
 @contextmanager
 def stressed(stress: Stress | None, rank: int, device: torch.device | None = None) -> Iterator[None]:
-    """Disturb what this thread runs on `device` in this context; without `stress` nothing is other than it was."""
+    """Context that disturbs this thread's run on `device`; no effect if `stress` is None."""
     if stress is None:
         yield
         return
@@ -76,7 +76,7 @@ def stressed(stress: Stress | None, rank: int, device: torch.device | None = Non
 
 
 def _zero_grown(function: Any, args: Any, kwargs: Any) -> Any:
-    """Resize, and leave zeros where there was no room before."""
+    """Resize, and fill the added memory with zeros."""
     import torch
 
     is_strided = args[0].layout is torch.strided
@@ -90,7 +90,7 @@ def _zero_grown(function: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _sleep(seconds: float, device: torch.device | None) -> None:
-    """Sleep where the system computes: on the host, or on CUDA's current stream."""
+    """Sleep on the computing side: on the host, or on CUDA's current stream."""
     if device is None or device.type != "cuda":
         time.sleep(seconds)
         return
@@ -100,7 +100,7 @@ def _sleep(seconds: float, device: torch.device | None) -> None:
 
 
 def _delay_copies(seconds: float, device: torch.device | None) -> None:
-    """Delay copies to host memory and back: a reader that does not wait for them reads old values."""
+    """Delay the stream of copies to and from host memory: a reader that does not wait reads old values."""
     import torch
 
     from bitproof.harness.graph.offload_operators import copy_stream

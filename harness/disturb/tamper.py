@@ -1,7 +1,7 @@
-"""Calls of some operators that do something else than they should, on whatever system makes them.
+"""Replace calls of some operators by wrong calls, in whatever system makes them.
 
-A mode below autograd sees each call, as `stress` does. Blame's recorder is entered after it, so it sees a call's own
-inputs and what the tampered call gave: just as if the kernel were wrong.
+A mode below autograd sees each call, like `stress`. Blame's recorder is entered after it, so it records a call's real
+inputs and the tampered output, as if the kernel were wrong.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bitproof.harness.torch_operators import schema_of
 
 @dataclass
 class TamperedCall:
-    """One call of an operator that a fault asked for: the `turn`-th of it in its step, from 0."""
+    """A call of one of the fault's operators; `turn` counts its calls in this step, from 0."""
 
     function: Any
     args: tuple[Any, ...]
@@ -31,27 +31,27 @@ class TamperedCall:
     fire: Callable[[], None]
 
     def run(self) -> Any:
-        """The call as it was made."""
+        """Run the original call."""
         return self.function(*self.args, **self.kwargs)
 
     def with_(this, **changes: Any) -> Any:  # noqa: N805 (an argument of an operator may be named self)
-        """The call with other arguments, by name; the fault has fired."""
+        """Run the call with other arguments, by name, and note that the fault fired."""
         this.fire()
         names = [argument.name for argument in schema_of(this.function).arguments]
         args = [changes.pop(name, value) for name, value in zip(names, this.args, strict=False)]
         return this.function(*args, **{**this.kwargs, **changes})
 
     def given(self, name: str) -> Any:
-        """An argument by name, None where it was left out."""
+        """An argument by name; None if it was omitted."""
         names = [argument.name for argument in schema_of(self.function).arguments]
         return {**dict(zip(names, self.args, strict=False)), **self.kwargs}.get(name)
 
 
 @contextmanager
 def tampered(entry: Entry | None, clock: Clock, fire: Callable[[], None]) -> Iterator[Counter[str]]:
-    """Have the entry's operators do what it says while in this context. Yields how often each was called this step.
+    """Context in which the entry replaces calls of its operators. Yields the number of calls by operator in this step.
 
-    The caller clears the counts where a step begins.
+    The caller clears the counts at the start of each step.
     """
     turns: Counter[str] = Counter()
     if entry is None or entry.call is None:
@@ -78,7 +78,7 @@ def tampered(entry: Entry | None, clock: Clock, fire: Callable[[], None]) -> Ite
 
 
 def untampered(observe: Callable[..., None]) -> Callable[..., None]:
-    """`observe`, whose own calls are none of the system's."""
+    """`observe`, with its own calls hidden from dispatch modes: they are not the system's."""
 
     def observed(*args: Any) -> None:
         with disable_current_modes():

@@ -1,11 +1,6 @@
-"""Works of collectives that write their caller's tensors, as a log or stress hands them on in place of the backend's.
+"""Async handles (c10d `Work`) that a log or stress passes to the system in place of the backend's.
 
-1. No dispatch mode sees a caller wait; a work of ours knows that it was asked for.
-2. A log waits for each collective as it is launched, since gloo does part of its own work where it is waited for, with
-   operators that are none of the system's calls. What is sent to one rank, or received from one, is waited for where
-   the caller does: the peer may do its part later.
-3. Under stress what a collective gives arrives when it is asked for, and not before: who reads it unasked reads what
-   was there before.
+1. No dispatch mode sees a caller wait. Our handle notes that it was waited for.
 """
 
 from __future__ import annotations
@@ -30,13 +25,14 @@ from bitproof.harness.torch_operators import schema_of
 from bitproof.harness.within_user_code import refusing, theirs
 
 IN_PLACE_COLLECTIVES = "c10d"
-"""The namespace of collectives that write the caller's tensors, as FSDP2 calls them; functional ones return others."""
+"""The namespace of collectives that write the caller's tensors, as in FSDP2; functional collectives return new tensors.
+"""
 
 TO_ONE_RANK = ("send", "recv_", "recv_any_source_")
 
 
 class Works:
-    """The works of one log, by the index of the call that launched each."""
+    """A log's async handles, with the index of the call that launched each."""
 
     def __init__(self) -> None:
         self._made: list[tuple[HeldWork, int]] = []
@@ -44,9 +40,9 @@ class Works:
     def held(
         self, function: Any, result: Any, written: Sequence[Tensor], index: int, arrived: Callable[[], None]
     ) -> Any:
-        """What a collective returned, with works of ours, done but for what goes to one rank or comes from one.
+        """A collective's return value with our handles in it; except for point-to-point, the collective is complete.
 
-        Of that `arrived` is called once the caller has waited for it.
+        For point-to-point, `arrived` is called once the caller has waited.
         """
 
         def hold(work: Any) -> Any:
@@ -66,12 +62,12 @@ class Works:
         return tree_map_only(torch.ScriptObject, hold, result)
 
     def abandoned(self) -> list[int]:
-        """The calls whose works were not waited for yet."""
+        """The indices of calls whose handles were never waited for."""
         return [index for work, index in self._made if not work.is_asked]
 
 
 def late(function: Any, args: Any, kwargs: Any, made: list[HeldWork]) -> Any:
-    """Run a collective, and let what it writes arrive when its work is asked for; `made` keeps our works alive."""
+    """Run a collective, but write its results when its handle is waited for. `made` keeps our handles alive."""
     if name_of(function) in TO_ONE_RANK:
         return theirs(function, *args, **kwargs)
     written = [leaf for leaf in tree_leaves(written_by(function, args, kwargs)) if isinstance(leaf, Tensor)]
@@ -89,14 +85,14 @@ def late(function: Any, args: Any, kwargs: Any, made: list[HeldWork]) -> Any:
 
 
 def _copy(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Into the tensors' memory, as a backend does: autograd knows nothing of it."""
+    """Copy values into tensors like a backend: invisible to autograd's version counters."""
     for tensor, value in zip(tensors, values, strict=True):
         with torch.no_grad(), unsafe_preserve_version_counter(tensor):
             tensor.copy_(value)
 
 
 def written_by(function: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The arguments that a collective of c10d writes."""
+    """The arguments that a c10d collective writes."""
     names = (argument.name for argument in schema_of(function).arguments)
     given = dict(zip(names, args, strict=False)) | kwargs
     return [given.get(name) for name in in_place_results(function)]
@@ -104,7 +100,7 @@ def written_by(function: Any, args: Any, kwargs: Any) -> list[Any]:
 
 @functools.cache
 def in_place_results(function: Any) -> tuple[str, ...]:
-    """What a collective of c10d writes; its schema does not say so, only its arguments' names do."""
+    """The names of the arguments that a c10d collective writes. Its schema does not mark them, so names decide."""
     if getattr(function, "namespace", None) != IN_PLACE_COLLECTIVES or name_of(function) == "send":
         return ()
     names = [argument.name for argument in schema_of(function).arguments]
@@ -112,10 +108,11 @@ def in_place_results(function: Any) -> tuple[str, ...]:
 
 
 class HeldWork(Work):
-    """Work that has written `results` once it was asked for; C++ may hold it too, as DistributedDataParallel's reducer.
+    """An async handle whose `results` are written when it is waited for. C++ may hold it too, e.g.
 
-    A call of any of its methods counts as a wait. `arrive` is called once, at the first of these calls. C++ keeps only
-    its own part, and would wait forever without this one, so the caller must keep the work alive.
+    DistributedDataParallel. A call of any of its methods counts as a wait. `arrive` is called once, at the first of
+    these calls. C++ keeps only its own part, and would wait forever without this object, so the caller must keep it
+    alive.
     """
 
     def __init__(self, results: Sequence[Tensor], arrive: Callable[[], Any] | None = None) -> None:
@@ -125,7 +122,7 @@ class HeldWork(Work):
         self._arrive = arrive
 
     def wait(self, timeout: Any = None) -> bool:
-        """Until it has arrived."""
+        """Complete the work."""
         self.is_asked = True
         arrive, self._arrive = self._arrive, None
         if arrive is not None:
@@ -134,15 +131,15 @@ class HeldWork(Work):
         return True
 
     def synchronize(self) -> None:
-        """Until it has arrived."""
+        """Complete the work."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """It is, now."""
+        """True: this call completes the work."""
         return self.wait()
 
     def is_success(self) -> bool:
-        """It was one."""
+        """True: this call completes the work, and failures raise."""
         return self.wait()
 
     def result(self) -> list[Tensor]:
@@ -151,7 +148,7 @@ class HeldWork(Work):
         return [tensor for known in self._results if (tensor := known()) is not None]
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
-        """A future that has come."""
+        """A completed future with the results."""
         future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
         future.set_result(self.result())
         return future

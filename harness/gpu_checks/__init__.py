@@ -1,1 +1,1 @@
-"""What GPUs must do before a case is run on them, checked in processes of their own."""
+"""Checks that GPUs must pass before a case runs on them, each in separate processes."""

@@ -1,8 +1,8 @@
-"""What a GPU must do before a case is run on it: digests, attention, copies to host memory and back.
+"""Checks of one GPU: digests, attention, copies to host memory and back.
 
-Every check also runs on a CPU, over gloo, so that it can be seen to fail there (`tests/harness/gpu_checks`); that says
-nothing of GPUs. A check answers whether it passed, and what was found. Others are in `topology.py`, `grouped.py`,
-`processes.py` and `together.py`; `run.py` has all of them.
+Each check also runs on a CPU with gloo, where tests show that it can fail (`tests/harness/gpu_checks`); this shows
+nothing about GPUs. A check returns whether it passed, and its findings. `topology.py`, `grouped.py`, `processes.py` and
+`together.py` have the other checks; `run.py` lists all.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from bitproof.harness.graph.operators import name_of
 from bitproof.harness.torch_compat import TorchDispatchMode, sleep_on_stream
 
 MIN_SHARE_OF_BANDWIDTH = 0.05
-"""A digest reads memory at this share of what a copy moves, at the least; else recording would rule a run's time."""
+"""A digest must read memory at 5% or more of a copy's bandwidth; otherwise recording would dominate the time of runs.
+"""
 
 
 def check_digests(setting: Setting) -> Answer:
-    """A tensor has one digest, on the device as on the CPU, whatever its layout; another where one element is."""
+    """A digest is the same on the device and the CPU for every layout, and changes with each element."""
     device, differing, count = setting.device_of(0), [], 0
     for name, tensor in layouts():
         count += 1
@@ -41,7 +42,7 @@ def check_digests(setting: Setting) -> Answer:
 
 
 def changes() -> Iterator[tuple[int, int]]:
-    """Numbers of elements, and the place of one: the first, the middle one and the last."""
+    """Element counts, each with the index of a changed element: the first, the middle, the last."""
     for num in (1, 7, 1_000, 4_097, 100_003):
         yield from ((num, place) for place in dict.fromkeys((0, num // 2, num - 1)))
 
@@ -76,7 +77,7 @@ def layouts() -> Iterator[tuple[str, Tensor]]:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The same bits with the same strides: a plain copy would make some layouts contiguous."""
+    """A copy on the device with the same bits and strides; `to` alone would make some layouts contiguous."""
     sizes = [(n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)]
     extent = tensor.storage_offset() + (sum(sizes) + 1 if tensor.numel() else 0)
     storage = tensor.as_strided((extent,), (1,), 0).to(device)
@@ -94,7 +95,7 @@ class _Names(TorchDispatchMode):
 
 
 def check_attention(setting: Setting) -> Answer:
-    """Attention repeats itself, forward and backward, and its kernel is none that strict determinism leaves out."""
+    """Attention repeats its bits, forward and backward, by a kernel that strict determinism allows."""
     device, told, is_ok = setting.device_of(0), [], True
     for dtype, (qk_dim, v_dim) in itertools.product((torch.bfloat16, torch.float32), ((64, 64), (24, 24), (24, 16))):
         runs = [attend(device, dtype, qk_dim, v_dim) for _ in range(2)]
@@ -118,9 +119,10 @@ def attend(device: torch.device, dtype: torch.dtype, qk_dim: int, v_dim: int) ->
 
 
 def check_offload(setting: Setting) -> Answer:
-    """What is offloaded and comes back has its bits, whichever stream lags: each guard of the copies is needed once.
+    """Offloaded tensors come back with their bits, whichever stream lags.
 
-    Nothing here reads a device before the copy that it means to catch has begun: a read would wait for all streams.
+    Each guard of the copies is tested separately. A test reads no device memory before the copy under test has begun,
+    since a read would synchronize all streams.
     """
     device, lost = setting.device_of(0), []
     told = f"{len(OFFLOADS)} ways in which one stream lags behind another, {len(_NUMS_OF_ELEMENTS)} sizes of each"
@@ -137,7 +139,8 @@ _LAG_CYCLES = 20_000_000  # some 10 ms, in which a copy of every size here has l
 
 
 def filled(num: int, value: float, device: torch.device) -> Tensor:
-    """A tensor that the device's current stream fills: where memory of that size was freed last, as far as it may."""
+    """A tensor filled on the device's current stream, in recently freed memory of the same size if the allocator
+    allows."""
     return torch.full((num,), value, device=device)
 
 
@@ -238,11 +241,11 @@ OFFLOADS: dict[str, Callable[[int, torch.device], Tensor]] = {
     "freed while it is reloaded": _freed_while_reloaded,
     "read by the host": _read_by_the_host,
 }
-"""Ways in which a copy is caught where one of its guards is missing, each of another guard."""
+"""Test of each guard by name: returns a tensor of `TEST_VALUE`, or other values if the guard is missing."""
 
 
 def check_bandwidth(setting: Setting) -> Answer:
-    """A digest reads memory about as fast as it can be read."""
+    """A digest reads memory at a reasonable share of a copy's bandwidth."""
     device = setting.device_of(0)
     x = torch.ones(setting.max_bytes // 4, device=device)
     digest(x)  # compiles, where it must be compiled
@@ -254,7 +257,7 @@ def check_bandwidth(setting: Setting) -> Answer:
 
 
 def seconds_of(call: Callable[[], Any], device: torch.device, repeats: int = 5) -> float:
-    """The shortest time of some calls, the device's work included."""
+    """The shortest time of several calls, in seconds, including the work on the device."""
     best = float("inf")
     for _ in range(repeats):
         began = time.perf_counter()

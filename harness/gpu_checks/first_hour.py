@@ -1,12 +1,12 @@
-"""The first hour on GPUs, kept while it runs: `doctor --gpu` goes on where an earlier call was cut short.
+"""The first hour on GPUs, saved after each check: `doctor --gpu` continues after an interrupted call.
 
-    REPORT_DIR/doctor-gpu.json    every check: its result, what a failure means, its seconds; and on what it was tried
-    REPORT_DIR/doctor-gpu.md      the same as a page, to send home
+    REPORT_DIR/doctor-gpu.json    each check with result, meaning of a failure and seconds; machine and versions
+    REPORT_DIR/doctor-gpu.md      the same as a page, to send to the maintainers
 
-Both are written after each check, and never read: who may write that folder could have a check pass that never ran.
-What passed is kept in the cache of results (`runtime/disk_cache.py`), which only its owner may write. A call takes it
-over from an earlier one that did not reach its end, if machine, libraries, settings and code are the same; it tries
-again what failed or was not run.
+Both files are only written, never read: anyone with write access to that folder could forge a passed check. Passed
+checks are kept in the cache of results (`runtime/disk_cache.py`), which only its owner may write. A call reuses them
+if the previous call was interrupted and machine, libraries, settings and code are the same. Failed and missing checks
+run again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Outcome = Literal["pass", "FAIL", "NOT RUN"]
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """A check that was tried."""
+    """The result of a check."""
 
     __pydantic_config__ = GROWING
 
@@ -46,7 +46,7 @@ class Tried:
 
 @dataclass(frozen=True, kw_only=True)
 class FirstHour:
-    """What was tried so far, and on what: `about` decides whether a later call may go on with it."""
+    """The results so far; a later call reuses them only if `about` (machine, libraries, settings, code) is the same."""
 
     __pydantic_config__ = GROWING
 
@@ -55,7 +55,7 @@ class FirstHour:
     tried: tuple[Tried, ...] = ()
 
     def plus(self, name: str, outcome: Outcome, found: str, seconds: float) -> FirstHour:
-        """With one more check."""
+        """These results and another check's."""
         planned = FIRST_HOUR[name]
         means, then = (planned.means, planned.then) if outcome == "FAIL" else ("", "")
         new = Tried(name=name, outcome=outcome, found=found, means=means, then=then, seconds=round(seconds, 1))
@@ -68,12 +68,12 @@ class FirstHour:
         write_atomically(report_dir / PAGE, self.page())
 
     def keep(self, folder: Path | None) -> None:
-        """Let a later call go on from here; a call that is over has it start again."""
+        """Save these results for a later call. A later call starts from scratch if this call is over."""
         if folder is not None:
             keep(folder, KIND, _key(self.about), dataclasses.asdict(self))
 
     def page(self) -> str:
-        """The page to send home: where, each check in order, and what failures mean."""
+        """The page as Markdown: the machine, each check in order, and the meaning of each failure."""
         told = [f"- {inline(name)}: {inline(value)}" for name, value in self.about.items()]
         rows: list[tuple[str, ...]] = [
             (
@@ -103,8 +103,10 @@ def _key(about: Mapping[str, str]) -> str:
 
 
 def earlier(folder: Path | None, about: Mapping[str, str]) -> tuple[Tried, ...]:
-    """What passed in an earlier call that was cut short, on the same machine with the same code. `folder` is that of
-    the cache."""
+    """The passed checks of an interrupted call with the same `about`; `folder` is the cache's.
+
+    Empty if there are none.
+    """
     value = None if folder is None else read_cached(folder, KIND, _key(about))
     try:
         found = None if value is None else read(FirstHour, value, KIND, RecordingError)

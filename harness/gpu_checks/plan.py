@@ -1,6 +1,6 @@
-"""The first hour on GPUs as a table: every check, in the order in which they run, what it shows, what a failure means.
+"""The first hour on GPUs as a table, in order: each check, its claim, and the meaning of a failure.
 
-Loads no torch. The page `docs/explanation/gpus.md` has the same table, which a test compares.
+Loads no torch. A test compares this table with the page `docs/explanation/gpus.md`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ Kind = Literal["alone", "together", "rank", "case"]
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A check. `kind`: of one device, of all ranks, a rank that is made to fail, or a case by the check's name.
+    """A check.
 
-    `seconds` is a guess, far above what one H100 took. `then` is what to do first where the check fails.
+    `kind`: a single device, all ranks together, a rank that fails on purpose, or a case named like the check. `seconds`
+    is a generous estimate, far above the time on one H100. `then` is the first thing to do after a failure.
     """
 
     kind: Kind

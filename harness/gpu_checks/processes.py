@@ -1,4 +1,4 @@
-"""What processes compute that must have the same bits: a training step's kinds of calls, forward and backward."""
+"""Typical calls of a training step, forward and backward, which must have the same bits in every process."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from bitproof.harness.gpu_checks.checks import attend
 from bitproof.harness.gpu_checks.setting import Answer, Setting
 
 GENERATIONS = 2
-"""As many times processes are started that compute the same."""
+"""How often the processes are started; all must compute the same bits."""
 
 
 def compute(setting: Setting, rank: int) -> Answer:
-    """One digest of each kind of call, on this rank's device: `attention 0f3a..; products 77c1..`."""
+    """A digest of each kind of call on this rank's device: `attention 0f3a..; products 77c1..`."""
     device = setting.device_of(rank)
     found = {"attention": "".join(attend(device, torch.bfloat16, 64, 64)[1])}
     for counts in grouped.COUNTS_E:
@@ -29,7 +29,10 @@ def compute(setting: Setting, rank: int) -> Answer:
 
 
 def layers(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-    """Embedding, norm, linear layers, softmax and loss; gradients add rows of one token, and over all tokens."""
+    """Loss and gradients of embedding, norm, linear layers and softmax.
+
+    Gradients add rows of equal tokens, and all tokens.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> Tensor:
@@ -48,7 +51,7 @@ def _all(*tensors: Tensor) -> str:
 
 
 def first_unlike(said: list[str]) -> str | None:
-    """Which process of a list computed other bits than the first, of what; None if all computed the same."""
+    """Names the first process whose bits differ from process 0's, and the kind of call; None if all agree."""
     for number, text in enumerate(said):
         if text != said[0]:
             pairs = zip(text.split("; "), said[0].split("; "), strict=False)

@@ -2,7 +2,7 @@
 
     harness.gpu_checks.run FD --device cuda --ranks 8 --name digests --name offload
 
-A check that crashes, raises or exceeds its time has failed, and the others still run. Each result is sent through FD
+A check fails if it crashes, raises or exceeds its time; the others still run. Each result is sent through FD
 immediately.
 """
 
@@ -43,9 +43,9 @@ ALONE: dict[str, Callable[[Setting], Answer]] = {
     "offload": checks.check_offload,
     "digest bandwidth": checks.check_bandwidth,
 }
-"""Checks of one device."""
+"""Checks of a single device."""
 PROCESSES: dict[str, Callable[[Setting, int], Answer]] = {"repeatability": processes.compute}
-"""What every process must find alike: one a GPU, twice."""
+"""Checks that every process must answer alike: a process per GPU, started twice."""
 TOGETHER: dict[str, Callable[[Setting, int], Answer]] = {
     "NCCL": together.check_joined,
     "sums in rank order": together.check_rank_order_sums,
@@ -54,18 +54,18 @@ TOGETHER: dict[str, Callable[[Setting, int], Answer]] = {
     "native sums": together.check_native_sums,
     "native order": together.check_native_order,
 }
-"""Checks of all ranks."""
+"""Checks with all ranks."""
 NATIVE = ("native sums", "native order")
-"""Those that take NCCL's own sums."""
+"""Checks that use NCCL's own sums."""
 NAMES = (*ALONE, *PROCESSES, *TOGETHER)
 
 
 def run_checks(setting: Setting, seconds: float = SECONDS, names: Container[str] = NAMES) -> Iterator[CheckResult]:
-    """The checks of these names, each in processes that are forked for it; of one rank, those that need no other.
+    """Run the named checks, each in freshly forked processes. With one rank, checks that need several are left out.
 
-    This process touches no device: it is forked from.
+    This process must not touch a device: its forks could not use CUDA.
     """
-    set_determinism(0)  # imports what takes a second, once
+    set_determinism(0)  # import torch's slow parts once, before forking
     for name, alone in ALONE.items():
         if name not in names:
             continue
@@ -113,7 +113,7 @@ def _joined(setting: Setting, rank: int, store: str, check: Callable[[Setting, i
 
 
 def _repeated(name: str, compute: Callable[[int], Answer], ranks: int, seconds: float) -> CheckResult:
-    """Run it in a process a rank, several times over. It passes if all processes say the same."""
+    """Run `compute` in a process per rank, several times. The check passes if all processes answer alike."""
     said: list[str] = []
     for _ in range(processes.GENERATIONS):
         result, found = _forked(name, [compute] * ranks, seconds)
@@ -126,9 +126,9 @@ def _repeated(name: str, compute: Callable[[int], Answer], ranks: int, seconds: 
 
 
 def _forked(name: str, bodies: list[Callable[[int], Answer]], seconds: float) -> tuple[CheckResult, list[str]]:
-    """Run each body in a process of its own; the result, and what each found if all pass.
+    """Run each body in a forked process. Returns the result, and each body's findings if all pass.
 
-    The check passes if all pass; else the first failure is reported.
+    The check fails with the first failure.
     """
     forked = [fork(functools.partial(_live, name, body, rank)) for rank, body in enumerate(bodies)]
     answers: dict[int, Answer] = {}

@@ -1,4 +1,4 @@
-"""Where checks of GPUs run, and what a check answers."""
+"""The environment of GPU checks, and a check's answer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Where checks run: a device's type, the ranks, the GPUs that they share, if they do, and the most bytes of a
-    message or a tensor."""
+    """Device type, number of ranks, number of GPUs if ranks share them, and maximum bytes of a message or tensor."""
 
     device: str = "cuda"
     ranks: int = 8
@@ -24,4 +23,4 @@ class Setting:
 
 
 Answer = tuple[bool, str]
-"""Whether a check passed, and what was found."""
+"""Whether a check passed, and its findings."""

@@ -1,6 +1,6 @@
-"""What the ranks of a machine must do together: join, sum in rank order, exchange rows, and use two groups at once.
+"""Checks with all ranks of a machine: join, sum in rank order, exchange rows, use two groups at once.
 
-Each check returns one rank's answer; it passes where every rank's does. On a CPU gloo stands in for NCCL.
+Each check returns a rank's answer and passes if every rank's does. On a CPU, gloo replaces NCCL.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from bitproof.harness.torch_compat import build
 OPS = torch.ops._c10d_functional
 
 launches: list[str] = []
-"""What this rank has launched, in order: `launches all_reduce 3 of group first, 24 bytes of float32`."""
+"""The launches of this rank, in order: `launches all_reduce 3 of group first, 24 bytes of float32`."""
 
 
 def note(rank: int, line: str) -> None:
-    """Keep what this rank launches; a board's `write`."""
+    """Record a launch of this rank; used as a board's `write`."""
     if line.startswith("launches "):
         launches.append(line.removeprefix("launches "))
 
 
 def library(device: torch.device) -> list[int]:
-    """The version of what carries collectives; of torch where that is gloo."""
+    """The version of NCCL, or of torch on a CPU, as a list of numbers."""
     if device.type == "cuda":
         return [*torch.cuda.nccl.version()]
     return [int(part) for part in build()[0].partition("+")[0].split(".") if part.isdigit()]
 
 
 def check_joined(setting: Setting, rank: int) -> Answer:
-    """All ranks have one version of NCCL, and in each group find its own ranks, in ascending order."""
+    """All ranks have the same version of NCCL, and each group has its own ranks, in ascending order."""
     from torch import distributed
 
     from bitproof.reference.parallel.collectives import all_gather
@@ -60,12 +60,12 @@ def check_joined(setting: Setting, rank: int) -> Answer:
 
 
 def check_rank_order_sums(setting: Setting, rank: int) -> Answer:
-    """Sums are in ascending rank order, for every size, fused or apart."""
+    """Sums are in ascending rank order for every size, fused or separate."""
     return _sums(setting, rank, is_ordered=True)
 
 
 def check_native_sums(setting: Setting, rank: int) -> Answer:
-    """NCCL's own sums have the same bits fused and apart, and repeat themselves."""
+    """NCCL's own sums have the same bits fused and separate, and repeat them."""
     return _sums(setting, rank, is_ordered=False)
 
 
@@ -97,17 +97,17 @@ _WHY = ("fused is not apart", "not the same twice", "not in rank order")
 
 
 def sizes(max_bytes: int) -> list[int]:
-    """4 KiB, and four times as much as often as that is not too much."""
+    """4 KiB and its multiples by powers of 4, up to `max_bytes`."""
     return [4096 * 4**i for i in range(16) if 4096 * 4**i <= max_bytes] or [max_bytes]
 
 
 def check_all_to_all(setting: Setting, rank: int) -> Answer:
-    """Every row arrives where it was sent, in order, of uneven and of empty parts."""
+    """Every row arrives at the rank it was sent to, in order, with uneven and empty parts."""
     from bitproof.reference.parallel.collectives import all_to_all
     from bitproof.reference.parallel.mesh import FSDP
 
     device, ranks, rounds, wrong = setting.device_of(rank), setting.ranks, 20, 0
-    generator = torch.Generator().manual_seed(0)  # one for all: each knows what the others send
+    generator = torch.Generator().manual_seed(0)  # same seed on all ranks: each knows the others' rows
     for index in range(rounds):
         sent = torch.randint(0, 1 if index == 0 else 4, (ranks, ranks), generator=generator) * 37
         rows = [
@@ -124,7 +124,7 @@ FIRST, SECOND = "first", "second"
 
 
 def check_groups_at_once(setting: Setting, rank: int) -> Answer:
-    """Two groups over the same ranks, both in flight at once, launched in one order everywhere, bring what was sent."""
+    """Two groups over the same ranks, both in flight, launched in the same order on all ranks, return correct sums."""
     from bitproof.reference.parallel.collectives import all_gather
     from bitproof.reference.parallel.mesh import FSDP, ensure_group
 
@@ -136,7 +136,7 @@ def check_groups_at_once(setting: Setting, rank: int) -> Answer:
         order = launch_order(index, rank)
         sent = {name: torch.full((num,), float(rank + index + 100 * (name == FIRST)), device=device) for name in order}
         begun = {name: OPS.all_reduce(x, "sum", name) for name, x in sent.items()}
-        for name in reversed(order):  # the one that was launched last is waited for first
+        for name in reversed(order):  # wait in reverse order of launch
             total = ranks * (ranks - 1) / 2 + ranks * (index + 100 * (name == FIRST))
             if not torch.equal(OPS.wait_tensor(begun[name]), torch.full((num,), total, device=device)):
                 wrong.append(f"round {index}, group {name}: other sums")
@@ -155,7 +155,10 @@ def launch_order(index: int, rank: int) -> tuple[str, str]:
 
 
 def _first_unlike(codes_WN: Tensor) -> tuple[int, int] | None:
-    """The first launch that is not one of all ranks, and a rank that launches something else than rank 0."""
+    """The first launch that differs between ranks: its index, and a rank that differs from rank 0.
+
+    None if all agree.
+    """
     found = (codes_WN != codes_WN[0]).nonzero()
     if not len(found):
         return None
@@ -164,7 +167,7 @@ def _first_unlike(codes_WN: Tensor) -> tuple[int, int] | None:
 
 
 def check_native_order(setting: Setting, rank: int) -> Answer:
-    """NCCL's own sums differ from those in ascending rank order by rounding at most; how many do is counted."""
+    """NCCL's own sums differ from sums in ascending rank order by rounding only; the differing sums are counted."""
     from bitproof.reference.parallel.collectives import all_gather, reduce_scatter
     from bitproof.reference.parallel.mesh import FSDP
     from bitproof.reference.parallel.rank_order_group import sum_in_rank_order

@@ -1,22 +1,11 @@
-"""A traced step of a whole model as a program of placements.
+"""A traced step of a whole model as a placement problem.
 
-The mesh has two axes. On the axis of data every rank reads texts of its own, so of an activation there is nothing to
-choose there, and of a parameter whether its ranks share its rows, or each holds all. On the tensor axis a layer is
-whole on each rank or split between them, and each operator within a split layer has the strategies of DTensor. Layers
-of one kind are traced once, count as often as the model has them, and get the same placement.
+The mesh has two axes. On the data axis every rank reads its own batch, so activations have no choice there; a parameter
+is sharded or replicated. On the tensor axis a layer is whole on each rank or split, and each operator in a split layer
+has DTensor's strategies. Layers of the same kind are traced once, count as often as the model has them, and get the
+same placement.
 
 1. A node for each layer: whole, or split.
-2. A node for each parameter: on the axis of data sharded or replicated, on the tensor axis as its layer is. It costs
-   its gather, and the sum of its gradient; a rank holds its values, gradient and AdamW's two states in float32, and a
-   copy in the compute dtype that is kept for backward.
-3. A node for each operator, with its strategies; one that shares work goes with a split layer alone, and gradients that
-   autograd adds between layers follow what they add. It costs its flops and the bytes it moves; a rank holds what it
-   returns, if it runs in forward and makes no view: all of that counts as saved for backward.
-4. An edge for each tensor that one node hands to another, of DTensor's redistribute costs: one that two nodes read
-   counts twice. A parameter is read as it lies, and its gradient is brought to where the parameter lies.
-
-Left out are costs that no choice changes: the exchange of tokens between experts, and what mixtures of experts sum.
-Those are split wherever the tensor axis has several ranks, and their operators count as shared evenly.
 """
 
 from __future__ import annotations
@@ -48,11 +37,13 @@ from bitproof.harness.placement.strategies import (
 
 FLOPS_PER_US = 400e6
 BYTES_PER_US = 2e6
-"""A device's work per microsecond: 400 TFLOP/s and 2 TB/s, about an H100, as DTensor's costs of collectives are for
-Ampere and Hopper."""
+"""A device's work per microsecond: 400 TFLOP/s and 2 TB/s, about an H100.
+
+DTensor's costs of collectives are for Ampere and Hopper, too.
+"""
 
 STATE_BYTES = 16
-"""Of an element of a parameter: value, gradient, and AdamW's two states, float32 each."""
+"""Bytes per element of a parameter: value, gradient, and AdamW's two states, each in float32."""
 
 WHOLE, SPLIT = "whole", "split"
 SHARDED = "S0"
@@ -60,7 +51,7 @@ SHARDED = "S0"
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedLayer:
-    """A layer that the tensor axis may share, and what it may be; `is_opaque`, where its operators have no choice."""
+    """A layer and its possible placements on the tensor axis; `is_opaque` if its operators have no choice."""
 
     name: str
     may_be: tuple[str, ...]
@@ -69,10 +60,10 @@ class PlacedLayer:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedParameter:
-    """A parameter: its whole shape, and the layer that decides where it lies on the tensor axis, if one does.
+    """A parameter: its whole shape, and the layer that decides its placement on the tensor axis, if any.
 
-    `split_dim` is the dim along which a split layer splits it, None for one that stays whole. `data_ranks` may share
-    its rows, once `parts` have divided dim 0 (of experts).
+    `split_dim` is the dim that a split layer splits, None for a parameter that stays whole. `data_ranks` may shard its
+    rows, after dim 0 (of experts) was divided into `parts`.
     """
 
     name: str
@@ -102,13 +93,13 @@ class PlacementInputs:
         return self.times.get(".".join((module or "").split(".")[:2]), 1)
 
     def layer_of(self, module: str | None) -> PlacedLayer | None:
-        """The layer that a module is, or lies in."""
+        """The layer that is or contains a module; None if there is none."""
         name = f"{module}."
         return next((layer for layer in self.layers if name.startswith(f"{layer.name}.")), None)
 
 
 class _Source(NamedTuple):
-    """Where a tensor comes from: a node, which of its outputs, and whether it is a parameter's values as they lie."""
+    """The source of a tensor: a node, the index of its output, and whether it is an unconverted parameter."""
 
     node: str
     output: int
@@ -116,7 +107,7 @@ class _Source(NamedTuple):
 
 
 def build(step: StepGraph, scene: PlacementInputs) -> PlacementProblem:
-    """The program of a step that was traced with whole parameters, in the compute dtype, on one rank's batch."""
+    """The placement problem of a step traced with whole parameters, in the compute dtype, on one rank's batch."""
     builder = _Builder(scene)
     for layer in scene.layers:
         builder.program.add_node(layer.name, [Choice(kind) for kind in layer.may_be])
@@ -142,7 +133,7 @@ class _Builder:
         self._size = scene.tensor_ranks
         self._sources: dict[Node, dict[int, _Source]] = {}
         self._placements: dict[str, list[tuple[str, ...]]] = {}
-        """Of each node, by choice: where its outputs lie on the tensor axis."""
+        """For each node and choice, the placements of its outputs on the tensor axis."""
 
     def add_parameter(self, parameter: PlacedParameter, node: Node) -> None:
         """Step 2."""
@@ -178,7 +169,7 @@ class _Builder:
         return Choice(f"{on_data} {on_tensor}", (cost if ranks > 1 else 0.0) * times, held * times)
 
     def add_input(self, node: Node) -> None:
-        """A buffer or what the step reads: whole on each rank of the tensor axis."""
+        """A buffer or an input of the step: whole on each rank of the tensor axis."""
         self.program.add_node(node.name, [Choice(REPLICATED)])
         self._placements[node.name] = [(REPLICATED,)]
         self._sources[node] = {0: _Source(node.name, 0, False)}
@@ -229,7 +220,7 @@ class _Builder:
             self.program.add_edge(layer.name, node.name, np.array(fits))
 
     def add_gradient(self, parameter: PlacedParameter, gradient: Node) -> None:
-        """The sum of a gradient over the tensor axis, in the dtype of reductions, where the parameter is whole."""
+        """The sum of a gradient over the tensor axis, in the reduce dtype, if the parameter is whole."""
         layer = self._scene.layer_of(parameter.layer)
         if layer is not None and layer.is_opaque:
             return
@@ -244,7 +235,7 @@ class _Builder:
         return whole / self._size if placement not in (REPLICATED, PARTIAL) else whole
 
     def _costs(self, source: _Source, x: Tensor, wanted: Sequence[str]) -> Matrix:
-        """What it costs to bring a tensor from each placement that it may have to each that is wanted."""
+        """Costs of converting a tensor from each of its possible placements to each of the wanted placements."""
         shape = tuple(x.shape)
 
         def cost(before: str, after: str) -> float:
@@ -278,7 +269,7 @@ def _tensor_arguments(node: Node) -> list[Node]:
 
 
 def _microseconds(node: Node, args: Any, kwargs: Any, result: Any, given: Sequence[Node]) -> float:
-    """The work of a call on whole tensors: its flops, and then the bytes of what it reads and returns."""
+    """The time of a call on whole tensors: its FLOPs, plus the bytes that it reads and returns."""
     if is_view(node.target):
         return 0.0
     moved = sum(x.numel() * x.element_size() for x in (*tensors_of(result), *(n.meta["val"] for n in given)))

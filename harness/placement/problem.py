@@ -1,11 +1,6 @@
-"""A choice for each of many nodes, where some go together and others do not: the form that placements are solved in.
+"""The form in which placements are solved: choose an option for each node, subject to compatible pairs and a bound.
 
-    node   has choices, each with a cost and with bytes that a rank holds for it; one of them is taken
-    edge   joins two nodes: a cost for each pair of their choices, infinite where the two do not go together
-    bound  on the sum of bytes of what is taken
-
-Nothing else is in it: a parameter, an operator and a layer that is split or not are nodes alike, and that a parameter's
-placement follows its layer's is an edge of zeros and infinities. Costs are microseconds of a step of one rank.
+node   has choices, each with a cost and the bytes that a rank stores for it
 """
 
 from __future__ import annotations
@@ -21,7 +16,7 @@ Matrix = np.ndarray
 
 @dataclass(frozen=True)
 class Choice:
-    """What a node may be: what it means in words, its cost, and the bytes that a rank holds for it."""
+    """An option of a node: its name, cost, and bytes that a rank stores for it."""
 
     name: str
     cost: float = 0.0
@@ -30,7 +25,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Taken:
-    """One choice a node, by its index; what all of that costs, and the bytes that a rank holds."""
+    """A choice for each node, by index; their total cost and bytes."""
 
     choices: Mapping[str, int]
     cost: float
@@ -39,31 +34,31 @@ class Taken:
 
 @dataclass
 class PlacementProblem:
-    """Nodes by name, in a fixed order, and edges by the two that they join; edges between the same two add up."""
+    """Nodes by name, in a fixed order, and edges by their two nodes; edges between the same nodes add up."""
 
     nodes: dict[str, tuple[Choice, ...]] = field(default_factory=dict)
     edges: dict[tuple[str, str], Matrix] = field(default_factory=dict)
 
     def add_node(self, name: str, choices: Sequence[Choice]) -> None:
-        """A node with at least one choice."""
+        """Add a node with at least one choice."""
         assert choices and name not in self.nodes
         self.nodes[name] = tuple(choices)
 
     def add_edge(self, first: str, second: str, costs: Matrix) -> None:
-        """An edge between nodes that are there."""
+        """Add an edge between existing nodes."""
         assert costs.shape == (len(self.nodes[first]), len(self.nodes[second]))
         known = self.edges.get((first, second))
         self.edges[first, second] = costs if known is None else known + costs
 
     def take(self, choices: Mapping[str, int]) -> Taken:
-        """The cost and bytes of a choice for every node. Sums run in the order of nodes, then of edges."""
+        """The cost and bytes of these choices. Sums run in the order of nodes, then of edges."""
         taken = [self.nodes[name][choices[name]] for name in self.nodes]
         cost = sum(choice.cost for choice in taken)
         cost += sum(float(costs[choices[a], choices[b]]) for (a, b), costs in self.edges.items())
         return Taken(dict(choices), cost, sum(choice.bytes for choice in taken))
 
     def fixed(self, choices: Mapping[str, int]) -> PlacementProblem:
-        """The same program in which some nodes have but one choice left."""
+        """The same problem, with only the given choice for some nodes."""
         kept = {name: [choices[name]] if name in choices else range(len(all_)) for name, all_ in self.nodes.items()}
         nodes = {name: tuple(self.nodes[name][index] for index in kept[name]) for name in self.nodes}
         return PlacementProblem(

@@ -1,15 +1,6 @@
-"""The optimum of a program, by HiGHS, through `scipy.optimize.milp`.
+"""The optimum of a placement problem, by HiGHS, through `scipy.optimize.milp`.
 
-Needs:    a program with at least one possible choice; scipy, the extra `placement`.
-Promises: what is taken is optimal: the solver proved a gap of zero, within its tolerance of 1e-6 of the cost. Of
-          choices that cost the same, those listed first are preferred, so that an optimum does not hang on the solver's
-          ways.
-Refuses:  a bound that nothing keeps, with the least that something does; a machine without scipy (MachineError).
-
-1. Take what has but one choice: its edges become costs of the other end, and choices that do not go with it go.
-2. A variable of zero or one for each choice left; their sum is one for each node.
-3. A variable for each pair of choices that an edge allows; pairs with a choice add up to that choice's variable.
-4. Minimize the sum of costs, while bytes keep the bound.
+Needs:    a problem with at least one feasible choice; scipy, the extra `placement`.
 """
 
 from __future__ import annotations
@@ -24,17 +15,17 @@ from bitproof.harness.errors import MachineError, PlacementError
 from bitproof.harness.placement.problem import PlacementProblem, Taken
 
 TIE = 1e-6
-"""Microseconds that a choice costs more than the one listed before it."""
+"""Additional cost, in microseconds, of each choice over the choice listed before it."""
 
 GAP = 1e-6
-"""The largest relative gap that an optimum may have, between what was found and what was proved."""
+"""The largest accepted relative gap between the found and the proved optimum."""
 
 MIB = 2.0**20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimum:
-    """What is taken, how large the solver's program was once step 1 was done, and the gap that it proved."""
+    """The choices, the size of the solver's program after step 1, and the proved gap."""
 
     taken: Taken
     num_variables: int
@@ -43,7 +34,7 @@ class Optimum:
 
 
 def solve(program: PlacementProblem, bound: float = math.inf) -> Optimum:
-    """The cheapest that keeps the bound, in bytes of a rank. Raises PlacementError and MachineError."""
+    """The cheapest choices within the bound, in bytes per rank. Raises PlacementError and MachineError."""
     found = _solve(program, bound, [[choice.cost for choice in choices] for choices in program.nodes.values()])
     if found is None:
         least = math.ceil(least_bytes(program) / MIB * 1000) / 1000
@@ -57,7 +48,7 @@ def solve(program: PlacementProblem, bound: float = math.inf) -> Optimum:
 
 
 def least_bytes(program: PlacementProblem) -> float:
-    """The fewest bytes of a rank that anything can be taken with."""
+    """The minimum bytes per rank of any choices."""
     free = PlacementProblem(
         program.nodes, {key: np.where(np.isfinite(costs), 0.0, np.inf) for key, costs in program.edges.items()}
     )
@@ -67,7 +58,7 @@ def least_bytes(program: PlacementProblem) -> float:
 
 
 def _solve(program: PlacementProblem, bound: float, costs: list[list[float]]) -> Optimum | None:
-    """The least of `costs` and of the edges' costs; None where nothing keeps the bound."""
+    """Minimize `costs` plus the edges' costs; None if the bound is infeasible."""
     forced, kept, base = _reduced(program, costs)
     choices = {name: kept[name] for name in program.nodes if name not in forced}
     lines = _written(program, choices, base)
@@ -89,9 +80,9 @@ def _solve(program: PlacementProblem, bound: float, costs: list[list[float]]) ->
 
 @dataclass
 class _Lines:
-    """The linear program: columns are variables, rows are sums of them, given by `equals`.
+    """The linear program: columns are variables; each row is a weighted sum of columns, equal to its entry of `equals`.
 
-    Columns of choices come first, those of a node from `first` on; then those of pairs.
+    Columns of choices come first (those of a node start at `first`), then columns of pairs.
     """
 
     first: dict[str, int]
@@ -103,7 +94,7 @@ class _Lines:
     equals: list[float] = field(default_factory=list)
 
     def constrain(self, terms: list[tuple[int, float]], right: float) -> None:
-        """One more row: the columns' values, each times its number, add up to `right`."""
+        """Add a row: the sum of columns times their factors equals `right`."""
         for column, value in terms:
             self.rows.append(len(self.equals))
             self.columns.append(column)
@@ -112,7 +103,7 @@ class _Lines:
 
 
 def _written(program: PlacementProblem, choices: dict[str, list[int]], base: dict[str, list[float]]) -> _Lines:
-    """Steps 2 and 3, for the `choices` that are left and what each costs by itself."""
+    """Steps 2 and 3, for the remaining `choices` and their own costs."""
     first: dict[str, int] = {}
     count = 0
     for name, left in choices.items():
@@ -136,7 +127,7 @@ def _written(program: PlacementProblem, choices: dict[str, list[int]], base: dic
 
 
 def _minimized(lines: _Lines, sizes: list[float], bound: float) -> tuple[np.ndarray, float] | None:
-    """Step 4: every variable, and the gap; None where choices of these `sizes`, in MiB, cannot keep the bound."""
+    """Step 4: all variables, and the gap; None if choices of these `sizes`, in MiB, exceed the bound."""
     optimize, sparse = _scipy()
     num_variables, equals = len(lines.objective), lines.equals
     table = sparse.csr_array((lines.values, (lines.rows, lines.columns)), (len(equals), num_variables))
@@ -161,7 +152,7 @@ def _minimized(lines: _Lines, sizes: list[float], bound: float) -> tuple[np.ndar
 def _reduced(
     program: PlacementProblem, costs: list[list[float]]
 ) -> tuple[dict[str, int], dict[str, list[int]], dict[str, list[float]]]:
-    """Step 1: nodes with one choice, the choices left of all others, and costs with those of edges to the former."""
+    """Step 1: fixed nodes, the remaining choices of all others, and their costs including edges to fixed nodes."""
     kept = {name: list(range(len(choices))) for name, choices in program.nodes.items()}
     base = dict(zip(program.nodes, [list(row) for row in costs], strict=True))
     edges_of: dict[str, list[tuple[str, np.ndarray]]] = {name: [] for name in program.nodes}

@@ -1,12 +1,8 @@
 """Each operator's sharding strategies on a line of ranks, from DTensor's sharding propagator.
 
-A placement is a text: "R" replicated, "S0" sharded evenly along dim 0, "P" a part of a sum, on each rank.
+A placement is a text: "R" replicated, "S0" sharded evenly along dim 0, "P" a partial sum on each rank.
 
-Needs:    an operator, and fakes of its arguments and of what it returns.
-Promises: each strategy once, the one in which all is replicated first, then in the propagator's order. An operator that
-          DTensor has no rule for is replicated, but for the CPU's attention, which goes by heads, as DTensor has it for
-          other devices' kernels.
-Refuses:  nothing. Left out are uneven shards, and reductions other than sums.
+Needs:    an operator, and fake tensors for its arguments and results.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ from bitproof.harness.torch_distributed import sharding_rules
 
 REPLICATED, PARTIAL = "R", "P"
 BY_HEADS = "S1"
-"""How attention is shared: its tensors are (batch, heads, ...)."""
+"""Placement of split attention: its tensors are (batch, heads, ...)."""
 
 _aten = torch.ops.aten
 _ATTENTION = (
@@ -35,14 +31,14 @@ _ATTENTION = (
 
 
 class Strategy(NamedTuple):
-    """Where an operator's outputs lie, when its inputs lie so: one placement a tensor, in the order of arguments."""
+    """Placements of an operator's outputs, given those of its inputs; one per tensor, in the order of arguments."""
 
     outputs: tuple[str, ...]
     inputs: tuple[str, ...]
 
     @property
     def is_shared(self) -> bool:
-        """Whether ranks share the work: something is sharded, or the result is a part of a sum."""
+        """Whether ranks share the work: a tensor is sharded, or the result is a partial sum."""
         return any(placement != REPLICATED for placement in (*self.outputs, *self.inputs))
 
 
@@ -54,7 +50,7 @@ def tensors_of(values: Any) -> list[Tensor]:
 def strategies_of(
     operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, size: int
 ) -> list[Strategy]:
-    """An operator's strategies on `size` ranks; `args`, `kwargs` and `result` hold fakes of the whole tensors."""
+    """An operator's strategies on `size` ranks; `args`, `kwargs` and `result` have fakes of the whole tensors."""
     inputs, outputs = tensors_of((args, kwargs)), tensors_of(result)
     whole = Strategy((REPLICATED,) * len(outputs), (REPLICATED,) * len(inputs))
     if operator in _ATTENTION:
@@ -78,8 +74,9 @@ def strategies_of(
 
 @functools.cache
 def redistribute_cost(shape: tuple[int, ...], dtype: torch.dtype, size: int, before: str, after: str) -> float:
-    """What DTensor takes it to cost to bring a tensor of this whole shape from one placement to another, in
-    microseconds; infinite where it cannot be. Unlike DTensor, we make no parts of a sum of what is whole.
+    """DTensor's cost in microseconds of converting a tensor of this whole shape between placements.
+
+    Infinite if impossible. Unlike DTensor, we never convert a whole tensor to partial sums.
     """
     if before == after:
         return 0.0
@@ -90,7 +87,7 @@ def redistribute_cost(shape: tuple[int, ...], dtype: torch.dtype, size: int, bef
 
 
 def is_sharded_evenly(x: Tensor, placement: str, size: int) -> bool:
-    """Whether a placement is one that a tensor can have on `size` ranks."""
+    """Whether a tensor can have a placement on `size` ranks."""
     if placement in (REPLICATED, PARTIAL):
         return True
     dim = int(placement[1:])
@@ -116,7 +113,7 @@ def _spec(meta: Any, placement: str, size: int) -> Any:
 
 
 def _tell(placement: Any) -> str:
-    """A placement as a text, or a placeholder for any kind of shard; "?" for unsupported ones."""
+    """A placement as text (also of placeholders for shards); "?" for unsupported placements."""
     if type(placement) is Replicate:
         return REPLICATED
     if type(placement) is Partial:
@@ -130,7 +127,7 @@ def _tell_spec(spec: Any) -> str:
 
 
 def _of_one_dim(rule: Any, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], count: int) -> list[Strategy]:
-    """A rule that itself lists strategies for a line of ranks: placements of outputs, then of inputs."""
+    """Strategies from a rule that lists them for a line of ranks: placements of outputs, then of inputs."""
     metas, named = tree_map_only(Tensor, _meta, (tuple(args), kwargs))
     rows = [[_tell(placement) for placement in row] for row in rule.func(operator, metas, named)]
     return [Strategy(tuple(row[:count]), tuple(row[count:])) for row in rows]
@@ -139,10 +136,9 @@ def _of_one_dim(rule: Any, operator: Any, args: Sequence[Any], kwargs: Mapping[s
 def _followed(
     rule: Any, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: Sequence[Tensor], size: int
 ) -> list[Strategy]:
-    """Strategies from a rule that depends on the inputs' placements: calls it for each placement that all inputs can
-    share.
+    """Strategies from a rule that depends on the inputs' placements: calls it for each common placement of the inputs.
 
-    An input that cannot have it is replicated. The rule raises for unsupported placements.
+    An input that cannot have the placement is replicated. The rule raises for unsupported placements.
     """
     dims = range(max((x.dim() for x in inputs), default=0))
     found = []
@@ -170,7 +166,7 @@ def _followed(
 
 
 def _strategies(answer: Any) -> list[Strategy]:
-    """What a rule answered; for several outputs it may answer with strategies of each, side by side."""
+    """A rule's answer as strategies; for several outputs it may be a tuple with the strategies of each."""
     if isinstance(answer, _rules().TupleStrategy):
         rows = list(zip(*(child.strategies for child in answer.children), strict=True))
         return [

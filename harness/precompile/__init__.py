@@ -1,1 +1,1 @@
-"""A case's step, made in one process without ranks and read by all: its file, its fingerprint, making and reading."""
+"""Precompiled steps: traced in a process without ranks, stored in a file with a fingerprint, and read by all ranks."""

@@ -1,15 +1,6 @@
-"""Precompiles a step in a process without ranks, and reads it on, or for, every rank of a run.
+"""Precompile a step in a process without ranks, and read it for a run, on or for every rank.
 
 1. Replace the file by a note, so that an old step is gone whatever happens.
-2. Trace the step of the first and the last rank, whose coordinates differ on every axis. Both must have the same code:
-   a rank's coordinates may be in its state, but not in its code.
-3. Run the passes over the first rank's.
-4. Write it, with its fingerprint, as data: it may call only listed operators (`graph.backend.allowed`). If Inductor
-   compiles the step, its generated files are stored next to it (`harness.precompile.compiled`).
-
-Reading checks that the file is complete, its fingerprint equals this run's field by field, each operator is allowed,
-and the resulting code has the stored hash. Nothing is traced or compiled, and no pass runs; compiled code runs only
-with permission.
 """
 
 from __future__ import annotations
@@ -57,14 +48,14 @@ def precompile(
     fault: str | None = None,
     enter: Enter = lambda place: None,
 ) -> Precompiled:
-    """Make the step of a case and write it into a folder. Determinism switches are set before.
+    """Trace and compile a case's step and write it into a folder. Determinism switches must be set.
 
-    With a `fault` of the catalogue, each rank's traced step is struck as that rank before both are compared: that is
-    how the comparison is tried. Nothing is written then.
+    With a `fault` of the catalogue, the traced step of each rank is edited as on that rank before both are compared, to
+    test the comparison. Nothing is written then.
 
-    Raises CaseError for a case whose step is not written down, ArtifactError for a step that is not the same on all
-    ranks or has no form as data, UsageError for a fault that both ranks have alike, and what `prepare` raises. A note
-    in the file's place says what was raised.
+    Raises CaseError for a case whose steps cannot be precompiled; ArtifactError for a step that differs between ranks
+    or cannot be written as data; UsageError for a fault that both ranks have alike; and the errors of `prepare`. The
+    note in place of the file contains the error.
     """
     refuse_unwritten(case)
     compiled.refuse_device(case, device)
@@ -109,7 +100,7 @@ def _precompile(
 
 
 def write_program(program: GraphProgram, case: Case, system: str, made_of: Fields, folder: Path) -> Artifact:
-    """Write a program, made of what `made_of` says. Raises ArtifactError for one that has no form as data."""
+    """Write a program with its fingerprint `made_of`. Raises ArtifactError if it cannot be written as data."""
     try:
         told = written(program)
         refuse_operators(told["graph"], ALLOWED)
@@ -130,11 +121,10 @@ def write_program(program: GraphProgram, case: Case, system: str, made_of: Field
 def read_program(
     folder: Path, case: Case, system: str, device: torch.device, trust_compiled: bool = False
 ) -> GraphProgram:
-    """The program that a folder holds, for a run of a case. Determinism switches are set before.
+    """Read the program in a folder, for a run of a case. Determinism switches must be set.
 
-    Code that was compiled of it runs only with `trust_compiled`.
-    Raises ArtifactError, saying how the run is replayed, for a file that is missing, unfinished, foreign or damaged,
-    that was made for something else, or that says no program.
+    Its compiled code runs only with `trust_compiled`. Raises ArtifactError, with the replay command, for a file that is
+    missing, unfinished, foreign, damaged, without a program, or made for something else.
     """
     began = time.perf_counter()
     try:
@@ -192,7 +182,7 @@ def _describe(value: Any, read: file.Read, program: GraphProgram) -> Artifact:
 
 
 class _Code(NamedTuple):
-    """A rank's traced step as code, and the hash of it with all that is nested."""
+    """A rank's traced step as code, and its hash including nested graphs."""
 
     text: str
     hash: str
@@ -219,7 +209,7 @@ def _edit(fault: str) -> Any:
 
 
 def _refuse_ranks_apart(case: Case, first: _Code, other: _Code, last: int) -> None:
-    """Raise ArtifactError where two ranks have other code, quoting the first line that differs."""
+    """Raise ArtifactError if two ranks' codes differ, quoting the first different line."""
     if first.hash == other.hash:
         return
     lines = itertools.zip_longest(first.text.split("\n"), other.text.split("\n"), fillvalue="no more code")

@@ -1,12 +1,6 @@
-"""What Inductor compiled of a step, beside the step: the files that it generated, Python code and C++ kernels.
+"""The files that Inductor generated for a step, stored next to it: Python code and C++ kernels.
 
-    DIR/compiled.bitproof    {"parts": [{"main": path, "files": {path: base64}}], "read_again": [...] or null}
-
-One part is the whole step; two are its halves, with the numbers of the inputs that backward reads again.
-
-Needs:    the sha256 of the file, as the step beside it states it, and leave to run code.
-Promises: the very files that were written run, and nothing is compiled: a kernel that is not among them is refused.
-Refuses:  to run anything without leave. A hash shows that code is what was written, never what it does.
+DIR/compiled.bitproof    {"parts": [{"main": path, "files": {path: base64}}], "read_again": [...] or null}
 """
 
 from __future__ import annotations
@@ -29,11 +23,11 @@ from bitproof.harness.torch_inductor import WouldCompileError, generated_module
 
 _KEPT = (".py", ".so")
 _PATH = re.compile(r"[a-z0-9]{2}/[\w.]+\.(py|so)")
-"""Where Inductor puts what it generates, below its folder."""
+"""Paths of generated files below Inductor's folder."""
 
 
 def refuse_device(case: Case, device: torch.device) -> None:
-    """Raise CaseError for a compiled case whose code would be for a GPU: that was never written down."""
+    """Raise CaseError if a case would be compiled for a GPU: storing such code is not supported."""
     if case.pipeline.compiles and device.type != "cpu":
         raise CaseError(
             f"the step of case {case.name} is compiled for {device.type}, and such code is not precompiled",
@@ -43,7 +37,7 @@ def refuse_device(case: Case, device: torch.device) -> None:
 
 
 def write(run: Any, folder: Path) -> str:
-    """Write what a backend compiled into a folder; its sha256. Raises ArtifactError for what is no such code."""
+    """Write a backend's compiled code into a folder; return its sha256. Raises ArtifactError for other code."""
     parts = [run.forward, run.backward] if isinstance(run, CompiledHalves) else [run]
     value = {
         "parts": [_part(part) for part in parts],
@@ -70,8 +64,8 @@ def _part(part: Compiled) -> dict[str, object]:
 def read(folder: Path, content: str, passes: Sequence[PassReport], trust_compiled: bool) -> Compiled | CompiledHalves:
     """Load the compiled step with the sha256 `content`; `passes` have its facts.
 
-    Raises ArtifactError without `trust_compiled`, before it reads the file; for a file that is missing, damaged or of
-    another step; and for code that does not load, or not without compiling.
+    Raises ArtifactError without `trust_compiled`, before reading the file. Also if the file is missing, damaged or of
+    another step, or if its code does not load or would have to be compiled.
     """
     where = str(folder / file.COMPILED)
     if not trust_compiled:

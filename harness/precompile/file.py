@@ -27,7 +27,7 @@ from bitproof.harness.files.plain_files import most_unpacked, read_plain
 NAME = "step.bitproof"
 COMPILED = "compiled.bitproof"
 MAX_BYTES = 1 << 28
-"""How large a file and its JSON may be: zeros, packed, could say that they are as large as any memory."""
+"""Maximum bytes of a file and of its JSON: compressed zeros could otherwise unpack to any size."""
 
 _KIND = b"bitproof precompiled step "
 _HEAD = _KIND + b"1 "
@@ -37,11 +37,11 @@ _MAX_WHY = 2000
 _CALLED = {NAME: "precompiled step", COMPILED: "precompiled step's compiled code"}
 
 Json = Any
-"""What `json` writes and reads as it is."""
+"""A value that `json` can write and read back."""
 
 
 class Read(NamedTuple):
-    """What a file says, the sha256 of its body, and its size in bytes."""
+    """A file's value, the sha256 of its body, and its size in bytes."""
 
     value: Json
     content: str
@@ -49,9 +49,9 @@ class Read(NamedTuple):
 
 
 def begin(folder: Path, what: str) -> None:
-    """Make the folder, and replace the step by a note that it is being made. `what` names the case.
+    """Create the folder, and replace the step by a note that it is in progress. `what` names the case.
 
-    Raises ArtifactError if another kind of file has the name, which stays, and for a folder that cannot be written.
+    Raises ArtifactError if the folder cannot be written, or if another kind of file has the name; that file stays.
     """
     file = folder / NAME
     try:
@@ -71,12 +71,12 @@ def begin(folder: Path, what: str) -> None:
 
 
 def note_unfinished(folder: Path, what: str, why: str) -> None:
-    """Say in a file's place why there is none."""
+    """Write a note in place of the step: why it does not exist."""
     _put(folder / NAME, _UNFINISHED + json.dumps([what, why[:_MAX_WHY]]).encode())
 
 
 def write(folder: Path, value: Json, name: str = NAME) -> Read:
-    """Write a file, whole or not at all. Raises ArtifactError where that fails."""
+    """Write a file atomically. Raises ArtifactError if that fails."""
     body = zlib.compress(json.dumps(value, separators=(",", ":"), allow_nan=True).encode(), 1)
     content = hashlib.sha256(body).hexdigest()
     packed = _HEAD + content.encode() + b"\n" + body
@@ -88,7 +88,7 @@ def write(folder: Path, value: Json, name: str = NAME) -> Read:
 
 
 def read(folder: Path, name: str = NAME) -> Read:
-    """What a file says. Raises ArtifactError for none, an unfinished, a foreign and a damaged one."""
+    """Read a file. Raises ArtifactError for a missing, unfinished, foreign or damaged file."""
     file, called = folder / name, _CALLED[name]
     try:
         packed = _content(file)
@@ -148,12 +148,15 @@ def _unreadable(file: Path, error: OSError, done: str) -> ArtifactError:
 
 
 def _content(file: Path) -> bytes:
-    """A file's bytes. Raises OSError for a pipe or a device too, which might never end, and for a file too large."""
+    """A file's bytes.
+
+    Raises OSError also for a pipe or device, which might never end, and for a file that is too large.
+    """
     return read_plain(file, MAX_BYTES)
 
 
 def _put(file: Path, content: bytes) -> None:
-    """Put content in the file's place at once."""
+    """Replace a file's content atomically."""
     handle, partial = tempfile.mkstemp(dir=file.parent, prefix=".partial-")
     try:
         with open(handle, "wb") as opened:

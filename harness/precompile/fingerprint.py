@@ -52,17 +52,17 @@ UNDECIDED = (
     *("requires", "steps", "grad_norm", "optimizer", "resume_at", "resumes_reference"),
     "reference_parallelism",
 )
-"""Fields of a case that decide no graph."""
+"""Fields of a case that do not affect the graph."""
 _CALLED = {"batch": "shapes", "precision": "dtypes"}
 
 _PREFIXES = ("TORCH", "PYTORCH", "ATEN_")
-"""Variables that may choose operators. Threads and transports of one launch may be others where a step is made."""
+"""Prefixes of variables that may choose operators. Threads and transports may differ between precompiling and a run."""
 _OF_STRESS = ("fill_uninitialized_memory", "num_threads")
-"""Switches that stress uses to disturb a run: torch chooses no operator by them."""
+"""Switches that stress uses to disturb a run; torch chooses no operator by them."""
 
 
 def fingerprint_of(case: Case, system: str, device: torch.device) -> Fields:
-    """The fields of a case's step, as this process would make it. Determinism switches are set before."""
+    """The fingerprint fields of a case's step in this process. Determinism switches must be set."""
     decided = {
         _CALLED.get(name, name): value for name, value in traced_part(case).to_dict().items() if name not in UNDECIDED
     }
@@ -94,12 +94,12 @@ def digest_of(fields: Fields) -> str:
 
 
 def _text(value: Any) -> str:
-    """A JSON value as text, the same for equal values alone: to Python, true and 1 are equal too."""
+    """A JSON value as text that differs for different values; in Python, true == 1."""
     return json.dumps(value, sort_keys=True)
 
 
 def refuse_other(made: Fields, here: Fields, where: str) -> None:
-    """Raise ArtifactError, naming the first field that differs, for a step that was not made of what this run is."""
+    """Raise ArtifactError, naming the first different field, if a step's fingerprint differs from this run's."""
     for name in (*here, *(name for name in made if name not in here)):
         left, right = made.get(name), here.get(name)
         if _text(left) == _text(right) and name in made and name in here:
@@ -123,7 +123,7 @@ def _first_difference(name: str, left: Any, right: Any) -> tuple[str, tuple[Any,
 
 
 def _describe(row: PassRow) -> Fields:
-    """A pass: what it is called, how it is set, and of what it is made."""
+    """A pass: its name, settings, and the sha256 of its source files."""
     source = Path(inspect.getsourcefile(row.run) or "")
     files = sorted(source.parent.rglob("*")) if source.name == "__init__.py" else [source]
     told = hashlib.sha256()

@@ -23,7 +23,7 @@ from bitproof.harness.prove.terms import Rule, Table
 PROVED, NOT_PROVED, REFUSED = "PROVED", "NOT PROVED", "REFUSED"
 
 DIFFERS, NO_RULE = "differs on an input tried", "no rule proves them equal"
-"""What NOT PROVED means of an output: it was seen to differ, or not."""
+"""Meanings of NOT PROVED: the output was seen to differ, or it was not."""
 
 PARAMETER, BUFFER, INPUT = "parameter ", "buffer ", "input "
 """Prefixes of the names of a graph's inputs."""
@@ -37,9 +37,11 @@ MUST_READ = (PARAMETER, INPUT)
 
 @dataclass(frozen=True)
 class OutputAnswer:
-    """One output: its verdict, its terms' indices, the reason of a refusal, the first difference of its sides, and, if
-    it is PROVED, both memory layouts if they differ. If it is NOT PROVED, `witness` describes how its sides differed on
-    equal inputs, and `agreed` counts the sets of inputs on which they did not."""
+    """An output's answer: verdict, the terms' indices, the reason of a refusal, the first difference of its sides.
+
+    If it is PROVED, `layouts` has both memory layouts if they differ. If it is NOT PROVED, `witness` describes how its
+    sides differed on equal inputs, and `agreed` counts the sets of inputs on which they did not.
+    """
 
     output: str
     verdict: str
@@ -52,7 +54,7 @@ class OutputAnswer:
 
     @property
     def meaning(self) -> str | None:
-        """What NOT PROVED means here: the output differs, or no rule proves it equal. None for other verdicts."""
+        """The meaning of NOT PROVED: the output differs, or no rule proves it equal. None for other verdicts."""
         if self.verdict != NOT_PROVED:
             return None
         if self.witness:
@@ -97,10 +99,10 @@ def prove_graphs(
     must_read: Sequence[str] = MUST_READ,
     table: Table | None = None,
 ) -> Proof:
-    """Compare two graphs of one step. `rules` are the project's own unless a test wants others; a `table` with its own
-    rules has terms of other graphs in it already, which need not be rewritten again.
+    """Compare two graphs of the same step. `rules` are the project's own by default, tests may pass others.
 
-    A proved output must depend on an input of each kind in `must_read`, which are prefixes of inputs' names.
+    A `table` with its own rules already has terms of other graphs, which need not be rewritten again. A proved output
+    must depend on an input of each kind in `must_read`, which are prefixes of inputs' names.
     """
     table = Table(RULES if rules is None else rules) if table is None else table
     sides = Canonicalizer(table, reference, 0), Canonicalizer(table, candidate, 1)
@@ -135,8 +137,11 @@ Pair = tuple[int | None, int | None]
 
 
 def _outputs(sides: tuple[Canonicalizer, Canonicalizer]) -> Iterable[tuple[str, Pair]]:
-    """Every output's name, and the calls that compute it. A graph without in-place writes may return an input's final
-    value instead: such an output has the same name as the written input."""
+    """Every output's name, and the calls that compute it.
+
+    A graph without in-place writes may return an input's final value instead: such an output has the same name as the
+    written input.
+    """
     returned = [dict(side.graph.outputs) for side in sides]
     inputs = [
         {f"written {call.name}": i for i, call in enumerate(side.graph.calls) if call.op in ("input", "constant")}
@@ -189,7 +194,7 @@ def _answer(
 
 
 def meaning_of(proof: Proof) -> str:
-    """What NOT PROVED means of a proof's outputs, in words; nothing if all are PROVED or REFUSED."""
+    """The meaning of NOT PROVED for a proof's outputs, in words; empty if all are PROVED or REFUSED."""
     differ = sum(answer.witness is not None for answer in proof.answers)
     others = [answer for answer in proof.answers if answer.meaning and not answer.witness]
     told = [f"{differ} {'differs' if differ == 1 else 'differ'} on an input tried"] if differ else []
@@ -207,9 +212,10 @@ def _layout(x: Any) -> str:
 
 
 def answer_lines(proof: Proof, *, all_in: str) -> list[str]:
-    """What is printed of the outputs that are not simply PROVED; several that part at the same calls as one.
+    """Lines about the outputs that are not simply PROVED. Outputs that first differ at the same calls share a line.
 
-    `all_in` says where all of them are, if only some are printed."""
+    `all_in` names the place of the complete list, if only some are printed.
+    """
     lines = []
     if otherwise := [answer for answer in proof.answers if answer.output in proof.laid_out_otherwise]:
         lines.append(f"  {LAID_OUT_OTHERWISE} ({len(otherwise)}):")

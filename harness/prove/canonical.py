@@ -31,7 +31,7 @@ Arguments = Mapping[str, Any]
 
 
 class Canonicalizer:
-    """The terms of one graph. `values` has the current index of each call's term, or those of its several results."""
+    """The terms of a graph. `values` has the index of each call's current term; a list for several results."""
 
     def __init__(self, table: Table, graph: Graph, side: int) -> None:
         self.table = table
@@ -217,8 +217,11 @@ class Canonicalizer:
     # -- what computes ------------------------------------------------------------------------------
 
     def _exact(self, call: Call, args: Arguments) -> int | None:
-        """The term of an operator of EXACT; None if the operands do not allow an exact result. A number operand becomes
-        a tensor filled with it; a division by a power of 2 and a square of real numbers become products."""
+        """The term of an operator of EXACT; None if the operands do not allow an exact result.
+
+        A number operand becomes a tensor filled with it. A division by a power of 2 and a square of real numbers become
+        products, e.g. `x / 4` becomes `x * 0.25`.
+        """
         own, tensors = call.value, [self.graph.calls[read].value for read in call.reads]
         name = known_operators.EXACT.get(call.op, "cast")
         if call.op in known_operators.DIVISIONS:
@@ -245,7 +248,7 @@ class Canonicalizer:
         return self._filled(value, dtype, shape) if is_kept else None
 
     def _filled(self, value: Any, dtype: str, shape: tuple[Size, ...]) -> int | None:
-        """A tensor filled with a number; None for anything else, and for a number that the dtype does not have."""
+        """A tensor filled with a number; None for other values, and for a number that the dtype cannot represent."""
         number = known_operators.number_in(value, dtype)
         return None if number is None or not _is_closed(shape) else self.table.filled(shape, dtype, number)
 
@@ -379,8 +382,10 @@ class Canonicalizer:
         self.memory.refuse_stale(index, reader)
 
     def _distrust(self, index: int, call: Call) -> None:
-        """A refused call may have written and drawn anything that it can. A call without a result must have another
-        effect, whatever its schema states."""
+        """Note that a refused call may have written and drawn anything.
+
+        A call without a result must have another effect, whatever its schema states.
+        """
         if call.writes or call.value is None or call.op.startswith("higher_order."):
             self.memory.distrust(index)
         if call.random:

@@ -57,7 +57,7 @@ def assumed(graphs: Iterable[Graph], rules: Iterable[str]) -> tuple[str, ...]:
 
 
 class _LookUps(dict[str, int]):
-    """The checker's terms by their texts, which record what is looked up."""
+    """The checker's terms by their texts; records each look-up."""
 
     def __init__(self) -> None:
         super().__init__()

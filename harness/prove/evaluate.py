@@ -1,7 +1,7 @@
 """Computes terms and graphs on values, which would expose a wrong proof.
 
-Every PROVED output's term is computed on random inputs, operator by operator with the stated layouts, and must give the
-same bits as both graphs on every rank. All ranks run in this process, in lockstep: each value is a list with one entry
+Every PROVED output's term is computed on random inputs, operator by operator with the stated layouts, and must have the
+same bits as both graphs on every rank. All ranks run in this process, in lockstep: each value is a list with an entry
 per rank, and a collective reads the entries of its group's ranks. Reductions add in the group's order.
 """
 
@@ -258,7 +258,7 @@ class Evaluator:
         return value
 
     def _is_number(self, place: int) -> bool:
-        """Whether a term stands for a Python number, which operators take as such."""
+        """Whether a term is a Python number. Operators take it as a number, not as a tensor."""
         term = self.table[place]
         return term[0] == "op" and term[1].startswith(PYTHON)
 

@@ -25,8 +25,10 @@ _ADD = "aten.add.Tensor"
 
 @dataclass(frozen=True)
 class Shown:
-    """One call, for a reader. If it has no module, `beside` is the nearest call with one; `changed` are the arguments
-    that differ from the other side's call at this place."""
+    """A call, for a reader. `changed` are the arguments that differ from the corresponding call of the other side.
+
+    If it has no module, `beside` is the nearest call with a module.
+    """
 
     operator: str
     node: str
@@ -116,10 +118,10 @@ def _is_moved(side: Canonicalizer, index: int, known: set[int]) -> bool:
 
 
 def row_splits(reference: Canonicalizer, candidate: Canonicalizer) -> tuple[str, ...]:
-    """Opaque operators that one side runs on a whole tensor and the other on its two halves, by their first calls.
+    """Opaque operators that one side runs on a whole tensor and the other on its two halves, by name.
 
     No rule states that a kernel computes a row's bits independently of the other rows, so a chunked step is never
-    proved equal to an unchunked one.
+    proved equal to an unchunked step.
     """
     found: dict[str, None] = {}
     groups: list[dict[Any, list[tuple[Any, ...]]]] = [{}, {}]
@@ -164,7 +166,7 @@ def _has_partner(table: Table, value: Any, known: set[int]) -> bool:
 
 
 def _is_known(table: Table, place: int, known: set[int]) -> bool:
-    """Whether the other side has a term, or all the parts that it only joins or views."""
+    """Whether the other side has a term, or all parts of a concatenation or view."""
     match table[place]:
         case _ if place in known:
             return True

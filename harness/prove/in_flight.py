@@ -18,7 +18,7 @@ class InFlight:
         self._order = Order(_last_uses(graph))
 
     def races(self, call: Call) -> list[Race]:
-        """The races of a call's reads. A wait, a view, and what fills or takes new memory read none."""
+        """The races of a call's reads. Waits, views, fills and uninitialized allocations read nothing."""
         read = set(self._storages(call.reads))
         is_shown = not call.writes and bool(read) and {x.storage for x in call.results} == read
         reads_none = _row(call).wait or is_shown or call.op in FILLS or is_unwritten(call.op)

@@ -1,14 +1,6 @@
 """Extends a proof of one step to any number of steps, if equal state leads to equal state.
 
 1. State is everything that successive steps read: parameters, buffers, an optimizer's tensors, written inputs, the
-   random generator's state. Both sides start with the same state.
-2. State that a step writes is an output, and PROVED; other state stays. So both sides have the same state afterwards.
-3. Its layout stays the same, so that the next step is the proved one: a tensor that replaces another has the same
-   layout, and an in-place write changes none.
-4. Both sides leave the generator in the same state.
-5. The next step reads nothing else that a step changes: nothing that it can reach is changed, such as an optimizer's
-   settings, state that it creates, a gradient, an attribute, what a closure keeps. A second step really follows the
-   first.
 """
 
 from __future__ import annotations
@@ -25,8 +17,10 @@ GENERATOR = "the random generator's state"
 
 @dataclass(frozen=True)
 class Induction:
-    """Whether any number of steps has equal bits, if one has. `state` names the inputs that a step changes; `reason`
-    says why not."""
+    """Whether equal bits in one step imply equal bits in any number of steps.
+
+    `state` names the inputs that a step changes; `reason` is set if the induction fails.
+    """
 
     holds: bool
     state: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Operators with known semantics. Any other is opaque: its results are equal only if its operands and layouts are."""
+"""Operators with known semantics. Any other is opaque: equal results require equal operands and layouts."""
 
 from __future__ import annotations
 
@@ -42,18 +42,22 @@ EXACT = {
     if row.exact
     for end in (("Tensor", "Scalar") if row.exact == "Tensor" else (row.exact,))
 }
-"""Operators that compute each element of their result only from the elements at its index, if `is_exact` accepts their
-dtypes and alpha is 1. A number operand counts as a tensor filled with it, if the dtype has it exactly.
+"""Operators that compute each element of their result only from the elements at the same index.
 
-Kernels keep any other number in a wider dtype than bfloat16 and float16, so `x + 0.1` is opaque there; some devices
+Requires that `is_exact` accepts their dtypes, and that alpha is 1. A number operand counts as a tensor filled with it,
+if the dtype has it exactly.
+
+Kernels keep any other number in a wider dtype than bfloat16 and float16, so `x + 0.1` is opaque there. Some devices
 divide by a reciprocal, the vector bodies of powers and roots differ from their tails, and max and min do not order +0
-and -0.
+and -0: these operators are not exact.
 """
 
 
 def is_exact(name: str, own: str, operands: Sequence[str]) -> bool:
-    """Whether an operator of EXACT is exact from operands of these dtypes to torch's result dtype `own`: bool for
-    comparisons, else the operands' dtype."""
+    """Whether an operator of EXACT is exact from operands of these dtypes to torch's result dtype `own`.
+
+    `own` is bool for comparisons, otherwise the operands' dtype.
+    """
     dtypes = {*operands}
     if name == "cast":
         return {own, *dtypes} <= FLOATS
@@ -70,7 +74,7 @@ _RANGES = {
     "float16": (11, -24, 16),
 }
 _RANGES |= {"int64": (53, 0, 54), "int32": (31, 0, 31), "bool": (1, 0, 1)}
-"""For each dtype: its precision in bits, the exponent of its lowest bit, and that of the first power of 2 too large."""
+"""For each dtype: precision in bits, exponent of the lowest bit, exponent of the first power of 2 that is too large."""
 
 
 def holds(dtype: str, number: float) -> bool:
@@ -88,7 +92,7 @@ def holds(dtype: str, number: float) -> bool:
 
 
 def number_in(argument: Any, dtype: str) -> float | None:
-    """An argument's number in a dtype; None for anything else, and for a number that the dtype does not have.
+    """An argument's number in a dtype; None for other values, and for numbers that the dtype cannot represent.
 
     Kernels keep a real number in at least 32 bits; for a float32 tensor they round it once, to float32.
     """
@@ -108,8 +112,10 @@ def number_in(argument: Any, dtype: str) -> float | None:
 
 
 def number_filled(call: Call) -> float | None:
-    """The number that fills the result of a call of FILLS; None if its dtype does not have it, or if a size depends on
-    data, which is among the arguments."""
+    """The number that fills the result of a call of FILLS.
+
+    None if the dtype cannot represent it, or if a size depends on data: that size is among the arguments.
+    """
     if not call.value.is_closed:
         return None
     told = FILLS[call.op]
@@ -117,7 +123,10 @@ def number_filled(call: Call) -> float | None:
 
 
 def inverse(argument: Any, dtype: str) -> float | None:
-    """The factor that replaces a division by an argument: the inverse of a power of 2, if the dtype has both."""
+    """The factor that replaces a division: the inverse of a power of 2, if the dtype has both.
+
+    For example, 0.25 for 4.
+    """
     number = number_in(argument, dtype)
     return None if number is None or abs(math.frexp(number)[0]) != 0.5 else 1 / number
 
@@ -129,8 +138,11 @@ IN_PLACE = {
     for of, name in EXACT.items()
     if of.rpartition(".")[0] == row.in_place_of and (end := of.rpartition(".")[2])
 }
-"""Operators that write another operator's result into `self`. They have that operator's name if they only take tensors
-of floats or integers: each element is converted and rounded once, wherever the result is stored."""
+"""Operators that write another operator's result into `self`.
+
+They have that operator's name if they only take tensors of floats or integers: each element is converted and rounded
+once, wherever the result is stored.
+"""
 
 COPY_INTO = "aten.copy_.default"
 """Writes the values of `src` into `self`, if both have the same dtype and shape."""
@@ -141,24 +153,26 @@ CHOICE = "aten.where.self"
 NUMBER_TENSOR = "aten.scalar_tensor.default"
 
 MASKED = {f"aten.{name}.{end}" for name in ("masked_fill", "masked_fill_") for end in ("Scalar", "Tensor")}
-"""Operators that are written as CHOICE: both convert the number to the dtype once, and take it or the element."""
+"""Operators recorded as CHOICE: they convert the number to the dtype once, and select it or the element."""
 
 DIVIDES = {"aten.div_.Tensor": "aten.div.Tensor"}
-"""A division in place of a tensor in rows on the CPU has the bits of the one that is not: both are rounded once."""
+"""An in-place division of a row-major CPU tensor has the same bits as a division: both round once."""
 
 CAST = "aten._to_copy.default"
 """A cast between two dtypes of FLOATS is exact; from or to an integer it is opaque; to the same dtype it is a copy.
 """
 
 LIFTS, CLONE = "aten.lift_fresh_copy.default", "aten.clone.default"
-"""What a trace makes of `torch.tensor(1.0)` is a copy of it, recorded as such."""
+"""`torch.tensor(1.0)` is traced as a copy of a constant, and recorded as such."""
 
 CONVERTS = "prims.convert_element_type.default"
 """The cast in decompositions, with an argument `a`; recorded as CAST."""
 
 ITSELF = frozenset({"aten.alias.default", "aten.detach.default"})
-"""Operators that give what they read. torch traces other numbers of them where something holds its frames, such as a
-sampling profiler: autograd detaches what anybody else has."""
+"""Operators that return their input. Their number varies between traces of the same code.
+
+For example, autograd detaches a tensor if something else holds it, such as a sampling profiler that holds frames.
+"""
 
 COPIES = {row.overload("default"): row.copies for row in ROWS.values() if row.copies}
 """Operators whose result has the values of the named argument in new memory, if its dtype is the same."""
@@ -167,7 +181,7 @@ WAITS = {f"{row.name}.default": row.wait.argument for row in ROWS.values() if ro
 """Operators that wait: before them no call may read a launch's result or write its inputs."""
 
 FILLS = {row.overload(row.fills[0]): row.fills[1] for row in ROWS.values() if row.fills}
-"""Operators that fill their result with one number: the number, or the name of its argument."""
+"""Operators that fill their result with a number: the number, or the name of its argument."""
 
 OVERWRITES = overloads(lambda row: row.overwrites)
 """Operators that draw every element of `self` and read none."""
@@ -182,7 +196,7 @@ PAD = "aten.constant_pad_nd.default"
 """Pads its input with a number."""
 
 DIVISIONS = {ROWS["aten.div"].overload(end) for end in ("Tensor", "Scalar")}
-"""Operators that equal a product if the divisor is a power of 2 and the dtype has it and its inverse."""
+"""Operators that equal a product if the divisor is a power of 2, and the dtype has the divisor and its inverse."""
 
 POWER = ROWS["aten.pow"].overload("Tensor_Scalar")
 """Equals the product of its input with itself if the exponent is 2 and the dtype a float."""
@@ -190,20 +204,23 @@ POWER = ROWS["aten.pow"].overload("Tensor_Scalar")
 _COUNTED = {row.overload("default"): f"{row.counts_as}.default" for row in ROWS.values() if row.counts_as}
 
 FUSED = {op: of for op, of in _COUNTED.items() if op.startswith("aten._fused_")}
-"""Operators that update lists of parameters and their state, and the operator as which each is recorded."""
+"""Operators that update lists of parameters and their state, with the operator under which each is recorded."""
 
 UPDATES = frozenset(FUSED.values())
-"""The same for one parameter. Only row-major tensors are admitted, so layouts do not matter; neither does alignment:
-the kernel reads vectors of elements in order from the first on, with unaligned loads
-(aten/src/ATen/native/cpu/FusedAdamKernel.cpp), and a test tries each alignment."""
+"""The same operators for a single parameter. Layouts do not matter, since only row-major tensors are admitted.
+
+Neither does alignment: the kernel reads vectors of elements in order from the first on, with unaligned loads
+(aten/src/ATen/native/cpu/FusedAdamKernel.cpp), and a test tries each alignment.
+"""
 
 BATCH_NORMS = {op: of for op, of in _COUNTED.items() if op not in FUSED}
-"""Operators that write STATISTICS in training, which only some schemas state, and the operator as which they are
-recorded."""
+"""Operators that write STATISTICS in training, which only some schemas state, with the operator of the record."""
 
 PYTHON = "python."
-"""The name prefix of operators that compute a float from others in Python: a tensor of one float64 represents it.
-`python.float` is a number read from a tensor."""
+"""The name prefix of Python operators on numbers. A tensor with a float64 element represents the result.
+
+`python.float` is a number read from a tensor.
+"""
 
 STATISTICS = ("running_mean", "running_var")
 
@@ -222,8 +239,11 @@ SPLIT = "aten.split_with_sizes_copy.default"
 """An operator that copies parts of `self` into new memory. Any other view shares its input's memory."""
 
 REFUSED = _by_default(lambda row: row.reads_memory)
-"""Operators that read memory instead of a tensor's values; if layouts determine their elements, they are recorded as
-views. And one whose result shares its input's memory, which neither its schema nor fake values state."""
+"""Operators that read memory instead of a tensor's values.
+
+If layouts determine their elements, they are recorded as views. Also an operator whose result shares its input's memory
+although neither its schema nor fake values state it.
+"""
 
 SHARES_UNTOLD = _by_default(lambda row: row.returns and row.name.startswith("aten."))
 """Operators whose results share their input's memory although their fakes do not: `export` handles them."""
@@ -233,18 +253,20 @@ CHECKS = overloads(lambda row: row.checks)
 
 SAME_SHAPE = {f"aten.{name}_backward_data.default": ("grad_output", "output") for name in ("_softmax", "_log_softmax")}
 SAME_SHAPE |= {f"aten.binary_cross_entropy{end}.default": ("self", "target") for end in ("", "_backward")}
-"""Operators that do not check shapes, and the arguments whose shapes must be equal."""
+"""Operators that do not check shapes, with the arguments that must have equal shapes."""
 
 SAME_BATCH = {
     f"aten.{name}{dims}d_backward.default": dims
     for name in ("_adaptive_avg_pool", "avg_pool", "reflection_pad", "replication_pad")
     for dims in (1, 2, 3)
 }
-"""Operators that do not check whether all their tensors have the same dims but for this many last ones."""
+"""Operators that do not check that all their tensors agree in all dims except this many last dims."""
 
 LIES_BY_SHAPE = {"aten._scaled_dot_product_flash_attention_for_cpu_backward.default"}
-"""Operators that may read real numbers of several dtypes in unlike layouts. Of this one only sums of exponentials, in
-rows, have another dtype, and a scan tried each pair of layouts."""
+"""Operators that may read several real dtypes in different layouts.
+
+Only the row-major sums of exponentials of this operator have another dtype, and a scan tried each pair of layouts.
+"""
 
 CHOOSES = {
     "aten._grouped_mm.default": ("offs",),
@@ -276,8 +298,10 @@ CHOOSES = {
     "aten.where.ScalarSelf": ("condition",),
     "aten.where.self": ("condition",),
 }
-"""Operators and those of their arguments that say which elements are taken, whose dtype is no other operand's matter: a
-test tries every pair of layouts of these and of the others."""
+"""Operators with their index, offset and mask arguments, whose dtype is independent of the other operands.
+
+A test tries every pair of layouts of these and of the other arguments.
+"""
 
 COMPARES = ("eq", "ne", "lt", "le", "gt", "ge")
 
@@ -285,8 +309,10 @@ TAKES_NUMBERS_AS_TENSORS = {
     *(f"aten.{name}.Tensor" for name in ("add", "sub", "mul", "div", *COMPARES)),
     *("aten.where.self", "aten.maximum.default", "aten.minimum.default"),
 }
-"""Operators that may read a tensor without dims beside others of another dtype: it is promoted otherwise, like a
-number, and a test tries every pair of dtypes."""
+"""Operators that may read a tensor without dims next to tensors of another dtype.
+
+Such a tensor is promoted like a number; a test tries every pair of dtypes.
+"""
 
 TAKES_ANY_NUMBER = {
     *(f"aten.{name}.Tensor" for name in ("add", "sub", "mul", "div")),
@@ -299,8 +325,10 @@ TAKES_ANY_NUMBER = {
     *("aten.masked_fill.Scalar", "aten.scatter.value"),
     *("aten.where.Scalar", "aten.where.ScalarOther", "aten.where.ScalarSelf"),
 }
-"""Operators that may read a number of a kind above their tensors', such as a real one beside whole ones, or a truth
-value beside others: a test tries every dtype with every kind of number, in every layout."""
+"""Operators that may read a number of a higher kind than their tensors', e.g. 0.5 with integers.
+
+A test tries every dtype with every kind of number, in every layout.
+"""
 
 SIZES = overloads(lambda row: row.measures)
 """Operators that read a number from a tensor's layout."""
@@ -324,7 +352,7 @@ UNINITIALIZED = names_of_uninitialized(Uninitialized.WHOLE)
 """Operators, without namespace and overload, that return uninitialized memory."""
 
 UNWRITTEN = ("empty", "new_empty", "_empty", "_make_dep_token", "inductor_rand_eager_offset")
-"""How the names of all these begin, in torch and by convention elsewhere."""
+"""Prefixes of the names of all these operators, in torch and by convention elsewhere."""
 
 GATHER = "_c10d_functional.all_gather_into_tensor.default"
 REDUCE = "_c10d_functional.reduce_scatter_tensor.default"
@@ -338,5 +366,5 @@ HIGHER_ORDER = {row.name for row in ROWS.values() if row.is_understood and not r
 
 
 def is_unwritten(op: str) -> bool:
-    """Whether an operator, of any namespace and ending, returns uninitialized memory."""
+    """Whether an operator, of any namespace and overload, returns uninitialized memory."""
     return op.split(".")[-2:][0].startswith(UNWRITTEN)

@@ -20,7 +20,7 @@ _ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2
 
 
 def alignment_of(dtype: str, offset: int) -> int:
-    """The alignment of a tensor that starts `offset` elements into its storage."""
+    """The alignment in bytes of a tensor that starts `offset` elements into its storage."""
     return offset * _ITEM_BYTES.get(dtype, 1) % LINE
 
 
@@ -51,8 +51,11 @@ def expanded(shape: tuple[int, ...], to: tuple[int, ...]) -> Window:
 
 
 def shows(call: Call, calls: Sequence[Call]) -> bool:
-    """Whether a call's results contain only elements of its first argument, as views in its memory do. One that makes
-    complex numbers of pairs of real ones, or pairs of complex ones, computes; any other dtype is refused later."""
+    """Whether a call's results only contain elements of its first argument, like views.
+
+    A view between complex numbers and pairs of real numbers computes, so it does not count; views as any other dtype
+    are refused later.
+    """
     if call.writes or call.op == "getitem" or not call.results or not call.reads:
         return False
     x = calls[call.reads[0]].value
@@ -62,7 +65,7 @@ def shows(call: Call, calls: Sequence[Call]) -> bool:
 
 
 def _is_paired(x: Tensor, results: Sequence[Tensor]) -> bool:
-    """Whether results are the real parts of `x`, or `x` theirs."""
+    """Whether results are the real and imaginary parts of `x`, or the reverse."""
     return all({x.dtype, y.dtype} in ({"complex64", "float32"}, {"complex128", "float64"}) for y in results)
 
 
@@ -88,7 +91,7 @@ def told_once(call: Call, calls: Sequence[Call]) -> Call:
 
 
 def windows_of(call: Call, x: Tensor) -> list[Window | None]:
-    """The window of each of a view's results on `x`; None if it is none. All sizes are numbers."""
+    """For each result of a view, its window on `x`; None if there is no such window. All sizes are numbers."""
     if call.op == SPLIT:
         dim = dict(call.args).get("dim", 0)
         ends = list(itertools.accumulate((y.shape[dim] for y in call.results), initial=0))

@@ -93,7 +93,7 @@ class GraphMemory:
         return same
 
     def distrust(self, index: int) -> None:
-        """A refused call may have written all its arguments, also while a launch read or wrote them."""
+        """Mark the values of a refused call's arguments as unknown: it may have written them, even during a launch."""
         for read in self.calls[index].reads:
             for tensor in self.calls[read].results:
                 torn = self._in_flight.touching(tensor.storage)

@@ -55,10 +55,10 @@ Values = Sequence[Sequence[Any]]
 
 @dataclass(frozen=True)
 class Provable:
-    """A graph with named inputs and outputs. Only the layouts of `inputs` matter, which may have open sizes, not their
-    values. `others` are the outputs that are no tensors.
+    """A graph with named inputs and outputs. Only the layouts of `inputs` matter, which may have open sizes.
 
-    `written` is the graph as data where another process wrote it down. Without a `module` nothing can be computed.
+    `others` are the outputs other than tensors, as text. `written` is the graph as data if another process wrote it.
+    Without a `module` nothing can be computed.
     """
 
     module: GraphModule | None
@@ -89,10 +89,10 @@ class Provable:
 class PairProof:
     """The result for two programs. `proof` is None if they were refused as a whole, for `reason`, or not tried.
 
-    `evaluated` counts the PROVED outputs whose computed terms had both graphs' bits; `not_evaluated` says why there are
-    none. `bounds` are the sizes for which the result holds, if sizes are open. `induction` says whether any number of
-    steps is proved, if the two are steps. `not_run` says why the programs themselves were not run: then it is assumed
-    that their graphs are what they do.
+    `evaluated` counts the PROVED outputs whose computed terms had both graphs' bits; `not_evaluated` is the reason if
+    there are none. `bounds` are the sizes for which the result holds, if sizes are open. `induction` says whether any
+    number of steps is proved, if the two are steps. `not_run` is the reason if the programs themselves were not run:
+    then their graphs are assumed to be faithful.
     """
 
     verdict: str
@@ -115,9 +115,9 @@ class PairProof:
         return "\n".join(self.lines(all_in="`answers`"))
 
     def lines(self, *, all_in: str) -> list[str]:
-        """The verdict, and of each output that is not PROVED the first calls that differ, or why it was refused.
+        """The verdict, and for each output that is not PROVED the first differing calls or the reason of its refusal.
 
-        If outputs are left out, the lines say that they are in `all_in`.
+        If outputs are left out, the lines refer to `all_in`.
         """
         if self.proof is None:
             return [f"{self.verdict}: {self.reason}"]
@@ -153,8 +153,8 @@ def prove_programs(
 ) -> PairProof:
     """Prove two programs with the same inputs. `values` returns sets of inputs to compute, if any.
 
-    A proved output reads one input of each kind that `must_read` names; if it names none, some output must read an
-    input. Unsupported calls are part of the answer.
+    A proved output must read an input of each kind in `must_read`; if it is empty, some output must read an input.
+    Unsupported calls are part of the answer.
     """
     try:
         graphs = reference.graph, candidate.graph
@@ -222,7 +222,10 @@ def evaluated(found: PairProof, reference: Provable, candidate: Provable, sets: 
 
 
 def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values, *, is_further: bool) -> PairProof:
-    """A further set on which both programs fail is left out: a loss may take numbers between 0 and 1 alone."""
+    """Compute one set of inputs. A further set on which both programs fail is skipped.
+
+    For example, a loss may only accept numbers between 0 and 1.
+    """
     assert found.proof is not None and found.graphs is not None
     tensors = [x for x in given[0] if isinstance(x, Tensor)]
     if sum(x.numel() for x in tensors) > MOST_ELEMENTS:
@@ -359,7 +362,7 @@ def _by_name(graph: Graph, step: Provable, run: tuple[list[list[Any]], list[list
 
 @contextmanager
 def _one_generator_state() -> Iterator[None]:
-    """The same draws for either program: else what they draw would look like a difference."""
+    """Context with the same generator state for either program: otherwise their draws would look like a difference."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
@@ -367,10 +370,10 @@ def _one_generator_state() -> Iterator[None]:
 
 @contextmanager
 def _as_on_a_rank() -> Iterator[None]:
-    """One thread per operator, and uninitialized memory filled, as on ranks.
+    """Context with one thread per operator, and uninitialized memory filled, as on ranks.
 
-    The bits of large sums depend on the number of threads, and rows that an operator leaves unwritten would hold
-    whatever was there: a difference that neither program computes.
+    The bits of large sums depend on the number of threads. Rows that an operator does not write would contain arbitrary
+    memory: a difference that neither program computes.
     """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)

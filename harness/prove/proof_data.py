@@ -1,33 +1,33 @@
-"""Two graphs, the terms that they compute, and the conclusions, as data.
+"""Two graphs, their terms, and the conclusions, as data.
 
 Everything consists of nested tuples of numbers and strings, and so is valid JSON. An argument of a call is
 
-    a whole number | ("bool", "True") | ("none",) | ("float", hexadecimal) | ("str" | "dtype" | "device" | "enum", text)
-    ("node", index of a call) | ("list", argument, ...) | ("graph", nested graph)
-    ("ranks", (rank, ...), ...)                   a process group: of each of its instances the ranks in order
+   a whole number | ("bool", "True") | ("none",) | ("float", hexadecimal) | ("str" | "dtype" | "device" | "enum", text)
+   ("node", index of a call) | ("list", argument, ...) | ("graph", nested graph)
+   ("ranks", (rank, ...), ...)                   a process group: the ranks of each of its instances, in order
 
 and a size is a whole number, or ("size", (coefficient, symbol, ...), ...): a sum of products of symbols, each
-defined by an earlier call. Terms are referred to by their place among all steps, symbols within terms too. A term is
+defined by an earlier call. Terms are referred to by their index among all steps, symbols within terms too. A term is
 
-    ("input", name, dtype, shape)                 a graph's input; no two share memory
-    ("constant", digest, dtype, shape)            a tensor that is part of a graph
-    ("number", dtype, text)                       one element, a float's hexadecimal form
-    ("op", operator, arguments, dtype, shape)     what an operator computes; tensors among its arguments are
-                                                  ("tensor", term, dtype, device, shape, strides, alignment in bytes);
-                                                  a size of its result that depends on data is None, and dtype and
-                                                  shape of several results are None
-    ("move", operator, arguments, dtype, shape)   the same where layouts do not count: ("value", term)
-    ("out", term, index, dtype, shape)            one of an operator's several results
-    ("view", term, shape, strides, offset)        elements of a term, counted in row-major order
-    ("cat", terms, dim)                           terms, one after the other along a dim
-    ("exact", operator, dtype, device, terms)     element by element; all terms have the result's shape
-    ("gather", term, ranks)                       every rank's term, along a new first dim
-    ("reduce", term, operation, ranks)            row i of (W, n), summed over ranks, on rank i of the W
-    ("item", term)                                a number read from a tensor
-    ("rows", sizes)                               the sum of sizes
-    ("extent", term, index)                       a size that a call's data decide
-    ("draws", term)                               the generator's state after a random call; ("seed",) at the start
-    ("fresh", graph, call, dtype, shape)          uninitialized memory
+   ("input", name, dtype, shape)                 a graph's input; no two share memory
+   ("constant", digest, dtype, shape)            a tensor that is part of a graph
+   ("number", dtype, text)                       a scalar, as a float's hexadecimal form
+   ("op", operator, arguments, dtype, shape)     an operator's result; tensors among its arguments are
+                                                 ("tensor", term, dtype, device, shape, strides, alignment in bytes);
+                                                 a size of its result that depends on data is None, and dtype and
+                                                 shape of several results are None
+   ("move", operator, arguments, dtype, shape)   the same, independent of layouts: ("value", term)
+   ("out", term, index, dtype, shape)            a result of an operator with several results
+   ("view", term, shape, strides, offset)        elements of a term, counted in row-major order
+   ("cat", terms, dim)                           terms, one after the other along a dim
+   ("exact", operator, dtype, device, terms)     element by element; all terms have the result's shape
+   ("gather", term, ranks)                       every rank's term, along a new first dim
+   ("reduce", term, operation, ranks)            row i of (W, n), summed over ranks, on rank i of the W
+   ("item", term)                                a number read from a tensor
+   ("rows", sizes)                               the sum of sizes
+   ("extent", term, index)                       a size that depends on a call's data
+   ("draws", term)                               the generator's state after a random call; ("seed",) at the start
+   ("fresh", graph, call, dtype, shape)          uninitialized memory
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ from typing import Any
 SIDES = ("reference", "candidate")
 
 FLOATS = ("float64", "float32", "bfloat16", "float16")
-"""The real dtypes that exact operators compute in."""
+"""The real dtypes of exact operators."""
 
 WHOLE = ("int64", "int32")
 """The other dtypes, without bool."""
 
 ROOTS = ("parameter ", "input ")
-"""Prefixes of graphs' input names; a proved output must read an input of each."""
+"""Prefixes of graphs' input names; a proved output must read an input of each kind."""
 
 STATE, WRITTEN = "optimizer ", "written "
-"""Prefixes of the names of an optimizer's state, which only a whole step takes, and of what inputs are in the end."""
+"""Prefixes of the names of an optimizer's state, which only a whole step has, and of inputs' final values."""
 
 Term = tuple[Any, ...]
 Size = Any
-"""A whole number, or ("size", ...)."""
+"""An integer, or ("size", ...)."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor's layout; `storage` numbers the memory that it lies in, within its graph."""
+    """A tensor's layout; `storage` numbers its memory within its graph."""
 
     dtype: str
     device: str
@@ -68,13 +68,13 @@ class Tensor:
 
     @functools.cached_property
     def is_closed(self) -> bool:
-        """Whether no size of it depends on data."""
+        """Whether none of its sizes depends on data."""
         return all(isinstance(n, int) for n in (*self.shape, *self.strides, self.offset))
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a graph: an operator, its arguments by name, those that it writes, whether it draws random numbers.
+    """A call of a graph: operator, arguments by name, names of written arguments, and whether it draws random numbers.
 
     `value` is a tensor, several, a size (for a number read from a tensor), or None. `place` is for readers. Operator
     "view" is any operator whose results share its input's memory: only the layouts define their elements. Arguments of
@@ -91,7 +91,7 @@ class Call:
 
     @functools.cached_property
     def reads(self) -> list[int]:
-        """The calls that it reads, in the order of its arguments."""
+        """The indices of the calls that it reads, in the order of its arguments."""
         return [index for _, value in self.args for index in nodes_in(value)]
 
     @functools.cached_property
@@ -102,21 +102,23 @@ class Call:
 
 @dataclass(frozen=True)
 class Graph:
-    """Calls in the order in which they run, inputs first, and the calls of the outputs, by name."""
+    """Calls in execution order, inputs first, and the calls of the outputs, by name."""
 
     calls: tuple[Call, ...]
     outputs: tuple[tuple[str, int], ...]
 
     @functools.cached_property
     def is_whole_step(self) -> bool:
-        """Whether it takes an optimizer's state; a constant of such a name is none."""
+        """Whether an optimizer's state is among its inputs; a constant with such a name does not count."""
         return any(call.op == "input" and call.name.startswith(STATE) for call in self.calls)
 
 
 @dataclass(frozen=True, slots=True)
 class ProofStep:
-    """A term, and the index of the term that it was rewritten to, its own if unchanged. `hint` is what the rule had to
-    find."""
+    """A term, and the index of the term to which it was rewritten, its own if unchanged.
+
+    `hint` is the rule's intermediate result.
+    """
 
     term: Term
     rule: str
@@ -126,8 +128,10 @@ class ProofStep:
 
 @dataclass(frozen=True)
 class Subject:
-    """A certificate's subject: the text of the case's file, the command's options, and the versions that made the
-    graphs. `code` is the sha256 of our packages; `outputs` are those that the step returns."""
+    """A certificate's subject: the text of the case's file, the command's options, and versions.
+
+    `code` is the sha256 of our packages; `outputs` are the step's return values.
+    """
 
     case: str
     code: str
@@ -140,8 +144,10 @@ class Subject:
 
 @dataclass(frozen=True)
 class Certificate:
-    """All that a checker needs: `answers` are outputs with their verdicts. `case` is the case's name; `subject` is None
-    only in tests, for two graphs without a case."""
+    """All inputs of a checker: `answers` are outputs with their verdicts.
+
+    `case` is the case's name; `subject` is None only in tests, for two graphs without a case.
+    """
 
     case: str
     reference: Graph

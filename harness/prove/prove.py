@@ -1,7 +1,8 @@
-"""One case, proved: its two systems' steps, as programs that take the same inputs.
+"""Proves a case: its two systems' steps, as programs with the same inputs.
 
-1. Take the reference's step and the candidate's finished graph, or a prefix of its pass list, traced once, with no
-   ranks: groups come from the table that passes use.
+1. Take the reference's step and the candidate's finished graph, or a prefix of its pass list, traced once, without
+ranks:
+  groups come from the table that passes use.
 2. Prove the two (`pairs.py`), and compute them on the case's own tokens.
 """
 
@@ -38,7 +39,7 @@ KNOWN_SYSTEMS = ("eager", "eager_chunked", *PREPARED)
 
 @dataclass(frozen=True)
 class CaseProof(PairProof):
-    """What is known of a case: of its two systems' steps, and, where that was asked, of what follows them."""
+    """The proof of a case: of its two systems' steps, and, if requested, of the update after them."""
 
     case: Case = field(kw_only=True)
     update: UpdateProof | None = field(default=None, kw_only=True)
@@ -48,7 +49,7 @@ NOT_TRIED = "NOT TRIED"
 
 
 def why_not(case: Case) -> str | None:
-    """Why a case cannot be proved at all, in words; None where it can be tried."""
+    """The reason why a case cannot be proved at all; None if it can be tried."""
     for system in (case.reference, case.candidate):
         if system not in KNOWN_SYSTEMS:
             return f"system {system} is not known as a graph"
@@ -73,13 +74,14 @@ def prove_case(
     in_turn: bool = True,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CaseProof:
-    """Prove one case on tensors of `device`, by default the CPU; `options` bring passes into the candidate's graph.
+    """Prove a case on tensors of `device`, by default the CPU; `options` add passes to the candidate's graph.
 
-    With `precompiled` the candidate is the step that this folder holds; with `follow` what follows a proved step is
-    proved, too. Unless `in_turn`, a forked process traces a large reference meanwhile. `seconds` of what is returned
-    are those of `clock`. This process is deterministic from then on, as a run's are: by that torch chooses operators.
+    With `precompiled`, the candidate is the step in this folder. With `follow`, the update after a proved step is
+    proved, too. Unless `in_turn`, a forked process traces a large reference at the same time. `seconds` of the result
+    are measured by `clock`. Afterwards this process has the determinism switches of a run, since torch chooses
+    operators by them.
 
-    Raises what tracing and passes raise, and ArtifactError. What cannot be understood is part of the answer.
+    Raises the errors of tracing and passes, and ArtifactError. Unsupported calls are part of the answer.
     """
     if (reason := why_not(case)) is not None:
         return CaseProof(NOT_TRIED, reason=reason, case=case)
@@ -102,7 +104,7 @@ def prove_case(
         other = Provable(candidate.module, reference.names, reference.inputs, reference.outputs, candidate_groups)
         sets = functools.partial(_sets_of_inputs, case, reference) if evaluate else None
         for module, _ in [(x.module, x.graph) for x in (reference.program, other)]:
-            forget_values(module)  # now that both graphs are data
+            forget_values(module)  # both graphs are data by now
         found = prove_programs(reference.program, other, sets, rules=rules, lap=laps.lap)
     except RefusedError as error:
         return CaseProof(REFUSED, reason=told(error), seconds=laps.all(), case=case)
@@ -114,7 +116,7 @@ def prove_case(
 
 
 def forget_values(module: GraphModule | None) -> None:
-    """Free the fake values of a graph's nodes, half of the memory that it takes, but for its inputs'."""
+    """Free the fake values of a graph's nodes, half of its memory, except those of its inputs."""
     for node in module.graph.nodes if module is not None else ():
         if node.op != "placeholder":
             node.meta.pop("val", None)
@@ -129,24 +131,23 @@ def _check_alike(reference: Reference, candidate: StepGraph) -> None:
 
 
 def _lie_alike(*sides: Sequence[Any]) -> bool:
-    """Whether parameters and buffers were traced with equal layouts, as far as graphs say: one that was read from a
-    file does not."""
+    """Whether parameters and buffers were traced with equal layouts; a graph from a file has none to compare."""
     pairs = ((x, y) for x, y in zip(*sides, strict=False) if isinstance(x, Tensor) and isinstance(y, Tensor))
     return all((x.dtype, x.device, x.shape, x.stride()) == (y.dtype, y.device, y.shape, y.stride()) for x, y in pairs)
 
 
 def _sets_of_inputs(case: Case, reference: Reference) -> list[list[list[Tensor]]]:
-    """The inputs on which a case is computed; of a step that is too large, or of too many ranks, no values."""
+    """The inputs on which a case is computed. If the step or the number of ranks is too large, they have no values."""
     world_size = case.parallelism.world_size
     if sum(x.numel() for x in reference.inputs) > MOST_ELEMENTS or world_size > MOST_RANKS:
-        return [[reference.inputs] * world_size]  # whose number says why it is not computed
+        return [[reference.inputs] * world_size]  # their number and sizes give the reason
     return [random_inputs(case, reference.names, reference.inputs)]
 
 
 def random_inputs(case: Case, names: Sequence[str], like: Sequence[Tensor]) -> list[list[Tensor]]:
     """Each rank's inputs: small normal numbers for parameters and buffers, the case's own tokens, zeros for counts.
 
-    Buffers are the same on all ranks, as a model's are.
+    Buffers are the same on all ranks, as in a model.
     """
     read = [list(step.values()) for step in read_inputs(case, 0)]
     ranks = []

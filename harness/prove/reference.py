@@ -1,7 +1,7 @@
 """A case's reference: its step, traced and as data, once for all cases that share it.
 
-A step that is too large to be computed is only read as data: another process may trace it, while this one traces the
-candidate.
+A step that is too large to be computed is only needed as data: another process may trace it, while this process traces
+the candidate.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from bitproof.harness.systems.step_graphs import num_parameters, step_graph
 from bitproof.harness.torch_compat import FakeTensorMode
 
 PATIENCE_SECONDS = 60.0
-"""For how many seconds the process that traces the reference may take longer than three times what its parent took."""
+"""Additional seconds for the process that traces the reference, beyond three times the time of its parent."""
 
 
 @dataclass(frozen=True)
 class Reference:
     """A reference's step. It is never changed. `inputs` are fake; only their layouts matter.
 
-    Where another process traced it, `module` is not here, and `written` is what `program` has as data.
+    If another process traced it, `module` is None, and `written` is the graph as data.
     """
 
     parameter_names: list[str]
@@ -53,7 +53,7 @@ class Reference:
 
     @property
     def num_inputs(self) -> int:
-        """How many inputs are neither parameters nor buffers."""
+        """The number of inputs other than parameters and buffers."""
         return len(self.inputs) - len(self.parameter_names) - len(self.buffer_names)
 
     @functools.cached_property
@@ -72,26 +72,29 @@ class Reference:
 
     @functools.cached_property
     def program(self) -> Provable:
-        """It as what can be proved, written down as data once."""
+        """The reference as a provable program, converted to data once."""
         return Provable(self.module, self.names, self.inputs, self.outputs, self.groups, written=self.written)
 
 
 def graph_of(case: Case, system: str, device: torch.device, options: GraphOptions) -> tuple[StepGraph, GroupTable]:
-    """A system's step as it is known now, and the groups that it names."""
+    """A system's step, and the groups that it names."""
     return (
         precompiled_step(case, system, device) if system == PRECOMPILED else step_graph(case, system, device, options)
     )
 
 
 def of_the_reference(case: Case) -> Case:
-    """The case without what its reference does not depend on, so that cases which share one share its trace."""
+    """The case reduced to settings that its reference depends on.
+
+    Cases with the same reference then share its trace.
+    """
     kept = ("reference", "chunking", "model", "parallelism", "batch", "schedule", "precision", "seed", "autoplace")
     return Case(name="reference", family="prove", **{name: getattr(case, name) for name in kept})
 
 
 @functools.lru_cache(maxsize=6)
 def traced_reference(case: Case, device: torch.device) -> Reference:
-    """A case's reference; whole steps are large, so few are kept."""
+    """A case's reference. Few are cached, since whole steps are large."""
     step, groups = graph_of(case, case.reference, device, GraphOptions())
     inputs = [node.meta["val"] for node in step.module.graph.find_nodes(op="placeholder")]
     assert len(inputs) == len(step.parameter_names) + len(step.buffer_names) + step.num_inputs
@@ -100,11 +103,11 @@ def traced_reference(case: Case, device: torch.device) -> Reference:
 
 @contextmanager
 def reference_of(case: Case, device: torch.device, *, in_turn: bool) -> Iterator[Callable[[], Reference]]:
-    """A case's reference, for who asks what is yielded.
+    """Context that yields a function, which returns a case's reference.
 
-    It is traced first, or, unless `in_turn`, by a forked process meanwhile if it is too large to be computed. Where
-    that process fails, or is late, it is traced again here, with whatever that raises. No process is forked beside
-    other threads, as what they hold would stay locked in it.
+    It is traced first; or, unless `in_turn`, by a forked process at the same time if it is too large to be computed. If
+    that process fails or is late, it is traced again here, and errors are raised. Nothing is forked while other threads
+    run, since locks held by them would stay locked in the fork.
     """
     if in_turn or threading.active_count() > 1 or num_parameters(case) <= MOST_ELEMENTS:
         reference = traced_reference(case, device)

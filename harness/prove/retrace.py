@@ -1,4 +1,4 @@
-"""A certificate's graphs, made again from its case and compared call by call with those that it holds."""
+"""Make a certificate's graphs again from its case, and compare them call by call with those in the certificate."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from bitproof.harness.runtime.sources import own_digest
 from bitproof.harness.torch_versions import torch_version
 
 LONGEST = 200
-"""Characters of a difference that a message shows."""
+"""Maximum characters of a difference in a message."""
 
 _PARTS = ("name", "op", "args", "value", "writes", "random")
-"""The parts of a call in its file, without the last: its place in source, which is for readers."""
+"""The parts of a call in its file, except its source position, which is for readers."""
 
 
 def check_retraced(
@@ -32,7 +32,7 @@ def check_retraced(
     extra_passes: Sequence[str] = (),
     precompiled: Path | None = None,
 ) -> None:
-    """Compare a certificate's graphs with those that this code makes of its case, with this torch, on this machine.
+    """Compare a certificate's graphs with those that this code makes from its case, with this torch, on this machine.
 
     `main` and `graphs` are its files' contents. Passes and a precompiled step are the caller's: a certificate may name
     some, and nothing that it names is run. Raises UsageError if it names others; RejectedError if other code, another
@@ -87,7 +87,7 @@ def _short(value: Any) -> str:
 
 
 def _check_alike(side: str, stated: Any, anew: Any) -> None:
-    """Two graphs must be the same but for the places in source."""
+    """Check that two graphs are equal, except for source positions."""
     for index, (one, other) in enumerate(zip(stated["calls"], anew["calls"], strict=False)):
         if one[:-1] != other[:-1]:
             parts = zip(_PARTS, one, other, strict=False)

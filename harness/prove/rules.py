@@ -1,12 +1,13 @@
-"""The rules that rewrite terms. Each keeps every bit, and says why; none is about real numbers.
+"""The rules that rewrite terms. Each keeps every bit and states why; none relies on real-number arithmetic.
 
-Together they have one aim: whatever moves elements without computing anything ends up in one form, namely a
-concatenation of element-by-element operators of windows of what is left. They go strictly inwards, so they end.
+Their common aim: everything that only moves elements is brought into a single form, a concatenation of
+element-by-element operators on windows of the remaining terms. For example, `cat(neg(x[:2]), neg(x[2:]))` becomes
+`neg(x)`. Rules only move operators inwards, so rewriting ends.
 
-"Exact" is an operator that gives each element of its result from the elements at the same place alone, by one
-correctly rounded operation, so that neither layout nor neighbours count (see `operators.py` for which, and
-docs/explanation/proving.md for what that assumes of a machine). A NaN's sign and payload are not covered: operands may
-change places.
+An operator is exact if it computes each element of its result only from the elements at the same index, with a single
+correctly rounded operation, so neither layout nor other elements matter (`operators.py` lists them;
+docs/explanation/proving.md states the assumptions about a machine). A NaN's sign and payload are not covered: operands
+may be exchanged.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from bitproof.harness.prove.windows import Window, coalesced, composed, cut, joi
 
 
 def view_of_whole(table: Table, term: Term) -> int | None:
-    """A window that shows all elements in their order, in their shape, is what it shows."""
+    """A window that shows all elements in order and in the same shape equals its term."""
     _, place, *w = term
     return place if tuple(w) == whole(table.shape(place)) else None
 
 
 def view_of_view(table: Table, term: Term) -> int | None:
-    """Showing elements of what shows elements shows elements: nothing is computed, so dtypes do not matter."""
+    """A view of a view is a view: nothing is computed, so dtypes do not matter."""
     _, place, *w = term
     if table[place][0] != "view":
         return None
@@ -38,7 +39,7 @@ def view_of_view(table: Table, term: Term) -> int | None:
 
 
 def view_of_same_order(table: Table, term: Term) -> int | None:
-    """A window counts elements in row-major order, so of what it looks at only their order matters, not the shape."""
+    """A window counts elements in row-major order, so the order of the inner view's elements matters, not its shape."""
     _, place, *w = term
     if table[place][0] != "view":
         return None
@@ -48,8 +49,11 @@ def view_of_same_order(table: Table, term: Term) -> int | None:
 
 
 def view_of_exact(table: Table, term: Term) -> int | None:
-    """An exact operator may be applied to the elements that are shown alone: all its operands have the result's shape,
-    so the same window shows the same places in each. Not so for others, whose kernels see layouts."""
+    """A view of an exact operator equals the exact operator of views.
+
+    All operands have the result's shape, so the same window selects corresponding elements. This is false for other
+    operators, whose kernels may depend on layouts.
+    """
     _, place, *w = term
     if table[place][0] != "exact" or table.open_shape(place) is None:
         return None
@@ -58,8 +62,11 @@ def view_of_exact(table: Table, term: Term) -> int | None:
 
 
 def view_of_cat(table: Table, term: Term) -> int | None:
-    """Elements of a concatenation are elements of its parts. Where a window comes through several parts, one of its
-    dims does, and what it shows of each part follows along that dim; any other window is left alone."""
+    """A view of a concatenation consists of views of its parts.
+
+    If a window crosses several parts along one of its dims, the views of the parts are concatenated along that dim. Any
+    other window is left unchanged.
+    """
     _, place, *w = term
     if table[place][0] != "cat":
         return None
@@ -79,7 +86,7 @@ def view_of_cat(table: Table, term: Term) -> int | None:
 
 
 def cat_of_nothing(table: Table, term: Term) -> int | None:
-    """A part without elements adds nothing along the dim; one part alone is the whole, be it without elements too."""
+    """A part without elements adds nothing to a concatenation; a single part is the whole, even if it is empty."""
     _, parts, dim = term
     kept = tuple(part for part in parts if table.shape(part)[dim]) or parts[:1]
     if len(kept) == 1:
@@ -88,7 +95,7 @@ def cat_of_nothing(table: Table, term: Term) -> int | None:
 
 
 def cat_of_cat(table: Table, term: Term) -> int | None:
-    """A concatenation along a dim of one along the same dim is one of all parts, in order."""
+    """A concatenation of concatenations along the same dim is a concatenation of all parts, in order."""
     _, parts, dim = term
     flat: list[int] = []
     for part in parts:
@@ -98,10 +105,11 @@ def cat_of_cat(table: Table, term: Term) -> int | None:
 
 
 def cat_of_neighbours(table: Table, term: Term) -> int | None:
-    """Two windows of one term that follow one another are one window; so are one exact operator's results, where its
-    operands are that in turn. The windows' steps along the dim must agree, and the second begin where the first ends.
+    """Two consecutive windows of the same term are a single window; likewise for results of an exact operator.
 
-    It is enough that the one shows first the one and then the other, and that is what a checker looks at.
+    For example, `cat(x[:2], x[2:4])` is `x[:4]`. The windows' strides must agree, and the second must start at the end
+    of the first. For an exact operator the same holds for its operands. A checker only checks that the joined term
+    starts with the first window and continues with the second.
     """
     _, parts, dim = term
     for index in range(len(parts) - 1):
@@ -115,7 +123,7 @@ def cat_of_neighbours(table: Table, term: Term) -> int | None:
 
 
 def _shown(table: Table, place: int, dim: int, sizes: list[int]) -> tuple[int, ...]:
-    """Parts of a term with these sizes along a dim, one after the other."""
+    """Consecutive parts of a term along a dim, with these sizes."""
     shape, begin, found = table.shape(place), 0, []
     for size in sizes:
         here = Window((*shape[:dim], size, *shape[dim + 1 :]), row_major(shape), begin * row_major(shape)[dim])
@@ -153,7 +161,7 @@ def _joined(table: Table, first: int, second: int, dim: int) -> int | None:
 
 
 def exact_of_number(table: Table, term: Term) -> int | None:
-    """A number's negative is a number, and so is what it is cast to, where that dtype has it: nothing is rounded."""
+    """The negative of a number is a number, and so is a cast number if its dtype has it exactly: nothing is rounded."""
     _, name, dtype, _, operands = term
     number = table.number(operands[0])
     if number is None or name not in ("neg", "cast"):
@@ -164,8 +172,10 @@ def exact_of_number(table: Table, term: Term) -> int | None:
 
 
 def exact_of_neutral(table: Table, term: Term) -> int | None:
-    """x * 1 is x, and so are x + -0.0 and, of whole numbers, x + 0: nothing is rounded. x + 0.0 has no rule, as
-    it makes +0.0 of -0.0."""
+    """x * 1 is x, and x + -0.0 is x: nothing is rounded; for integers, so is x + 0.
+
+    x + 0.0 has no rule: it turns -0.0 into +0.0.
+    """
     _, name, dtype, _, operands = term
     for x, other in zip(operands, operands[::-1], strict=True):
         number = table.number(other)
@@ -177,8 +187,10 @@ def exact_of_neutral(table: Table, term: Term) -> int | None:
 
 
 def exact_difference(table: Table, term: Term) -> int | None:
-    """a - b is a + -b, the sign of a zero included: so IEEE 754 defines it. Where both are equal, -(a - b) is -0.0 and
-    b - a is +0.0."""
+    """a - b is a + -b, including the sign of zeros, by IEEE 754.
+
+    -(b - a) would differ: if a equals b, it is -0.0, but a - b is +0.0.
+    """
     _, name, dtype, device, operands = term
     if name != "sub":
         return None
@@ -187,7 +199,7 @@ def exact_difference(table: Table, term: Term) -> int | None:
 
 
 def exact_twice(table: Table, term: Term) -> int | None:
-    """x + x is x * 2: both round the same number. Of more summands x, each rounds."""
+    """x + x is x * 2: both round the same exact number. x + x + x is not x * 3: each sum rounds."""
     _, name, dtype, device, operands = term
     if name != "add" or operands != operands[:1] * 2 or table.open_shape(operands[0]) is None:
         return None
@@ -196,9 +208,11 @@ def exact_twice(table: Table, term: Term) -> int | None:
 
 
 def exact_of_neg(table: Table, term: Term) -> int | None:
-    """-(-x) is x; a product's sign is that of its factors, and rounding to nearest is the same on either side of 0, so
-    a sign goes past a product or a cast, and a number's sign is one. Not past a sum: -a + a is +0.0 where -(a + -a) is
-    -0.0."""
+    """-(-x) is x; a negation moves out of a product or a cast, and the negation of a number is a number.
+
+    A product's sign depends only on its factors' signs, and rounding to nearest is symmetric around 0. A negation does
+    not move out of a sum: -a + a is +0.0, but -(a + -a) is -0.0.
+    """
     _, name, dtype, device, operands = term
     if name not in ("neg", "mul", "cast"):
         return None
@@ -223,8 +237,11 @@ def _without_sign(table: Table, place: int) -> int | None:
 
 
 def exact_through_wider(table: Table, term: Term) -> int | None:
-    """A cast to a dtype that has every number of the one before rounds nothing, so the next cast may do without it: to
-    the first dtype it is no cast at all. bfloat16 and float16 have neither all of the other's numbers."""
+    """A cast to a wider dtype, which has every number of the narrower dtype, can be skipped before another cast.
+
+    For example, bfloat16 -> float32 -> float16 is bfloat16 -> float16, and bfloat16 -> float32 -> bfloat16 is no cast.
+    Neither of bfloat16 and float16 is wider than the other.
+    """
     _, name, dtype, device, operands = term
     inner = table[operands[0]]
     if name != "cast" or inner[:2] != ("exact", "cast"):
@@ -237,11 +254,11 @@ def exact_through_wider(table: Table, term: Term) -> int | None:
 
 
 _WIDER = {"bfloat16": ("float32", "float64"), "float16": ("float32", "float64"), "float32": ("float64",)}
-"""The dtypes that have every number of one: as many digits or more, and the same exponents or more."""
+"""For each dtype, the dtypes that have all of its numbers: at least as many digits, and at least its exponents."""
 
 
 def exact_of_one_choice(table: Table, term: Term) -> int | None:
-    """A choice between x and x is x, and one whose condition is a number is known."""
+    """A choice between x and x is x; a choice by a constant condition is known."""
     if term[1] != "where":
         return None
     condition, yes, no = term[4]
@@ -252,8 +269,10 @@ def exact_of_one_choice(table: Table, term: Term) -> int | None:
 
 
 def exact_in_order(table: Table, term: Term) -> int | None:
-    """a + b and b + a round the same sum, a * b and b * a the same product, the sign of a zero included: all but
-    NaNs agree. (a + b) + c is not a + (b + c), and a - b not b - a: those have no rule."""
+    """a + b is b + a, and a * b is b * a, including the sign of zeros; only NaNs may differ.
+
+    (a + b) + c is not a + (b + c), and a - b is not b - a: those have no rule.
+    """
     *operator, operands = term
     if term[1] not in COMMUTING or operands == tuple(sorted(operands)):
         return None
@@ -261,8 +280,10 @@ def exact_in_order(table: Table, term: Term) -> int | None:
 
 
 def exact_of_cat(table: Table, term: Term) -> int | None:
-    """An exact operator of a concatenation is the concatenation of it on each part and on what stands there in its
-    other operands."""
+    """An exact operator of a concatenation is a concatenation of the operator on each part.
+
+    Its other operands are cut at the same indices.
+    """
     *operator, operands = term
     cats = [x for x in operands if table[x][0] == "cat"]
     if not cats:
@@ -277,7 +298,7 @@ def exact_of_cat(table: Table, term: Term) -> int | None:
 
 
 def gather_of_view(table: Table, term: Term) -> int | None:
-    """All ranks run one program, so what one shows of a tensor all show: gathering moves elements and no more."""
+    """A gather of views is a view of the gather: all ranks run the same program, and gathering only moves elements."""
     _, place, ranks = term
     if table[place][0] != "view" or table.open_shape(table[place][1]) is None:
         return None
@@ -288,7 +309,7 @@ def gather_of_view(table: Table, term: Term) -> int | None:
 
 
 def gather_of_exact(table: Table, term: Term) -> int | None:
-    """What each rank computes element by element, it computes on what was gathered as well."""
+    """A gather of an exact operator is the exact operator of gathered operands."""
     _, place, ranks = term
     if table[place][0] != "exact":
         return None
@@ -297,7 +318,7 @@ def gather_of_exact(table: Table, term: Term) -> int | None:
 
 
 def gather_of_cat(table: Table, term: Term) -> int | None:
-    """Parts that every rank joins and gathers are gathered parts, joined; the ranks are a new first dim."""
+    """A gather of a concatenation is a concatenation of gathers; the ranks are a new first dim."""
     _, place, ranks = term
     if table[place][0] != "cat":
         return None
@@ -306,11 +327,11 @@ def gather_of_cat(table: Table, term: Term) -> int | None:
 
 
 def reduce_of_cat(table: Table, term: Term) -> int | None:
-    """A reduction over ranks of (W, n) columns, some of one tensor and some of another, reduces each column.
+    """A reduction over ranks of concatenated (W, n) columns is a concatenation of reductions.
 
-    Only where a column is summed in an order that does not depend on how many columns there are or where it stands:
-    the certificate lists that as an assumption. gloo's sums in rank order, as this project makes them, keep it; NCCL
-    promises no such thing.
+    This requires that the order of a column's sum depends neither on the number of columns nor on their position: the
+    certificate lists it as an assumption. gloo's sums in rank order, as this project makes them, satisfy it; NCCL does
+    not promise it.
     """
     _, place, operation, ranks = term
     if table[place][0] != "cat" or table[place][2] != 1:
@@ -323,7 +344,7 @@ def reduce_of_cat(table: Table, term: Term) -> int | None:
 
 
 def move_of_flip(table: Table, term: Term) -> int | None:
-    """What is reversed twice along the same dims is in its places again."""
+    """Reversing twice along the same dims restores the order."""
     _, operator, arguments, _, shape = term
     if operator != FLIP:
         return None

@@ -1,10 +1,10 @@
-"""A table of terms, each once, with what it was rewritten to.
+"""A table of unique terms, with the term to which each was rewritten.
 
-Equal values are to become one term; that two values are one term is the proof. A term is made of terms that are in
-their last form already. `Table.make` puts it down, or finds it, and returns the place of its last form.
+Two values are proved equal if their terms are rewritten to the same term. A term's operands are final forms.
+`Table.make` adds a term, or finds it, and returns the index of its final form.
 
-The table is also the proof's record: for every term the rule that rewrote it, in an order in which each step rests on
-earlier ones alone.
+The table is also the record of the proof: for every term the rule that rewrote it, in an order in which each step
+depends only on earlier steps.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from bitproof.harness.prove.windows import Window, whole, window
 Hint = tuple[object, ...]
 
 Rule = Callable[["Table", Term], int | None]
-"""Rewrites a term: the place of what it equals, or None where the rule says nothing of it."""
+"""Rewrites a term: returns the index of an equal term, or None if the rule does not apply."""
 
 
 class Table:
-    """Terms and steps. `rules` are tried in order, by the kind of the term; `used` names those that rewrote one.
+    """Terms and steps. `rules` are tried in order, by the kind of the term; `used` names the rules that applied.
 
-    `joins` is for the rules: which two terms, one after the other along a dim, are known to be one, or not to be. So is
-    `hint`: what a rule found by arithmetic, which the step then holds.
+    `joins` and `hint` are for the rules. `joins` caches, for two terms and a dim, whether they join into a single term.
+    `hint` is a rule's intermediate result, which the step records for the checker.
     """
 
     def __init__(self, rules: dict[str, list[Rule]]) -> None:
@@ -39,7 +39,7 @@ class Table:
         return self.steps[place].term
 
     def make(self, term: Term) -> int:
-        """The place of a term's last form."""
+        """The index of a term's final form."""
         if term in self._places:
             return self.steps[self._places[term]].equals
         for rule in self.rules.get(term[0], ()):
@@ -56,17 +56,17 @@ class Table:
         return self.steps[place].equals
 
     def used(self) -> set[str]:
-        """The names of the rules that rewrote anything."""
+        """The names of the rules that rewrote any term."""
         return {step.rule for step in self.steps if step.rule}
 
     def shape(self, place: int) -> tuple[int, ...]:
-        """A term's shape. Only asked of what has sizes that are numbers."""
+        """The shape of a term whose sizes are all numbers."""
         found = self.open_shape(place)
         assert found is not None
         return found
 
     def open_shape(self, place: int) -> tuple[int, ...] | None:
-        """A term's shape; None where a size depends on data."""
+        """A term's shape; None if a size depends on data."""
         if place not in self._shapes:
             self._shapes[place] = self._shape_of(self[place])
         return self._shapes[place]
@@ -95,14 +95,14 @@ class Table:
         return self.make(("view", place, *window(*w)))
 
     def as_window(self, place: int) -> tuple[int, Window]:
-        """A term as a window on another: a view's own, and else the whole of it."""
+        """A term as a window on another term: a view's own window, otherwise the whole term."""
         match self[place]:
             case ("view", base, shape, strides, offset):
                 return base, Window(shape, strides, offset)
         return place, whole(self.shape(place))
 
     def dtype(self, place: int) -> str:
-        """A term's dtype. Only asked of tensors."""
+        """The dtype of a term that is a tensor."""
         match self[place]:
             case ("view" | "gather" | "reduce", below, *_) | ("cat", (below, *_), _):
                 return self.dtype(below)
@@ -113,17 +113,17 @@ class Table:
         raise AssertionError(f"{self[place]} has no dtype")
 
     def number(self, place: int) -> float | None:
-        """The number that all elements of a term are, where the term says so."""
+        """The number that fills a term; None if there is none."""
         term = self[self[place][1]] if self[place][0] == "view" else self[place]
         return float.fromhex(term[2]) if term[0] == "number" else None
 
     def filled(self, shape: tuple[int, ...], dtype: str, number: float) -> int:
-        """A tensor that holds a number everywhere."""
+        """A tensor filled with a number."""
         place = self.make(("number", dtype, number.hex()))
         return self.view(place, Window(shape, (0,) * len(shape), 0)) if shape else place
 
     def reachable(self, roots: Iterable[int]) -> set[int]:
-        """Every term that these are made of, themselves included."""
+        """Every term that these terms depend on, including themselves."""
         seen, stack = set(), list(roots)
         while stack:
             place = stack.pop()

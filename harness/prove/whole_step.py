@@ -1,12 +1,13 @@
-"""What follows a case's step, proved as the step is: experts are balanced, and the optimizer updates shards.
+"""Proves the end of a case's step after its graph: experts are balanced, and the optimizer updates shards.
 
-1. Trace `Trainer.update`, which every system of ours runs, on gradients that lie as a side's own do, and on optimizer
-   state as any step but the first finds it; before the first it is zeros, on both sides.
-2. Join it to that side's step: it reads what the step returns, in the memory in which that lies.
-3. Prove the two sides' joined graphs: outputs are the parameters, buffers and optimizer state that they leave.
-4. Where these are PROVED, and the step is, so is any number of steps from equal state (`induction`).
+1. Trace `Trainer.update`, which all of our systems run, with gradients in a side's own layouts, and with optimizer
+state
+  as after the first step; before the first step it is zeros on both sides.
+2. Join it to that side's step: it reads the step's outputs, in their memory.
+3. Prove the two sides' joined graphs: outputs are the final parameters, buffers and optimizer state.
+4. If these and the step are PROVED, so is any number of steps from equal state (`induction`).
 
-Terms are those of the step's proof, to which the update adds its own.
+The terms are added to those of the step's proof.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ NOT_FOLLOWED = Induction(False, reason="what follows the step is not proved")
 
 @dataclass(frozen=True)
 class UpdateProof:
-    """What is known of a case's update: every answer about what a whole step leaves, and what follows for many.
-    `proof` is of the joined graphs, None where they were refused as a whole."""
+    """The proof of a case's update: an answer for each value that a whole step leaves, and the induction over steps.
+
+    `proof` is of the joined graphs, None if they were refused as a whole.
+    """
 
     verdict: str
     answers: tuple[OutputAnswer, ...] = ()
@@ -46,12 +49,12 @@ class UpdateProof:
     proof: Proof | None = None
 
     def count(self, verdict: str) -> int:
-        """How many outputs got a verdict."""
+        """The number of outputs with a verdict."""
         return sum(answer.verdict == verdict for answer in self.answers)
 
 
 def prove_update(case: Case, step: PairProof, groups: Sequence[GroupTable], device: torch.device) -> UpdateProof:
-    """Prove what follows a case's step from its two graphs. The answer states what could not be read."""
+    """Prove the update after a case's step, given its two graphs. The answer states the reason if it was refused."""
     assert step.graphs is not None and step.proof is not None
     if case.schedule is not None:
         return UpdateProof(REFUSED, reason="one micro-batch is proved, and no graph says how a step adds up several")
@@ -68,7 +71,7 @@ def prove_update(case: Case, step: PairProof, groups: Sequence[GroupTable], devi
 
 
 class _Updates:
-    """A case's update as data, for gradients that lie anyhow; traced once for each way in which they lie."""
+    """A case's update as data, traced once for each combination of the gradients' layouts."""
 
     def __init__(self, case: Case, device: torch.device) -> None:
         self._case = case
@@ -77,7 +80,7 @@ class _Updates:
         self._written: dict[Any, Graph] = {}
 
     def of(self, step: Graph, groups: GroupTable) -> Graph:
-        """The update of gradients that lie as a step's do. Raises RefusedError."""
+        """The update for the gradient layouts of a step. Raises RefusedError."""
         lie = {name: step.calls[index].value for name, index in step.outputs if name.startswith(GRADIENT)}
         if not all(isinstance(x, data.Tensor) and x.is_closed for x in lie.values()):
             raise RefusedError("a gradient whose layout depends on data", where="the step's outputs")
@@ -99,7 +102,7 @@ class _Updates:
         return self._written[place]
 
     def _trace(self, like: dict[str, Tensor]) -> tuple[GraphModule, dict[str, Tensor]]:
-        """The graph of the update, and its inputs on fake values, by name."""
+        """The graph of the update, and its inputs as fake values, by name."""
         try:
             module, *inputs = update_graph(self._case, like, self._device)
         except Exception as error:
@@ -115,13 +118,15 @@ def _on_meta(x: data.Tensor) -> Tensor:
 
 
 def join(step: Graph, update: Graph) -> Graph:
-    """One graph of both: an input of the update with the name of one of the step's outputs is that output, in its
-    memory; each other input of the update is an input of the whole."""
+    """Join both graphs. An input of the update named like an output of the step becomes that output, in its memory.
+
+    Other inputs of the update become inputs of the joined graph.
+    """
     known = {call.name: index for index, call in enumerate(step.calls) if call.op == "input"} | dict(step.outputs)
     calls = [*step.calls]
     num_storages = 1 + max((x.storage for call in calls for x in call.results), default=-1)
     places: list[int] = []
-    memory: dict[int, tuple[int, int]] = {}  # an update's storage, as the joined graph's and an offset there
+    memory: dict[int, tuple[int, int]] = {}  # an update's storage, as a storage and an offset of the joined graph
 
     def told(x: Any) -> Any:
         match x:

@@ -1,9 +1,10 @@
-"""Windows: which elements of a tensor a view shows, as arithmetic over its elements counted in row-major order.
+"""Windows: the elements that a view shows, counted in row-major order of the viewed tensor.
 
-A window (shape, strides, offset) on a tensor shows, at index i, its element number offset + sum(i_k * stride_k). That
-is what `as_strided` does with the memory of a contiguous tensor; here it is about values, wherever they lie in memory.
+A window (shape, strides, offset) on a tensor shows at index i its element number offset + sum(i_k * stride_k). For
+example, the transpose of a (2, 3) tensor is ((3, 2), (1, 3), 0). This is like `as_strided` on a contiguous tensor, but
+about values, wherever they are in memory.
 
-One window has one form: a dim of size 1 has stride 0, and a window without elements has nothing but zeros.
+Each window has a canonical form: a dim of size 1 has stride 0, and a window without elements only has zeros.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ class Window(NamedTuple):
 
 
 def window(shape: Sequence[int], strides: Sequence[int], offset: int) -> Window:
-    """A window in its one form."""
+    """A window in canonical form."""
     if 0 in shape:
         return Window(tuple(shape), (0,) * len(shape), 0)
     return Window(tuple(shape), tuple(0 if n == 1 else s for n, s in zip(shape, strides, strict=True)), offset)
 
 
-# Layers repeat one another's arithmetic, so what was worked out once is kept: 65,536 answers of each function.
+# Layers repeat the same arithmetic, so each function caches 65,536 results.
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -41,13 +42,13 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1 << 16)
 def whole(shape: tuple[int, ...]) -> Window:
-    """The window that shows a tensor of `shape` as it is."""
+    """The window that shows a tensor of `shape` unchanged."""
     return window(shape, row_major(shape), 0)
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def coalesced(inner: Window) -> Window:
-    """The same elements in the same order, in as few dims as can be."""
+    """The same elements in the same order, in as few dims as possible."""
     if 0 in inner.shape:
         return window((0,), (0,), 0)
     dims: list[tuple[int, int]] = []
@@ -63,10 +64,10 @@ def coalesced(inner: Window) -> Window:
 
 @functools.lru_cache(maxsize=1 << 16)
 def composed(inner: Window, outer: Window) -> Window | None:
-    """The window that shows what `outer` shows of what `inner` shows; None where no window does.
+    """The window equal to `outer` on top of `inner`; None if no window is.
 
-    A number of an element of `inner` is written in digits, one a dim. Steps of `outer` add digits; as long as no
-    digit can overflow, what they reach is linear in the digits.
+    An element number of `inner` is written in digits, one per dim. Strides of `outer` add digits. As long as no digit
+    overflows, the resulting offset is linear in the digits.
     """
     if 0 in outer.shape:
         return outer
@@ -94,7 +95,7 @@ def composed(inner: Window, outer: Window) -> Window | None:
 
 
 def joined(first: Window, second: Window, dim: int) -> Window | None:
-    """The window that shows two windows of one tensor, one after the other along `dim`; None where none does."""
+    """The window that shows two windows of the same tensor, one after the other along `dim`; None if no window does."""
     sizes = first.shape[dim], second.shape[dim]
     others = [d for d in range(len(first.shape)) if d != dim]
     if any((first.shape[d], first.strides[d]) != (second.shape[d], second.strides[d]) for d in others):
@@ -110,20 +111,20 @@ def joined(first: Window, second: Window, dim: int) -> Window | None:
 
 
 class Piece(NamedTuple):
-    """A window on one part of a concatenation, and which part."""
+    """A part of a concatenation, by index, and a window on it."""
 
     part: int
     window: Window
 
 
 def cut(outer: Window, parts: Sequence[Sequence[int]], dim: int) -> tuple[int | None, list[Piece]] | None:
-    """What a window on a concatenation shows, as windows on its parts, which have these shapes.
+    """Split a window on a concatenation into windows on its parts, which have these shapes.
 
-    Returns the dim of the window along which the pieces follow one another, None for a window that lies within one
-    part; and None where it can be cut in no such way.
+    Returns the dim of the window along which the pieces follow each other, or None for a window within a single part;
+    and the pieces. Returns None if it cannot be split this way.
 
-    Elements come in blocks, one for each index before `dim`; within a block, parts follow one another. A dim of the
-    window either goes from block to block or stays within blocks, and one of the latter may go from part to part.
+    Elements come in blocks, one for each index before `dim`; within a block, parts follow each other. A dim of the
+    window either steps from block to block or stays within blocks, and at most one of the latter may cross parts.
     """
     after = math.prod(parts[0][dim + 1 :])
     sizes = [shape[dim] * after for shape in parts]

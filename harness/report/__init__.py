@@ -1,6 +1,6 @@
-"""Turn results into a run folder: report.json is the truth, every other form is made from it.
+"""Write results into a run folder: report.json has everything, and every other form is made from the same records.
 
-Reads records only, and imports rich inside the functions that need it.
+Reads records only; imports rich only inside the functions that need it.
 """
 
 from __future__ import annotations

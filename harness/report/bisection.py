@@ -1,4 +1,4 @@
-"""A search for the pass that first changes bits: its runs as a table, its answer in sentences, and bisect.json."""
+"""A search for the first pass that changes bits: a table of its runs, its answer in sentences, and bisect.json."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tell_probes(found: Bisection) -> Iterator[str]:
 def tell_answer(
     found: Bisection, inject: str | None, dumped: Path | None, replay: Sequence[str], name: str
 ) -> Iterator[str]:
-    """The search's outcome, in sentences. `dumped` is the diff of the blamed pass, where there is one."""
+    """The search's answer in sentences. `dumped` is the path of the blamed pass's graph diff, None if there is none."""
     if found.blamed is None:
         yield "nothing to bisect: EQUAL" if found.problem is None else f"not found: {found.problem}"
         if found.suspects:
@@ -58,7 +58,7 @@ def tell_answer(
 
 
 def render(found: Bisection, name: str, status: int, inject: str | None, answer: Sequence[str]) -> str:
-    """bisect.json: all that was found in the case of that name, and the answer in words."""
+    """bisect.json: the search's result in a case, and the answer in words."""
     is_injected = found.blamed == TRACE and inject is not None
     values = {
         "schema": SCHEMA,

@@ -1,4 +1,4 @@
-"""A check's finding in each form of a report. No form knows a check by name: it prints what the blocks hold."""
+"""A check's finding in each form of a report. The forms know no check by name: they print its blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bitproof.harness.report.markdown_text import code_block, inline, strong, ta
 
 MAX_CHARS = 4_000
 MAX_ROWS = 200
-"""The most characters of a text and rows of a table that a page shows; report.json has all."""
+"""Maximum characters of a text and rows of a table on a page; report.json has everything."""
 
 
 def markdown(finding: Finding) -> Iterator[str]:
@@ -41,7 +41,7 @@ def lines(finding: Finding) -> Iterator[str]:
 
 
 def brief_lines(finding: Finding) -> Iterator[str]:
-    """The part of a finding that a run prints at its end: all of one that objects, else its sentences."""
+    """The part of a finding that a run prints at its end: everything if the check objects, otherwise its sentences."""
     if finding.objection or finding.unjudged:
         yield from lines(finding)
     else:

@@ -1,4 +1,4 @@
-"""A case's row: each form of a report shows those of its columns that it has room for."""
+"""A case's row; each form of a report shows the columns that it has room for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _SIGNS = {
 
 @dataclass(frozen=True, kw_only=True)
 class CaseRow:
-    """A case in a line. `outcome` is the verdict with what it is qualified by; `where` is the first divergence."""
+    """A case in a line. `outcome` is the verdict with its qualifiers, e.g.
+
+    `DIFFERENT (grad)`; `where` is the first divergence.
+    """
 
     name: str
     verdict: str
@@ -35,7 +38,7 @@ class CaseRow:
 
     @property
     def detail(self) -> str:
-        """What follows the verdict in the outcome."""
+        """The outcome without the verdict."""
         return self.outcome.removeprefix(self.verdict)
 
     @property

@@ -1,4 +1,4 @@
-"""What is wrong with a case, in a few labelled lines, for the top of a report: the reader sees the cause first."""
+"""The cause of each unexpected case in a few labelled lines, for the top of a report."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from bitproof.harness.records import BaselineStatus, CaseResult, Report
 from bitproof.harness.report import text
 
 MAX_CASES = 20
-"""The most cases that a page explains at its top; its table has all."""
+"""Maximum number of cases explained at the top of a page; its table has all."""
 MAX_CHARS = 600
 _LEFT_OUT = "report.json has the rest"
 
 
 def explained(report: Report) -> tuple[list[CaseResult], int]:
-    """The cases that are not as expected and shown at the top of a page, and the number of further ones."""
+    """The unexpected cases to explain at the top of a page, and the number of further cases."""
     found = [result for result in report.cases if not result.as_expected]
     return found[:MAX_CASES], max(0, len(found) - MAX_CASES)
 

@@ -1,7 +1,7 @@
-"""Where colours come from: rich's console, which shows text of others as it is and obeys none of it.
+"""Coloured output: rich's console, which shows untrusted text without obeying it.
 
-rich writes the escape sequences, so its output goes past the gate of `runtime/output`; what it is given to show passes
-the same rule here, piece by piece, before it is laid out. Neither markup nor names of emoji mean anything in it.
+rich writes escape sequences itself, so its output bypasses the gate of `runtime/output`. The same rule is applied here
+to each piece of text before layout. Markup and emoji names have no effect.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class SafeConsole(Console):
         super().__init__(file=styled(stream), width=width, highlight=False, markup=False, emoji=False)
 
     def print(self, *objects: Any, **facts: Any) -> None:
-        """As rich does, but by default a line of text stays one line."""
+        """As in rich, but a line of text is not wrapped by default."""
         super().print(*objects, **{"soft_wrap": all(isinstance(each, str) for each in objects)} | facts)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Rendered text in which every character is safe to show and nothing is a link."""
+        """Rendered text without unsafe characters and links."""
         for segment in super().render(renderable, options):
             if segment.control:
                 yield segment

@@ -1,4 +1,4 @@
-"""The outcome of comparing two recordings, in words: what `bitproof diff` prints."""
+"""The result of comparing two recordings in words, as `bitproof diff` prints it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def tell_diff(
     drift: list[Drift],
     manifest_differences: Iterable[tuple[str, tuple[Any, Any]]],
 ) -> Iterator[str]:
-    """The verdict, records by kind, the first divergence, drift, and what the manifests say differently, by path."""
+    """The verdict, records by kind, the first divergence, drift, and the differences of the manifests, by path."""
     yield f"{comparison.verdict}: {folders[0]} against {folders[1]}"
     if comparison.reason:
         yield comparison.reason.replace("the reference", "the first").replace("the candidate", "the second")

@@ -21,7 +21,7 @@ HEADERS = ("family", "faults", "killed", "equivalents", "flagged", "module and d
 
 
 def line_of(outcome: FaultOutcome) -> str:
-    """An outcome in one line, as it comes."""
+    """An outcome in a line, printed when it arrives."""
     verdict = outcome.verdict.value if outcome.verdict else "-"
     words = [f"{outcome.fault} in {outcome.case}: {outcome.status}, {verdict} in {outcome.seconds:.1f} s"]
     if outcome.call is not None:
@@ -36,7 +36,7 @@ def line_of(outcome: FaultOutcome) -> str:
 
 
 def blamed(outcome: FaultOutcome) -> str:
-    """The call that blame named."""
+    """The blamed call."""
     call = outcome.call
     if call is None:
         return ""
@@ -46,7 +46,7 @@ def blamed(outcome: FaultOutcome) -> str:
 
 
 def by_family(outcomes: Sequence[FaultOutcome]) -> list[tuple[str, ...]]:
-    """A row a family, and one for all."""
+    """A row per family, and a row for all."""
     families = dict.fromkeys(outcome.family for outcome in outcomes)
     groups = {family: [x for x in outcomes if x.family == family] for family in families} | {TOTAL: list(outcomes)}
     return [_row(name, Score.of(group)) for name, group in groups.items()]
@@ -71,7 +71,7 @@ def _share(pair: tuple[int, int]) -> str:
 
 
 def headline(score: Score) -> str:
-    """All of it in a sentence."""
+    """All results in a sentence."""
     return (
         f"{score.killed} of {score.faults} faults killed, {score.flagged} of {score.equivalents} equivalents flagged, "
         f"module and direction right in {_share(score.places)}, operator in {_share(score.operators)}, "
@@ -127,7 +127,7 @@ def render_json(found: FaultsFound) -> str:
 
 
 def read_found(path: Path) -> FaultsFound:
-    """Read a faults.json. Raises RecordingError when it is missing or damaged."""
+    """Read a faults.json. Raises RecordingError if it is missing or damaged."""
     try:
         values = parse(read_plain(path, MAX_BYTES))
     except (OSError, ValueError, RecursionError) as error:
@@ -136,7 +136,7 @@ def read_found(path: Path) -> FaultsFound:
 
 
 def render_markdown(found: FaultsFound) -> str:
-    """faults.md: the tables, fit for a job summary and for the docs."""
+    """faults.md: the tables in Markdown, for a job summary and for the docs."""
     lines = [inline(headline(found.score)), "", *rows_of(HEADERS, by_family(found.outcomes)), ""]
     headers = ("fault", "what is wrong", "source", "case", "verdict", "blamed", "as expected")
     rows = [
@@ -155,14 +155,16 @@ def render_markdown(found: FaultsFound) -> str:
 
 
 BEGIN, END = "<!-- bitproof faults: begin -->", "<!-- bitproof faults: end -->"
-"""The lines of a page between which its table of faults stands."""
+"""The lines of a page around its table of faults."""
 
 
 def table_into(page: str, found: FaultsFound, environment: Mapping[str, Any], call: str) -> str | None:
-    """A page with the scores by family in place of what it had between BEGIN and END, and all that was not as it
-    should be; None where it has no such place. `call` is the command that found it.
+    """A page with the text between BEGIN and END replaced by the scores by family and the unexpected outcomes.
+
+    None if the page has no such lines. `call` is the command that measured the scores.
     """
-    place = re.search(f"^{BEGIN}$.*?^{END}$", page, re.MULTILINE | re.DOTALL)  # a page may speak of them, too
+    # Anchored to whole lines, since a sentence of the page may mention BEGIN.
+    place = re.search(f"^{BEGIN}$.*?^{END}$", page, re.MULTILINE | re.DOTALL)
     if place is None:
         return None
     before, after = page[: place.start()], page[place.end() :]

@@ -1,7 +1,7 @@
-"""report.json: the truth of a run, written from a Report and read back with nothing taken on trust.
+"""report.json: a run's complete result, written from a Report and validated when it is read.
 
-A file from disk is data: it is parsed as JSON, bounded in size, and checked field by field. One that
-is damaged, or that claims more than its own numbers show, raises RecordingError.
+A file from disk is untrusted data: it is parsed as JSON, bounded in size, and checked field by field. A damaged file
+raises RecordingError, as does a file whose claims contradict its own numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_BYTES = 64 * 2**20
 
 
 def render(report: Report) -> str:
-    """The report as JSON text. JSON has no infinity and no NaN: among what was measured, they are null."""
+    """The report as JSON text. JSON has no infinity and no NaN: such measurements become null."""
     values = to_dict(report)
     try:
         text = json.dumps(values, indent=1, allow_nan=False)
@@ -50,7 +50,7 @@ def to_dict(report: Report) -> dict[str, Any]:
 
 
 def read(path: Path) -> Report:
-    """The report in a file. Raises RecordingError when it is missing, damaged or contradicts itself."""
+    """The report in a file. Raises RecordingError if it is missing, damaged or contradicts itself."""
     try:
         return parse(read_plain(path, MAX_BYTES).decode(), where=str(path))
     except (OSError, UnicodeDecodeError) as error:
@@ -58,7 +58,7 @@ def read(path: Path) -> Report:
 
 
 def parse(text: str, where: str = FILE_NAME) -> Report:
-    """The report in a JSON text. Unknown fields are passed over: a schema grows by adding fields."""
+    """The report in a JSON text. Unknown fields are ignored: a schema grows by adding fields."""
     try:
         entry = read_checked(
             ReportEntry, upgraded(parse_json(text)), "report", RecordingError, damaged="is damaged", where=where
@@ -97,7 +97,7 @@ def upgraded(values: Any) -> Any:
 
 
 def _result(entry: CaseEntry, field: str, where: str) -> CaseResult:
-    """A case's result. A verdict that its own evidence does not carry is worse than none, and refused."""
+    """A case's result. Raises RecordingError if the verdict contradicts the evidence."""
     result = entry.result()
     case = result.case
     for name in ("name", "expected", "reference", "candidate"):
@@ -116,7 +116,7 @@ def _result(entry: CaseEntry, field: str, where: str) -> CaseResult:
 
 
 def _shard(entry: ReportEntry, where: str) -> Shard | None:
-    """Which part of what selection the report is of; None for a whole run."""
+    """The part of a selection that the report covers; None for a whole run."""
     if entry.shard is None:
         return None
     if entry.selection is None:

@@ -1,7 +1,7 @@
-"""report.md: a summary for people, fit for a CI job summary. The verdicts come first, the rest is folded.
+"""report.md: a summary for people, suitable as a CI job summary. The verdicts come first, details are folded.
 
-GitHub takes 1 MiB a summary, counted in bytes: long texts are cut in the middle, and rows and details beyond
-the limit are left out with a sentence that says so.
+GitHub accepts 1 MiB per summary, counted in bytes: long texts are cut in the middle, and rows and details beyond the
+limit are omitted with a sentence about it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ FAULTS_TEXTS = {
     1: "a fault was not caught, or a rewrite that keeps every bit was flagged",
     3: "some fault could not be judged",
 }
-"""Of runs that ended so because of the faults that were put into them."""
+"""For runs whose exit status comes from their injected faults."""
 
 
 def status_text(report: Report) -> str:
-    """What a report's exit status says; of faults where its cases alone would have ended better."""
+    """The meaning of a report's exit status. It refers to faults if the cases alone would have a better status."""
     status = report.exit_status
     if report.faults and status != exit_status(report.cases, is_shard=report.shard is not None):
         return FAULTS_TEXTS.get(status, "unknown")
@@ -47,7 +47,7 @@ def status_text(report: Report) -> str:
 
 
 def render(report: Report) -> str:
-    """The whole summary. Cases that are not as expected come first."""
+    """The whole summary. Unexpected cases come first."""
     head = [
         f"# bitproof {inline(report.run_id)}",
         *(f"## {inline(_brief(line))}" for line in text.headlines(report)),
@@ -65,7 +65,7 @@ def render(report: Report) -> str:
 
 
 def summarize(results: Sequence[CaseResult], environment: Mapping[str, Any] | None = None) -> str:
-    """The summary of some results outside a run, such as a failing test's text."""
+    """The summary of results outside a run, e.g. for the message of a failing test."""
     return render(
         Report(run_id="", exit_status=exit_status(results), environment=dict(environment or {}), cases=list(results))
     )
@@ -101,7 +101,7 @@ def _verdict_table(results: Iterable[CaseResult]) -> str:
 
 
 def _causes(report: Report) -> Iterator[str]:
-    """What is wrong with each case that is not as expected, the cause included, and the command that repeats it."""
+    """For each unexpected case its verdict, its cause and the command that repeats it."""
     shown, more = causes.explained(report)
     for result in shown:
         head = f"### {inline(_brief(f'{result.case.name}: {row_of(result).sentence}'))}"
@@ -120,7 +120,7 @@ def _not_run(report: Report) -> Iterator[str]:
 
 
 def _bounded_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table of as many rows as MAX_TABLE_BYTES take. Every row of a Markdown table is as wide as the widest."""
+    """A table with as many rows as MAX_TABLE_BYTES allows. Each row of a Markdown table is as wide as the widest."""
     rows = [[_brief(value) for value in row] for row in rows]
     shown = len(rows)
     while _size(table := table_of(headers, rows[:shown])) > MAX_TABLE_BYTES:
@@ -136,13 +136,13 @@ def _brief(value: Any) -> Any:
 
 
 def _size(block: str) -> int:
-    """Bytes of a block and the empty line before it; what cannot be encoded is spelled out."""
+    """Bytes of a block and the empty line before it; characters that cannot be encoded count as escapes."""
     return len(block.encode(errors="backslashreplace")) + 2
 
 
 def _details(report: Report, room: int) -> Iterator[str]:
-    """One folded block per case, within a limit of bytes."""
-    room -= 100  # for the sentence about what is left out
+    """A folded block per case, within a limit of bytes."""
+    room -= 100  # room for the sentence about omitted cases
     left_out = 0
     for result in sorted(report.cases, key=lambda result: result.as_expected):
         block = folded(f"{result.case.name}: {text.outcome(result)}", _case_details(report, result))
@@ -208,7 +208,7 @@ def _case_details(report: Report, result: CaseResult) -> str:
 
 
 def _divergence(first: Divergence) -> str:
-    """The first differing tensor and the blamed call, each with the distance between the sides."""
+    """The first differing tensor and the blamed call, each with the difference between the sides."""
     flat = FlatDivergence.of(first)
     known = [(name.rstrip("_"), value) for name, value in vars(flat).items() if isinstance(value, (str, int))]
     parts = [table_of(("what", "value"), [(name, _brief(value)) for name, value in known])]
@@ -242,7 +242,7 @@ def _pass_details(passes: Iterable[PassReport]) -> Iterator[str]:
 
 
 def _values(values: Mapping[str, Any]) -> str:
-    """Nested JSON values as one table, by their paths; what is too long for people is cut with a word about it."""
+    """Nested JSON values as a table with a row per path; long values are cut."""
     rows = [(_brief(path), _short(value)) for path, value in text.leaves(values)]
     left_out = len(rows) - MAX_VALUES
     rows = [*rows[:MAX_VALUES], ("...", f"{left_out} more, in report.json")] if left_out > 0 else rows

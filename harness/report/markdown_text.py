@@ -1,8 +1,8 @@
-"""Text of others in Markdown: every form that is Markdown puts it there by these functions, and by nothing else.
+"""Escape untrusted text for Markdown. All Markdown forms use these functions, and nothing else.
 
-GitHub obeys more than the text's own form: HTML, links by brackets and bare addresses, pictures, code, emphasis,
-formulas, cells' ends, emoji by name, users and issues. Each is taken out by what that character's rule takes: a
-backslash, a reference such as `&lt;`, or, where GitHub looks at the text that comes out, tags that part it.
+GitHub interprets HTML, links, bare addresses, pictures, code, emphasis, formulas, ends of cells, emoji names, users and
+issues. Each character that could start one is escaped: with a backslash, a reference such as `&lt;`, or, if GitHub
+interprets the rendered text (`@user`), an empty tag that splits it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TOKENS = re.compile("|".join(f"({part.pattern})" for part in (_ESCAPED, _PARTED
 
 
 def inline(text: Any) -> str:
-    """A text as one line that shows as it is written, wherever in a page: in a paragraph, a heading or a cell."""
+    """A text as a single line that is shown literally in a paragraph, a heading or a cell."""
     found = one_line(str(text))
     first = _FIRST.match(found)
     head = "" if first is None else found[: first.end()] + "\\" if first.group().isdigit() else "\\" + first.group()
@@ -36,7 +36,7 @@ def _dead(found: re.Match[str]) -> str:
 
 
 def code_block(text: str) -> str:
-    """A text of many lines as a code block, whose fence is longer than any run of backticks inside."""
+    """A text of many lines as a code block; its fence is longer than any run of backticks inside."""
     code = printable(text)
     longest = max((len(run) for run in re.findall(r"`+", code)), default=0)
     fence = "`" * max(3, longest + 1)
@@ -44,12 +44,12 @@ def code_block(text: str) -> str:
 
 
 def folded(summary: str, body: str) -> str:
-    """A body of Markdown behind a line of text."""
+    """A foldable Markdown body with a line of text as its summary."""
     return f"<details>\n<summary>{inline(summary)}</summary>\n\n{body}\n\n</details>"
 
 
 def table_of(headers: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
-    """A table of texts. A cell that is `strong` stands out."""
+    """A Markdown table. `strong` cells are bold."""
     from tabulate import tabulate  # here: commands load this module before they start a host
 
     cells = [[_cell(value) for value in row] for row in rows]
@@ -57,7 +57,7 @@ def table_of(headers: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
 
 
 class Strong(str):
-    """A text that stands out in its cell."""
+    """A text that is bold in its cell."""
 
 
 def _cell(value: Any) -> str:
@@ -65,12 +65,12 @@ def _cell(value: Any) -> str:
 
 
 def strong(text: str) -> str:
-    """A text as one line that stands out."""
+    """A text as a bold line."""
     return f"**{inline(text)}**" if text.strip() else ""
 
 
 def rows_of(headers: Sequence[Any], rows: Iterable[Sequence[Any]]) -> list[str]:
-    """A table as lines that are no wider than what they hold, for pages that people edit."""
+    """A table without padding, for pages that people edit."""
     lines = [headers, *rows]
     head, *body = ["| " + " | ".join(map(_cell, each)) + " |" for each in lines]
     return [head, "|" + "---|" * len(headers), *body]

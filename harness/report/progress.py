@@ -1,6 +1,6 @@
-"""What a run shows while it runs: live bars on a terminal, one line an event elsewhere.
+"""Progress of a run: live bars on a terminal, otherwise a line per event.
 
-A pipe gets at most one step line every few seconds for each case, so that a log of an hour stays readable.
+A pipe gets a step line at most every few seconds for each case, so the log of an hour stays readable.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _MAX_ERROR = 200  # characters
 
 
 class Progress(Protocol):
-    """A display that is open for as long as a run lasts."""
+    """A display, open during a run."""
 
     def __enter__(self) -> Self:
-        """Begin to show."""
+        """Start the display."""
 
     def __exit__(self, *error: object) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
 
     def on_event(self, event: Event) -> None:
-        """Show that a phase began or a step ended (steps count from 0)."""
+        """Show the start of a phase or the end of a step (steps count from 0)."""
 
     def on_result(self, result: CaseResult) -> None:
-        """Show that a case is finished."""
+        """Show a finished case."""
 
 
 def make_progress(num_cases: int, stream: TextIO | None = None) -> Progress:
-    """The display that fits a stream (stdout unless given)."""
+    """The display that suits a stream (default stdout)."""
     stream = stream or sys.stdout
     return LiveProgress(num_cases, stream) if stream.isatty() else PlainProgress(num_cases, stream)
 
@@ -48,7 +48,7 @@ PHASES = {"prepare": "trace and rewrite the graph", "prepared": "graph is ready"
 
 
 def describe_event(event: Event) -> str:
-    """An event as a phrase: `moe_seq graph (control): start ranks`."""
+    """An event as a phrase, e.g. `moe_seq graph (control): start ranks`."""
     arm = f" ({event.arm})" if event.arm != "first" else ""
     step = f"step {event.step + 1} of {event.steps}"
     what = step if event.event == "step" else PHASES.get(event.event, event.event)
@@ -63,13 +63,13 @@ def describe_result(result: CaseResult) -> str:
 
 
 def describe_error(result: CaseResult) -> str:
-    """What a finished case's error begins with, behind its line: who waits for the report would wait for long."""
+    """The start of an error, for the line of a finished case: waiting for the report could take long."""
     first = (result.error or "").partition("\n")[0]
     return f": {one_line(first)[:_MAX_ERROR]}" if first else ""
 
 
 class PlainProgress:
-    """One flushed line an event, steps throttled."""
+    """A flushed line per event; step lines are throttled."""
 
     def __init__(self, num_cases: int, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_cases = num_cases
@@ -86,7 +86,7 @@ class PlainProgress:
         self.stream.flush()
 
     def on_event(self, event: Event) -> None:
-        """Print a phase at once, a step when the last step line of its case is old enough."""
+        """Print a phase immediately, and a step if the case's last step line is old enough."""
         if event.event == "step":
             now = self.clock()
             if now - self.last_step_line.get(event.case, self.started) < SECONDS_BETWEEN_STEP_LINES:
@@ -95,7 +95,7 @@ class PlainProgress:
         self._print(describe_event(event))
 
     def on_result(self, result: CaseResult) -> None:
-        """Print a finished case and how many are left."""
+        """Print a finished case and the number of finished cases."""
         self.num_finished += 1
         count = f"({self.num_finished} of {self.num_cases} cases)"
         self._print(f"{describe_result(result)} {count}{describe_error(result)}")
@@ -105,7 +105,7 @@ class PlainProgress:
 
 
 class LiveProgress:
-    """A bar for all cases, and one for the case that runs."""
+    """A bar for all cases, and a bar for the running case."""
 
     def __init__(self, num_cases: int, stream: TextIO) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -135,7 +135,7 @@ class LiveProgress:
         self.progress.stop()
 
     def on_event(self, event: Event) -> None:
-        """Move the bar of the event's case."""
+        """Advance the bar of the event's case."""
         name = event.case
         if name not in self.current:
             self.current[name] = self.progress.add_task(name, total=None)
@@ -144,7 +144,7 @@ class LiveProgress:
             self.progress.update(self.current[name], completed=event.step + 1, total=event.steps)
 
     def on_result(self, result: CaseResult) -> None:
-        """Replace the case's bar by a line that stays."""
+        """Replace the case's bar by a permanent line."""
         if result.case.name in self.current:
             self.progress.remove_task(self.current.pop(result.case.name))
         self.progress.advance(self.total)

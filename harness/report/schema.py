@@ -1,7 +1,7 @@
-"""The form of report.json as types: what a reader checks, and what report.schema.json says.
+"""The form of report.json as types: readers check it, and report.schema.json is generated from it.
 
-It is flat where records have nouns: a divergence of the file has the fields of its tensor, of the call to blame and,
-from `output_` on, of that call's output. Fields with a default came later than the first reports.
+It is flatter than the records: a divergence in the file has the fields of its tensor, of the blamed call and, with the
+prefix `output_`, of that call's output. Fields with a default were added after the first reports.
 
     python -m bitproof.harness.report.schema > harness/report/report.schema.json
 """
@@ -52,7 +52,7 @@ def _stays_in_logs(path: str) -> bool:
     return path.startswith("logs/") and ".." not in path.split("/")
 
 
-# What no run says is damage: these stand beside verdicts, and people read them as ours.
+# No run writes other values; they appear next to verdicts, and readers trust them as ours.
 Device = Literal["cpu", "cuda", "auto", "unknown"]
 Backend = Literal["gloo", "nccl", "unknown"]
 Collectives = Literal["shared", "gloo", "nccl", "native"]
@@ -72,12 +72,12 @@ LogPath = Annotated[str, That("paths within logs/", _stays_in_logs, {"pattern": 
 Counts = Annotated[
     dict[str, Count], That("a count for every kind", set(USUAL_KINDS).issubset, {"required": list(USUAL_KINDS)})
 ]
-"""A kind that only some cases record stands there where it was compared."""
+"""Counts by kind. Rare kinds only appear if they were compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdicts:
-    """The verdict of each side's repeated run; None where it had none."""
+    """The verdict of each side's repeated run; None if it was not repeated."""
 
     __pydantic_config__ = GROWING
 
@@ -86,7 +86,7 @@ class Verdicts:
 
     @staticmethod
     def of(found: Mapping[Role, str | None]) -> Verdicts:
-        """What was found by side."""
+        """Convert from verdicts by side."""
         return Verdicts(**{role: None if verdict is None else Verdict(verdict) for role, verdict in found.items()})
 
 
@@ -102,7 +102,7 @@ class Losses:
 
 @dataclass(frozen=True, kw_only=True)
 class FlatKey:
-    """A record's name."""
+    """A record's key."""
 
     __pydantic_config__ = GROWING
 
@@ -113,17 +113,17 @@ class FlatKey:
 
     @staticmethod
     def of(key: Key) -> FlatKey:
-        """A record's name in the form of the file."""
+        """Convert a record's key to the form of the file."""
         return FlatKey(**key._asdict())
 
     def key(self) -> Key:
-        """As a record's name."""
+        """Convert back to a record's key."""
         return Key(self.step, self.kind, self.name, self.rank)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlatCloseness:
-    """As Closeness."""
+    """Closeness in the form of the file."""
 
     __pydantic_config__ = GROWING
 
@@ -137,7 +137,7 @@ class FlatCloseness:
 
     @staticmethod
     def of(found: Closeness) -> FlatCloseness:
-        """What was measured in the form of the file."""
+        """Convert a measured closeness."""
         first = FlatKey.of(found.first_beyond) if found.first_beyond else None
         return FlatCloseness(**vars(found) | {"largest": FlatKey.of(found.largest), "first_beyond": first})
 
@@ -149,7 +149,7 @@ class FlatCloseness:
 
 @dataclass(frozen=True, kw_only=True)
 class FlatDivergence(TensorDifference):
-    """As Divergence, its tensor and the call to blame in one."""
+    """A Divergence with its tensor and the blamed call in one object."""
 
     __pydantic_config__ = GROWING | {"alias_generator": lambda name: name.rstrip("_")}  # `pass` is a word of Python
 
@@ -185,7 +185,7 @@ class FlatDivergence(TensorDifference):
 
     @staticmethod
     def of(divergence: Divergence) -> FlatDivergence:
-        """A divergence in the form of the file."""
+        """Convert a divergence to the form of the file."""
         call = divergence.call
         flat = {name: getattr(divergence, name) for name in _PLACE} | vars(divergence.tensor)
         if call is not None:
@@ -194,7 +194,7 @@ class FlatDivergence(TensorDifference):
         return FlatDivergence(**{name: value for name, value in flat.items() if name in _FIELDS})
 
     def divergence(self) -> Divergence:
-        """As a divergence."""
+        """Convert back to a divergence."""
         found = vars(self)
         call = None
         if self.operator is not None:
@@ -224,7 +224,7 @@ def _known(difference: TensorDifference) -> TensorDifference | None:
 
 @dataclass(kw_only=True)
 class CaseEntry(CaseFindings):
-    """One case's line, as CaseResult, with what its case says for those who read no further."""
+    """A case's result with the main facts of its case, for readers who need no more."""
 
     __pydantic_config__ = GROWING
 
@@ -254,7 +254,7 @@ class CaseEntry(CaseFindings):
 
     @staticmethod
     def of(result: CaseResult) -> CaseEntry:
-        """A case's result in the form of the file."""
+        """Convert a case's result to the form of the file."""
         case, first, closeness = result.case, result.first_divergence, result.closeness
         values: Any = vars(result) | {
             "name": case.name,
@@ -274,7 +274,7 @@ class CaseEntry(CaseFindings):
         return CaseEntry(**values)
 
     def result(self) -> CaseResult:
-        """As a case's result. That it does not contradict itself is for others to see."""
+        """Convert back to a case's result. Contradictions are checked elsewhere."""
         found = {name: value for name, value in vars(self).items() if name not in _OF_THE_CASE}
         return CaseResult(
             **found
@@ -317,7 +317,7 @@ class ReportEntry:
 
     @staticmethod
     def of(report: Report) -> ReportEntry:
-        """A report in the form of the file."""
+        """Convert a report to the form of the file."""
         return ReportEntry(
             schema=2,
             run_id=report.run_id,
@@ -335,7 +335,7 @@ class ReportEntry:
 
 
 def plain(entry: Any) -> Any:
-    """A part of the form as plain JSON values; what was not measured of a case's time is left out."""
+    """A part of the form as plain JSON values. Unmeasured times are omitted."""
     if isinstance(entry, Case):
         return entry.stated()
     if isinstance(entry, CaseSeconds):
@@ -348,7 +348,7 @@ def plain(entry: Any) -> Any:
 
 
 def schema_text() -> str:
-    """report.schema.json."""
+    """The text of report.schema.json."""
     about = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     return json.dumps(about | json_schema(ReportEntry) | {"title": "report.json of bitproof"}, indent=1) + "\n"
 

@@ -15,7 +15,7 @@ from bitproof.harness.report.text import blame, locate
 
 
 def tell_shrunk(changes: Iterable[tuple[str, object, object]], tries: int, seconds: float) -> list[str]:
-    """From what to what, setting by setting, and what it took."""
+    """A shrunk case as lines: each changed setting, before and after, and the number of tries and seconds."""
     rows = [(name, str(was), str(now)) for name, was, now in changes]
     widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
     lines = [f"  {name.ljust(widths[0])}  {was.rjust(widths[1])} -> {now}" for name, was, now in rows]
@@ -24,7 +24,7 @@ def tell_shrunk(changes: Iterable[tuple[str, object, object]], tries: int, secon
 
 
 def tell_head(case: Case, result: CaseResult, command: str) -> str:
-    """The file's header."""
+    """The header of the file."""
     from importlib.metadata import version
 
     return f"""Two training steps that should agree in every bit, and do not: {case.name}, shrunk.
@@ -39,7 +39,7 @@ The case itself: {command}"""
 
 
 def tell_own_head(case: Case, result: CaseResult, command: str, packages: str) -> str:
-    """The header of a file with two systems of a user's, which needs `packages`."""
+    """The header of a file with a user's two systems; it requires `packages`."""
     return f"""Two systems that should agree in every bit, and do not: {case.name}, shrunk.
 
 `reference` is {case.reference}, `candidate` {case.candidate}. {locate(result.first_divergence)} differs first.
@@ -59,10 +59,10 @@ def tell_own_systems(
     names: Mapping[str, str],
     needs: Sequence[str],
 ) -> str:
-    """A file that holds a small case, runs a user's two systems in it, and exits with 1 where they differ.
+    """A script with a small case that runs a user's two systems and exits with 1 if they differ.
 
-    It holds the user's files, whose `texts` are given by where it is to write them. `names` says what a system or a
-    pass is called there; one that is not there is named by its whole path. `needs` are the packages to install.
+    It contains the user's files: `texts` maps the path to write to the content. `names` maps a system or pass to its
+    name in those files; others keep their full path. `needs` are the packages to install.
     """
     values = replace(case, expected=Verdict.EQUAL.value, differs=()).to_dict()
     named = {side: _source(values[side], names) for side in ("reference", "candidate")}
@@ -102,7 +102,7 @@ if __name__ == "__main__":
 
 
 def _source(text: str, names: Mapping[str, str]) -> str:
-    """A system or a pass as an expression: below the folder that the file writes, by a whole path, or as it is."""
+    """A system or a pass as an expression: a path below the written folder, a full path, or the text itself."""
     if text in names:
         return f"folder + {'/' + names[text]!r}"
     source, colon, name = text.rpartition(":")
@@ -111,6 +111,6 @@ def _source(text: str, names: Mapping[str, str]) -> str:
 
 
 def docstring(text: str) -> str:
-    """A text as the docstring of a file, whatever is in it."""
+    """A text as a Python docstring, with quotes and backslashes escaped."""
     escaped = text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
     return f'"""{escaped}\n"""'

@@ -16,7 +16,7 @@ WORST_FIRST = (WRONG_CALL, UNJUDGED, UNEXPECTED, SUCCESS)
 
 
 def case_status(result: CaseResult) -> int:
-    """0 as expected, 3 not judged, by itself, against a baseline or by a check, 1 judged and not as expected."""
+    """A case's exit status: 0 as expected; 3 not judged, by itself, its baseline or a check; 1 otherwise."""
     if result.verdict in (Verdict.UNVERIFIED, Verdict.ERROR) or result.sides_with(BaselineStatus.UNVERIFIED):
         return UNJUDGED
     if any(found.unjudged for found in result.checks.values()):
@@ -25,27 +25,27 @@ def case_status(result: CaseResult) -> int:
 
 
 def faults_status(score: Score) -> int:
-    """0 where every fault was killed and no equivalent flagged, 1 where not so, 3 where something was not judged."""
+    """0 if all faults were killed and no equivalent flagged, 1 if not, 3 if something was not judged."""
     if not score.is_known:
         return UNJUDGED
     return SUCCESS if score.is_clean else UNEXPECTED
 
 
 def exit_status(results: Iterable[CaseResult], *, is_shard: bool = False, faults: Score | None = None) -> int:
-    """The worst status of all cases, and of the faults that were put into some, where that is part of the run.
+    """The worst status of all cases, and of the injected faults if there are any.
 
-    No case at all was not judged: 3; but one shard of a run may have none.
+    No case at all is 3 (not judged), except in a shard, which may be empty.
     """
     cases = [case_status(result) for result in results] or [SUCCESS if is_shard else UNJUDGED]
     return worst([*cases, *([] if faults is None else [faults_status(faults)])])
 
 
 def error_status(error: BitproofError) -> int:
-    """2 for a wrong call or case, 3 for everything that kept a case from being judged."""
+    """2 for a wrong call or case, 3 for any other error: the case was not judged."""
     return WRONG_CALL if isinstance(error, UsageError) else UNJUDGED
 
 
 def worst(statuses: Iterable[int]) -> int:
-    """The worst of some statuses. A status that is none of the four counts as not judged."""
+    """The worst of these statuses. A status other than the four counts as not judged."""
     known = (status if status in WORST_FIRST else UNJUDGED for status in statuses)
     return min(known, key=WORST_FIRST.index)

@@ -1,4 +1,4 @@
-"""All that is known of a case's first difference: what `bitproof localize` prints, and localize.json."""
+"""A case's first difference in full detail: the output of `bitproof localize`, and localize.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bitproof.harness.report.text import CHAIN, blame, chain_rows, direction_of,
 
 
 def tell_story(result: CaseResult) -> Iterator[str]:
-    """All that is known of a case's first difference."""
+    """All facts about a case's first difference, as lines."""
     divergence = result.first_divergence
     if divergence is None:
         nothing = (
@@ -59,7 +59,7 @@ def render(result: CaseResult) -> str:
 
 
 def _extent(found: TensorDifference) -> str:
-    """How much of a tensor differs, by how much, and the bits of its first such element."""
+    """How much of a tensor differs, by how much, and the bits of the first differing element."""
     if found.elements is None:
         return ""
     ulp = "" if found.max_ulp is None else f", at most {found.max_ulp} ULP"

@@ -1,4 +1,4 @@
-"""The table a run ends with, and a paragraph for each case that is not as expected."""
+"""The table at the end of a run, and a paragraph for each unexpected case."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ COLORS = {
 }
 MAX_ERROR_CHARS = 4_000
 NARROW = 120
-"""Columns of a terminal that are too few for the whole table."""
+"""A terminal with fewer columns is too narrow for the whole table."""
 
 
 def print_report(report: Report, stream: TextIO | None = None) -> None:
-    """Print the verdict table and what went wrong. A pipe gets wide lines instead of wrapped ones."""
+    """Print the verdict table and the causes of failures. A pipe gets wide lines instead of wrapped ones."""
     from bitproof.harness.report.console import SafeConsole
 
     console = SafeConsole(stream)
@@ -54,14 +54,14 @@ def print_report(report: Report, stream: TextIO | None = None) -> None:
 
 
 def warm_up() -> None:
-    """Import the library that prints the table."""
+    """Import the library that prints the table, in advance."""
     from rich import box, table, text  # noqa: F401
 
     from bitproof.harness.report import console  # noqa: F401
 
 
 def _table(report: Report, is_narrow: bool) -> object:
-    """A row a case. A narrow terminal gets the columns that it has room for without a break inside a word."""
+    """A row per case. A narrow terminal gets only the columns that fit without breaking words."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""Small texts that every form of the report shares."""
+"""Small texts shared by all forms of the report."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from bitproof.harness.records import (
 from bitproof.harness.report import faults
 
 CASE_FILE = "--case"
-"""The option that names a case by its file; a report's other options select by name."""
+"""The option that names a case by its file; other options of a report select by name."""
 
 UNTOLD = "direction not known"
-"""Of a call that a system makes in a graph of its own, without saying where it belongs."""
+"""The direction of a call in a system's own graph that does not state it."""
 
 
 def replay_command(report: Report, result: CaseResult) -> str:
-    """The command that runs one case again as this run did."""
+    """The command that repeats a case as in this run."""
     options = report.options if result.options is None else result.options
     is_named_whole = options.count(CASE_FILE) == 1 or (script_of(result.case.candidate) and "--candidate" in options)
     selection = [] if is_named_whole else ["-k", result.case.name]
@@ -56,7 +56,7 @@ def remarks(report: Report) -> list[str]:
 
 
 def expectation(result: CaseResult) -> str:
-    """The verdict a case should get, with the kinds that should differ and how far: `DIFFERENT (grad) within 0.02`."""
+    """The expected verdict, with the kinds that should differ and the bound: `DIFFERENT (grad) within 0.02`."""
     case = result.case
     if case.expected != "DIFFERENT":
         return case.expected
@@ -67,7 +67,8 @@ def expectation(result: CaseResult) -> str:
 def outcome(result: CaseResult) -> str:
     """A case's verdict, with the kinds that differ at the first differing step, and objections.
 
-    Objections are a difference larger than expected, drifted baselines and those of checks. The checks' clauses follow.
+    Objections are: a difference larger than expected, a drifted baseline, an objecting check. Brief results of checks
+    follow.
     """
     differs = f" ({', '.join(result.differing_kinds)})" if result.differing_kinds else ""
     beyond = " beyond the bound" if result.is_beyond_bound else ""
@@ -83,14 +84,14 @@ def outcome(result: CaseResult) -> str:
 
 
 def tally(report: Report) -> str:
-    """How many cases got each verdict, and how many were not run: `2 EQUAL, 1 CLOSE, 1 not run`."""
+    """The number of cases by verdict, and of cases not run: `2 EQUAL, 1 CLOSE, 1 not run`."""
     counts = [(sum(result.verdict == verdict for result in report.cases), verdict.value) for verdict in Verdict]
     counts.append((len(report.not_run), "not run"))
     return ", ".join(f"{count} {name}" for count, name in counts if count)
 
 
 def closeness(result: CaseResult) -> str:
-    """The largest error against the bound, and where: `largest relative error 0.0031 (bound 0.01) at step 1, ...`."""
+    """The largest error, its bound and its record: `largest relative error 0.0031 (bound 0.01) at step 1, ...`."""
     found = result.closeness
     assert found is not None
     size = "infinite" if found.largest_error is None else f"{found.largest_error:.3g}"
@@ -103,7 +104,7 @@ _DEMAND = "--require-baseline fails such a case, and `bitproof accept --new` sto
 
 
 def baselines(result: CaseResult, max_tensors: int = 10) -> Iterator[str]:
-    """How each side stands to its baseline: one line for all, and more for a side that is not simply EQUAL."""
+    """The comparison of each side with its baseline: a line for both, and details of a side that is not EQUAL."""
     if not result.baseline:
         return
     yield "baselines: " + ", ".join(f"{side} {found.status}" for side, found in result.baseline.items())
@@ -152,19 +153,19 @@ def _count(number: int, noun: str) -> str:
 
 
 def systems(result: CaseResult) -> str:
-    """The two systems: `eager_chunked / graph`."""
+    """The two systems, e.g. `eager_chunked / graph`."""
     return f"{result.case.reference} / {result.case.candidate}"
 
 
 def place(result: CaseResult) -> str:
-    """What computed and what carried collectives: `cuda, nccl`, `cpu, shared`; `unknown` of a case that never ran."""
+    """The device and the carrier of collectives: `cuda, nccl`, `cpu, shared`; `unknown` for a case that never ran."""
     return ", ".join(dict.fromkeys((result.device, result.collectives or result.backend)))
 
 
 def locate(divergence: Divergence | None, case: Case | None = None) -> str:
-    """Where two systems first part: `step 0, rank 3, grad layers.1.moe.router.gate.weight`.
+    """The first difference: `step 0, rank 3, grad layers.1.moe.router.gate.weight`.
 
-    Where one parts from itself, ` (graph against itself)` follows; without the case, the system's role stands there.
+    If a system differs from itself, ` (graph against itself)` follows; without the case, its role is named instead.
     """
     if divergence is None:
         return ""
@@ -173,7 +174,7 @@ def locate(divergence: Divergence | None, case: Case | None = None) -> str:
 
 
 def parted(divergence: Divergence, case: Case | None) -> str:
-    """Who differs from whom, where that is one system: `eager_chunked against itself under stress`."""
+    """The system that differs from itself: `eager_chunked against itself under stress`."""
     role, _, rest = (divergence.between or "").partition(" ")
     if case is None or role not in ROLES:
         return divergence.between or ""
@@ -182,9 +183,9 @@ def parted(divergence: Divergence, case: Case | None) -> str:
 
 
 def blame(divergence: Divergence | None) -> str:
-    """The operator call to blame: `mul of layers.1.moe (forward, chunk 1) on rank 0 is ... (moe.py:68)`.
+    """The blamed call: `mul of layers.1.moe (forward, chunk 1) on rank 0 is ... (moe.py:68)`.
 
-    Where the tensor is another one of the reference's, bit for bit, it says so, whether or not there is such a call.
+    If the tensor equals another record of the reference bit for bit, a clause says so, even without a blamed call.
     """
     if divergence is None:
         return ""
@@ -193,7 +194,7 @@ def blame(divergence: Divergence | None) -> str:
 
 
 def blame_of(call: BlamedCall | None) -> str:
-    """An operator call, what is wrong with it, and where it is written; empty for none."""
+    """An operator call, its error and its source line; empty without a call."""
     if call is None:
         return ""
     facts = [f"node {call.node}" if call.node else None, call.source]
@@ -203,7 +204,7 @@ def blame_of(call: BlamedCall | None) -> str:
 
 
 def direction_of(call: BlamedCall | ChainLink | Neighbour) -> str:
-    """Which way a call computes, for which chunk and micro-batch, and in which part: `forward, chunk 1`."""
+    """A call's direction, chunk, micro-batch and part: `forward, chunk 1`."""
     told = (call.direction or UNTOLD) + ("" if call.chunk is None else f", chunk {call.chunk}")
     if isinstance(call, Neighbour):
         return told
@@ -223,9 +224,9 @@ def tell_ranks(ranks: Iterable[int]) -> str:
 
 
 def tensor_rows(result: CaseResult, limit: int) -> tuple[list[tuple[str, ...]], int]:
-    """Differing tensors as rows: kind, name, number of steps, first step, ranks; and the number of tensors left out.
+    """Differing tensors as rows: kind, name, number of steps, first step, ranks; and the number of omitted tensors.
 
-    Kinds are in the order of a step, tensors of a kind in the order in which they first differ.
+    Kinds are in the order of a step, tensors of a kind in the order of their first difference.
     """
     rows: list[tuple[str, ...]] = []
     for kind in result.compared:
@@ -236,7 +237,7 @@ def tensor_rows(result: CaseResult, limit: int) -> tuple[list[tuple[str, ...]], 
 
 
 def extent(difference: TensorDifference | ChainLink | None) -> str:
-    """How much of a tensor differs: `213 of 256 elements differ, by 16 ULPs at most`; empty where it is not known."""
+    """How much of a tensor differs: `213 of 256 elements differ, by 16 ULPs at most`; empty if unknown."""
     if difference is None or difference.elements_differing is None or difference.elements is None:
         return ""
     max_ulp = difference.max_ulp
@@ -245,7 +246,7 @@ def extent(difference: TensorDifference | ChainLink | None) -> str:
 
 
 def value_of(bits: str, dtype: str) -> str:
-    """The number behind an element's bits: `0x3f80` of bfloat16 is `1.0`; empty for dtypes without ULPs."""
+    """The number with these bits: `0x3f80` of bfloat16 is `1.0`; empty for dtypes without ULPs."""
     formats = {"float16": (">e", ""), "bfloat16": (">f", "0000"), "float32": (">f", ""), "float64": (">d", "")}
     if dtype not in formats:
         return ""
@@ -257,7 +258,7 @@ def value_of(bits: str, dtype: str) -> str:
 
 
 def sample_rows(difference: TensorDifference | None) -> list[tuple[str, ...]]:
-    """Differing elements as rows: index, both sides' bits and, where the dtype is known, both values."""
+    """Differing elements as rows: index, both sides' bits and, if the dtype is known, both values."""
     if difference is None:
         return []
     dtype = (difference.reference_type or "").partition("[")[0]
@@ -271,7 +272,7 @@ NEIGHBOURS = ("", "operator", "module", "direction", "line", "agrees")
 
 
 def neighbour_rows(call: BlamedCall | None) -> list[tuple[str, ...]]:
-    """The calls around the blamed one, by the headers NEIGHBOURS."""
+    """The calls around the blamed call, as rows with the headers NEIGHBOURS."""
     return [
         (
             "blamed" if near.is_culprit else "",
@@ -289,7 +290,7 @@ CHAIN = ("rank", "operator", "module", "direction", "changed", "line", "left out
 
 
 def chain_rows(call: BlamedCall | None) -> list[tuple[str, ...]]:
-    """The calls from the blamed one to the record that is shown, by the headers CHAIN."""
+    """The calls from the blamed call to the differing record, as rows with the headers CHAIN."""
     return [
         (
             str(link.rank),
@@ -305,19 +306,19 @@ def chain_rows(call: BlamedCall | None) -> list[tuple[str, ...]]:
 
 
 def total_seconds(result: CaseResult) -> float:
-    """The case's time: its `total` where one is given, else the sum of its parts."""
+    """The case's time in seconds: its `total` if measured, otherwise the sum of its parts."""
     if (total := result.seconds.total) is not None:
         return total
     return sum((seconds for _, seconds in flatten_seconds(result)), 0.0)
 
 
 def flatten_seconds(result: CaseResult) -> list[tuple[str, float]]:
-    """Every measured part of a case, nested ones as `passes.chunk`."""
+    """Each measured part of a case's time, nested parts as `passes.chunk`."""
     return [(name, value) for name, value in flatten(result.seconds.known()) if value is not None]
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Nested values by dotted names: `packages.torch`."""
+    """Nested values by dotted names, e.g. `packages.torch`."""
     flat: list[tuple[str, Any]] = []
     for name, value in values.items():
         flat += flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
@@ -325,7 +326,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """`buckets[0].group` and its value; a list of plain values is one row."""
+    """Each leaf's path and value, e.g. `buckets[0].group`; a list of plain values is a single leaf."""
     if isinstance(value, dict) and (value or not path):
         for name, item in value.items():
             yield from leaves(item, f"{path}.{name}" if path else str(name))
@@ -339,5 +340,5 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def shorten(text: str, limit: int, source: str = "the rank logs have them") -> str:
-    """A long text's beginning and end, with a sentence about what was left out between, and where it is."""
+    """A long text's start and end, with a sentence in between about the omitted part and its location."""
     return bounded(text, limit, source)

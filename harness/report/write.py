@@ -1,6 +1,6 @@
-"""The run folder: made before anything runs, filled at the end, whole or not at all.
+"""The run folder: created before anything runs; its files are written at the end, all or none.
 
-A report that cannot be written takes nothing away from what was printed before: writing comes last.
+Writing comes last, so a failure to write does not suppress the printed result.
 """
 
 from __future__ import annotations
@@ -38,36 +38,37 @@ FORMATS: dict[str, tuple[str, Callable[[Report], str]]] = {
     "md": ("report.md", markdown.render),
     "sarif": ("report.sarif", sarif.render),
 }
-"""The forms that a run's folder holds, a file each."""
+"""The forms in a run's folder, a file each."""
 SAID: dict[str, Callable[[Report], str]] = {"annotations": ci_lines.render, "comment": comment.render}
-"""The forms that are printed alone."""
+"""The forms that are only printed."""
 
 
 def check_format(format_name: str) -> None:
-    """Raise UsageError, naming the formats that exist, for any other."""
+    """Raise UsageError, with the known formats, for any other format."""
     if format_name not in (known := {**FORMATS, **SAID}):
         formats = " or ".join(sorted(known))
         raise UsageError("there is no such report format", expected=formats, found=repr(format_name))
 
 
 def render_as(report: Report, format_name: str) -> str:
-    """The report in one of FORMATS, or of those that are printed alone. Raises UsageError for any other."""
+    """The report in a format of FORMATS or SAID. Raises UsageError for any other format."""
     check_format(format_name)
     render = SAID[format_name] if format_name in SAID else FORMATS[format_name][1]
     return render(report)
 
 
 def warm_up() -> None:
-    """Import the libraries that make the page, before it is needed."""
+    """Import the libraries for the HTML page in advance."""
     from bitproof.harness.report.html import document
 
     document.template()
 
 
 def prepare_run_dir(report_dir: Path) -> Path:
-    """Make `<report_dir>/<run_id>/` and return it. Raises UsageError when a report could not be written there.
+    """Create `<report_dir>/<run_id>/` and return it.
 
-    The run id is the UTC time and a random suffix, so that runs of one second do not meet.
+    Raises UsageError if a report could not be written there. The run id is the UTC time and a random suffix, so that
+    runs in the same second have different folders.
     """
     run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
     run_dir = report_dir / run_id
@@ -90,7 +91,7 @@ def prepare_run_dir(report_dir: Path) -> Path:
 
 
 def discard_if_bare(run_dir: Path) -> None:
-    """Remove the run's folder if it holds nothing but empty logs."""
+    """Remove the run's folder if it only has empty logs."""
     with suppress(OSError):
         if not any(path.is_file() and path.stat().st_size for path in run_dir.rglob("*")):
             shutil.rmtree(run_dir)
@@ -99,9 +100,9 @@ def discard_if_bare(run_dir: Path) -> None:
 def finish_run(
     report: Report, run_dir: Path, status: int, more: Mapping[str, str] = MappingProxyType({}), shown: str = "report.md"
 ) -> int:
-    """Write a report that was printed, and say where it is or why it is not; returns the command's exit status.
+    """Write a printed report, and print its path or the reason for failing; return the command's exit status.
 
-    That is `status`, or worse where nothing was written. `shown` is the file to point at.
+    The status is `status`, or worse if nothing was written. `shown` is the file whose path is printed.
     """
     try:
         write_run(report, run_dir, more)
@@ -114,15 +115,15 @@ def finish_run(
 
 
 def write_run(report: Report, run_dir: Path, more: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Write every form of the report, and `more` texts by file name, into `run_dir`; then point `latest` at the run.
+    """Write every form of the report, and `more` texts by file name, into `run_dir`; then link `latest` to the run.
 
-    Everything is rendered, then everything is written aside, then all of it is put in place. Raises RecordingError
-    when a file cannot be made, and then leaves none of them, and UsageError when something is in `latest`'s way.
+    Everything is rendered, then written to temporary files, then moved into place. If a file cannot be written, none is
+    left and RecordingError is raised. Raises UsageError if `latest` exists and is not a link.
     """
     try:
         texts = {file_name: render(report) for file_name, render in FORMATS.values()} | dict(more)
         _write_together(texts, run_dir)
-    except Exception as error:  # a form that cannot be made is our own bug; the verdicts were printed all the same
+    except Exception as error:  # a failing form is our own bug; the verdicts are already printed
         raise RecordingError(
             "the report cannot be written",
             found=(error.strerror if isinstance(error, OSError) else None) or f"{type(error).__name__}: {error}",
@@ -135,7 +136,7 @@ def write_run(report: Report, run_dir: Path, more: Mapping[str, str] = MappingPr
 
 
 def _write_together(texts: Mapping[str, str], folder: Path) -> None:
-    """Make files that appear together or not at all: what may fail is done before the first one is put in place."""
+    """Write files that appear together or not at all: everything that may fail is done before the first is moved."""
     aside = Path(tempfile.mkdtemp(dir=folder, prefix=".report-"))
     placed: list[Path] = []
     try:
@@ -153,7 +154,7 @@ def _write_together(texts: Mapping[str, str], folder: Path) -> None:
 
 
 def write_atomically(path: Path, content: str) -> None:
-    """Write a text file that appears whole or not at all. What cannot be encoded is spelled out."""
+    """Write a text file that appears whole or not at all. Characters that cannot be encoded are escaped."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
@@ -168,7 +169,7 @@ def write_atomically(path: Path, content: str) -> None:
 
 
 def _point_latest(run_dir: Path) -> None:
-    """Replace the `latest` link in one step, so that it always points at a run."""
+    """Replace the `latest` link atomically, so it always points at a run."""
     _refuse_plain_latest(run_dir.parent)
     temporary = run_dir.parent / f".{LATEST}-{secrets.token_hex(6)}"
     try:

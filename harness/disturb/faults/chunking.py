@@ -1,4 +1,4 @@
-"""What goes wrong where a block's input is split in two and its outputs are joined."""
+"""Faults in splitting a block's input into two chunks and joining its outputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS = Need(
 
 @row(CHUNK_PASS, needs=(CHUNKED,))
 def chunk_1_takes_the_first_half(g: GraphEditor) -> list[Site]:
-    """chunk 1 is given the first half of a block's input again."""
+    """chunk 1 gets the first half of a block's input again."""
     node = g.require(g.halves(1), "halves of activations")
     x, dim, start, _ = node.args
     node.args = (x, dim, 0, start)
@@ -60,7 +60,7 @@ def halves_overlap_by_one(g: GraphEditor) -> list[Site]:
     needs=(CHUNKED, ROWS),
 )
 def halves_interleaved(g: GraphEditor) -> list[Site]:
-    """even rows go to chunk 0 and odd ones to chunk 1, and are joined as halves."""
+    """even rows go to chunk 0 and odd rows to chunk 1, but are joined as halves."""
     first, second = (g.require(g.halves(chunk), "halves of activations") for chunk in (0, 1))
     for chunk, node in enumerate((first, second)):
         node.args = (node.args[0], node.args[1], chunk, second.args[3], 2)
@@ -96,7 +96,7 @@ def chunk_1_adds_chunk_0s_residual(g: GraphEditor) -> list[Site]:
 
 @row(CHUNK_PASS, needs=(CHUNKED,), kinds=("grad",))
 def backward_reads_the_other_chunks_activation(g: GraphEditor) -> list[Site]:
-    """chunk 1's backward reads what chunk 0 saved."""
+    """chunk 1's backward reads the activation saved by chunk 0."""
     node = g.find("silu_backward", r".*(shared_experts|feed_forward)", direction="backward", chunk=1)
     node.args = (node.args[0], g.twin(node.args[1]))
     return g.sites(node)
@@ -113,7 +113,7 @@ def chunk_1_normalized_by_chunk_0(g: GraphEditor) -> list[Site]:
 
 @row("ours: a mask that is lost where a call is copied", needs=(BLOCKS, SDPA))
 def chunk_1_sees_the_future(g: GraphEditor) -> list[Site]:
-    """attention of chunk 1 alone is not causal."""
+    """only chunk 1's attention is not causal."""
     node = g.find(ATTEND, chunk=1)
     node.args = (*node.args[:4], False, *node.args[5:])
     return g.sites(node)
@@ -121,7 +121,7 @@ def chunk_1_sees_the_future(g: GraphEditor) -> list[Site]:
 
 @row(CHUNK_PASS, needs=(BLOCKS, SDPA))
 def chunk_1_attends_to_chunk_0s_keys(g: GraphEditor) -> list[Site]:
-    """queries of chunk 1 meet keys of chunk 0."""
+    """queries of chunk 1 attend to keys of chunk 0."""
     node = g.find(ATTEND, chunk=1)
     node.args = (node.args[0], g.twin(node.args[1]), *node.args[2:])
     return g.sites(node)
@@ -129,7 +129,7 @@ def chunk_1_attends_to_chunk_0s_keys(g: GraphEditor) -> list[Site]:
 
 @row(CHUNK_PASS, needs=(CHUNKED,), kinds=("grad",))
 def gradient_halves_exchanged(g: GraphEditor) -> list[Site]:
-    """backward gives chunk 0 the gradient of chunk 1's half, and the other way round."""
+    """backward exchanges the gradients of both chunks' halves."""
     first, second = (g.require(g.halves(chunk, "backward"), "halves of gradients") for chunk in (0, 1))
     first.args, second.args = second.args, first.args
     sites = [*g.sites(first, "split"), *g.sites(second, "split")]
@@ -149,7 +149,7 @@ def last_row_of_chunk_0_lost(g: GraphEditor) -> list[Site]:
 
 @row("ours: a live-out of one region read by both chunks", needs=(CHUNKED,))
 def chunk_1_weighs_by_chunk_0s_routing(g: GraphEditor) -> list[Site]:
-    """chunk 1's experts are weighted as chunk 0's tokens were routed."""
+    """chunk 1's experts are weighted by the routing of chunk 0's tokens."""
     node = g.find("mul", r".*router", chunk=1, where=lambda node: isinstance(node.args[1], float))
     reader = next(iter(node.users))
     reader.replace_input_with(node, g.twin(node))

@@ -1,4 +1,4 @@
-"""Which rank this process is and which step it takes, for what a fault put into a graph or a call. Loads no torch."""
+"""This process's rank and current step, for faults inside graphs and calls. Loads no torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass
 class Clock:
-    """This process's rank, of how many, and its step; `memory` is what a fault keeps from one step to the next."""
+    """This process's rank, world size and step; `memory` keeps a fault's values from step to step."""
 
     rank: int = 0
     world_size: int = 1
@@ -17,9 +17,9 @@ class Clock:
 
     @property
     def is_last_rank(self) -> bool:
-        """Whether this is the rank that faults of one rank choose."""
+        """Whether this is the last rank, which faults of a single rank choose."""
         return self.rank == self.world_size - 1
 
 
 NOW = Clock()
-"""This process's own: ranks are processes, and set it before their first step."""
+"""This process's clock. Each rank is a process, and sets it before its first step."""

@@ -1,4 +1,4 @@
-"""What goes wrong where ranks exchange what they have."""
+"""Faults in the exchange between ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _not_awaited(g: GraphEditor, name: str, direction: str) -> list[Site]:
 
 @row("ours: ranks of a group in another order", needs=(ranks(2), NO_BUCKETS))
 def gathered_blocks_rotated(g: GraphEditor) -> list[Site]:
-    """a gathered parameter has each rank's rows in its neighbour's place."""
+    """each rank's rows of a gathered parameter are at its neighbour's offset."""
     node = _gather(g)
     g.after(g.wait_of(node), g.kernel("rolled_blocks"), node.args[1])
     return [g.site(node, "roll")]
@@ -46,7 +46,7 @@ def gathered_blocks_rotated(g: GraphEditor) -> list[Site]:
 
 @row("ours: one send too few", needs=(ranks(2), NO_BUCKETS))
 def a_ranks_block_missing(g: GraphEditor) -> list[Site]:
-    """a gathered parameter has the first rank's rows in the last rank's place."""
+    """a gathered parameter has the first rank's rows in place of the last rank's."""
     node = _gather(g)
     g.after(g.wait_of(node), g.kernel("first_block_repeated"), node.args[1])
     return [g.site(node, "cat"), g.site(node, "slice")]
@@ -80,19 +80,19 @@ def rows_sent_in_reverse(g: GraphEditor) -> list[Site]:
 
 @row("pytorch #180614: compiled code that never calls wait_tensor", needs=(ranks(2),), kinds=("loss", "grad", "param"))
 def gather_never_waited_for(g: GraphEditor) -> list[Site]:
-    """a parameter is read before its all-gather was waited for."""
+    """a parameter is read without waiting for its all-gather."""
     return _not_awaited(g, "all_gather_into_tensor", "forward")
 
 
 @row("pytorch #180614: compiled code that never calls wait_tensor", needs=(ranks(2),), kinds=("grad", "param"))
 def reduction_never_waited_for(g: GraphEditor) -> list[Site]:
-    """a gradient is read before its reduce-scatter was waited for."""
+    """a gradient is read without waiting for its reduce-scatter."""
     return _not_awaited(g, "reduce_scatter_tensor", "backward")
 
 
 @row("pytorch #108811: a collective's buffer that is reused too early", needs=(NO_BUCKETS,))
 def buffer_of_another_gather(g: GraphEditor) -> list[Site]:
-    """a module reads the parameter that was gathered for another one, of the same shape."""
+    """a module reads another module's gathered parameter of the same shape."""
     waits = [g.wait_of(node) for node in g.launches("all_gather_into_tensor")]
     pairs = [(one, other) for i, one in enumerate(waits) for other in waits[i + 1 :] if g.alike(one, other)]
     one, other = g.require(pairs, "two parameters of one shape")
@@ -116,7 +116,7 @@ def wrong_group(g: GraphEditor) -> list[Site]:
 
 @row("ours: a prefetch before the update", needs=(steps(2), NO_BUCKETS))
 def parameter_gathered_a_step_late(g: GraphEditor) -> list[Site]:
-    """from the second step on a module computes with its parameter of the step before."""
+    """from the second step on, a module computes with its parameter of the previous step."""
     node = _gather(g)
     g.before(node, node.args[0], g.kernel("of_step_before"), node.name)
     return [*g.sites(node, "clone")]
@@ -124,7 +124,7 @@ def parameter_gathered_a_step_late(g: GraphEditor) -> list[Site]:
 
 @row("Megatron-LM #5916: gradients of unlike rows mix", needs=(ranks(2),), kinds=("grad",))
 def gradient_reduced_twice(g: GraphEditor) -> list[Site]:
-    """rows of a reduced gradient are summed over ranks once more."""
+    """rows of a reduced gradient are summed over ranks a second time."""
     node = _reduction(g)
     wait = g.wait_of(node)
     launched = g.after(wait, "_c10d_functional.all_reduce.default", "sum", node.args[3])
@@ -134,7 +134,7 @@ def gradient_reduced_twice(g: GraphEditor) -> list[Site]:
 
 @row("torchtitan #105: the metric's group", needs=(ranks(2),), kinds=("loss",))
 def loss_of_all_ranks(g: GraphEditor) -> list[Site]:
-    """every rank shows the mean loss of all."""
+    """every rank reports the mean loss over all ranks."""
     output = g.graph.output_node()
     loss, *gradients = g.outputs
     launched = g.make_before(output, "_c10d_functional.all_reduce.default", loss, "sum", "fsdp")
@@ -145,7 +145,7 @@ def loss_of_all_ranks(g: GraphEditor) -> list[Site]:
 
 
 def _summed(order: str, least: int) -> Callable[[Callable[..., Any]], Entry]:
-    """Decorate a row of sums in this order, which another result needs so many ranks for."""
+    """Decorate a row with sums in this order; it needs `least` ranks for a different result."""
     sites = (Site("*", "backward", "*", "reduce_scatter_tensor"),)
     return row(ORDERS, order=order, needs=(ranks(least),), sees=(FLOAT32,), kinds=("grad",), sites=sites)
 
@@ -162,4 +162,4 @@ def summed_in_pairs() -> None:
 
 @_summed("position", least=3)
 def summed_by_position() -> None:
-    """sums over ranks are taken from another rank in each part of a message, as a ring does."""
+    """sums over ranks start at another rank in each part of a message, as in a ring."""

@@ -1,4 +1,4 @@
-"""Rewrites that keep every bit: none of them may be flagged."""
+"""Rewrites that keep every bit: none may be flagged."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def activation_reshaped_and_back(g: GraphEditor) -> list[Site]:
 
 @row(EXACT)
 def summands_exchanged(g: GraphEditor) -> list[Site]:
-    """a + b is b + a, everywhere."""
+    """a + b becomes b + a, everywhere."""
     for node in [*g.all("add", direction="backward"), *g.all("add")]:
         if len(node.all_input_nodes) == 2 and g.is_floating(node):
             node.args = (node.args[1], node.args[0])
@@ -46,7 +46,7 @@ def summands_exchanged(g: GraphEditor) -> list[Site]:
 
 @row(EXACT)
 def factors_exchanged(g: GraphEditor) -> list[Site]:
-    """a * b is b * a, everywhere."""
+    """a * b becomes b * a, everywhere."""
     for node in [*g.all("mul", direction="backward"), *g.all("mul")]:
         if len(node.all_input_nodes) == 2 and g.is_floating(node):
             node.args = (node.args[1], node.args[0])
@@ -55,7 +55,7 @@ def factors_exchanged(g: GraphEditor) -> list[Site]:
 
 @row("torchtitan #3434: what an overlap schedule does")
 def waits_moved_late(g: GraphEditor) -> list[Site]:
-    """each collective is waited for where its result is first read."""
+    """each wait moves to the first reader of its result."""
     place = {node: index for index, node in enumerate(g.graph.nodes)}
     for wait in g.calls:
         if "wait_tensor" in str(wait.target) and wait.users:
@@ -67,7 +67,7 @@ def waits_moved_late(g: GraphEditor) -> list[Site]:
 def gathers_moved_early(g: GraphEditor) -> list[Site]:
     """parameters are gathered before anything else.
 
-    Casts go first with them, all in their order: every rank launches them alike.
+    Their casts move with them, in order, so all ranks launch alike.
     """
     moved = []
     for node in [node for node in g.calls if "all_gather" in str(node.target)]:
@@ -120,7 +120,7 @@ def doubled_and_halved(g: GraphEditor) -> list[Site]:
 
 @row(EXACT, needs=(BFLOAT16,))
 def widened_and_narrowed(g: GraphEditor) -> list[Site]:
-    """an activation in bfloat16 goes through float32."""
+    """an activation in bfloat16 is cast to float32 and back."""
     wide = g.after(_activation(g), "aten._to_copy.default", dtype=g.dtype("float32"))
     g.after(wide, "aten._to_copy.default", dtype=g.dtype("bfloat16"))
     return []
@@ -138,14 +138,14 @@ def computed_twice(g: GraphEditor) -> list[Site]:
 
 @row("ours")
 def dead_call(g: GraphEditor) -> list[Site]:
-    """something is computed that no call reads."""
+    """a call is added that nothing reads."""
     g.make_before(_activation(g).next, "aten.exp.default", _activation(g))
     return []
 
 
 @row(EXACT)
 def negative_subtracted(g: GraphEditor) -> list[Site]:
-    """a + b is a - (-b)."""
+    """a + b becomes a - (-b)."""
     node = g.find("add", where=lambda node: len(node.all_input_nodes) == 2 and g.is_floating(node))
     negative = g.make_before(node, "aten.neg.default", node.args[1])
     g.instead(node, "aten.sub.Tensor", node.args[0], negative)
@@ -162,7 +162,7 @@ def transposed_twice(g: GraphEditor) -> list[Site]:
 
 @row(EXACT)
 def activation_in_place(g: GraphEditor) -> list[Site]:
-    """silu is taken in place, of a copy."""
+    """silu runs in place on a copy."""
     node = _activation(g)
     copy = g.make_before(node, "aten.clone.default", node.args[0])
     g.instead(node, "aten.silu_.default", copy)
@@ -178,7 +178,7 @@ def rows_reversed_twice(g: GraphEditor) -> list[Site]:
 
 @row("FSDP with and without casting before communication", needs=(BFLOAT16,))
 def cast_after_the_gather(g: GraphEditor) -> list[Site]:
-    """a parameter is gathered in float32 and cast then."""
+    """a parameter is gathered in float32 and then cast."""
     node = g.find("all_gather_into_tensor", where=lambda node: "_to_copy" in str(node.args[0]))
     cast, wait = node.args[0], g.wait_of(node)
     node.args = (cast.args[0], *node.args[1:])
@@ -188,7 +188,7 @@ def cast_after_the_gather(g: GraphEditor) -> list[Site]:
 
 @row("ours: DDP against FSDP", needs=(ranks(2),))
 def all_reduce_for_reduce_scatter(g: GraphEditor) -> list[Site]:
-    """a gradient is summed whole on every rank, in rank order, and its rows kept."""
+    """a gradient is all-reduced in rank order on every rank, which keeps its own rows."""
     node = g.find("reduce_scatter_tensor", direction="backward")
     wait = g.wait_of(node)
     whole = g.make_before(node, "_c10d_functional.all_reduce.default", node.args[0], "sum", node.args[3])
@@ -200,7 +200,7 @@ def all_reduce_for_reduce_scatter(g: GraphEditor) -> list[Site]:
 
 @row(EXACT, needs=(EXPERTS,))
 def counts_through_float64(g: GraphEditor) -> list[Site]:
-    """integer counts go through float64."""
+    """integer counts are cast to float64 and back."""
     node = g.find("sum", ".*router", where=lambda node: not g.is_floating(node))
     wide = g.after(node, "aten._to_copy.default", dtype=g.dtype("float64"))
     g.after(wide, "aten._to_copy.default", dtype=g.dtype("int64"))
@@ -231,7 +231,7 @@ def joined_in_two_steps(g: GraphEditor) -> list[Site]:
 
 @row("ours: foreach against single tensors", operators=("_fused_adamw_",))
 def optimizer_one_parameter_a_call(call: TamperedCall) -> Any:
-    """AdamW takes one call a parameter, from the last."""
+    """AdamW is called once per parameter, starting at the last."""
     lists = [value for value in call.args if isinstance(value, (list, tuple))]
     for index in reversed(range(len(lists[0]))):
         args = [[value[index]] if isinstance(value, (list, tuple)) and value else value for value in call.args]
@@ -241,25 +241,25 @@ def optimizer_one_parameter_a_call(call: TamperedCall) -> Any:
 
 @row("ours: only the order of work differs", runner=True, needs=(MICRO_BATCHES,))
 def forwards_before_backwards(step: Any) -> None:
-    """a rank takes all forwards first, then all backwards."""
+    """a rank runs all forwards first, then all backwards."""
     step.actions = tuple(sorted(step.actions, key=lambda action: bool(action.half == "backward")))
 
 
 @row(EXACT, runner=True, needs=(MICRO_BATCHES,))
 def gradients_added_in_place(step: Any) -> None:
-    """gradients of micro-batches are added in the first one's memory."""
+    """gradients of micro-batches are added in place, in the first gradient's memory."""
     step.add = lambda total, gradient: total.add_(gradient)
 
 
 @row(EXACT, runner=True, needs=(MICRO_BATCHES,))
 def micro_batches_summands_exchanged(step: Any) -> None:
-    """a micro-batch's gradient stands before the sum of those before it."""
+    """a micro-batch's gradient is added to the sum of the others from the left."""
     step.add = lambda total, gradient: gradient + total
 
 
 @row(EXACT, runner=True, needs=(PIPELINED, SHARED))
 def shared_gradients_doubled_and_halved(step: Any) -> None:
-    """what two stages share is joined from twice their gradients, and halved."""
+    """gradients of a shared parameter are doubled, joined and halved."""
     own = step.join
 
     def join(gradients: Any) -> Any:
@@ -270,14 +270,14 @@ def shared_gradients_doubled_and_halved(step: Any) -> None:
 
 @row(EXACT, runner=True, needs=(MICRO_BATCHES,))
 def kept_values_copied(step: Any) -> None:
-    """what forward keeps for backward is copied."""
+    """values kept for backward are copied."""
     own = step.taken
     step.taken = lambda action: {name: x.clone() if hasattr(x, "clone") else x for name, x in own(action).items()}
 
 
 @row(EXACT, runner=True, needs=(PIPELINED,))
 def messages_copied(step: Any) -> None:
-    """what stages send is copied first."""
+    """messages between stages are copied before they are sent."""
     own = step.send
     step.send = lambda action, index, value: own(action, index, value.clone())
 
@@ -331,7 +331,7 @@ def late_with_a_message(step: Any) -> None:
 
 @row(EXACT, runner=True, needs=(PIPELINED,))
 def messages_doubled_and_halved(step: Any) -> None:
-    """stages send twice a value and halve what they receive."""
+    """stages double a value before sending it and halve it after receiving it."""
     send, receive = step.send, step.receive
     step.send = lambda action, index, value: send(action, index, value * 2)
     step.receive = lambda *args: receive(*args) * 0.5

@@ -1,4 +1,4 @@
-"""Rewrites of sums over tensor ranks, in chunks, that keep every bit: none of them may be flagged."""
+"""Rewrites of sums over tensor-parallel ranks, in chunks, that keep every bit: none may be flagged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXACT = "ours: exact arithmetic, element by element"
 
 
 def _tensor_sum(g: GraphEditor, direction: str = "forward") -> tuple[Call, Call]:
-    """The launch and the wait of a chunk's sum over the tensor ranks."""
+    """The launch and the wait of a chunk's sum over tensor ranks."""
     node = g.find("all_reduce", direction=direction, where=lambda node: node.args[-1] == "tp")
     return node, g.wait_of(node)
 
@@ -47,7 +47,7 @@ def tensor_sum_scattered_and_gathered(g: GraphEditor) -> list[Site]:
 
 @row("Megatron-LM: the same in backward")
 def tensor_gradient_scattered_and_gathered(g: GraphEditor) -> list[Site]:
-    """a chunk's gradient is summed over tensor ranks by scattering, then gathered."""
+    """a chunk's gradient is reduce-scattered over tensor ranks, then gathered."""
     return _scattered_and_gathered(g, "backward")
 
 
@@ -69,7 +69,7 @@ def tensor_sum_of_gathered_parts(g: GraphEditor) -> list[Site]:
 
 @row(EXACT)
 def tensor_sum_in_two_parts(g: GraphEditor) -> list[Site]:
-    """a chunk's sum over tensor ranks is taken in two parts, which are joined."""
+    """a chunk's sum over tensor ranks is taken in two parts, then joined."""
     node, wait = _tensor_sum(g)
     rows, summed = int(g.value(node).shape[0]), []
     for first, end in ((0, rows // 2), (rows // 2, rows)):
@@ -83,7 +83,7 @@ def tensor_sum_in_two_parts(g: GraphEditor) -> list[Site]:
 
 @row(EXACT)
 def tensor_sum_flattened(g: GraphEditor) -> list[Site]:
-    """a chunk's partial sums are flattened before the ranks add them, and back."""
+    """a chunk's partial sums are flattened for the all-reduce and reshaped back."""
     node, wait = _tensor_sum(g)
     g.before(node, node.args[0], "aten.reshape.default", [-1])
     g.after(wait, "aten.reshape.default", list(g.value(node).shape))
@@ -92,7 +92,7 @@ def tensor_sum_flattened(g: GraphEditor) -> list[Site]:
 
 @row(EXACT)
 def tensor_sum_transposed(g: GraphEditor) -> list[Site]:
-    """a chunk's partial sums lie transposed while the ranks add them."""
+    """a chunk's partial sums are transposed for the all-reduce and transposed back."""
     node, wait = _tensor_sum(g)
     turned = g.before(node, node.args[0], "aten.transpose.int", 0, -1)
     g.before(node, turned, "aten.contiguous.default")
@@ -102,7 +102,7 @@ def tensor_sum_transposed(g: GraphEditor) -> list[Site]:
 
 @row(EXACT)
 def tensor_sum_doubled_and_halved(g: GraphEditor) -> list[Site]:
-    """tensor ranks add twice a chunk's partial sums, and halve the sum."""
+    """tensor ranks double a chunk's partial sums before the all-reduce and halve the sum."""
     node, wait = _tensor_sum(g)
     g.before(node, node.args[0], "aten.mul.Scalar", 2.0)
     g.after(wait, "aten.mul.Scalar", 0.5)

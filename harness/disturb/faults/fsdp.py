@@ -1,4 +1,4 @@
-"""What goes wrong where parameters are sharded, gathered and joined in buckets."""
+"""Faults in sharding and gathering parameters, and in packing buckets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _alike_parts(g: GraphEditor, split: Call) -> list[tuple[Call, Call]]:
 
 
 def _total(node: Call) -> Call:
-    """The sum that a bucket's part goes into: both chunks' gradients of one parameter may change places unseen."""
+    """The sum that adds this bucket part: both chunks' gradients of a parameter may be exchanged without any effect."""
     for _ in range(4):
         users = list(node.users)
         if not users or "add" in node.name:
@@ -32,7 +32,7 @@ def _total(node: Call) -> Call:
 
 
 def _through(g: GraphEditor, nodes: list[Call], depth: int = 4) -> list[Site]:
-    """The places of the calls that read some nodes, through the next few calls."""
+    """The sites of the calls that read these nodes, directly or through the next few calls."""
     sites, reached = [], nodes
     for _ in range(depth):
         reached = [user for node in reached for user in node.users if user.op == "call_function"]
@@ -65,13 +65,13 @@ def _gather(g: GraphEditor) -> Call:
 
 @row("ours: packed by name, unpacked by position", needs=(BUCKETS,))
 def gathered_parts_exchanged(g: GraphEditor) -> list[Site]:
-    """two parameters of one size change places in a gathered bucket."""
+    """two parameters of the same size are exchanged in a gathered bucket."""
     return _parts_exchanged(g, "split_with_sizes_copy", "forward")
 
 
 @row("ours: an offset without its padding", needs=(BUCKETS,))
 def gathered_bucket_shifted(g: GraphEditor) -> list[Site]:
-    """a gathered bucket is unpacked one element off."""
+    """a gathered bucket is unpacked with an offset of one element."""
     node = _bucket_of_gathers(g)
     g.before(node, node.args[0], "aten.roll.default", [1], [1])
     return [g.site(node, "roll"), *g.sites(node)]
@@ -79,13 +79,13 @@ def gathered_bucket_shifted(g: GraphEditor) -> list[Site]:
 
 @row("ours: packed by name, unpacked by position", needs=(BUCKETS,), kinds=("grad",))
 def reduced_parts_exchanged(g: GraphEditor) -> list[Site]:
-    """two gradients of one size change places in a reduced bucket."""
+    """two gradients of the same size are exchanged in a reduced bucket."""
     return _parts_exchanged(g, "split_with_sizes", "backward")
 
 
 @row("DeepSpeed #7985: what comes last is not in what is reduced", needs=(BUCKETS,), kinds=("grad",))
 def bucket_forgets_its_last_gradient(g: GraphEditor) -> list[Site]:
-    """a bucket is reduced before its last gradient is in it."""
+    """a bucket is reduced without its last gradient."""
     node = _bucket_of_reductions(g)
     *others, last = node.args[0]
     empty = g.make_before(node, "aten.zeros_like.default", last)
@@ -95,7 +95,7 @@ def bucket_forgets_its_last_gradient(g: GraphEditor) -> list[Site]:
 
 @row("ours: both chunks' gradients mapped to one node", needs=(BUCKETS,), kinds=("grad",))
 def bucket_holds_a_gradient_twice(g: GraphEditor) -> list[Site]:
-    """one gradient lies in two places of a bucket."""
+    """a bucket has the same gradient twice, in place of another."""
     node = _bucket_of_reductions(g)
     parts = list(node.args[0])
     pairs = [(i, j) for i in range(len(parts)) for j in range(i + 1, len(parts)) if g.alike(parts[i], parts[j])]
@@ -115,7 +115,7 @@ def bucket_packed_in_reverse(g: GraphEditor) -> list[Site]:
 
 @row("ours: shards of uneven size taken for even ones", needs=(ranks(2),))
 def shards_one_row_off(g: GraphEditor) -> list[Site]:
-    """a gathered parameter's rows are one off."""
+    """a gathered parameter's rows are shifted by one."""
     node = _gather(g)
     g.after(g.wait_of(node), "aten.roll.default", [1], [0])
     return [g.site(node, "roll")]
@@ -141,7 +141,7 @@ def gradient_cast_before_its_reduction(g: GraphEditor) -> list[Site]:
 
 @row("ours: resharding after forward, without the gather before backward", kinds=("grad",))
 def gathered_parameter_freed_early(g: GraphEditor) -> list[Site]:
-    """a gathered parameter's memory is written before backward reads it."""
+    """a gathered parameter's memory is overwritten before backward reads it."""
     again = [x for x in g.calls if g.site(x).operator == "t" and g.site(x).direction == "backward"]
     again = [x for x in again if g.site(x.all_input_nodes[0]).operator == "t"]
     found = [x for x in again if "wait_tensor" in x.all_input_nodes[0].all_input_nodes[0].name]

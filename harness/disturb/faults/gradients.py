@@ -1,4 +1,4 @@
-"""What goes wrong where gradients of chunks, branches, ranks and steps become one."""
+"""Faults in combining gradients of chunks, branches, ranks and steps."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def _not_averaged(g: GraphEditor) -> list[Site]:
 
 
 def _gradient_of(g: GraphEditor, at: str = ".*") -> Call:
-    """A gradient that is one reduce-scatter's result, of a parameter in a module of such a name."""
+    """A gradient produced by a single reduce-scatter, of a parameter in a module that matches `at`."""
     return g.find("wait_tensor", at, direction="backward", where=lambda node: "reduce_scatter" in str(node.args[0]))
 
 
 @row("DeepSpeed #7985: the last micro-batch's gradient is not in what is reduced", needs=(CHUNKED,), kinds=("grad",))
 def gradient_of_chunk_1_forgotten(g: GraphEditor) -> list[Site]:
-    """a parameter's gradient is chunk 0's alone."""
+    """a parameter's gradient is chunk 0's only."""
     return _kept(g, 0)
 
 
 @row("Megatron-LM #3023: what accumulates and what is stored, mixed up", needs=(CHUNKED,), kinds=("grad",))
 def gradient_of_chunk_0_overwritten(g: GraphEditor) -> list[Site]:
-    """chunk 1's gradient is stored where it should be added."""
+    """chunk 1's gradient is stored instead of added."""
     return _kept(g, 1)
 
 
@@ -106,7 +106,7 @@ def gradient_not_averaged(g: GraphEditor) -> list[Site]:
 
 @row("pytorch #155903, VeOmni #1079: two parts of a system average", kinds=("grad",))
 def gradient_divided_twice(g: GraphEditor) -> list[Site]:
-    """a gradient that is a mean is divided by the number of ranks again."""
+    """an averaged gradient is divided by the number of ranks again."""
     node = _gradient_of(g)
     g.after(node, "aten.div.Tensor", 3.0 if g.ranks == 1 else float(g.ranks))
     return [g.site(node, "div")]
@@ -118,7 +118,7 @@ def gradient_divided_twice(g: GraphEditor) -> list[Site]:
     kinds=("grad",),
 )
 def gradient_averaged_after_the_sum(g: GraphEditor) -> list[Site]:
-    """gradients are divided by the number of ranks after their reduction, not before."""
+    """gradients are divided by the number of ranks after their reduction instead of before."""
     sites = _not_averaged(g)
     size = g.case.parallelism.data_ranks
     for node in dict.fromkeys(g.gradients):
@@ -128,7 +128,7 @@ def gradient_averaged_after_the_sum(g: GraphEditor) -> list[Site]:
 
 @row("verl #7493: gradient synchronization silently off", needs=(ranks(2), REDUCED_APART), kinds=("grad",))
 def gradient_not_reduced(g: GraphEditor) -> list[Site]:
-    """each rank keeps its own rows of one gradient, unsummed."""
+    """each rank keeps its own unsummed rows of a gradient."""
     node = _gradient_of(g)
     launch = node.all_input_nodes[0]
     sites = [*g.sites(launch, "clone", "slice"), *g.readers(node)]
@@ -151,7 +151,7 @@ def router_untrained(g: GraphEditor) -> list[Site]:
 
 @row("transformers #48205: partial gradients that are never summed", kinds=("grad",))
 def gradient_of_a_branch_lost(g: GraphEditor) -> list[Site]:
-    """where two branches' gradients meet, one is dropped."""
+    """one of two branches' gradients is dropped at their sum."""
     found = g.all("add", "", direction="backward", where=lambda node: node not in g.gradients)
     node = g.require([x for x in found if x not in g.sums_of_chunks()], "a gradient of two branches")
     sites = [*g.sites(node), *g.readers(node)]
@@ -161,7 +161,7 @@ def gradient_of_a_branch_lost(g: GraphEditor) -> list[Site]:
 
 @row("Megatron-LM #5916: gradients of unlike parts mix; ours, outputs in another order", kinds=("grad",))
 def gradients_exchanged(g: GraphEditor) -> list[Site]:
-    """two parameters of one shape have each other's gradient."""
+    """two parameters of the same shape have each other's gradient."""
     output = g.graph.output_node()
     loss, *gradients = g.outputs
     pairs = (
@@ -179,7 +179,7 @@ def gradients_exchanged(g: GraphEditor) -> list[Site]:
 
 @row("ours: a double buffer read one step late", needs=(steps(2),), kinds=("grad",))
 def gradient_of_the_step_before(g: GraphEditor) -> list[Site]:
-    """from the second step on a gradient is the one of the step before."""
+    """from the second step on, a gradient is that of the previous step."""
     node = _gradient_of(g)
     g.after(node, g.kernel("of_step_before"), node.name)
     return [g.site(node, "clone"), Site(None, "update", None, "_fused_adamw_")]
@@ -187,7 +187,7 @@ def gradient_of_the_step_before(g: GraphEditor) -> list[Site]:
 
 @row("DeepSpeed #7839: zero_grad is skipped", needs=(steps(2),), kinds=("grad",))
 def gradient_not_zeroed(g: GraphEditor) -> list[Site]:
-    """from the second step on a gradient has all earlier ones added."""
+    """from the second step on, a gradient includes all earlier gradients."""
     node = _gradient_of(g)
     g.after(node, g.kernel("with_step_before"), node.name)
     return [g.site(node, "add")]
@@ -195,7 +195,7 @@ def gradient_not_zeroed(g: GraphEditor) -> list[Site]:
 
 @row("DeepSpeed #8475: the norm that clips is not that of the whole gradient", kinds=("grad",))
 def gradient_clipped_by_own_norm(g: GraphEditor) -> list[Site]:
-    """a gradient is clipped by the norm of what one rank holds of it."""
+    """a gradient is clipped by the norm of this rank's shard only."""
     node = _gradient_of(g)
     g.after(node, g.kernel("clipped"), 1e-6)
     names = ("linalg_vector_norm", "mul", "full_like", "maximum", "reciprocal", "div")
@@ -212,7 +212,7 @@ def embedding_gradient_by_frequency(g: GraphEditor) -> list[Site]:
 
 @row("unsloth and transformers #34191: means of means in gradient accumulation", kinds=("grad",))
 def gradient_averaged_over_rows(g: GraphEditor) -> list[Site]:
-    """a norm's weight gradient is a mean over rows where it is a sum."""
+    """a norm's weight gradient is a mean over rows instead of a sum."""
     node = g.find("sum", r".*norm", direction="backward", where=lambda node: len(node.args[1]) == 2)
     sites = g.sites(node, "mean")
     g.instead(node, "aten.mean.dim", *node.args)

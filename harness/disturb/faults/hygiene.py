@@ -1,4 +1,4 @@
-"""What goes wrong where a pass edits a graph: aliases, mutations, merged calls, views."""
+"""Faults in a pass that edits a graph: aliases, mutations, merged calls, views."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REUSE = "pytorch #108811: memory that is written while it is still to be read"
 
 @row(REUSE, kinds=("grad",))
 def activation_overwritten_in_place(g: GraphEditor) -> list[Site]:
-    """silu is taken in place of what backward reads."""
+    """silu overwrites in place a value that backward reads."""
     node = g.find("silu", where=lambda node: any("backward" in user.name for user in node.args[0].users))
     sites = g.sites(node, "silu_")
     readers = [g.site(user) for user in node.args[0].users if "backward" in user.name]
@@ -26,7 +26,7 @@ def activation_overwritten_in_place(g: GraphEditor) -> list[Site]:
 
 @row(REUSE)
 def activation_freed_early(g: GraphEditor) -> list[Site]:
-    """an activation's memory is written before its last reader."""
+    """an activation's memory is overwritten before its last reader."""
     node = g.find("silu")
     last = next(user for user in reversed(list(node.users)) if "mul" in user.name)
     g.make_before(last, "aten.zero_.default", node)
@@ -35,7 +35,7 @@ def activation_freed_early(g: GraphEditor) -> list[Site]:
 
 @row("ours: common subexpressions distinguished by operator and shape alone")
 def unlike_tables_merged(g: GraphEditor) -> list[Site]:
-    """sines are read from the table of cosines."""
+    """sines are read from the cosine table."""
     one, other = (g.find("index", r".*rope", turn=turn) for turn in (0, 1))
     sites = [*g.sites(other), *g.readers(other), *(site for user in other.users for site in g.readers(user))]
     g.bypass(other, one)
@@ -44,7 +44,7 @@ def unlike_tables_merged(g: GraphEditor) -> list[Site]:
 
 @row("ours: common subexpressions distinguished by operator and shape alone")
 def unlike_norms_merged(g: GraphEditor) -> list[Site]:
-    """two norms share one's root mean square."""
+    """two norms share the same root mean square."""
     found = g.all("rsqrt", r".*norm")
     pairs = [pair for pair in itertools.pairwise(found) if g.alike(*pair)]
     one, other = g.require(pairs, "two norms of one shape")
@@ -69,7 +69,7 @@ def weight_not_transposed(g: GraphEditor) -> list[Site]:
 
 @row("ours: a view of what was not contiguous", needs=(ATTENDS,))
 def heads_scrambled(g: GraphEditor) -> list[Site]:
-    """heads are put together without the transpose before."""
+    """attention heads are joined without the preceding transpose."""
     node = g.find("transpose", r".*attention", where=lambda node: "getitem" in str(node.args[0]))
     found = [x for x in g.all("transpose", r".*attention") if any("view" in user.name for user in x.users)]
     node = g.require(found, "attention whose heads are put together")
@@ -82,7 +82,7 @@ def heads_scrambled(g: GraphEditor) -> list[Site]:
 
 @row("ours: two results of one call", needs=(ATTENDS,))
 def parts_exchanged(g: GraphEditor) -> list[Site]:
-    """of a query, the part that is rotated and the part that is not are exchanged."""
+    """the rotated and unrotated parts of a query are exchanged."""
     node = g.find("split_with_sizes", r".*attention", where=lambda node: len(set(node.args[1])) == 1)
     for part in list(node.users):
         part.args = (node, 1 - part.args[1])
@@ -93,7 +93,7 @@ def parts_exchanged(g: GraphEditor) -> list[Site]:
 
 @row("ours: a rule for sums applied to differences")
 def operands_exchanged(g: GraphEditor) -> list[Site]:
-    """a difference is taken the other way round."""
+    """a difference has its operands exchanged."""
     node = g.find("sub", r".*rope")
     node.args = (node.args[1], node.args[0])
     return g.sites(node)
@@ -101,7 +101,7 @@ def operands_exchanged(g: GraphEditor) -> list[Site]:
 
 @row("ours: inputs in another order")
 def parameter_of_another(g: GraphEditor) -> list[Site]:
-    """a module reads another one's parameter of the same shape."""
+    """a module reads another module's parameter of the same shape."""
     casts = [x for x in g.calls if x.all_input_nodes[:1] and x.all_input_nodes[0].op == "placeholder"]
     casts = [x for x in casts if g.is_floating(x)]
     pairs = [
@@ -130,7 +130,7 @@ def constant_factor_dropped(g: GraphEditor) -> list[Site]:
 
 @row("ours: rows joined along one dim and reshaped where they are to be transposed", kinds=("grad",))
 def viewed_for_transposed(g: GraphEditor) -> list[Site]:
-    """a weight gradient has the transpose's shape, and its own order of elements."""
+    """a weight gradient is reshaped where it should be transposed."""
     node = g.find("t", direction="backward", where=lambda node: "mm" in str(node.args[0]))
     shape = [int(size) for size in reversed(g.value(node.args[0]).shape)]
     sites = [*g.sites(node, "view", "reshape"), *g.readers(node)]

@@ -1,4 +1,4 @@
-"""What a fault does on one rank while that takes its steps, and whether it did it."""
+"""Injects a fault on a rank while it takes its steps, and checks that it fired."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Injector:
-    """Applies a fault on one rank, and knows whether it fired."""
+    """Applies a fault on a rank, and notes whether it fired."""
 
     def __init__(self, fault: Fault | None, rank: int, world_size: int = 1) -> None:
         self.fault = fault if fault is not None and fault.is_on(rank) else None
@@ -35,20 +35,20 @@ class Injector:
         NOW.memory.clear()
 
     def _is_silent_here(self, rank: int, world_size: int) -> bool:
-        """Whether this rank has nothing to report: the fault is in the graph, or on another rank alone."""
+        """Whether this rank cannot note that the fault fired: it is in the graph, or only on another rank."""
         assert self.entry is not None
         return self.entry.edit is not None or self.entry.rank_of(world_size) not in (None, rank)
 
     @property
     def sum_order(self) -> str | None:
-        """The order in which sums over ranks are to be taken, None for their own."""
+        """The order of sums over ranks; None for the normal order."""
         if isinstance(self.fault, SumOrder):
             return self.fault.order
         return self.entry.order if self.entry else None
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Where the system takes its steps."""
+        """Context in which the system takes its steps."""
         if self.entry is None or self.entry.call is None:
             yield
             return
@@ -58,7 +58,7 @@ class Injector:
             yield
 
     def unseen(self, observe: Observe) -> Observe:
-        """`observe`, whose own calls no fault of calls may touch."""
+        """`observe`, such that faults of calls do not affect its own calls."""
         if self.entry is None or self.entry.call is None:
             return observe
         from bitproof.harness.disturb.tamper import untampered
@@ -66,7 +66,7 @@ class Injector:
         return untampered(observe)
 
     def begin_step(self, step: int) -> None:
-        """Strike when this is the step; a fault of values waits for the gradients."""
+        """Apply the fault if this is its step; a fault of values waits for the gradients."""
         self.step = NOW.step = step
         if self._turns is not None:
             self._turns.clear()
@@ -76,17 +76,17 @@ class Injector:
             self.fault.strike()
 
     def strike_runner(self, step: Any) -> None:
-        """Change what runs a step in stages, where the fault does that."""
+        """Let a runner fault change the runner of a staged step."""
         if self.entry is not None and self.entry.runner is not None:
             self.entry.runner(step)
             self.fired = True
 
     def fire(self) -> None:
-        """Note that the fault fired, for one that is injected elsewhere."""
+        """Note that the fault fired, called where the fault is applied."""
         self.fired = True
 
     def wrap(self, function: GradientFunction) -> GradientFunction:
-        """The same function, but for the flipped bit."""
+        """The same function, but with the flipped bit in its gradient."""
 
         @refusing()
         def faulty(inputs: Any) -> Gradients:
@@ -99,7 +99,7 @@ class Injector:
         return faulty
 
     def tamper(self, kind: str, name: str, tensor: torch.Tensor) -> None:
-        """Flip the bit in the named gradient itself as a system shows it, for one whose function cannot be wrapped."""
+        """Flip the bit in the named gradient in place, for a system whose gradient function cannot be wrapped."""
         if not isinstance(self.fault, FlipBit) or self.fault.step != self.step or kind != "grad":
             return
         self._shown.append(name)
@@ -111,10 +111,10 @@ class Injector:
             self.fired = True
 
     def ignore(self, kind: str, name: str, tensor: torch.Tensor) -> None:
-        """Leave what a system shows as it is: its gradient function was wrapped."""
+        """Leave observed tensors unchanged: the gradient function was wrapped."""
 
     def check_fired(self) -> None:
-        """Raise UsageError when the fault should have fired by now and did not."""
+        """Raise UsageError if the fault should have fired by now but did not."""
         if self.fault is None or self.fault.step > self.step or self.fired:
             return
         if self.entry is not None and self.entry.call is not None:
@@ -139,7 +139,7 @@ class Injector:
 
 
 def flip_bit(fault: FlipBit, gradients: dict[str, torch.Tensor]) -> torch.Tensor:
-    """A copy of the named gradient with one bit flipped. Raises UsageError when there is no such bit."""
+    """A copy of the named gradient with one bit flipped. Raises UsageError if there is no such gradient or bit."""
     import torch
 
     if fault.grad not in gradients:

@@ -1,4 +1,4 @@
-"""What edits put into a graph that no single operator does, some of it on one rank alone or from a later step on."""
+"""Kernels that edits insert into a graph, some only active on the last rank or from a later step on."""
 
 # R rows, N elements
 
@@ -12,22 +12,22 @@ from bitproof.harness.torch_distributed import group_named
 
 
 def flipped_on_last_rank(x: Tensor) -> Tensor:
-    """The rows in reverse order, on the last rank alone."""
+    """The rows in reverse order, on the last rank only."""
     return x.flip(0) if NOW.is_last_rank else x
 
 
 def doubled_on_last_rank(x: Tensor) -> Tensor:
-    """Twice the values, on the last rank alone."""
+    """Twice the values, on the last rank only."""
     return x * 2 if NOW.is_last_rank else x
 
 
 def nudged_on_last_rank(x: Tensor) -> Tensor:
-    """One element one ULP away, on the last rank alone."""
+    """One element off by 1 ULP, on the last rank only."""
     return nudged(x) if NOW.is_last_rank else x
 
 
 def nudged_from_step_1(x: Tensor) -> Tensor:
-    """One element one ULP away, from the second step on."""
+    """One element off by 1 ULP, from the second step on."""
     return nudged(x) if NOW.step >= 1 else x
 
 
@@ -37,7 +37,7 @@ def zeroed_from_step_1(x: Tensor) -> Tensor:
 
 
 def nudged(x: Tensor) -> Tensor:
-    """The element of largest magnitude one ULP further from zero."""
+    """Moves the element of largest magnitude by 1 ULP away from zero."""
     flat = x.detach().clone().reshape(-1)
     bits = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
     place = flat.float().abs().argmax()
@@ -53,27 +53,27 @@ def last_row_zeroed(x: Tensor, dim: int) -> Tensor:
 
 
 def last_row_zeroed_on_last_rank(x: Tensor) -> Tensor:
-    """The same along dim 0, on the last rank alone."""
+    """The last row overwritten with zeros, on the last rank only."""
     return last_row_zeroed(x, 0) if NOW.is_last_rank and len(x) else x
 
 
 def truncated(x: Tensor) -> Tensor:
-    """float32 cut to bfloat16, towards zero, where the nearest is meant."""
+    """float32 truncated to bfloat16, instead of rounded to nearest."""
     return (x.contiguous().view(torch.int32) & -65536).view(torch.float32).to(torch.bfloat16)
 
 
 def in_tf32(x: Tensor) -> Tensor:
-    """float32 with the 10 bits of mantissa that tensor cores keep, rounded half up."""
+    """float32 rounded (half up) to the 10 mantissa bits of TF32."""
     return ((x.contiguous().view(torch.int32) + 4096) & -8192).view(torch.float32)
 
 
 def flushed(x: Tensor) -> Tensor:
-    """float32 with small values as zeros, as where subnormals of a narrower dtype are flushed."""
+    """float32 with values below 2^-14 flushed to zero, as if they were subnormals of float16."""
     return torch.where(x.abs() < 2.0**-14, torch.zeros_like(x), x)
 
 
 def fused_multiply_add(a: Tensor, b: Tensor, c: Tensor, d: Tensor, sign: int) -> Tensor:
-    """a * b + sign * c * d, the first product unrounded: what contraction makes of two products and a sum."""
+    """a * b + sign * c * d with the first product unrounded, as contraction to an FMA computes it."""
     return (a.double() * b.double() + sign * (c * d).double()).float()
 
 
@@ -88,76 +88,76 @@ def silu_in_two_roundings(x: Tensor) -> Tensor:
 
 
 def square_mean_in_bfloat16(x: Tensor) -> Tensor:
-    """The mean of the squares over the last dim, (..., 1) in float32, of squares in bfloat16."""
+    """The mean of squares over the last dim, (..., 1) in float32, with squares and mean in bfloat16."""
     return x.bfloat16().square().mean(-1, keepdim=True).float()
 
 
 def mm_in_halves(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b as the sum of two products over the halves of the inner dim, the second first."""
+    """a @ b as a sum of two products over halves of the inner dim: second half + first half."""
     half = a.shape[1] // 2
     return a[:, half:] @ b[half:] + a[:, :half] @ b[:half]
 
 
 def mm_through(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a @ b in another dtype, returned in a's."""
+    """a @ b computed in another dtype, returned in a's dtype."""
     return (a.to(dtype) @ b.to(dtype)).to(a.dtype)
 
 
 def mm_rowwise(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b as one product a row."""
+    """a @ b as a separate product per row."""
     return torch.cat([row.unsqueeze(0) @ b for row in a]) if len(a) else a @ b
 
 
 def summed_backwards(x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
-    """The sum over `dims`, rows from the last to the first."""
+    """The sum over `dims`, in reverse order."""
     return x.flip(dims).contiguous().sum(dims, keepdim=keepdim)
 
 
 def own_rows(x: Tensor, size: int, group: str) -> Tensor:
-    """This rank's rows of what should have been summed over the `size` ranks of a group."""
+    """This rank's own rows of `x`, not summed over the `size` ranks of the group."""
     rows = len(x) // size
     first = group_named(group).rank() * rows
     return x[first : first + rows].clone()
 
 
 def rolled_blocks(x: Tensor, size: int) -> Tensor:
-    """Blocks of `size` ranks, each in its neighbour's place."""
+    """The blocks of `size` ranks, each moved to the next rank's offset."""
     return x.roll(len(x) // size, 0)
 
 
 def first_block_repeated(x: Tensor, size: int) -> Tensor:
-    """The last rank's block replaced by the first's."""
+    """The last rank's block replaced by the first rank's."""
     rows = len(x) // size
     return torch.cat([x[:-rows], x[:rows]]) if size > 1 else x
 
 
 def clipped(x: Tensor, limit: float) -> Tensor:
-    """x, scaled to a norm of at most `limit` by the norm of what this rank alone holds."""
+    """x scaled to a norm of at most `limit`, using the norm of this rank's shard only."""
     norm = torch.linalg.vector_norm(x)
     return x * (limit / torch.maximum(norm, torch.full_like(norm, limit)))
 
 
 def of_step_before(x: Tensor, key: str) -> Tensor:
-    """What x was at the step before; at the first step x itself."""
+    """The value of x at the previous step; at the first step x itself."""
     before = NOW.memory.get(key)
     NOW.memory[key] = (NOW.step, x.clone())
     return before[1].clone() if before is not None and before[0] < NOW.step else x
 
 
 def with_step_before(x: Tensor, key: str) -> Tensor:
-    """x, with what it was at all steps before added."""
+    """x plus its values at all previous steps."""
     total = NOW.memory[key] + x if key in NOW.memory else x.clone()
     NOW.memory[key] = total.clone()
     return total
 
 
 def narrowed_to_bytes(x: Tensor) -> Tensor:
-    """Counts kept in eight bits."""
+    """Integer counts narrowed to eight bits and back."""
     return x.to(torch.uint8).to(x.dtype)
 
 
 def slept_on_last_rank(x: Tensor) -> Tensor:
-    """x, late on the last rank."""
+    """x, delayed on the last rank."""
     import time
 
     if NOW.is_last_rank:

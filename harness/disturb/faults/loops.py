@@ -1,6 +1,6 @@
-"""What goes wrong where a layout changes, a run goes on, or a batch is divided: in loops that come with bitproof.
+"""Faults in built-in loops: at a change of layout, at a resume, in the division of a batch.
 
-Each replaces a method of the loop, on every rank, as the loop's author could have written it.
+Each replaces a method of the loop on every rank, as a mistake of the loop's author.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from bitproof.harness.disturb.entry import ANY, Need, Site, row
 from bitproof.harness.disturb.faults.clock import NOW
 
 Loop = Any
-"""One of `cases/examples`: a `MeshLoop`, a `RingLoop`, or a watched `pipelined.StagedRun`."""
+"""A loop of `cases/examples`: a `MeshLoop`, a `RingLoop`, or a watched `pipelined.StagedRun`."""
 
 
 def _candidate(*names: str) -> Need:
-    """The candidate is one of these loops of ours."""
+    """The candidate is one of these built-in loops."""
     endings = tuple(f".examples.{name}" for name in names)
     return Need(lambda case: case.candidate.endswith(endings), f"the candidate {' or '.join(names)}")
 
@@ -60,7 +60,7 @@ def _after_load(loop: Loop, change: Callable[[], Any]) -> None:
 
 
 def _neighbours(part: Any) -> Any:
-    """What the next rank holds, where this one holds `part`."""
+    """The next rank's tensor of the same role as `part`."""
     import torch
     import torch.distributed as dist
 
@@ -77,7 +77,7 @@ def _neighbours(part: Any) -> Any:
     sites=(Site("blocks.1", "backward", None, ANY),),
 )
 def expert_gradient_doubled(loop: Loop) -> None:
-    """experts' gradients are divided by the ranks of a group, and not by all."""
+    """experts' gradients are divided by a group's size instead of the world size."""
     _after_backward(loop, lambda: loop.experts.weight.grad.mul_(2))
 
 
@@ -89,7 +89,7 @@ def expert_gradient_doubled(loop: Loop) -> None:
     sites=(Site("blocks.1.norm", "backward", None, ANY),),
 )
 def norm_gradient_not_summed(loop: Loop) -> None:
-    """a norm's gradient is never added over ranks: each keeps its own."""
+    """a norm's gradient is never summed over ranks."""
     norm, found = loop.experts.norm.weight, list[Any]()
     norm.register_hook(lambda grad: found.append(grad.clone()))
     _after_backward(loop, lambda: norm.grad.copy_(found.pop() / loop.world))
@@ -103,7 +103,7 @@ def norm_gradient_not_summed(loop: Loop) -> None:
     sites=(Site("blocks.0", "forward", None, ANY), Site("blocks.0.up", "forward", None, ANY)),
 )
 def shards_exchanged(loop: Loop) -> None:
-    """each rank begins with a neighbour's part of a matrix."""
+    """each rank starts with its neighbour's shard of a matrix."""
     import torch
 
     part = loop.model.blocks[0].up.weight.to_local()
@@ -119,7 +119,7 @@ def shards_exchanged(loop: Loop) -> None:
     sites=(Site("blocks.0.up", "backward", None, ANY), Site(None, "update", None, ANY)),
 )
 def gradient_shards_exchanged(loop: Loop) -> None:
-    """each rank has a neighbour's part of a matrix's gradient."""
+    """each rank has its neighbour's shard of a matrix's gradient."""
 
     def exchange() -> None:
         part = loop.model.blocks[0].up.weight.grad.to_local()
@@ -136,7 +136,7 @@ def gradient_shards_exchanged(loop: Loop) -> None:
     sites=(Site("blocks.0", "forward", None, ANY), Site("blocks.0.up", "forward", None, ANY)),
 )
 def shard_rows_reversed(loop: Loop) -> None:
-    """each rank begins with the rows of its part of a matrix in reverse order."""
+    """each rank starts with the rows of its shard of a matrix in reverse order."""
     import torch
 
     part = loop.model.blocks[0].up.weight.to_local()
@@ -152,7 +152,7 @@ def shard_rows_reversed(loop: Loop) -> None:
     sites=(Site("blocks.0.up", "backward", None, ANY), Site(None, "update", None, ANY)),
 )
 def gradient_rows_reversed(loop: Loop) -> None:
-    """each rank has the rows of its part of a matrix's gradient in reverse order."""
+    """each rank has the rows of its shard of a matrix's gradient in reverse order."""
 
     def reverse() -> None:
         part = loop.model.blocks[0].up.weight.grad.to_local()
@@ -169,7 +169,7 @@ def gradient_rows_reversed(loop: Loop) -> None:
     sites=(Site("blocks.0.up", "backward", None, ANY),),
 )
 def one_replica_exchanges_shards(loop: Loop) -> None:
-    """ranks of the first replica have a neighbour's part of a matrix's gradient, so that replicas part."""
+    """ranks of the first replica exchange shards of a gradient, so replicas diverge."""
 
     def exchange() -> None:
         part = loop.model.blocks[0].up.weight.grad.to_local()
@@ -193,7 +193,7 @@ def loader_one_batch_late(loop: Loop) -> None:
 
 
 _DATA = tuple(Site(module, "forward", None, "randint") for module in ("embedding", "", None))
-"""Where another batch is drawn."""
+"""Sites of the call that draws a batch."""
 
 
 @row(
@@ -204,19 +204,19 @@ _DATA = tuple(Site(module, "forward", None, "randint") for module in ("embedding
     sites=_DATA,
 )
 def generator_not_restored(loop: Loop) -> None:
-    """the data's generator starts again."""
+    """the data's generator restarts from its initial state after a resume."""
     begun = loop.data.get_state()
     _after_load(loop, lambda: loop.data.set_state(begun))
 
 
 @row("ours: what a loader read ahead is lost", runner=True, needs=(GOES_ON,), kinds=_SEEN, sites=_DATA)
 def batch_lost_by_a_resume(loop: Loop) -> None:
-    """the loader goes on one batch late."""
+    """the loader loses a batch at a resume."""
     _after_load(loop, loop.batch)
 
 
 _MOMENTS = (Site("blocks.0.up", "update", None, "lerp_"), Site(None, "update", None, "lerp_"))
-"""Where first moments are read."""
+"""Sites of the first reads of first moments."""
 
 
 @row(
@@ -227,7 +227,7 @@ _MOMENTS = (Site("blocks.0.up", "update", None, "lerp_"), Site(None, "update", N
     sites=_MOMENTS,
 )
 def moment_rows_reversed(loop: Loop) -> None:
-    """each rank goes on with the rows of its part of a matrix's first moments in reverse order."""
+    """after a resume, the rows of each rank's shard of a first moment are in reverse order."""
 
     def reverse() -> None:
         part = loop.optimizer.state[loop.model.blocks[0].up.weight]["exp_avg"].to_local()
@@ -244,7 +244,7 @@ def moment_rows_reversed(loop: Loop) -> None:
     sites=_MOMENTS,
 )
 def moments_of_the_wrong_shard(loop: Loop) -> None:
-    """each rank goes on with a neighbour's first moments of one matrix."""
+    """after a resume, each rank has its neighbour's shard of a first moment."""
 
     def exchange() -> None:
         part = loop.optimizer.state[loop.model.blocks[0].up.weight]["exp_avg"].to_local()
@@ -261,7 +261,7 @@ def moments_of_the_wrong_shard(loop: Loop) -> None:
     sites=(Site("embedding", "update", None, "mul_"), Site(None, "update", None, "mul_")),
 )
 def schedule_not_restored(loop: Loop) -> None:
-    """the learning rate warms up a second time."""
+    """after a resume, the learning rate warms up a second time."""
 
     def restart() -> None:
         import torch
@@ -279,7 +279,7 @@ def schedule_not_restored(loop: Loop) -> None:
     sites=(Site("", "forward", None, ANY),),
 )
 def mean_of_means(loop: Loop) -> None:
-    """each micro-batch's mean counts alike, however many tokens it has."""
+    """each micro-batch's mean has the same weight, whatever its number of tokens."""
     own = loop.mean
     loop.mean = lambda rows, tokens: own(rows, loop.count(rows) * loop.micro * loop.world)
 
@@ -292,7 +292,7 @@ def mean_of_means(loop: Loop) -> None:
     sites=(Site("", "forward", None, ANY),),
 )
 def last_micro_batch_counts_half(loop: Loop) -> None:
-    """the last micro-batch of a step is weighed by half."""
+    """the last micro-batch of a step has half its weight."""
     own, turn = loop.mean, [0]
 
     def mean(rows: Any, tokens: Any) -> Any:
@@ -307,7 +307,7 @@ def _in_last_attention(*operators: str) -> tuple[Site, ...]:
 
 
 def _parts_in_backward(loop: Loop, other: Callable[[list[Any]], list[Any]]) -> None:
-    """Have `other` change which parts backward meets: a list of ranks, each with its keys and values."""
+    """Let `other` change the parts that backward reads: a list with each rank's keys and values."""
     own, ring = loop.ring.parts, loop.ring
 
     def parts(tensors: Any) -> Iterator[Any]:
@@ -327,7 +327,7 @@ def _parts_in_backward(loop: Loop, other: Callable[[list[Any]], list[Any]]) -> N
     sites=_in_last_attention("transpose", "bmm", "sub"),
 )
 def stale_keys_in_backward(loop: Loop) -> None:
-    """ring attention's backward meets the keys of the part before in place of each part's own."""
+    """ring attention's backward reads the previous part's keys instead of each part's own."""
 
     def stale(parts: list[Any]) -> list[Any]:
         keys = [parts[max(turn - 1, 0)][1][0] for turn in range(len(parts))]
@@ -381,7 +381,7 @@ def part_merged_twice(loop: Loop) -> None:
     sites=(Site("layer4.0", "forward", None, "add"), Site("", "forward", None, "mse_loss")),
 )
 def stage_reads_the_micro_batch_before(loop: Loop) -> None:
-    """a stage computes with the activation of the micro-batch before."""
+    """a stage computes with the previous micro-batch's activation."""
     if NOW.rank == 0:
         return
     last: list[Any] = []

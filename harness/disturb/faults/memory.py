@@ -1,4 +1,4 @@
-"""What goes wrong where activations are computed again, or kept elsewhere meanwhile."""
+"""Faults in recomputing or offloading activations."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ RELOAD = "reload"
 
 
 def _again(g: GraphEditor, name: str) -> Call:
-    """A recomputed call, of chunk 1 where there is one."""
+    """A recomputed call, of chunk 1 if there is one."""
     found = g.recomputed(name)
     found = [node for node in found if node.meta.get("chunk") == 1] or found
     return g.require(found, f"a recomputed {name}")
 
 
 def _both(g: GraphEditor, node: Call, *operators: str) -> list[Site]:
-    """A recomputed call's places: it repeats forward, for backward."""
+    """The sites of a recomputed call, in both directions: it repeats forward, for backward."""
     sites = [*g.sites(node, *operators), *g.readers(node)]
     sites += [g.site(read, name) for read in node.all_input_nodes[:1] for name in operators]  # what is new lies there
     return [*sites, *(site._replace(direction="backward") for site in sites)]
@@ -28,7 +28,7 @@ def _both(g: GraphEditor, node: Call, *operators: str) -> list[Site]:
 
 @row("ours: a setting that recomputation does not see", needs=(RECOMPUTES,), kinds=("grad",))
 def recomputed_with_another_epsilon(g: GraphEditor) -> list[Site]:
-    """a norm is computed again with another epsilon."""
+    """a norm is recomputed with another epsilon."""
     found = [x for x in g.recomputed("add") if isinstance(x.args[1], float)]
     node = g.require(found, "a recomputed norm")
     node.args = (node.args[0], 1e-4)
@@ -37,7 +37,7 @@ def recomputed_with_another_epsilon(g: GraphEditor) -> list[Site]:
 
 @row("TTrace's kind: activation recomputation from a wrong input", needs=(RECOMPUTES, CHUNKED), kinds=("grad",))
 def recomputed_from_the_other_chunk(g: GraphEditor) -> list[Site]:
-    """chunk 1's recomputation starts from what chunk 0 saved."""
+    """chunk 1 is recomputed from the values saved by chunk 0."""
     for node in g.recomputed():
         if node.meta.get("chunk") == 1 and g.is_floating(node) and "view" not in node.name:
             saved = [x for x in node.all_input_nodes if x.meta.get("chunk") == 1 and x not in g.recomputed()]
@@ -50,7 +50,7 @@ def recomputed_from_the_other_chunk(g: GraphEditor) -> list[Site]:
 
 @row("TTrace's kind: a cast that recomputation takes otherwise", needs=(RECOMPUTES,), kinds=("grad",))
 def recomputed_in_bfloat16(g: GraphEditor) -> list[Site]:
-    """a root is computed again in bfloat16."""
+    """a root is recomputed in bfloat16."""
     node = _again(g, "rsqrt")
     narrow = g.after(node, "aten._to_copy.default", dtype=g.dtype("bfloat16"))
     g.after(narrow, "aten._to_copy.default", dtype=g.dtype("float32"))
@@ -59,7 +59,7 @@ def recomputed_in_bfloat16(g: GraphEditor) -> list[Site]:
 
 @row("ours: decomposed in backward alone", needs=(RECOMPUTES,), kinds=("grad",))
 def recomputed_by_another_formula(g: GraphEditor) -> list[Site]:
-    """silu is computed again as x times sigmoid(x)."""
+    """silu is recomputed as x * sigmoid(x)."""
     node = _again(g, "silu")
     sites = _both(g, node, "sigmoid", "mul")
     g.instead(node, g.kernel("silu_in_two_roundings"), *node.args)
@@ -78,7 +78,7 @@ def recomputation_counts_tokens(g: GraphEditor) -> list[Site]:
 
 @row("NeMo Automodel #2635: a recomputed router chooses other experts", needs=(RECOMPUTES, EXPERTS), kinds=("grad",))
 def recomputation_routes_otherwise(g: GraphEditor) -> list[Site]:
-    """recomputed weights are those of a token's slots in another order."""
+    """recomputed weights have a token's slots in another order."""
     node = _again(g, "gather")
     g.before(node, node.args[2], "aten.flip.default", [1])
     return _both(g, node, "flip")
@@ -86,7 +86,7 @@ def recomputation_routes_otherwise(g: GraphEditor) -> list[Site]:
 
 @row("ours: host buffers by shape", needs=(OFFLOADS,), kinds=("grad",))
 def another_activation_reloaded(g: GraphEditor) -> list[Site]:
-    """one activation comes back from host memory in place of another."""
+    """an activation is replaced by another when it returns from host memory."""
     waits = [x for x in g.calls if str(x.target).startswith("bitproof.wait_reload") and g.is_floating(x)]
     pairs = [(one, other) for i, one in enumerate(waits) for other in waits[i + 1 :] if g.alike(one, other)]
     one, other = g.require(pairs, "two offloaded activations of one shape")
@@ -98,7 +98,7 @@ def another_activation_reloaded(g: GraphEditor) -> list[Site]:
 
 @row("ours: half the bytes", needs=(OFFLOADS,), kinds=("grad",))
 def offloaded_in_bfloat16(g: GraphEditor) -> list[Site]:
-    """an activation in float32 is kept in bfloat16 meanwhile."""
+    """an activation in float32 is offloaded in bfloat16."""
     found = [x for x in g.calls if str(x.target).startswith("bitproof.offload") and g.is_floating(x)]
     wide = [x for x in found if str(g.value(x).dtype) == "torch.float32"]
     node = g.require(wide, "an offloaded activation in float32")
@@ -113,7 +113,7 @@ def offloaded_in_bfloat16(g: GraphEditor) -> list[Site]:
     kinds=("grad",),
 )
 def host_buffer_overwritten(g: GraphEditor) -> list[Site]:
-    """an activation's host memory is written before it comes back."""
+    """an activation's host memory is overwritten before its reload."""
     found = [x for x in g.calls if str(x.target).startswith("bitproof.reload") and g.is_floating(x)]
     node = g.require(found, "an offloaded activation")
     g.make_before(node, "aten.zero_.default", node.args[0])

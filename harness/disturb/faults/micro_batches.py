@@ -1,5 +1,4 @@
-"""What goes wrong where a step takes micro-batches through stages: in messages, in what is kept, in sums over them and
-over two stages that share a parameter."""
+"""Faults in a step with micro-batches and stages: in messages, kept values, sums, and shared parameters."""
 
 from __future__ import annotations
 
@@ -24,30 +23,30 @@ Step = Any
 _IN = (PIPELINED,)
 _IN_BOTH = (PIPELINED, SHARED)
 _LOSS = (Site("", "forward", None, "nll_loss_forward"),)
-"""The first call that reads what does not go together: values of one micro-batch, labels of another."""
+"""The first call whose inputs do not match: values of one micro-batch, labels of another."""
 _ADDS = (Site(ANY, "backward", None, "add"),)
 _ADDS_IN_PLACE = (Site(ANY, "backward", None, "add_"),)  # as eager does: what the candidate leaves out
 
 
 def _exchanged(action: Any) -> Any:
-    """An action of the first micro-batch for the second's, and the other way round."""
+    """The same action of the other micro-batch, for the first two; other actions are returned unchanged."""
     return action._replace(micro_batch=action.micro_batch ^ 1 if action.micro_batch < 2 else action.micro_batch)
 
 
 def _received_otherwise(step: Step, half: str, other: Callable[..., Any]) -> None:
-    """Have `other` receive what a half sends: it is given what does so rightly, the sender, the index and the form."""
+    """Let `other` receive a half's messages; it gets the original receiver, the sender, the index and the form."""
     own = step.receive
     step.receive = lambda sender, *args: other(own, sender, *args) if sender.half == half else own(sender, *args)
 
 
 def _sent_otherwise(step: Step, half: str, other: Callable[[Any], Any]) -> None:
-    """Send what `other` makes of what a half sends."""
+    """Apply `other` to each message of a half before it is sent."""
     own = step.send
     step.send = lambda action, index, value: own(action, index, other(value) if action.half == half else value)
 
 
 def _given_otherwise(step: Step, place: int) -> None:
-    """Have one of the step's inputs, counted from the last, be that of another micro-batch."""
+    """Take the step's input at `place` from another micro-batch."""
     own, name = step.inputs, step.parts.placeholders[place]
 
     def inputs(action: Any, micro_batches: Any) -> Any:
@@ -58,19 +57,19 @@ def _given_otherwise(step: Step, place: int) -> None:
 
 @row(OF_OTHERS, runner=True, needs=_IN, sites=_LOSS)
 def activation_of_another_micro_batch(step: Step) -> None:
-    """a stage takes the first two micro-batches' activations for each other."""
+    """a stage receives the first two micro-batches' activations exchanged."""
     _received_otherwise(step, "forward", lambda own, sender, *args: own(_exchanged(sender), *args))
 
 
 @row(OF_OTHERS, runner=True, needs=_IN, kinds=("grad",), sites=(Site(ANY, "backward", None, ANY),))
 def gradient_of_another_micro_batch(step: Step) -> None:
-    """a stage takes the first two micro-batches' gradients for each other."""
+    """a stage receives the first two micro-batches' gradients exchanged."""
     _received_otherwise(step, "backward", lambda own, sender, *args: own(_exchanged(sender), *args))
 
 
 @row("ours: a buffer for messages that is used again too early", runner=True, needs=_IN, sites=_LOSS)
 def activation_of_the_micro_batch_before(step: Step) -> None:
-    """a stage reads each activation once more, in place of the next one."""
+    """a stage reads each activation twice, the second time in place of the next."""
     last: list[Any] = []
 
     def receive(own: Any, *args: Any) -> Any:
@@ -82,7 +81,7 @@ def activation_of_the_micro_batch_before(step: Step) -> None:
 
 @row(OF_OTHERS, runner=True, needs=(MICRO_BATCHES,), kinds=("grad",), sites=(Site(ANY, "backward", None, ANY),))
 def kept_values_of_the_micro_batch_before(step: Step) -> None:
-    """a backward reads what the forward of the micro-batch before it kept."""
+    """a backward reads the values kept by the previous micro-batch's forward."""
     own, last = step.taken, dict[int, Any]()
 
     def taken(action: Any) -> Any:
@@ -113,7 +112,7 @@ def messages_out_of_order(step: Step) -> None:
 
 @row("low-precision pipelines", runner=True, needs=_IN, sites=(Site(ANY, "forward", None, "_to_copy"),))
 def activation_rounded_on_the_way(step: Step) -> None:
-    """activations travel in 8 bits."""
+    """activations are sent in 8 bits."""
     _sent_otherwise(step, "forward", _in_eight_bits)
 
 
@@ -121,7 +120,7 @@ def activation_rounded_on_the_way(step: Step) -> None:
     "low-precision pipelines", runner=True, needs=_IN, kinds=("grad",), sites=(Site(ANY, "backward", None, "_to_copy"),)
 )
 def gradient_rounded_on_the_way(step: Step) -> None:
-    """gradients of activations travel in 8 bits."""
+    """gradients of activations are sent in 8 bits."""
     _sent_otherwise(step, "backward", _in_eight_bits)
 
 
@@ -133,7 +132,7 @@ def _in_eight_bits(value: Any) -> Any:
 
 @row("ours: rows in another order", runner=True, needs=_IN, sites=(Site(ANY, "forward", None, "flip"),))
 def rows_reversed_on_the_way(step: Step) -> None:
-    """an activation's rows are sent from the last."""
+    """an activation's rows are sent in reverse order."""
     _sent_otherwise(step, "forward", lambda value: value.flip(0))
 
 
@@ -145,7 +144,7 @@ def rows_reversed_on_the_way(step: Step) -> None:
     sites=(Site(ANY, "backward", None, "mul"),),
 )
 def gradient_that_is_not_sent(step: Step) -> None:
-    """a stage's gradient of its input is sent as zeros."""
+    """a stage sends zeros as its input's gradient."""
     _sent_otherwise(step, "backward", lambda value: value * 0)
 
 
@@ -163,25 +162,25 @@ def gradient_halved_on_the_way(step: Step) -> None:
 
 @row(OF_OTHERS, runner=True, needs=(MICRO_BATCHES,), sites=_LOSS)
 def labels_of_another_micro_batch(step: Step) -> None:
-    """the loss of the first micro-batch reads the labels of the second, and the other way round."""
+    """the first two micro-batches' losses read each other's labels."""
     _given_otherwise(step, -2)
 
 
 @row(OF_OTHERS, runner=True, needs=(MICRO_BATCHES,), sites=_LOSS)
 def tokens_of_another_micro_batch(step: Step) -> None:
-    """the first stage embeds the tokens of the second micro-batch for the first, and the other way round."""
+    """the first stage embeds the first two micro-batches' tokens exchanged."""
     _given_otherwise(step, -3)
 
 
 @row(SUMS, runner=True, needs=(MICRO_BATCHES,), kinds=("grad",), sites=_ADDS)
 def gradients_added_from_the_last(step: Step) -> None:
-    """gradients of micro-batches are added from the last one to the first."""
+    """gradients of micro-batches are added from the last to the first."""
     _added_at_the_end(step, lambda values: functools.reduce(lambda a, b: a + b, reversed(values)))
 
 
 @row(SUMS, runner=True, needs=(MICRO_BATCHES,), kinds=("grad",), sites=_ADDS)
 def gradients_added_in_pairs(step: Step) -> None:
-    """gradients of micro-batches are added two by two."""
+    """gradients of micro-batches are added in pairs."""
 
     def in_pairs(values: list[Any]) -> Any:
         while len(values) > 1:
@@ -258,7 +257,7 @@ def first_micro_batch_added_twice(step: Step) -> None:
     sites=_ADDS_IN_PLACE,
 )
 def gradients_replace_each_other(step: Step) -> None:
-    """each micro-batch's gradient takes the place of the one before."""
+    """each micro-batch's gradient replaces the previous gradient."""
     step.add = lambda total, gradient: gradient.clone()
 
 
@@ -290,7 +289,7 @@ def losses_summed(step: Step) -> None:
 
 
 def _joined(*operators: str) -> tuple[Site, ...]:
-    """What joins both stages' gradients, after backward: calls of no module."""
+    """Sites of joining both stages' gradients, after backward and outside any module."""
     return tuple(Site(ANY, ANY, None, name) for name in operators)
 
 
@@ -327,14 +326,14 @@ def shared_gradients_not_joined_on_one_rank(step: Step) -> None:
 
 @row("ours: a sum that is taken again", runner=True, needs=_IN_BOTH, kinds=("grad",), sites=_joined("send", "add"))
 def shared_gradients_joined_twice(step: Step) -> None:
-    """what was joined is joined once more."""
+    """joined gradients of a shared parameter are joined a second time."""
     own = step.join
     step.join = lambda gradients: own(own(gradients))
 
 
 @row("ours: one copy counts twice", runner=True, needs=_IN_BOTH, kinds=("grad",), sites=_joined("add"))
 def own_shared_gradient_added_twice(step: Step) -> None:
-    """each stage adds its own gradient of a shared parameter to the sum once more."""
+    """each stage adds its own gradient of a shared parameter to the sum again."""
     own = step.join
 
     def join(gradients: Any) -> Any:
@@ -364,7 +363,7 @@ def shared_gradients_averaged(step: Step) -> None:
 
 @row(SUMS, runner=True, needs=_IN_BOTH, kinds=("grad",), sites=_joined("send", "add"))
 def shared_gradients_joined_a_micro_batch(step: Step) -> None:
-    """both gradients of a shared parameter are joined for each micro-batch, and added then."""
+    """gradients of a shared parameter are joined per micro-batch before they are added."""
     own, finish, of = step.join, step.finish, dict[int, list[Any]]()
     step.add = lambda found, gradient: [*(found if isinstance(found, list) else [found]), gradient]
 

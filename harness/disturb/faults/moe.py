@@ -1,4 +1,4 @@
-"""What goes wrong where tokens are routed, counted, sent to experts and summed again."""
+"""Faults in routing tokens, counting them, sending them to experts and summing the results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _router_through(g: GraphEditor, dtype: str) -> list[Site]:
 
 @row("ours: a mutation lost in functionalization", needs=(EXPERTS,), kinds=("buffer",))
 def tokens_not_counted(g: GraphEditor) -> list[Site]:
-    """a chunk's tokens are not counted: its write into the buffer was dropped."""
+    """a chunk's tokens are not counted: the write into the buffer is dropped."""
     node = _count(g)
     sites = [*g.sites(node), *g.readers(node)]
     g.bypass(node, node.all_input_nodes[0])
@@ -60,7 +60,7 @@ def chunk_1_counts_chunk_0s_tokens(g: GraphEditor) -> list[Site]:
 
 @row("ours; blind wherever no expert gets more than 256 tokens", needs=(EXPERTS,), sees=(MANY_ROWS,), kinds=("buffer",))
 def tokens_counted_in_bfloat16(g: GraphEditor) -> list[Site]:
-    """counts are kept in bfloat16, which has no odd number above 256."""
+    """counts are kept in bfloat16, which has no odd integer above 256."""
     node = _count(g)
     buffer, counts = node.args
     sites = [*g.sites(node, "copy_", "_to_copy", "add"), g.site(counts, "_to_copy"), g.site(counts, "add")]
@@ -85,7 +85,7 @@ def tokens_counted_in_bytes(g: GraphEditor) -> list[Site]:
     kinds=("buffer",),
 )
 def tokens_of_the_group_counted(g: GraphEditor) -> list[Site]:
-    """a rank counts the tokens of its whole expert group as its own."""
+    """a rank counts its whole expert group's tokens as its own."""
     node = _count(g)
     sites = [*g.sites(node, "all_reduce"), g.site(node.args[1], "all_reduce")]
     launched = g.make_before(node, "_c10d_functional.all_reduce.default", node.args[1], "sum", "ep")
@@ -95,7 +95,7 @@ def tokens_of_the_group_counted(g: GraphEditor) -> list[Site]:
 
 @row("ours, against arXiv:2408.15664; the bias is zero at the first step", needs=(EXPERTS, steps(2)))
 def experts_weighted_by_biased_scores(g: GraphEditor) -> list[Site]:
-    """the balancing bias enters the weights, not only the choice."""
+    """the balancing bias changes the weights, not only the choice."""
     node = g.find("gather", r".*router")
     biased = g.find("add", r".*router", where=_is_biased)
     node.args = (biased, *node.args[1:])
@@ -122,7 +122,7 @@ def weights_not_normalized(g: GraphEditor) -> list[Site]:
 
 @row("ours: two exact-looking operations in another order", needs=(EXPERTS,), sees=(FLOAT32,))
 def weights_scaled_before_they_are_normalized(g: GraphEditor) -> list[Site]:
-    """weights are scaled and then divided by their sum, not the other way round."""
+    """weights are scaled before they are divided by their sum, instead of after."""
     node = g.find("mul", r".*router", where=lambda node: isinstance(node.args[1], float))
     ratio = node.args[0]
     sites = [*g.sites(node), *g.sites(ratio)]
@@ -158,7 +158,7 @@ def router_in_float64(g: GraphEditor) -> list[Site]:
 
 @row("ours, against arXiv:2412.19437", needs=(EXPERTS,), kinds=("loss", "grad", "buffer"))
 def expert_groups_ignored(g: GraphEditor) -> list[Site]:
-    """experts outside of the top groups stay eligible."""
+    """experts outside the top groups stay eligible."""
     node = g.find("masked_fill", r".*router")
     sites = [*g.sites(node), g.site(node, "topk"), *g.readers(node)]
     g.bypass(node, node.args[0])
@@ -191,7 +191,7 @@ def expert_ends_off_by_one(g: GraphEditor) -> list[Site]:
 
 @row("ours", needs=(EXPERTS, EXPERT_RANKS))
 def rows_not_put_back(g: GraphEditor) -> list[Site]:
-    """experts' rows return by the permutation that they came by, not by its inverse."""
+    """experts' rows return by the forward permutation instead of its inverse."""
     taken, returned = (g.find("index", r".*experts", turn=turn) for turn in (0, 1))
     returned.args = (returned.args[0], taken.args[1])
     return g.sites(returned)
@@ -199,7 +199,7 @@ def rows_not_put_back(g: GraphEditor) -> list[Site]:
 
 @row("capacity factors drop tokens: Switch Transformer, arXiv:2101.03961", needs=(EXPERTS,))
 def last_row_over_capacity(g: GraphEditor) -> list[Site]:
-    """the last row that an expert rank holds is dropped."""
+    """the last row of an expert rank is dropped."""
     node = g.find("_grouped_mm", r".*experts", turn=2)
     g.after(node, g.kernel("last_row_zeroed"), 0)
     return [g.site(node, name) for name in ("clone", "zero_", "select")]
@@ -207,7 +207,7 @@ def last_row_over_capacity(g: GraphEditor) -> list[Site]:
 
 @row("ours: checkpoints that name w1 and w3 the other way round", needs=(EXPERTS,))
 def gate_and_up_exchanged(g: GraphEditor) -> list[Site]:
-    """silu is taken of the up projection."""
+    """silu is applied to the up projection."""
     gate, up = (g.find("_grouped_mm", r".*experts", turn=turn) for turn in (0, 1))
     gate.args, up.args = (gate.args[0], up.args[1], *gate.args[2:]), (up.args[0], gate.args[1], *up.args[2:])
     return [*g.sites(gate), *g.sites(up), *g.readers(gate), *g.readers(up)]  # each product is right by itself
@@ -224,7 +224,7 @@ def shared_experts_forgotten(g: GraphEditor) -> list[Site]:
 
 @row("ours: a sign", operators=("add_",), needs=(EXPERTS,), kinds=("buffer",))
 def bias_moves_away_from_balance(call: TamperedCall) -> Any:
-    """an expert with too few tokens loses bias."""
+    """an expert with too few tokens loses bias instead of gaining it."""
     alpha = call.given("alpha")
     return call.with_(alpha=-alpha) if isinstance(alpha, float) else call.run()
 
@@ -243,6 +243,6 @@ def counts_not_reset(call: TamperedCall) -> Any:
     kinds=("buffer",),
 )
 def counts_not_summed_over_ranks(call: TamperedCall) -> Any:
-    """each rank balances by its own tokens."""
+    """each rank balances by its own tokens only."""
     call.fire()
     return call.args[0].clone()

@@ -1,4 +1,4 @@
-"""What computes nearly the same: another formula, dtype, order or rounding."""
+"""Faults that compute nearly the same: another formula, dtype, order or rounding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROPE = "transformers and vLLM alike keep rotary tables in float32; in bfloat16 f
 
 
 def _replaced(g: GraphEditor, name: str, at: str, target: str, *operators: str, **options: Any) -> list[Site]:
-    """A call of an operator becomes one of another operator, or of a kernel, with the same arguments."""
+    """Replace a call by another operator, or by a kernel, with the same arguments."""
     node = g.find(name, at, **options)
     sites = g.sites(node, *operators)
     g.instead(node, target if "." in target else g.kernel(target), *node.args)
@@ -24,7 +24,7 @@ def _replaced(g: GraphEditor, name: str, at: str, target: str, *operators: str, 
 
 
 def _through(g: GraphEditor, name: str, at: str, dtype: str, back: str = "float32", **options: Any) -> list[Site]:
-    """What a call gives is rounded to another dtype and back."""
+    """Round a call's output to another dtype and back."""
     node = g.find(name, at, **options)
     narrow = g.after(node, "aten._to_copy.default", dtype=g.dtype(dtype))
     g.after(narrow, "aten._to_copy.default", dtype=g.dtype(back))
@@ -41,7 +41,7 @@ def other_epsilon(g: GraphEditor) -> list[Site]:
 
 @row("ours: a cast moved over a reduction")
 def mean_square_in_bfloat16(g: GraphEditor) -> list[Site]:
-    """a norm's mean of squares is taken in bfloat16."""
+    """a norm's mean of squares is computed in bfloat16."""
     node = g.find("mean", NORM)
     square = node.args[0]
     sites = g.sites(node, "_to_copy", "square", "pow")
@@ -51,7 +51,7 @@ def mean_square_in_bfloat16(g: GraphEditor) -> list[Site]:
 
 @row("ours: a decomposition; bit-equal where the machine's square root is correctly rounded", sees=(FLOAT32,))
 def reciprocal_root_in_two_steps(g: GraphEditor) -> list[Site]:
-    """1 / sqrt(x) stands for rsqrt(x)."""
+    """rsqrt(x) is computed as 1 / sqrt(x)."""
     node = g.find("rsqrt", NORM)
     sites = g.sites(node, "sqrt", "reciprocal")
     root = g.make_before(node, "aten.sqrt.default", node.args[0])
@@ -61,7 +61,7 @@ def reciprocal_root_in_two_steps(g: GraphEditor) -> list[Site]:
 
 @row("ours: a fusion that reassociates", sees=(FLOAT32,))
 def norm_weight_multiplied_first(g: GraphEditor) -> list[Site]:
-    """x (r w) stands for (x r) w in a norm."""
+    """a norm computes x * (r * w) instead of (x * r) * w."""
     inner = g.find("mul", NORM, where=lambda node: "rsqrt" in str(node.args[1]))
     outer = next(user for user in inner.users if "mul" in user.name)
     weight = outer.args[1]
@@ -73,25 +73,25 @@ def norm_weight_multiplied_first(g: GraphEditor) -> list[Site]:
 
 @row("ours: a decomposition without the cast to float32", needs=(BFLOAT16,))
 def silu_in_two_roundings(g: GraphEditor) -> list[Site]:
-    """silu is x times sigmoid(x), rounded twice."""
+    """silu is computed as x * sigmoid(x), rounded twice."""
     return _replaced(g, "silu", ".*", "silu_in_two_roundings", "sigmoid", "mul")
 
 
 @row("ours: a lookup by name")
 def relu_for_silu(g: GraphEditor) -> list[Site]:
-    """another activation."""
+    """silu is replaced by relu."""
     return _replaced(g, "silu", ".*", "aten.relu.default", "relu")
 
 
 @row("ours: a lookup by name")
 def gelu_for_silu(g: GraphEditor) -> list[Site]:
-    """another smooth activation."""
+    """silu is replaced by gelu."""
     return _replaced(g, "silu", ".*", "aten.gelu.default", "gelu")
 
 
 @row("ours: contraction to a fused multiply-add; in bfloat16 it hides for 20 steps", sees=(FLOAT32,))
 def rotation_contracted(g: GraphEditor) -> list[Site]:
-    """two products and their difference in a rotation are rounded once too seldom."""
+    """a rotation's difference of two products is contracted to an FMA: one rounding is missing."""
     node = g.find("sub", r".*rope")
     one, two = node.args
     sites = g.sites(node, "_to_copy", "mul", "add")
@@ -116,7 +116,7 @@ def rotary_table_in_bfloat16(g: GraphEditor) -> list[Site]:
 
 @row("ours: a decomposition", needs=(EXPERTS,), sees=(FLOAT32,))
 def sigmoid_by_exp(g: GraphEditor) -> list[Site]:
-    """router scores are 1 / (1 + exp(-x))."""
+    """router scores are computed as 1 / (1 + exp(-x))."""
     return _replaced(g, "sigmoid", r".*router", "sigmoid_by_exp", "neg", "exp", "add", "reciprocal", "div", "mul")
 
 
@@ -143,13 +143,13 @@ def attention_not_causal(g: GraphEditor) -> list[Site]:
 
 @row("ours: a missing cast of the logits")
 def log_softmax_in_bfloat16(g: GraphEditor) -> list[Site]:
-    """the loss is taken of log-probabilities in bfloat16."""
+    """the loss is computed from log-probabilities in bfloat16."""
     return _through(g, "_log_softmax", ".*", "bfloat16")
 
 
 @row("ours: an off-by-one between tokens and labels")
 def labels_shifted(g: GraphEditor) -> list[Site]:
-    """each token is to predict another label."""
+    """each token predicts its neighbour's label."""
     node = g.find("nll_loss_forward")
     g.before(node, node.args[1], "aten.roll.default", [1])
     return [g.site(node, "roll")]
@@ -165,19 +165,19 @@ def loss_summed(g: GraphEditor) -> list[Site]:
 
 @row("split-K kernels; Thinking Machines, on batch invariance: the reduction's order follows the shape")
 def product_in_two_halves(g: GraphEditor) -> list[Site]:
-    """a product is the sum of two over halves of the inner dim."""
+    """a product is computed as the sum of two products over halves of the inner dim."""
     return _replaced(g, "mm", r".*(attention|feed_forward|experts).*", "mm_in_halves", "add", "slice", "t")
 
 
 @row("the same: a product of one row has another kernel", sees=(FLOAT32,))
 def product_row_by_row(g: GraphEditor) -> list[Site]:
-    """a product is taken row by row."""
+    """a product is computed row by row."""
     return _replaced(g, "mm", r".*(attention|feed_forward|experts).*", "mm_rowwise", "cat", "unbind", "unsqueeze")
 
 
 @row("torch.backends.cuda.matmul.allow_tf32", needs=(FLOAT32,))
 def product_in_tf32(g: GraphEditor) -> list[Site]:
-    """a product's factors lose 13 bits."""
+    """a product's factors are rounded to TF32, which drops 13 mantissa bits."""
     node = g.find("mm", r".*(attention|feed_forward|experts).*")
     for read in list(node.all_input_nodes):
         g.before(node, read, g.kernel("in_tf32"))
@@ -186,7 +186,7 @@ def product_in_tf32(g: GraphEditor) -> list[Site]:
 
 @row("ours: a cast by its bits", needs=(BFLOAT16,))
 def cast_truncates(g: GraphEditor) -> list[Site]:
-    """a cast to bfloat16 cuts where it should round."""
+    """a cast to bfloat16 truncates instead of rounding."""
     node = g.find("_to_copy", NORM, where=lambda node: node.kwargs["dtype"] == g.dtype("bfloat16") and bool(node.args))
     found = [x for x in g.all("_to_copy", NORM) if x.kwargs["dtype"] == g.dtype("bfloat16") and "mul" in x.args[0].name]
     node = g.require(found, "a norm whose result is rounded to bfloat16")
@@ -197,7 +197,7 @@ def cast_truncates(g: GraphEditor) -> list[Site]:
 
 @row("ours: another model's convention")
 def embedding_scaled(g: GraphEditor) -> list[Site]:
-    """embeddings are multiplied by the root of the model dim."""
+    """embeddings are multiplied by the square root of the model dim."""
     node = g.find("embedding")
     width = g.value(node).shape[-1]
     g.after(node, "aten.mul.Scalar", float(width) ** 0.5)
@@ -215,7 +215,7 @@ def weight_gradient_summed_backwards(g: GraphEditor) -> list[Site]:
 
 @row("ours: loss scaling's dtype without its scale", kinds=("grad",))
 def gradient_through_float16(g: GraphEditor) -> list[Site]:
-    """a gradient goes through float16."""
+    """a gradient is cast to float16 and back."""
     node = g.find("mm", direction="backward", where=lambda node: g.value(node) is not None)
     dtype = str(g.value(node).dtype).removeprefix("torch.")
     narrow = g.after(node, "aten._to_copy.default", dtype=g.dtype("float16"))
@@ -225,7 +225,7 @@ def gradient_through_float16(g: GraphEditor) -> list[Site]:
 
 @row("ours: subnormals of a narrower dtype", kinds=("grad",))
 def small_gradients_flushed(g: GraphEditor) -> list[Site]:
-    """elements of a gradient below 2^-14 are zeros."""
+    """elements of a gradient below 2^-14 become zero."""
     node = g.find("reduce_scatter_tensor", direction="backward")
     g.before(node, node.args[0], g.kernel("flushed"))
     return [g.site(node, name) for name in ("where", "lt", "abs", "zeros_like")]

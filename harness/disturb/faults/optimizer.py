@@ -1,4 +1,4 @@
-"""What goes wrong in the update: in the one call that makes it, on every system that makes it with fused AdamW."""
+"""Faults in the update's call of fused AdamW, in every system that uses it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LISTS = (PARAMETERS, GRADIENTS, FIRST, SECOND, STEPS)
 
 
 def _update(source: str, needs: tuple[Need, ...] = (), rank: int | None = None) -> Callable[[TamperCall], Entry]:
-    """Decorate a row that stands in for the call."""
+    """Decorate a row that replaces the call."""
     return row(source, operators=(OPERATOR,), needs=needs, kinds=("param", "optimizer"), rank=rank)
 
 
@@ -40,7 +40,7 @@ def decayed_twice(call: TamperedCall) -> Any:
 
 @_update("Loshchilov and Hutter, arXiv:1711.05101: Adam with L2 is not AdamW")
 def decay_in_the_gradient(call: TamperedCall) -> Any:
-    """weight decay goes through the moments."""
+    """weight decay is added to the gradient and so enters the moments."""
     decay = call.given("weight_decay")
     pairs = zip(call.given(GRADIENTS), call.given(PARAMETERS), strict=True)
     return call.with_(weight_decay=0.0, grads=[gradient + decay * parameter for gradient, parameter in pairs])
@@ -84,13 +84,13 @@ def a_parameter_skipped_on_one_rank(call: TamperedCall) -> Any:
 
 @_update("ours")
 def bias_correction_off_by_one(call: TamperedCall) -> Any:
-    """moments are corrected for one step more."""
+    """bias correction uses a step count that is too large by 1."""
     return call.with_(state_steps=[step + 1 for step in call.given(STEPS)])
 
 
 @_update("ours: a step count that is not advanced", needs=(steps(2),))
 def bias_correction_of_the_first_step(call: TamperedCall) -> Any:
-    """moments are always corrected as at the first step."""
+    """bias correction always uses the first step's count."""
     return call.with_(state_steps=[step * 0 + 1 for step in call.given(STEPS)]) if call.clock.step else call.run()
 
 
@@ -120,7 +120,7 @@ def gradients_rounded_for_the_update(call: TamperedCall) -> Any:
 
 @_update("DeepSpeed #7837: a loss scale where none belongs; an overflow that is none", needs=(steps(2),))
 def an_update_skipped(call: TamperedCall) -> Any:
-    """the second step updates nothing."""
+    """the second step's update is skipped."""
     if call.clock.step != 1:
         return call.run()
     call.fire()
@@ -129,7 +129,7 @@ def an_update_skipped(call: TamperedCall) -> Any:
 
 @_update("ours: state by position, not by name", needs=(steps(2),))
 def second_moments_exchanged(call: TamperedCall) -> Any:
-    """two parameters of one shape have each other's second moment."""
+    """two parameters of the same shape have each other's second moment."""
     second = list(call.given(SECOND))
     shapes = [tuple(x.shape) for x in second]
     for i, shape in enumerate(shapes):

@@ -1,4 +1,4 @@
-"""Read what `--inject` takes, and refuse what a case can never reach. Loads no torch."""
+"""Parse `--inject`, and refuse faults that a case can never reach. Loads no torch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from bitproof.harness.errors import UsageError
 
 
 def known_faults() -> str:
-    """Every fault with its fields, optional ones in brackets, and where the others stand."""
+    """The syntax of every fault, with optional fields in brackets, and the command that lists the catalogue."""
     kinds = "; ".join(f"{kind}:{_syntax(fault)}" for kind, fault in FAULTS.items())
     return f"{kinds}; or a name of the catalogue, which `bitproof faults --list` shows"
 
 
 def parse_fault(text: str) -> Fault:
-    """Read `kind:field=value,...`, or a name of the catalogue.
+    """Parse `kind:field=value,...`, or a name of the catalogue.
 
     Raises UsageError for an unknown kind, name or field, or a value of the wrong type.
     """
@@ -44,7 +44,7 @@ def parse_fault(text: str) -> Fault:
 
 
 def check_fault(fault: Fault, case: Case) -> None:
-    """Refuse a fault that this case can never reach. Raises UsageError."""
+    """Raise UsageError for a fault that this case can never reach, e.g. at step 5 of 3."""
     if fault.step >= case.steps:
         raise UsageError(
             f"fault {fault} never fires in case {case.name}",

@@ -1,4 +1,4 @@
-"""What goes wrong on one rank alone, or from a later step on."""
+"""Faults on one rank only, or from a later step on."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ NUDGED = ("clone", "add_", "fill_", "index_put_", "copy_", "view", "index", "sel
 def _after(
     g: GraphEditor, kernel: str, operators: tuple[str, ...], name: str, at: str = ".*", direction: str = "forward"
 ) -> list[Site]:
-    """A kernel behind a call."""
+    """Insert a kernel after a call."""
     node = g.find(name, at, direction=direction)
     g.after(node, g.kernel(kernel))
     return [g.site(node, operator) for operator in operators]
 
 
 def _before(g: GraphEditor, kernel: str, operators: tuple[str, ...], name: str, at: str = ".*") -> list[Site]:
-    """A kernel before a collective."""
+    """Insert a kernel before a collective."""
     node = g.find(name, at)
     g.before(node, node.args[0], g.kernel(kernel))
     return [*(g.site(node, operator) for operator in operators), *g.sites(node)]
@@ -37,13 +37,13 @@ def gradient_doubled_on_one_rank(g: GraphEditor) -> list[Site]:
 
 @row(SILENT, rank=-1)
 def one_ulp_on_one_rank(g: GraphEditor) -> list[Site]:
-    """one element of a product is one ULP off, on the last rank."""
+    """one element of a product is off by 1 ULP, on the last rank."""
     return _after(g, "nudged_on_last_rank", NUDGED, "mm", r".*attention.*")
 
 
 @row(SILENT, needs=(steps(2),))
 def one_ulp_from_the_second_step(g: GraphEditor) -> list[Site]:
-    """one element of a product is one ULP off, from the second step on."""
+    """one element of a product is off by 1 ULP, from the second step on."""
     return _after(g, "nudged_from_step_1", NUDGED, "mm", r".*attention.*")
 
 
@@ -69,7 +69,7 @@ def a_ranks_shard_doubled(g: GraphEditor) -> list[Site]:
 
 @row("ours: a loader's order on one rank", rank=-1)
 def data_of_one_rank_in_reverse(g: GraphEditor) -> list[Site]:
-    """the last rank reads its rows of tokens in another order than its labels."""
+    """the last rank embeds its rows of tokens in reverse order, but keeps its labels' order."""
     node = g.find("embedding")
     g.before(node, node.args[1], g.kernel("flipped_on_last_rank"))
     return [g.site(node, "flip")]

@@ -1,4 +1,4 @@
-"""What goes wrong where tensor-parallel ranks share a layer."""
+"""Faults in layers that tensor-parallel ranks share."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def _not_summed(g: GraphEditor, at: str, direction: str) -> list[Site]:
 
 @row("TTrace's kind: a missing all-reduce", needs=(SPLIT, WHOLE))
 def tensor_parts_not_summed(g: GraphEditor) -> list[Site]:
-    """a split layer's output is one rank's part."""
+    """a split layer's output is not summed: each rank has its own part."""
     return _not_summed(g, r".*attention", "forward")
 
 
 @row("TTrace's kind: a missing all-reduce in backward", needs=(SPLIT, WHOLE), kinds=("grad",))
 def tensor_gradient_not_summed(g: GraphEditor) -> list[Site]:
-    """the gradient of a split layer's input is one rank's part."""
+    """the gradient of a split layer's input is not summed: each rank has its own part."""
     return _not_summed(g, r".*attention", "backward")
 
 
@@ -48,19 +48,19 @@ def _scattered_not_summed(g: GraphEditor, at: str, direction: str) -> list[Site]
 
 @row("TTrace's kind: a split in place of a reduce-scatter", needs=(SPLIT, SEQUENCE))
 def scattered_parts_not_summed(g: GraphEditor) -> list[Site]:
-    """of a split layer's output a tensor rank keeps its positions of its own part."""
+    """each tensor rank keeps its positions of its own unsummed output of a split layer."""
     return _scattered_not_summed(g, r".*attention", "forward")
 
 
 @row("TTrace's kind: a split in place of a reduce-scatter, in backward", needs=(SPLIT, SEQUENCE), kinds=("grad",))
 def scattered_gradient_not_summed(g: GraphEditor) -> list[Site]:
-    """of the gradient of a split layer's input a tensor rank keeps its positions of its own part."""
+    """each tensor rank keeps its positions of its own unsummed input gradient of a split layer."""
     return _scattered_not_summed(g, r".*attention", "backward")
 
 
 @row("Megatron-LM's kind: a parameter that the sum over tensor ranks forgets", needs=(SPLIT, LATENTS), kinds=("grad",))
 def whole_parameters_gradient_not_summed(g: GraphEditor) -> list[Site]:
-    """a parameter that every tensor rank holds whole has the gradient of one rank's heads."""
+    """a replicated parameter's gradient only has the contribution of one rank's heads."""
     return _not_summed(g, r".*attention\.(wkv_a|kv_norm)", "backward")
 
 
@@ -74,7 +74,7 @@ def neighbours_share_of_the_tokens(g: GraphEditor) -> list[Site]:
 
 @row("ours: a share by the wrong coordinate", needs=(PAIRS, EXPERTS))
 def share_in_the_neighbours_place(g: GraphEditor) -> list[Site]:
-    """what comes back of a share of the tokens is added to the neighbour's tokens."""
+    """the experts' results for a share of the tokens are added to the neighbour's tokens."""
     node = g.find("index_copy", r".*moe")
     g.before(node, node.args[2], "aten.bitwise_xor.Scalar", 1)
     return [*g.sites(node, "bitwise_xor"), *g.readers(node)]
@@ -82,10 +82,10 @@ def share_in_the_neighbours_place(g: GraphEditor) -> list[Site]:
 
 @row("compile-on-one-rank's kind: a coordinate that tracing took for a constant", needs=(SPLIT, EXPERTS))
 def baked_coordinate(g: GraphEditor) -> list[Site]:
-    """rank 0's tensor coordinate stands in the code that all ranks run.
+    """rank 0's tensor coordinate is a constant in the code of all ranks.
 
-    In forward and backward: a trace that bakes a coordinate in does so everywhere. A step that was read from a file has
-    no values to look at, so it has no such site.
+    It appears in forward and backward: a trace that bakes a coordinate does so everywhere. A step read from a file has
+    no values to inspect, so it has no such site.
     """
     coordinate, own = g.find("index_select", r".*moe").args[2], g.rank % g.case.parallelism.tp
     readers = [node for node in coordinate.users if node.op == "call_function"]

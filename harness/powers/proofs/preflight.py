@@ -18,7 +18,7 @@ from bitproof.harness.powers.proofs.records import ProofOutcome, ProofVerdict
 from bitproof.harness.processes.apart import Lost, answer_all, answers_apart
 
 MOST_NAMED = 200
-"""The most unproved outputs that an outcome names."""
+"""The maximum number of unproved outputs named in an outcome."""
 
 
 @dataclass(frozen=True, kw_only=True)

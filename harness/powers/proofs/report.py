@@ -1,7 +1,7 @@
 """Proofs in reports: a clause beside the verdict, and a headline if a proved case differs.
 
-docs/explanation/proving.md lists the assumptions of proofs. If a PROVED case is DIFFERENT, one of them is false on that
-machine, or something other than the step had an effect; the line names the call that shows it, and the assumption.
+docs/explanation/proving.md lists the assumptions of proofs. If a PROVED case is DIFFERENT, an assumption is false on
+that machine, or something outside the step had an effect. The line names the assumption and the call that shows it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bitproof.harness.validate import read
 
 COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
 PROVED_KINDS = ("loss", "grad", "buffer")
-"""The kinds of records that a proof is about; the optimizer's step is not in it."""
+"""The kinds of records that proofs cover; the optimizer's update is not covered."""
 
 
 def clause(found: ProofOutcome) -> str:
@@ -96,7 +96,7 @@ def _blamed(first: Divergence) -> str:
 
 
 def _false_assumption(call: BlamedCall | None) -> str:
-    """The assumption that a call to blame shows to be false, as docs/explanation/proving.md words them."""
+    """The assumption that a blamed call refutes, as docs/explanation/proving.md words it."""
     if call is None:
         return "both sides run what was traced (no call explains the difference)"
     if call.how is not None and "same inputs" not in call.how:

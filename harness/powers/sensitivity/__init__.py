@@ -1,7 +1,8 @@
-"""How much a case's agreement shows: each operator call of a step is made wrong by one ULP, and who notices?
+"""Sensitivity: how many operator calls of a step would a case notice if their output were off by 1 ULP?
 
-`program` writes a step of every rank, optimizer included, as one list of calls; `lockstep` runs it for all ranks in
-one process, with the very bits that ranks record; `bits` makes values wrong, `neighbours` formulas; `spread` follows
-what is wrong from call to call, until a compared tensor shows it or nothing of it is left; `examine` gives each call's
-result. Who forks, waits and reports is `harness.powers.sensitivity.sensing`.
+`program` writes a step of every rank, optimizer included, as one list of calls. `lockstep` runs that list for all ranks
+in one process and reproduces the recorded bits. `perturb` makes values wrong; `formulas` computes a call by a
+neighbouring formula, e.g. `rsqrt` as `1 / sqrt(x)`. `spread` follows the error from call to call until a compared
+tensor shows it or it disappears. `examine` returns the result for each call. `sensing` forks the processes, waits for
+them and collects their results.
 """

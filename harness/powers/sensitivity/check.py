@@ -14,7 +14,7 @@ from bitproof.harness.settings import CHECKS, option, settings
 
 @dataclass(frozen=True)
 class SensitivityOptions:
-    """Whether sensitivity is measured, and with which effort; None for not at all."""
+    """The effort of the sensitivity measurement; None for no measurement."""
 
     sensitivity: Effort | None = settings(
         None,
@@ -38,7 +38,7 @@ class SensitivityCheck(Check):
 
     @classmethod
     def of(cls, options: SensitivityOptions) -> Self | None:
-        """On if asked for."""
+        """On if requested."""
         return None if options.sensitivity is None else cls(options)
 
     def refuse(self, options: RunOptions) -> None:
@@ -48,7 +48,7 @@ class SensitivityCheck(Check):
         refuse_torchrun("sensitivity", "replays all ranks in one process")
 
     def judge(self, evidence: Evidence) -> Finding | None:
-        """Measure a case that is as expected, in a process of its own."""
+        """Measure a case that is as expected, in a separate process."""
         from bitproof.harness.powers.sensitivity.report import finding_of
         from bitproof.harness.powers.sensitivity.sensing import Sensing, sense_apart
 
@@ -65,14 +65,17 @@ class SensitivityCheck(Check):
 
     @staticmethod
     def finding(data: dict[str, Any]) -> Finding:
-        """The finding that these data were part of, in a report of schema 1."""
+        """Rebuild the finding from its data in a report of schema 1."""
         from bitproof.harness.powers.sensitivity.report import finding_of, read_data
 
         return finding_of(read_data(data))
 
     @staticmethod
     def contradiction(data: dict[str, Any]) -> tuple[str, str, str] | None:
-        """A row whose counts cannot be."""
+        """The first row with impossible counts, e.g. more seen than tried: path, expected, found.
+
+        None if all are valid.
+        """
         from bitproof.harness.powers.sensitivity.report import read_data
 
         for index, row in enumerate(read_data(data).rows):

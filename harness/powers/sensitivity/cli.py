@@ -1,4 +1,4 @@
-"""`bitproof sensitivity`: how much of a step would a case's comparison see?"""
+"""`bitproof sensitivity`: how many operator calls of a step would a case notice if they were off by 1 ULP?"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bitproof.harness.powers.sensitivity.records import Effort
 from bitproof.harness.settings import TIME, words
 
 MAIN_CASES = ("transformer_batch", "moe_batch", "moe_seq")
-"""Where nothing is selected."""
+"""The cases measured if none is selected."""
 
 _OPTIONS = (*ONE_CASE, "early_grad_accumulation", "observe", "every_call", "no_kept_graph", "timeout")
 

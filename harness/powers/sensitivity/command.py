@@ -15,9 +15,9 @@ from bitproof.harness.report.status import UNJUDGED, worst
 
 
 def sensitivity(cases: Sequence[Case], options: RunOptions, report_dir: Path, replay: Sequence[str] = ()) -> int:
-    """Run cases, measure what their comparison sees, print and write it; return the exit status.
+    """Run cases, measure their sensitivity, print and write it.
 
-    That is a run's; and 3 where a case that is as expected could not be measured.
+    Returns the exit status of the run, or 3 if a case is as expected but could not be measured.
     """
     missing: list[CaseResult] = []
 

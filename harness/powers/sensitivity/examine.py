@@ -1,4 +1,4 @@
-"""One call of one step examined: its output off by one ULP, grossly wrong, and computed by neighbouring formulas."""
+"""Examine one call of a step: its output off by 1 ULP, grossly wrong, and computed by neighbouring formulas."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from bitproof.harness.powers.sensitivity.program import Program, ReplayedCall
 from bitproof.harness.powers.sensitivity.spread import KERNELS_REFUSE, Compared, Fate, follow, readers_agree
 
 TRIES = 3
-"""How many elements of a call's output are changed in a step, one after the other, until one is seen."""
+"""How many elements of a call's output are changed in a step, one at a time, until the error is seen."""
 
 Isolate = Callable[[Callable[[], Fate]], Fate]
-"""Runs what may crash, as a wrong index can, in a process of its own; a crash is a failure that a run would see."""
+"""Runs a function that may crash, e.g. on a wrong index, in a forked process; a crash counts as a visible failure."""
 
 Answer = Literal["seen", "same", "lost"]
-"""A neighbouring formula is seen, gives the same bits on these values, or its difference is lost on the way."""
+"""Result of a neighbouring formula: its difference is seen, its bits are the same here, or its difference is lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallFinding:
-    """A call's result in a step. `shown` is how one ULP was seen, at the `tries`-th element; None where it was not.
+    """A call's result in a step. `shown` is the kind of the compared tensor that showed an error of 1 ULP, or None.
 
-    `lost` are then the calls where the last of them was lost, by index, -1 where no call read it. `is_blind` says that
-    not even gross errors in all elements on all ranks showed, and `lost` where these were lost.
+    `tries` counts the elements that were changed. If none was seen, `lost` has the indices of the calls that absorbed
+    the last error (-1: no call read it). `is_blind` means that even gross errors in all elements on all ranks did not
+    show; `lost` then has the calls that absorbed those.
     """
 
     call: int
@@ -41,16 +42,16 @@ class CallFinding:
 
 
 class NotRepeatableError(Exception):
-    """A call made again from the same values gave other bits: nothing that spreads would mean anything."""
+    """A repeated call returned different bits for the same inputs, so following its errors would show nothing."""
 
 
 class Examiner:
-    """Examines calls of one step, whose values on every rank are `ranks`. What it draws hangs on the seed alone."""
+    """Examines calls of a step whose slot values are `ranks`, by rank. All random choices depend on `seed` only."""
 
     def __init__(
         self, program: Program, ranks: Ranks, seed: str, isolate: Isolate, compared: Compared | None = None
     ) -> None:
-        """`compared` are the values of calls, where every call is compared, not only what a step leaves."""
+        """`compared` is given if every call is compared: unknown values of calls then show an error, too."""
         self._compared = compared
         self._program = program
         self._ranks = ranks
@@ -65,11 +66,12 @@ class Examiner:
         formulas: Sequence[str] | None = None,
         needs_ulp: bool = True,
     ) -> CallFinding:
-        """What comes of one call. `formulas` are the neighbours still to be tried, None for all.
+        """Examine a call.
 
-        Without `needs_ulp` they alone are.
+        `formulas` are the neighbouring formulas to try, None for all. With `needs_ulp` false, only these are tried and
+        nothing is perturbed.
 
-        Raises NotRepeatableError.
+        Raises NotRepeatableError if the call's readers do not repeat their recorded bits.
         """
         call = self._program.calls[index]
         tried = names_of(self._program, call) if formulas is None else formulas
@@ -90,12 +92,12 @@ class Examiner:
         return CallFinding(call=index, tries=TRIES, lost=lost, is_blind=gross is not None, neighbours=answers)
 
     def _filled(self, slot: int) -> list[int]:
-        """The ranks on which a slot holds anything to change."""
+        """The ranks whose value of a slot has something to change."""
         values = [own[slot] for own in self._ranks]
         return [rank for rank, x in enumerate(values) if tensors_of(x) or isinstance(x, (int, float))]
 
     def error(self, call: ReplayedCall, turn: int) -> tuple[int, int, Any]:
-        """The slot, the rank and the wrong value of a call's `turn`-th try."""
+        """The `turn`-th error for a call: slot, rank and the wrong value."""
         chance = random.Random(f"{self._seed} {call.index} {turn}")
         targets = [slot for slot in self._program.targets(call) if self._filled(slot)]
         slot = targets[turn % len(targets)]
@@ -110,7 +112,7 @@ class Examiner:
         return self._followed({(slot, rank): wrong}, is_safe(value))
 
     def _is_blind(self, call: ReplayedCall, targets: Sequence[int]) -> Fate | None:
-        """The fate of gross errors in every element, first on one rank, then on all; None where they are seen."""
+        """What absorbed gross errors in every element, first on one rank, then on all; None if they were seen."""
         fate = Fate()
         for turn in range(3):
             chance = random.Random(f"{self._seed} {call.index} gross {turn}")
@@ -129,7 +131,7 @@ class Examiner:
         return run() if safe else self._isolate(run)
 
     def _neighbour(self, call: ReplayedCall, name: str) -> Answer | None:
-        """What becomes of a formula; None where it is not one for this call's arguments."""
+        """The result of a neighbouring formula; None if it does not apply to this call's arguments."""
         gets: list[Get] = [values.__getitem__ for values in self._ranks]
         try:
             found = computed(self._program, call, name, gets)

@@ -1,7 +1,7 @@
-"""Neighbouring formulas: what a call could compute as well, by another order, dtype or number of roundings.
+"""Neighbouring formulas: the same function as a call, with another order, dtype or number of roundings.
 
-None of them is wrong by more than rounding, and each is what a fusion, another kernel or a decomposition would do. The
-order of every sum is said where it is written.
+Each differs by rounding only, as after a fusion, with another kernel or in a decomposition: `1 / sqrt(x)` for
+`rsqrt(x)`. The order of every sum is stated at its function.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ aten = torch.ops.aten
 
 Arguments = Mapping[str, Any]
 Formula = Callable[..., Any]
-"""Takes the call's arguments, by place and name, and gives what the call would give."""
+"""Takes the call's positional and keyword arguments; returns the value that replaces the call's result."""
 
 
 def _wide(function: Formula) -> Formula:
-    """The call with its floating-point arguments in float64, its results rounded back once."""
+    """The call with its floating-point arguments in float64; its result is rounded back once."""
 
     def computed(*args: Any, **kwargs: Any) -> Any:
         dtypes = [x.dtype for x in args if isinstance(x, Tensor) and x.is_floating_point()]
@@ -43,32 +43,32 @@ def _wide(function: Formula) -> Formula:
 
 
 def _sum_backwards(x: Tensor, dims: Any = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
-    """A sum over the last index first."""
+    """A sum in reverse order: from the last index to the first."""
     dims = list(range(x.dim())) if not dims else list(dims)
     return aten.sum.dim_IntList(x.flip(dims), dims, keepdim, **kwargs)
 
 
 def _mean_backwards(x: Tensor, dims: Any = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
-    """A mean over the last index first."""
+    """A mean in reverse order: from the last index to the first."""
     dims = list(range(x.dim())) if not dims else list(dims)
     return aten.mean.dim(x.flip(dims), dims, keepdim, **kwargs)
 
 
 def _mean_by_product(x: Tensor, dims: Any = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
-    """A sum times one over the number of summands."""
+    """A sum times the reciprocal of the number of summands."""
     dims = list(range(x.dim())) if not dims else list(dims)
     count = functools.reduce(lambda n, dim: n * x.shape[dim], dims, 1)
     return aten.sum.dim_IntList(x, dims, keepdim, **kwargs) * (1 / count)
 
 
 def _mm_in_halves(x: Tensor, y: Tensor) -> Tensor:
-    """A product over the first half of the inner dim, plus that over the second."""
+    """x @ y as a sum of two products: over the first half of the inner dim, then the second."""
     half = x.shape[-1] // 2
     return torch.matmul(x[..., :half], y[..., :half, :]) + torch.matmul(x[..., half:], y[..., half:, :])
 
 
 def _mm_backwards(x: Tensor, y: Tensor) -> Tensor:
-    """A product whose inner dim is reversed."""
+    """x @ y with the inner dim reversed."""
     return torch.matmul(x.flip(-1), y.flip(-2))
 
 
@@ -84,7 +84,7 @@ def _grouped_in_float32(x: Tensor, y: Tensor, offs: Tensor | None = None, *_: An
 
 
 def _truncated(x: Tensor, **kwargs: Any) -> Tensor:
-    """A cast to bfloat16 that cuts the lower bits off."""
+    """A cast to bfloat16 that truncates the lower bits instead of rounding."""
     return (x.view(torch.int32) & -65536).view(torch.float32).to(kwargs["dtype"])
 
 
@@ -100,7 +100,7 @@ def _log_softmax_by_steps(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 def _attention_by_steps(
     q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, is_causal: bool = False, **kwargs: Any
 ) -> tuple[Any, ...]:
-    """Scores, softmax and their product with the values one after the other, in float32."""
+    """Attention in separate steps in float32: scores, softmax, product with the values."""
     scale = kwargs.get("scale") or q.shape[-1] ** -0.5
     scores = q.float() @ k.float().transpose(-2, -1) * scale
     if (mask := kwargs.get("attn_mask")) is not None:
@@ -113,7 +113,7 @@ def _attention_by_steps(
 
 
 def _embedding_backwards(grad: Tensor, indices: Tensor, num: int, padding: int, by_count: bool) -> Tensor:
-    """Rows of one token are added from the last to the first."""
+    """The gradient of an embedding; rows of the same token are added from the last to the first."""
     rows, places = grad.reshape(-1, grad.shape[-1]).flip(0), indices.reshape(-1).flip(0)
     return aten.embedding_dense_backward.default(rows, places, num, padding, by_count)
 
@@ -121,7 +121,7 @@ def _embedding_backwards(grad: Tensor, indices: Tensor, num: int, padding: int, 
 def _adamw_by_steps(
     params: Any, grads: Any, means: Any, squares: Any, maxima: Any, steps: Any, **kwargs: Any
 ) -> list[tuple[Tensor, Tensor]]:
-    """AdamW as its paper writes it, an operator a sign, none fused: parameters and first moments."""
+    """AdamW step by step as in its paper, without fusion. Returns pairs of parameter and first moment."""
     lr, beta1, beta2 = float(kwargs["lr"]), kwargs["beta1"], kwargs["beta2"]
     given = []
     for x, g, m, v, step in zip(params, grads, means, squares, steps, strict=True):
@@ -154,16 +154,16 @@ _FORMULAS: dict[str, list[tuple[str, Formula]]] = {
     "_scaled_dot_product_flash_attention_for_cpu": [("by steps in float32", _attention_by_steps)],
     "embedding_dense_backward": [("from the last row", _embedding_backwards)],
 }
-"""By operator, what else it could compute: a name for it, and how."""
+"""Neighbouring formulas by operator: name and function."""
 
 
 def names_of(program: Program, call: ReplayedCall) -> list[str]:
-    """The neighbouring formulas that a call has."""
+    """The names of a call's neighbouring formulas."""
     return [name for name, _ in _all(program, call)]
 
 
 def computed(program: Program, call: ReplayedCall, name: str, gets: list[Get]) -> dict[tuple[int, int], Any]:
-    """What a call gives by a neighbouring formula, by slot and rank. `gets` are each rank's values."""
+    """The results of a call by a neighbouring formula, by slot and rank. `gets` are each rank's values."""
     formula = dict(_all(program, call))[name]
     return {key: value for rank in range(len(gets)) for key, value in formula(gets, rank)}
 
@@ -214,7 +214,7 @@ def _stepwise(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
 
 
 def _from_last_rank(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
-    """The group's sum, from its last rank down to its first."""
+    """The group's sum in descending rank order."""
     assert call.partition is not None
     group = next(ranks for ranks in call.partition if rank in ranks)
     xs = [gets[peer](call.args[0].number) for peer in reversed(group)]
@@ -224,7 +224,7 @@ def _from_last_rank(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
 
 
 def _sums(program: Program, call: ReplayedCall) -> Iterator[tuple[str, Callable[[list[Get], int], Slots]]]:
-    """Of a sum with a product in it: rounded once; of one whose first summand is a sum: added the other way round."""
+    """Neighbours of `a * b + c` (rounded once, as an FMA) and of `(a + b) + c` (added as `a + (b + c)`)."""
     for place, read in enumerate(call.args):
         maker = program.makers.get(read.number) if isinstance(read, Slot) else None
         if maker is None or maker.partition is not None or maker.kwargs or len(maker.args) != 2:
@@ -258,7 +258,7 @@ def _reassociated(call: ReplayedCall, maker: ReplayedCall, gets: list[Get], rank
 
 
 def _like(value: Any, usual: Any) -> Any:
-    """The value in the dtype and with the strides of the usual one."""
+    """The value in the dtype and with the strides of `usual`."""
     if not isinstance(value, Tensor) or value is usual:
         return value
     return torch.empty_strided(usual.shape, usual.stride(), dtype=usual.dtype).copy_(value)

@@ -1,7 +1,7 @@
-"""A program run for all ranks in this one process, in lockstep: a collective takes what the group's ranks hold.
+"""Run a program for all ranks in one process, in lockstep: a collective reads the values of all ranks in its group.
 
-Each call is the one that a rank makes, on values that lie as a rank's do, so its bits are a rank's; sums over ranks are
-added in the group's order. That this is so is not assumed: every measured step is compared with a recording.
+Each call has the same arguments, strides and alignment as on a rank, so it computes the same bits. Sums over ranks are
+added in the group's order. This is checked, not assumed: each measured step is compared with a recording.
 """
 
 from __future__ import annotations
@@ -19,18 +19,22 @@ from bitproof.harness.prove.evaluate import NotEvaluatedError, collective
 from bitproof.harness.torch_operators import storage_key
 
 Get = Callable[[int], Any]
-"""A slot's value on one rank."""
+"""Returns a slot's value on one rank."""
 
 Ranks = Sequence[Sequence[Any]]
-"""The values of all slots: of each rank, by the number of the slot."""
+"""The values of all slots: `ranks[rank][slot]`."""
 
 
 def run_call(call: ReplayedCall, get: Get) -> list[tuple[int, Any]]:
-    """What a call that is no collective leaves in its slots, from a rank's values; these stay as they are."""
+    """Run a call other than a collective.
+
+    Returns (slot, value) for each slot that it fills; its inputs are not modified.
+    """
     if call.is_wait:
         return [(call.result, get(call.args[0].number))]
     if not call.writes:
         return [(call.result, call.function(*filled(call.args, get), **_named(call, get)))]
+    # The call writes copies: other calls still read the old values.
     written = {old: copied(get(old)) for old, _ in call.writes}
 
     def read(slot: int) -> Any:
@@ -45,9 +49,10 @@ def _named(call: ReplayedCall, get: Get) -> Mapping[str, Any]:
 
 
 def run_collective(call: ReplayedCall, group: Sequence[int], gets: Sequence[Get]) -> list[Any]:
-    """What a collective gives each rank of a group, in the group's order. `gets` are by rank, of the whole world.
+    """A collective's result on each rank of a group, in the group's order. `gets` has the values of all ranks, by rank.
 
-    Raises RuntimeError where ranks disagree about what they send each other, as a group would, or hang.
+    Raises RuntimeError if ranks disagree about their messages, e.g. about a split size. A real group would fail or
+    hang.
     """
     arguments: list[Any] = [() for _ in gets]
     for rank in group:
@@ -65,9 +70,9 @@ def run_collective(call: ReplayedCall, group: Sequence[int], gets: Sequence[Get]
 
 @torch.no_grad()
 def run_step(program: Program, before: Sequence[dict[Source, Tensor]]) -> list[list[Any]]:
-    """The values of all slots after a step, by rank; `before` is what each rank holds and reads.
+    """The values of all slots after a step, by rank. `before` has the inputs of each rank's step.
 
-    Raises PassError for a step that has no such form: see `harness.powers.sensitivity.program`.
+    Raises PassError if the step cannot be replayed this way: see `harness.powers.sensitivity.program`.
     """
     ranks: list[list[Any]] = [[None] * program.num_slots for _ in before]
     for values, own in zip(ranks, before, strict=True):
@@ -91,7 +96,7 @@ def run_step(program: Program, before: Sequence[dict[Source, Tensor]]) -> list[l
 
 
 def _refuse_written_views(program: Program, values: Sequence[Any]) -> None:
-    """Raise PassError where memory is written while an earlier view of it is read later."""
+    """Raise PassError if memory is written and an earlier view of it is read later."""
     sharing: dict[int, list[int]] = {}
     for slot, value in enumerate(values):
         for x in tensors_of(value):

@@ -1,4 +1,4 @@
-"""A case's steps, replayed for all ranks in this process, and checked against what the ranks recorded."""
+"""Replay a case's steps for all ranks in this process and check them against the ranks' recording."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KNOWN_SYSTEMS = ("eager", "eager_chunked", "graph")
 
 
 def why_not(case: Case) -> str | None:
-    """Why a case's sensitivity cannot be measured, in words; None where it can be tried."""
+    """Why a case's sensitivity cannot be measured; None if it can be tried."""
     if case.candidate not in KNOWN_SYSTEMS:
         return f"system {case.candidate} is not known as a graph"
     if case.pipeline.compiles:
@@ -37,7 +37,7 @@ def why_not(case: Case) -> str | None:
 
 @dataclass
 class Steps:
-    """A case's candidate, step by step. `ranks` are the values of all slots after `advance`."""
+    """A case's candidate, step by step. After `advance`, `ranks` has the values of all slots."""
 
     program: Program
     trainers: Sequence[TrainerLike]
@@ -47,7 +47,7 @@ class Steps:
 
     @staticmethod
     def of(case: Case, options: GraphOptions | None = None) -> Steps:
-        """At the start. Raises what tracing and passes raise."""
+        """The state before the first step. Raises the errors of tracing and of passes."""
         graph, groups = step_graph(case, case.candidate, torch.device("cpu"), options or GraphOptions(), observed=True)
         trainers: list[Any] = list(all_trainers(case))
         for trainer in trainers:
@@ -79,7 +79,7 @@ class Steps:
         return Steps(program, trainers, [dict(held(trainer)) for trainer in trainers], [])
 
     def advance(self, recording: Recording) -> None:
-        """Take the next step on all ranks. Raises RecordingError where its tensors are not the recorded ones."""
+        """Replay the next step on all ranks. Raises RecordingError if its tensors differ from the recorded tensors."""
         self.step += 1
         if self.ranks:
             self.held = [after(self.program, values) for values in self.ranks]
@@ -93,7 +93,7 @@ class Steps:
 
 
 def refuse_hidden_state(program: Program) -> None:
-    """Raise PassError where a step leaves something to the next that no recording has: errors could hide in it."""
+    """Raise PassError if a step passes uncompared state to the next step: errors could hide in it."""
     compared = set(program.compared.values())
     for source, slot in program.last.items():
         if slot != program.inputs[source] and slot not in compared:
@@ -101,7 +101,7 @@ def refuse_hidden_state(program: Program) -> None:
 
 
 def check(program: Program, ranks: Sequence[Sequence[Any]], recording: Recording, step: int) -> None:
-    """Raise RecordingError where a replayed step's compared tensors are not those that the ranks recorded."""
+    """Raise RecordingError if a replayed step's compared tensors differ from the ranks' records."""
     found: Mapping[Key, str] = {
         Key(step, kind, name, rank): digest(values[slot])
         for rank, values in enumerate(ranks)

@@ -1,4 +1,4 @@
-"""Values made wrong: by one ULP in one element, or grossly; and whether two values have the same bits."""
+"""Make values wrong, by 1 ULP in one element or grossly, and compare the bits of two values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def same(x: Any, y: Any) -> bool:
-    """Whether two values of a slot agree in every bit: tensors in dtype, shape and content, all else by equality."""
+    """Whether two values agree in every bit: tensors in dtype, shape and content, other values by equality."""
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         if x is y:
             return True
@@ -23,13 +23,13 @@ def same(x: Any, y: Any) -> bool:
 
 
 def as_integers(x: Tensor) -> Tensor:
-    """The same memory, its elements' bits as integers; a complex element is two."""
+    """The same memory viewed as integers; a complex element becomes two."""
     x = torch.view_as_real(x) if x.is_complex() else x
     return x.view(_INTEGERS[x.element_size()]) if x.dtype != torch.bool else x
 
 
 def copied(x: Tensor) -> Tensor:
-    """A copy with the same strides and offset in memory that is as well aligned: kernels choose by these."""
+    """A copy with the same strides, storage offset and alignment: kernels are chosen by these."""
     storage = x.untyped_storage().clone()
     return torch.empty(0, dtype=x.dtype).set_(storage, x.storage_offset(), x.size(), x.stride())
 
@@ -51,17 +51,20 @@ def replaced(value: Any, old: Tensor, new: Tensor) -> Any:
 
 
 def is_safe(value: Any) -> bool:
-    """Whether wrong elements of a value cannot lead a kernel out of its memory: integers may be indices and sizes."""
+    """Whether wrong elements cannot lead a kernel to invalid memory.
+
+    Integers are unsafe: they may be indices or sizes.
+    """
     return all(x.is_floating_point() or x.is_complex() for x in tensors_of(value)) and bool(tensors_of(value))
 
 
 def by_one_ulp(value: Any, chance: random.Random) -> Any:
-    """The value with one element off by one ULP: of integers by one, and within what the others span where they do.
+    """The value with one element off by 1 ULP; None if the value has nothing to change.
 
-    An element that is finite and not zero is chosen where there is one; `chance` says which. A tensor of zeros has no
-    scale of its own, and gets the ULP of one: a zero's own is lost in any sum. Elements that lie in the
-    same memory, as those of an expanded dim, change together. A number that is no tensor is off by one. None for a
-    value with nothing to change.
+    `chance` chooses the element, among those that are finite and not zero if there are any. Integers change by 1 and
+    stay within the tensor's range unless all are equal. In a tensor of zeros, the element becomes the ULP of 1, since a
+    subnormal would vanish in any sum. Elements in the same memory, e.g. of an expanded dim, change together. A Python
+    number changes by 1.
     """
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value + chance.choice((-1, 1)) if value else value + 1
@@ -93,7 +96,7 @@ def _off_by_one(x: Tensor, bits: Any, chance: random.Random) -> Any:
 
 
 def _element(x: Tensor, chance: random.Random) -> tuple[int, ...]:
-    """The index of an element that is finite and not zero, of any where there is none."""
+    """The index of a finite nonzero element, or of any element if there is none."""
     flat = x.detach().reshape(-1)
     usual = (flat != 0) & flat.isfinite() if flat.is_floating_point() or flat.is_complex() else None
     if usual is None or not bool(usual.any()) or bool(usual.all()):
@@ -109,9 +112,9 @@ def _element(x: Tensor, chance: random.Random) -> tuple[int, ...]:
 
 
 def grossly(value: Any, chance: random.Random) -> Any:
-    """The value with every element another one, far from it, finite where it was: nothing can fail to notice.
+    """The value with every element far from the original; None if there is nothing to change.
 
-    Integers are drawn from what they span. A number that is no tensor grows by one. None for nothing to change.
+    Finite elements stay finite. Integers are drawn from the tensor's range. A Python number grows by 1.
     """
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value + 1

@@ -1,8 +1,9 @@
-"""A step of every rank as one list of calls: a graph's nodes, then what the update calls, over numbered slots.
+"""A step of every rank as one list of calls over numbered slots: a graph's nodes, then the calls of the update.
 
-A slot holds one value a rank. A call that writes an argument gives a slot of its own to what it leaves there, and
-later readers of that memory read the new slot: so nothing is ever overwritten, and a call can be made again at any
-time. Memory that is written while a view of it is still to be read has no such form, and is refused.
+A slot has one value on each rank. A call that writes an argument fills a new slot, and later readers of that memory
+read the new slot. So nothing is overwritten, and a call can be repeated at any time. For example, `x.add_(y)` reads
+slot 3 and fills slot 7; `x` means slot 7 from then on. A step that writes memory while an earlier view of it is still
+to be read has no such form and is refused.
 """
 
 from __future__ import annotations
@@ -26,25 +27,26 @@ from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload
 from bitproof.harness.torch_operators import schema_of
 
 PARAM, BUFFER, STATE, INPUT = "param", "buffer", "optimizer", "input"
-"""What a step starts from: parameters, buffers, optimizer state and what it reads, each by name."""
+"""The inputs of a step: parameters, buffers, optimizer state and the batch, each by name."""
 
 Source = tuple[str, str]
-"""The content of a slot before the step: its kind and name."""
+"""Kind and name of a value that exists before the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Stands for a slot's value among a call's arguments."""
+    """A slot among a call's arguments: replaced by its value."""
 
     number: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayedCall:
-    """One call of the step. `result` is the slot of what it returns; `writes` pairs slots that it writes with new ones.
+    """One call of the step.
 
-    `partition` is that of a collective's group. `counts` is false for what computes nothing: taking an element of a
-    tuple, waiting for a collective, reading a size, checking.
+    `result` is the slot of its return value; `writes` pairs each slot that it writes with the new slot. `partition` has
+    the ranks of a collective's groups. `counts` is false for calls that compute nothing: an element of a tuple, a wait,
+    a size, a check.
     """
 
     index: int
@@ -68,15 +70,15 @@ class ReplayedCall:
 
     @property
     def gives(self) -> tuple[int, ...]:
-        """The slots that it fills."""
+        """The slots that the call fills."""
         return (self.result, *(new for _, new in self.writes))
 
 
 @dataclass
 class Program:
-    """A step's calls. `inputs` are the slots that hold something before it, `last` those that hold it afterwards.
+    """A step's calls. `inputs` are the slots filled before the step, `last` the slots of the same values after it.
 
-    `compared` has, in the order of observation, what a recording has of a step: kind and name, and the slot.
+    `compared` maps the kind and name of each record to its slot, in the order of observation.
     """
 
     calls: list[ReplayedCall] = field(default_factory=list)
@@ -91,14 +93,14 @@ class Program:
         return self.num_slots - 1
 
     def input(self, source: Source) -> int:
-        """The slot of a value that exists before the step."""
+        """The slot of a value that exists before the step, created on first use."""
         if source not in self.inputs:
             self.inputs[source] = self.last[source] = self.slot()
         return self.inputs[source]
 
     @functools.cached_property
     def readers(self) -> list[list[int]]:
-        """For each slot the calls that read it, in order."""
+        """For each slot, the calls that read it, in order."""
         found: list[list[int]] = [[] for _ in range(self.num_slots)]
         for call in self.calls:
             for slot in call.reads:
@@ -107,7 +109,7 @@ class Program:
 
     @functools.cached_property
     def makers(self) -> dict[int, ReplayedCall]:
-        """For each slot that a call fills, that call."""
+        """For each slot that a call fills, the call."""
         return {slot: call for call in self.calls for slot in call.gives}
 
     @functools.cached_property
@@ -116,7 +118,7 @@ class Program:
         return {slot: kind for (kind, _), slot in reversed(self.compared.items())}
 
     def targets(self, call: ReplayedCall) -> list[int]:
-        """The slots that a call fills and that are read or compared; of several results in one, the slot of each."""
+        """The slots of a call's results that are read or compared. A tuple counts as the slots of its elements."""
         found: list[int] = []
         for slot in call.gives:
             readers = [self.calls[index] for index in self.readers[slot]]
@@ -128,7 +130,7 @@ class Program:
 
 
 def slots_in(value: Any) -> Iterable[int]:
-    """The numbers of the slots among nested arguments."""
+    """The slot numbers among nested arguments."""
     match value:
         case Slot(number):
             yield number
@@ -140,7 +142,7 @@ def slots_in(value: Any) -> Iterable[int]:
 
 
 def filled(value: Any, get: Callable[[int], Any]) -> Any:
-    """Nested arguments with the values of their slots."""
+    """Nested arguments with slots replaced by their values."""
     kind = type(value)
     if kind is Slot:
         return get(value.number)
@@ -153,7 +155,7 @@ def filled(value: Any, get: Callable[[int], Any]) -> Any:
 
 @dataclass
 class Variables:
-    """Which slot holds, at this point of the program, what each node or tensor stands for."""
+    """The current slot of each node or tensor."""
 
     program: Program
     of: dict[Any, int] = field(default_factory=dict)
@@ -180,9 +182,9 @@ def add_graph(
     returned: Sequence[tuple[Kind, str]],
     partitions: Mapping[str, Partition],
 ) -> None:
-    """Add a graph's calls. Its inputs are `sources`, in order; what it returns is compared under the names `returned`.
+    """Add a graph's calls. `sources` are its inputs in order, `returned` the record names of its outputs.
 
-    Raises PassError for a collective of a group that is not known.
+    Raises PassError for a collective on an unknown group.
     """
     variables = Variables(program)
     names = iter(sources)
@@ -239,7 +241,7 @@ def _add_node(
 
 
 def _add_observed(program: Program, variables: Variables, node: Node) -> None:
-    """Compare an activation: the slot itself, or what is joined of, or cut out of, some."""
+    """Compare an activation: a slot, or a concatenation or slice of slots."""
     name, parts, dim, piece = node.args
     slots = [variables.read(part) for part in parts]  # type: ignore[union-attr]
     key: tuple[Kind, str] = ("activation", str(name))
@@ -265,7 +267,7 @@ def _add_observed(program: Program, variables: Variables, node: Node) -> None:
 
 
 def _frozen(value: Any, variables: Variables, module: GraphModule) -> Any:
-    """Nested arguments of a node, with slots for nodes. A nested graph or a constant is left in place."""
+    """A node's nested arguments, with slots in place of nodes. Nested graphs and constants are kept."""
     match value:
         case Node(op="get_attr"):
             return functools.reduce(getattr, str(value.target).split("."), module)
@@ -287,6 +289,6 @@ def _counts(node: Node) -> bool:
 
 
 def _returns_written(node: Node) -> bool:
-    """Whether what a call returns is what it wrote: add_ and its like."""
+    """Whether a call returns the argument that it wrote, as `add_` does."""
     returns = schema_of(node.target).returns
     return len(returns) == 1 and returns[0].alias_info is not None and returns[0].alias_info.is_write

@@ -16,10 +16,7 @@ Z = 1.959963984540054
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How much of a step is made wrong to measure its sensitivity: at most `sample` calls, for at most `seconds`.
-
-    None stands for all calls, and for any time.
-    """
+    """The effort of a measurement: at most `sample` calls for at most `seconds`; None means no limit."""
 
     sample: int | None = None
     seconds: float | None = 600.0
@@ -60,8 +57,7 @@ class UnseenCall:
 
 @dataclass(frozen=True, kw_only=True)
 class FormulaRow:
-    """A neighbouring formula of an operator: calls tried; where it was detected, gave the same bits, or was
-    absorbed."""
+    """A neighbouring formula of an operator: calls tried, seen, with the same bits, and lost before any record."""
 
     __pydantic_config__ = GROWING
 
@@ -75,13 +71,12 @@ class FormulaRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Sensitivity:
-    """The errors that one case's compared tensors detect. If nothing was measured, `reason` says why and all else is
-    empty.
+    """The errors that one case's compared tensors detect. If nothing was measured, `reason` states why.
 
-    `steps` of the case's steps were measured. `sampled` means that not all calls were tried: then `interval` is
-    Wilson's 95% interval for the share. `unseen` lists undetected and inherently blind calls, `formulas` the results of
-    neighbouring formulas. `shown` counts detected calls by the kind of the first compared tensor that differs, or
-    "failure" if a call failed. `seconds` is wall time, over `processes`.
+    `steps` counts the measured steps. `sampled` means that not all calls were tried: then `interval` is Wilson's 95%
+    interval for the share. `unseen` lists undetected and inherently blind calls, `formulas` the results of neighbouring
+    formulas. `shown` counts detected calls by the kind of the first compared tensor that differs, or "failure" if a
+    call failed. `seconds` is wall time, over `processes`.
     """
 
     __pydantic_config__ = GROWING

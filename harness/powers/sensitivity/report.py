@@ -19,7 +19,7 @@ MAX_REASONS = 25
 
 
 def clause(found: Sensitivity) -> str:
-    """Beside a verdict: `sees 97.8% of 2,826 calls`; of a sample `sees 97.8% (96.9-98.4%) of 2,826 calls`."""
+    """A clause for the verdict: `sees 97.8% of 2,826 calls`; for a sample `sees 97.8% (96.9-98.4%) of 2,826 calls`."""
     if found.share is None:
         return ""
     low, high = found.interval or (0.0, 0.0)
@@ -28,7 +28,7 @@ def clause(found: Sensitivity) -> str:
 
 
 def percent(share: float) -> str:
-    """A share to one decimal; never 100% while something is missing."""
+    """A share to one decimal, e.g. 97.8%; never 100.0% for a share below 1."""
     rounded = f"{100 * share:.1f}%"
     return "99.9%" if rounded == "100.0%" and share < 1 else rounded
 
@@ -47,7 +47,7 @@ def headline(found: Sensitivity) -> str:
 
 
 def rows(found: Sensitivity) -> list[tuple[str, ...]]:
-    """A row for each module and direction with calls that were tried, after those for all modules together."""
+    """Table rows for each module and direction with tried calls, after the totals of each direction."""
     return [_row(row) for row in [*by_direction(found.rows), *found.rows] if row.tried]
 
 
@@ -83,7 +83,7 @@ def tables(found: Sensitivity) -> Iterator[tuple[str, Sequence[str], list[tuple[
 
 
 def finding_of(found: Sensitivity) -> Finding:
-    """What the check `sensitivity` reports."""
+    """The finding of the check `sensitivity`."""
     parts = [Table(title, tuple(headers), tuple(rows)) for title, headers, rows in tables(found)] if found.rows else []
     return Finding(brief=clause(found), blocks=(Sentence(headline(found)), *parts), data=asdict(found))
 
@@ -95,5 +95,5 @@ def measured(result: CaseResult) -> Sensitivity | None:
 
 
 def read_data(data: dict[str, Any]) -> Sensitivity:
-    """The sensitivity in a finding's data. Raises RecordingError for data that is none."""
+    """The sensitivity in a finding's data. Raises RecordingError if the data is damaged."""
     return read(Sensitivity, data, "checks.sensitivity.data", RecordingError, damaged="is damaged")

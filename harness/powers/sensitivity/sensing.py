@@ -1,10 +1,10 @@
-"""Measure what a case's compared tensors see, in a process of its own, from what the candidate's ranks recorded.
+"""Measure a case's sensitivity in a separate process, from the recording of the candidate's ranks.
 
 1. Replay a step for all ranks in this process, and check that it has the recorded bits.
-2. Fork a process a core. Each examines its share of the calls, in an order drawn from the case's seed, so that what the
-   time suffices for is a random sample.
-3. What was not seen is tried again in the next step, whose state is another: what is wrong in a step and shows in none
-   of its compared tensors, parameters and optimizer state among them, is gone after it.
+2. Fork one process per core. Each examines its share of the calls in an order drawn from the case's seed, so the calls
+  tried within the time limit are a random sample.
+3. Try unseen calls again in the next step, where parameters differ. An error that shows in no compared tensor of its
+  step, parameters and optimizer state included, is gone after that step.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 1.0
 MARGIN = 300.0
-"""Seconds that tracing, the replay of steps and the last calls may take beyond the time for calls."""
+"""Additional seconds for tracing, for replaying steps and for the last calls."""
 
 FIRST_STEP = 0.8
-"""Which part of the time may go into the first step; what is left is for the calls that were not seen there."""
+"""The first step may use this share of the time; later steps retry the calls that it did not see."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sensing:
-    """What is to be measured: a case whose candidate's recording lies at `recording`.
+    """The case to measure, and the path of its candidate's recording.
 
-    `extra_passes` are those that took part in it. Where every call was compared, `packing` names the graph's nodes that
-    were left aside, as they only pack right values.
+    `extra_passes` are the passes added to its pipeline. If every call was compared, `packing` has the nodes that were
+    excluded because they only pack correct values, e.g. `cat` into a bucket.
     """
 
     case: Case
@@ -56,7 +56,7 @@ class Sensing:
 
 
 def sense_apart(task: Sensing, device: str, log: Path) -> Sensitivity:
-    """What a process of its own finds out of a case that ran on `device`."""
+    """Measure, in a separate process, a case that ran on `device`."""
     if device != "cpu":
         return Sensitivity(reason=f"steps are replayed on the CPU, and this case ran on {device}")
     timeout = float("inf") if task.effort.seconds is None else task.effort.seconds + MARGIN
@@ -67,12 +67,12 @@ def sense_apart(task: Sensing, device: str, log: Path) -> Sensitivity:
 
 
 def main() -> None:
-    """The process that measures: `harness.powers.sensitivity.sensing PIPE`."""
+    """Entry point of the measuring process: `harness.powers.sensitivity.sensing PIPE`."""
     answer_all(Sensing, lambda task: iter([outcome_of(task)]))
 
 
 def outcome_of(task: Sensing) -> Sensitivity:
-    """What one case's compared tensors see; why nothing was measured, where it cannot be."""
+    """Measure one case. If it cannot be measured, the result only has the reason."""
     from bitproof.harness.capture.recording_files import read_recording
     from bitproof.harness.graph.graph_options import GraphOptions
     from bitproof.harness.machine.determinism import set_determinism
@@ -95,7 +95,7 @@ def outcome_of(task: Sensing) -> Sensitivity:
 
 
 class _Search:
-    """All calls of a case, as far as they are examined."""
+    """The calls of a case, with their results so far."""
 
     def __init__(self, task: Sensing, steps: Steps, began: float) -> None:
         self._task = task
@@ -110,7 +110,7 @@ class _Search:
         self._num_steps = 0
 
     def examine(self) -> bool:
-        """Examine in this step what is not seen yet; whether anything is left that a later step might show."""
+        """Examine the open calls in this step. Returns whether a later step might show more."""
         is_first = not self._found
         pending = [index for index in self._order if is_first or self._is_open(index)]
         deadline = None
@@ -126,12 +126,12 @@ class _Search:
         return not late and any(map(self._is_open, self._found))
 
     def _is_open(self, index: int) -> bool:
-        """Whether a later step might show more of a call."""
+        """Whether a later step might show more of this call."""
         found = self._found.get(index)
         return found is not None and (found.shown is None or bool(_unseen_formulas(found)))
 
     def _note(self, finding: CallFinding) -> None:
-        """Add what this step says to what earlier ones said: seen once is seen, and blind is what never showed."""
+        """Merge a finding with those of earlier steps: seen once is seen; blind means blind in every step."""
         known = self._found.get(finding.call)
         if known is None:
             if finding.shown and finding.tries == 1:
@@ -146,7 +146,7 @@ class _Search:
         )
 
     def _examined(self, pending: Sequence[int], deadline: float | None) -> Iterator[CallFinding]:
-        """The processes' findings, as they arrive. Raises RankError if one of them dies."""
+        """The findings of the processes, as they arrive. Raises RankError if a process dies."""
         from bitproof.harness.powers.sensitivity.examine import Examiner
         from bitproof.harness.powers.sensitivity.spread import Compared
 
@@ -168,7 +168,7 @@ class _Search:
         yield from _forked([functools.partial(share, first) for first in range(self._processes)])
 
     def outcome(self) -> Sensitivity:
-        """All of it, summed up."""
+        """The summed-up result."""
         from bitproof.harness.powers.sensitivity.summary import summed_up
 
         found = summed_up(self._steps.program, self._found, self._at_once)
@@ -185,7 +185,7 @@ def _unseen_formulas(found: CallFinding) -> list[str]:
 
 
 def _forked(shares: Sequence[Callable[[], Iterator[CallFinding]]]) -> Iterator[CallFinding]:
-    """What forked processes yield, a share each, in the order in which it comes. Raises RankError where one dies."""
+    """Run each share in a forked process; yield findings as they arrive. Raises RankError if a process dies."""
     from bitproof.harness.powers.sensitivity.examine import CallFinding
 
     def live(share: Callable[[], Iterator[CallFinding]], send: Send) -> None:
@@ -211,11 +211,11 @@ def _forked(shares: Sequence[Callable[[], Iterator[CallFinding]]]) -> Iterator[C
 
 
 def isolated(run: Callable[[], Fate]) -> Fate:
-    """A forked process's answer on what became of an error. If it crashes, a run would fail visibly, too."""
+    """Follow an error in a forked process. A crash counts as FAILURE, since a run would fail visibly, too."""
     from bitproof.harness.powers.sensitivity.spread import FAILURE, Fate
 
     def live(send: Send) -> None:
-        with contextlib.suppress(BaseException):  # it has said nothing then
+        with contextlib.suppress(BaseException):  # a crash sends nothing
             send(run())
 
     child = fork(live)

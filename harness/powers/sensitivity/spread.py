@@ -1,7 +1,7 @@
-"""Follow a wrong value through a step: only what reads something wrong is computed again, in the program's order.
+"""Follow a wrong value through a step: in program order, repeat the calls that read something wrong.
 
-What comes out with the recorded bits ends there: rounding, a product with zero, a choice that stays the same, swallowed
-the difference. It has been seen as soon as a compared tensor is wrong, or a call fails, as the run would.
+An error is lost in a call whose output has the recorded bits nevertheless: after rounding, a product with zero, or an
+unchanged choice. It is seen once a compared tensor is wrong or a call fails, as in a run.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from bitproof.harness.powers.sensitivity.perturb import same, tensors_of
 from bitproof.harness.powers.sensitivity.program import Program, ReplayedCall
 
 FAILURE = "failure"
-"""How a difference is seen that makes a call fail: stands where else the kind of a compared tensor does."""
+"""In place of a compared tensor's kind: the error makes a call fail."""
 
 KERNELS_REFUSE = (RuntimeError, IndexError, ValueError, TypeError, OverflowError)
-"""What kernels, and collectives, raise of wrong arguments; anything else is a mistake of ours."""
+"""Errors that kernels and collectives raise for wrong arguments; any other error is our own bug."""
 
 
 @dataclass(frozen=True)
 class Fate:
-    """What became of a difference: the kind of the first compared tensor that shows it, None where none does.
+    """The end of a followed error: the kind of the first compared tensor that shows it, or None.
 
-    `lost` are the calls, by index, that read something wrong and gave what they always give; -1 for a value that
-    no call reads.
+    `lost` are the indices of calls that read something wrong and returned the recorded bits; -1 if no call reads the
+    wrong value.
     """
 
     shown: str | None = None
@@ -42,9 +42,9 @@ class Fate:
 
 @dataclass(frozen=True)
 class Compared:
-    """What shows an error where every call is compared: a logged call gives what no call of the step gave.
+    """Detects errors if every call is compared: a logged call returned a value that no call of the step returned.
 
-    `values` are the digests of all values, by rank; `packing` are nodes whose calls are not compared.
+    `values` are the digests of all values, by rank; calls of the nodes in `packing` are not compared.
     """
 
     program: Program
@@ -53,14 +53,14 @@ class Compared:
 
     @staticmethod
     def of(program: Program, ranks: Ranks, packing: Collection[str]) -> Compared:
-        """Of a step, whose values are those of the reference, too."""
+        """For a step with the given values, which equal the reference's."""
         values = [frozenset(digest(x) for value in own for x in tensors_of(value)) for own in ranks]
         return Compared(program, values, frozenset(packing))
 
     def shows(self, slot: int, rank: int, value: Any) -> bool:
-        """Whether a value in a slot is one that the comparison of calls finds."""
+        """Whether a comparison of calls would notice this value."""
         call = self.program.makers.get(slot)
-        while call is not None and (call.is_wait or call.function is operator.getitem):  # logged as its launch's
+        while call is not None and (call.is_wait or call.function is operator.getitem):  # logged as its launch
             call = self.program.makers.get(call.args[0].number)
         if call is None or not call.counts or call.operator in NOT_LOGGED or call.node in self.packing:
             return False
@@ -71,7 +71,7 @@ class Compared:
 def follow(
     program: Program, ranks: Ranks, wrong: Mapping[tuple[int, int], Any], compared: Compared | None = None
 ) -> Fate:
-    """What becomes of wrong values, by slot and rank, of a step whose values are `ranks`."""
+    """Follow wrong values, by slot and rank, through a step whose values are `ranks`."""
     found = _Wrong(program, ranks, compared)
     for (slot, rank), value in wrong.items():
         found.note(slot, rank, value)
@@ -79,14 +79,14 @@ def follow(
         index = heapq.heappop(found.waiting)
         try:
             found.repeat(program.calls[index], found.on.pop(index))
-        except KERNELS_REFUSE:  # a run would fail of it
+        except KERNELS_REFUSE:  # a run would fail, too
             return Fate(FAILURE)
     return Fate(found.shown, () if found.shown else tuple(dict.fromkeys(found.lost)))
 
 
 @torch.no_grad()
 def readers_agree(program: Program, ranks: Ranks, slot: int, rank: int, value: Any) -> bool:
-    """Whether all that read a slot on a rank give their recorded bits again, from another copy of its value."""
+    """Whether all readers of a slot on a rank repeat their recorded bits from a copy of its value."""
     found = _Wrong(program, ranks)
     found.give(slot, rank, value)
     for index in program.readers[slot]:
@@ -95,7 +95,7 @@ def readers_agree(program: Program, ranks: Ranks, slot: int, rank: int, value: A
 
 
 class _Wrong:
-    """The wrong values so far, and the calls that have to be repeated, on which ranks."""
+    """The wrong values so far, and the calls to repeat, with their ranks."""
 
     def __init__(self, program: Program, ranks: Ranks, compared: Compared | None = None) -> None:
         self._program = program
@@ -109,11 +109,11 @@ class _Wrong:
         self.has_noted = False
 
     def give(self, slot: int, rank: int, value: Any) -> None:
-        """Have a slot read as holding a value on a rank."""
+        """Let calls read this value from a slot on a rank."""
         self._values[slot, rank] = value
 
     def note(self, slot: int, rank: int, value: Any) -> None:
-        """A slot holds something wrong on a rank."""
+        """Note that a slot's value on a rank is wrong, and schedule its readers."""
         self.give(slot, rank, value)
         self.has_noted = True
         if slot in self._program.shown:
@@ -129,7 +129,7 @@ class _Wrong:
             self.lost.append(-1)
 
     def repeat(self, call: ReplayedCall, wrong_on: set[int]) -> None:
-        """Make a call again where it reads something wrong."""
+        """Repeat a call on the ranks where it reads something wrong."""
         if call.partition is None:
             for rank in sorted(wrong_on):
                 self._hold(call, rank, run_call(call, functools.partial(self._get, rank)))
@@ -143,7 +143,7 @@ class _Wrong:
                     self.lost.append(call.index)
 
     def _hold(self, call: ReplayedCall, rank: int, given: Sequence[tuple[int, Any]]) -> None:
-        """Compare what a repeated call gives with what it gave."""
+        """Compare a repeated call's outputs with its recorded outputs."""
         if not any([self._differs(slot, rank, value) for slot, value in given if self._is_known(slot)]):
             self.lost.append(call.index)
 

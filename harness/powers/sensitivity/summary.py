@@ -1,4 +1,4 @@
-"""Findings of single calls summed up by module and direction, with what swallowed the errors that were not seen."""
+"""Sum up the findings of calls by module and direction, with the calls that absorbed unseen errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_MODULE = "no module"
 
 
 def summed_up(program: Program, found: Mapping[int, CallFinding], at_once: set[int]) -> Sensitivity:
-    """What was found, in the order of the program; `at_once` are the calls seen at the first try of all."""
+    """The table of results in program order. `at_once` are the calls whose first error was seen in the first step."""
     rows: dict[tuple[str, str], Counter[str]] = {}
     unseen: list[UnseenCall] = []
     formulas: dict[tuple[str, str], Counter[str]] = {}
@@ -40,7 +40,7 @@ def summed_up(program: Program, found: Mapping[int, CallFinding], at_once: set[i
 
 
 def _module(call: ReplayedCall) -> str:
-    """The pattern of a call's module: layers.*.moe of layers.1.moe; "" is the model itself."""
+    """The pattern of a call's module, e.g. `layers.*.moe` for `layers.1.moe`."""
     return NO_MODULE if call.place.module is None else pattern_of(call.place.module) or "the model itself"
 
 
@@ -61,7 +61,7 @@ def _unseen(program: Program, call: ReplayedCall, finding: CallFinding, is_blind
 
 
 def _reason(program: Program, finding: CallFinding, how: Literal["blind", "lost"]) -> str:
-    """What swallowed the difference, the most frequent first: `rounded away by _to_copy to bfloat16 of layers.0`."""
+    """The calls that absorbed the error, most frequent first: `rounded away in the cast to bfloat16`."""
     told = Counter(_told(None if index < 0 else program.calls[index], how) for index in finding.lost)
     return ", ".join(text for text, _ in told.most_common(3))
 

@@ -1,7 +1,7 @@
-"""What a trainer's update calls, written down once on one rank: every rank calls the same.
+"""Record the calls of a trainer's update, once on one rank: every rank makes the same calls.
 
-The update is run for that, under a dispatch mode, on what the rank holds; what it changed is put back. Its collectives
-are not: what they would return has the right shape and no rank's values.
+The update runs under a dispatch mode on the rank's real state, which is restored afterwards. Its collectives are not
+executed: they return a value of the right shape, unused.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class TrainerLike(Protocol):
     data: Any
 
     def update(self, gradients: Mapping[str, Tensor]) -> None:
-        """Change parameters, optimizer state and buffers as a step's end does."""
+        """Update parameters, optimizer state and buffers, as the end of a step does."""
         ...
 
 
 def held(trainer: TrainerLike) -> dict[Source, Tensor]:
-    """What a rank's trainer holds between two steps, once it has an optimizer state."""
+    """A rank's state between two steps, optimizer state included."""
     buffers = dict(trainer.model.named_buffers())
     found: dict[Source, Tensor] = {(PARAM, name): x.detach() for name, x in trainer.parameters.items()}
     found |= {(BUFFER, name): x for name, x in buffers.items()}
@@ -65,7 +65,7 @@ def held(trainer: TrainerLike) -> dict[Source, Tensor]:
 
 
 def begin_state(trainer: TrainerLike) -> None:
-    """Have the trainer make its optimizer state, all zeros, as its first update would."""
+    """Let the trainer create its optimizer state, as its first update would, and fill it with zeros."""
     before = [(x, x.detach().clone()) for x in held(trainer).values()]
     with _Tape(Program(), {}, runs_only=True):
         trainer.update(_zeros(trainer))
@@ -77,10 +77,10 @@ def begin_state(trainer: TrainerLike) -> None:
 
 
 def add_update(program: Program, trainer: TrainerLike, partitions: Mapping[str, Partition]) -> None:
-    """Add the calls of the update; `trainer` is one rank's, whose values stay what they are.
+    """Add the calls of the update. `trainer` belongs to one rank; its values are restored.
 
-    Gradients are what the program compares under their names. Raises PassError where the update reads what is no part
-    of a trainer's state.
+    Gradients are read from the program's compared slots. Raises PassError if the update reads a tensor outside the
+    trainer's state.
     """
     gradients = _zeros(trainer)
     known = held(trainer)
@@ -107,7 +107,7 @@ def _zeros(trainer: TrainerLike) -> dict[str, Tensor]:
 
 
 class _Tape(TorchDispatchMode):
-    """Writes down each call. Tensors are known by who they are, and kept, so that no other gets their identity."""
+    """Records each call. It keeps tensors alive, since they are identified by `id`, which Python would reuse."""
 
     def __init__(self, program: Program, partitions: Mapping[str, Partition], *, runs_only: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -118,12 +118,12 @@ class _Tape(TorchDispatchMode):
         self._kept: list[Tensor] = []
 
     def know(self, x: Tensor, slot: int) -> None:
-        """Say which slot holds a tensor."""
+        """Note the slot of a tensor."""
         self._variables.of[id(x)] = slot
         self._kept.append(x)
 
     def read(self, x: Tensor) -> int:
-        """The slot that holds a tensor now. Raises PassError for an unknown one."""
+        """The current slot of a tensor. Raises PassError for an unknown tensor."""
         if id(x) not in self._variables.of:
             raise PassError(
                 "the update reads a tensor that is no part of what a rank holds between steps",
@@ -133,7 +133,7 @@ class _Tape(TorchDispatchMode):
         return self._variables.read(id(x))
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a call and write it down."""
+        """Run a call and record it."""
         kwargs = kwargs or {}
         is_collective = getattr(function, "namespace", None) in COLLECTIVE_NAMESPACES
         is_wait = is_collective and name_of(function) == "wait_tensor"
@@ -171,7 +171,7 @@ class _Tape(TorchDispatchMode):
         return result
 
     def _element(self, call: ReplayedCall, place: int) -> int:
-        """The slot of one of several results."""
+        """The slot of an element of a call's tuple of results."""
         slot = self._program.slot()
         self._program.calls.append(
             ReplayedCall(
@@ -197,7 +197,7 @@ class _Tape(TorchDispatchMode):
         return value
 
     def _written(self, function: Any, args: Any, kwargs: Any) -> list[Tensor]:
-        """The tensors that a call writes, each once."""
+        """The tensors that a call writes, without duplicates."""
         names = [argument.name for argument in schema_of(function).arguments]
         given = dict(zip(names, args, strict=False)) | kwargs
         values = [given.get(name) for name in written_names(function)]

@@ -1,10 +1,10 @@
-"""The operators that a proof admits: those that followed their schemas in every call of a scan.
+"""The operators that a proof admits: in a scan, all their calls followed their schemas and fake values.
 
 The list is in `admitted.txt`; `tests/benchmarks/scan_operators.py` checks it, and writes it with `--write`. It lacks
-operators that the scan could not call. A call whose tensors have several dtypes is on a list of its own besides, of
-operators that followed their fakes in such calls: many promote otherwise. It has two dtypes, and its tensors lie in
-rows, or all alike: so no other order of dims, and no third dtype, is left for a scan to try. In addition, each call's
-effects on memory, as its fake values show them, are compared with its schema.
+operators that the scan could not call. A call with tensors of several dtypes must also be on the list of its mixture:
+many operators promote such tensors differently from their fakes. The scan only tried two dtypes, with all tensors
+row-major or all with the same layout, so other mixtures are refused. In addition, each call's effects on memory, as its
+fake values show them, are compared with its schema.
 """
 
 from __future__ import annotations
@@ -26,27 +26,32 @@ from bitproof.harness.torch_compat import OpOverload, tree_leaves
 from bitproof.harness.torch_operators import schema_of, storage_key
 
 ROWS, INNER, ANY, LOOSE = LAYOUTS = ("rows", "inner-rows", "any-layout", "any-strides")
-"""Layouts of an operator's tensor arguments: row-major; contiguous in the last dim; any but the next; any, where torch
-may take a tensor for one in channels-last, or not for one, by the strides of dims of one element alone. Such a stride
-leads nowhere, but a convolution chooses its layout by it, and many fakes have another there than the kernel has."""
+"""Layouts of an operator's tensor arguments, from strict to loose.
+
+`rows`: row-major. `inner-rows`: contiguous in the last dim. `any-layout`: any except the next. `any-strides`: also
+tensors whose dims of size 1 have strides that change whether torch regards them as channels-last. No element is reached
+by such a stride, but a convolution chooses its layout by it, and many fakes have another stride there than the kernel.
+"""
 
 SCANNED = ("aten", "prims")
-"""The namespaces whose operators must be on the list."""
+"""Namespaces whose operators must be on the list."""
 
 UNKNOWN = {
     *("quantized", "_quantized", "quantization", "quantized_decomposed", "onednn", "mkldnn", "mkldnn_prepacked", "mkl"),
     *("sparse", "static_runtime", "inductor", "inductor_prims", "rngprims", "debugprims", "streams", "profiler"),
     *("_native", "fsdp", "_dtensor", "export", "onnx", "flex_lib", "prim", "debug_mode_ops", "_test"),
 }
-"""torch's other namespaces, which no scan covers. A user's operators are trusted to follow their schemas."""
+"""torch's other namespaces, which no scan covers. A user's own operators are trusted to follow their schemas."""
 
 ALIKE = ""
 FLOATS, KINDS = MIXTURES = ("floats", "kinds")
-"""What a call's tensors may mix, apart from each other: real numbers of several dtypes; and those, complex numbers of
-each dtype, integers of each dtype, and truth values."""
+"""Mixtures of dtypes among a call's tensors.
+
+`floats`: several real dtypes. `kinds`: several of real numbers, complex numbers, integers and truth values.
+"""
 
 NUMBERS = ((bool, torch.SymBool), (int, torch.SymInt), (float, torch.SymFloat), (complex,))
-"""Kinds of numbers, in the order in which torch promotes."""
+"""Kinds of numbers, in torch's order of promotion."""
 
 CHOOSING = (torch.int64, torch.int32, torch.bool)
 """Dtypes of indices, of offsets and of masks."""
@@ -59,14 +64,16 @@ FILES = {
 
 @functools.cache
 def names(mixture: str = ALIKE) -> Mapping[str, str]:
-    """Names such as `aten.add.Tensor`, each with its admitted layouts, out of LAYOUTS; of those that may mix dtypes so,
-    for `mixture`."""
+    """Admitted layouts by operator, e.g.
+
+    `aten.add.Tensor`; with `mixture`, of operators that may mix dtypes this way.
+    """
     rows = (line.split() for line in FILES[mixture].read_text().splitlines() if line and not line.startswith("#"))
     return {f"{packet}.{overload}": layout for layout, packet, *own in rows for overload in own}
 
 
 def mixtures_of(name: str, given: Mapping[str, Any]) -> list[str]:
-    """Which of MIXTURES the arguments of an operator's call are."""
+    """The MIXTURES of the arguments of an operator's call."""
     dtypes = _dtypes_of(name, given)
     floats = {dtype for dtype in dtypes if dtype.is_floating_point}
     sizes = {FLOATS: len(floats), KINDS: len(dtypes - floats) + bool(floats)}
@@ -74,10 +81,13 @@ def mixtures_of(name: str, given: Mapping[str, Any]) -> list[str]:
 
 
 def mixes_as_tried(target: Any, given: Mapping[str, Any]) -> bool:
-    """Whether a call that mixes dtypes does so as those that a scan tries. Two dtypes; all tensors in rows, or of one
-    shape and all alike: else torch's kernels order the dims of a result by the operands as they were given, and some
-    fakes by their casts; and none without dims beside others, which would be promoted otherwise, unless a test tries
-    the operator with each dtype there. What writes in place gives what it is given, whatever the dtypes and layouts."""
+    """Whether a call mixes dtypes only in ways that a scan tried.
+
+    That is: two dtypes, and all tensors row-major or of the same shape and strides. With other layouts, torch's kernels
+    order the result's dims by the original operands, but some fakes by the casted operands. Tensors without dims may
+    not be combined with others, since they are promoted differently, unless a test tried the operator with them.
+    In-place calls return their argument, so dtypes and layouts do not matter.
+    """
     name, tensors = str(target), [*_tensors(given)]
     if written_names(target):
         return True
@@ -90,7 +100,7 @@ def mixes_as_tried(target: Any, given: Mapping[str, Any]) -> bool:
 
 
 def _dtypes_of(name: str, given: Mapping[str, Any]) -> set[torch.dtype]:
-    """The dtypes of a call's tensors, but for those that say which elements are taken: to these nothing is promoted."""
+    """The dtypes of a call's tensors, except indices, offsets and masks: these do not take part in promotion."""
     chosen = known.CHOOSES.get(name, ())
     held = [(key, x) for key, value in given.items() for x in _tensors(value)]
     return {x.dtype for key, x in held if not (key in chosen and x.dtype in CHOOSING)}
@@ -111,8 +121,10 @@ def write(found: Mapping[str, str], mixture: str = ALIKE) -> None:
 
 
 def layout_of(given: Mapping[str, Any]) -> str:
-    """The first of LAYOUTS that all tensor arguments have. Data-dependent sizes are supported in the first dim only. A
-    backward call with an `input_dtype` that no tensor has counts as layout `any`."""
+    """The strictest of LAYOUTS that all tensor arguments have. Only the first dim may have a data-dependent size.
+
+    A backward call with an `input_dtype` that no tensor has counts as the loosest layout.
+    """
     tensors = [*_tensors(given)]
     if given.get("input_dtype", None) not in {None, *(x.dtype for x in tensors)}:
         return ANY
@@ -138,8 +150,10 @@ def _layout_of(x: Tensor) -> str:
 
 
 def is_channels_last(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
-    """Whether torch takes a tensor for one whose channels, its dim 1, lie together: c10/core/MemoryFormat.h. Sizes that
-    depend on data count as more than one."""
+    """Whether torch regards a tensor as channels-last (dim 1 is the innermost in memory): c10/core/MemoryFormat.h.
+
+    Data-dependent sizes count as more than 1.
+    """
     if len(shape) not in (4, 5) or strides[1] == 0:
         return False
     least = 0
@@ -189,9 +203,10 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
 
 
 def _is_outranked(target: OpOverload, given: Mapping[str, Any]) -> bool:
-    """Whether a number, as an operand, is of a kind above that of all of a call's tensors, as a real one is beside
-    whole ones, or all are truth values. torch promotes by kinds, and some fakes do otherwise. What is written in place
-    keeps its own."""
+    """Whether a number operand is of a higher kind than all tensors, e.g. 0.5 with integers, or all are truth values.
+
+    torch promotes by kinds, but some fakes do so differently. An in-place call keeps its dtype.
+    """
     if written_names(target):
         return False
     values = [x for key in _operands(target) for x in tree_leaves(given.get(key))]
@@ -201,13 +216,13 @@ def _is_outranked(target: OpOverload, given: Mapping[str, Any]) -> bool:
 
 
 def _kind_of(dtype: torch.dtype) -> int:
-    """The place of a tensor's elements among NUMBERS."""
+    """The index of a dtype's kind in NUMBERS."""
     return 3 if dtype.is_complex else 2 if dtype.is_floating_point else int(dtype != torch.bool)
 
 
 @functools.cache
 def _operands(target: OpOverload) -> tuple[str, ...]:
-    """The names of the arguments that may be numbers beside tensors."""
+    """The names of arguments that may be numbers or tensors."""
     return tuple(x.name for x in schema_of(target).arguments if "number" in str(x.type) or "Tensor" in str(x.type))
 
 
@@ -216,8 +231,11 @@ def _told(name: str, given: Mapping[str, Any]) -> str:
 
 
 def _is_drawn_dropout(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether a call is a dropout that draws its mask: it differed from its fake only without a draw or without
-    elements. It draws from the generator's state, like any random call."""
+    """Whether a call is a dropout that draws its mask.
+
+    It differed from its fake only without a draw or without elements. It draws from the generator's state, like any
+    random call.
+    """
     if name != "aten.native_dropout.default" or given.get("train") is not True:
         return False
     p, shape = given["p"], given["input"].shape
@@ -225,10 +243,13 @@ def _is_drawn_dropout(name: str, given: Mapping[str, Any]) -> bool:
 
 
 def _is_norm_in_training(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether a call is a batch norm in training: it writes both statistics, and with row-major tensors it did nothing
-    else beyond its schema and its fake. Statistics must share no memory with its inputs, and have one element per
-    channel: it reads past the end of shorter ones. All must have one dtype: the fake of a 16-bit input has 16-bit
-    statistics beside parameters in float32, and that of the functional form has them in float32 of 16-bit ones."""
+    """Whether a call is an admissible batch norm in training.
+
+    It writes both statistics, and with row-major tensors it had no other effects beyond its schema and its fake.
+    Statistics must share no memory with its inputs, and have one element per channel: it reads past the end of shorter
+    tensors. All must have the same dtype: for a 16-bit input with float32 parameters, the fake has 16-bit statistics;
+    and the functional form returns float32 statistics for 16-bit inputs.
+    """
     if name not in {*known.BATCH_NORMS, *known.BATCH_NORMS.values()} or given.get("training") is not True:
         return False
     counted = {storage_key(x) for x in _tensors([given.get(x) for x in known.STATISTICS])}
@@ -242,9 +263,12 @@ def _is_norm_in_training(name: str, given: Mapping[str, Any]) -> bool:
 
 
 def _is_update(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether a call is an optimizer's kernel on equally long lists of row-major CPU tensors, of one dtype and size at
-    each index. It writes only parameters and their state, which share no memory with anything else, as it does not
-    scale gradients. It walks memory linearly, so other strides would pair other elements."""
+    """Whether a call is an admissible optimizer's kernel.
+
+    It takes equally long lists of row-major CPU tensors, of the same dtype and size at each index. It writes only
+    parameters and their state, which share no memory with anything else, as it does not scale gradients. It walks
+    memory linearly, so other strides would pair other elements.
+    """
     if name not in known.FUSED or not all(given.get(x) is None for x in ("grad_scale", "found_inf")):
         return False
     lists = {key: x for key, x in given.items() if isinstance(x, list | tuple) and x}

@@ -1,13 +1,13 @@
-"""One form for arguments that mean the same, before a call is compared: `dim=-1` of three dims is `dim=2`.
+"""Equivalent arguments in a canonical form, before a call is compared: `dim=-1` of three dims becomes `dim=2`.
 
 Needs:    a call's arguments as data, by name, and the calls before it.
-Promises: the operator gives the same bits, in the same layout.
-Leaves:   what `argument_forms.txt` does not list, as no call showed it (`tests/benchmarks/scan_arguments.py`).
+Promises: the operator computes the same bits, in the same layout.
+Leaves:   arguments that are not in `argument_forms.txt`: no scan (`tests/benchmarks/scan_arguments.py`) confirmed them.
 
-1. A dim that counts from the end counts from the start.
-2. Dims whose order does not matter, as of a sum, are in ascending order.
-3. A whole number where the schema takes a real one is real; so is an operand of an operator that was seen to give the
-   same bits of both, if all tensors have one real dtype.
+1. Dims are counted from the start.
+2. Dims whose order does not matter, e.g. of a sum, are in ascending order.
+3. An integer becomes a real number if the schema's type is real. So does an operand of an operator that computed the
+  same bits with both in a scan, if all tensors have the same real dtype.
 4. An argument that equals its default is left out.
 """
 
@@ -24,20 +24,20 @@ from bitproof.harness.prove.proof_data import Call, Tensor, nodes_in
 from bitproof.harness.torch_operators import schema_of
 
 DIM, ORDER, NUMBER = FORMS = ("dim", "order", "number")
-"""What may be written otherwise: a dim from the end, the order of dims, a whole number as a real one."""
+"""Kinds of equivalent arguments: a dim counted from the end, the order of dims, an integer for a real number."""
 
 FILE = Path(__file__).with_name("argument_forms.txt")
 
 MOST = 1 << 24
-"""Whole numbers up to here are float32 exactly."""
+"""Integers up to here are exact in float32."""
 
 TRIED = {"float64", "float32", "bfloat16"}
-"""The dtypes of tensors beside which a scan tried numbers."""
+"""The dtypes of tensors with which a scan tried numbers."""
 
 
 @functools.cache
 def listed() -> frozenset[tuple[str, str, str]]:
-    """Form, operator and argument: each was seen to mean the same in both ways to write it."""
+    """Form, operator and argument of each confirmed equivalence."""
     rows = (line.split() for line in FILE.read_text().splitlines() if line and not line.startswith("#"))
     return frozenset((form, name, argument) for form, name, *arguments in rows for argument in arguments)
 
@@ -53,7 +53,7 @@ def write(found: Iterable[tuple[str, str, str]]) -> None:
 
 
 def canonical(target: Any, given: Sequence[tuple[str, Any]], calls: Sequence[Call]) -> list[tuple[str, Any]]:
-    """A call's arguments in one form. `calls` are those that its arguments name."""
+    """A call's arguments in canonical form. `calls` are the graph's calls, to which arguments refer."""
     schema = schema_of(target)
     if schema is None:
         return [*given]
@@ -95,7 +95,7 @@ def _is_real(op: str, tensors: Sequence[Tensor], name: str) -> bool:
 
 
 def _data(value: Any) -> Any:
-    """A default as graphs have it as data; as it is where a graph would have something else."""
+    """A default in the data form of graphs; values without a data form are returned unchanged."""
     match value:
         case bool():
             return ("bool", str(value))

@@ -1,4 +1,4 @@
-"""The tensors that a graph holds, by their bytes."""
+"""Digests of the tensors that are part of a graph."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ class _Exporter:
             self.repeats.remember(node, self.values[node])
 
     def _fake(self, node: Node, op: str) -> Any:
-        """What a call reads; a part is taken of several results whatever they are."""
+        """The fake value that a call reads; `getitem` gets its tuple unchanged."""
         value = self.values[node]
         return value if op == "getitem" and isinstance(value, list | tuple) else self.repeats.fake(value)
 
@@ -250,7 +250,7 @@ class _Exporter:
             self._add(node, node.name, known.CHOICE, args, self.values[node])
 
     def _add_copied(self, node: Node, op: str, args: Sequence[tuple[str, Any]], own: data.Tensor) -> None:
-        """Write a call in place as `op`, which is not, and a copy of its result."""
+        """Write an in-place call as the functional `op`, followed by a copy of its result."""
         made = replace(own, offset=0, storage=self._storage(("made", len(self.calls))))
         self.calls.append(Call(f"{node.name} made", op, tuple(args), made, place=_place(node)))
         args = (("self", dict(self._arguments(node))["self"]), ("src", ("node", len(self.calls) - 1)))
@@ -372,7 +372,7 @@ def refuse(call: Call, what: str) -> RefusedError:
 
 
 def _nested(caller: Node, module: GraphModule) -> Any:
-    """A nested graph with numbered nodes: equal ones compute the same function of their operands."""
+    """A nested graph with numbered nodes, so equal graphs have equal data."""
     index: dict[Node, int] = {}
 
     def argument(x: Any) -> Any:

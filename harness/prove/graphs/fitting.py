@@ -1,9 +1,10 @@
-"""Operators that compute from shapes that they do not check: where these do not fit, they read or write beyond their
-tensors, or end the process. What autograd calls fits; a graph from elsewhere may not. And one whose fake is wrong for
-some indices: of one without dims beside another, `index` has a result of too few dims, and alone, other strides; of
-indices in columns the kernel's result has columns, too, the fake's has rows.
+"""Operators that do not check shapes: mismatching shapes make them read or write past their tensors, or abort.
 
-Sizes are compared as they are written, since one that depends on data cannot be compared otherwise.
+Calls from autograd have matching shapes; a graph from elsewhere may not. `index` is checked here because its fake is
+wrong for some indices: for an index without dims next to another, its result has too few dims; alone, other strides;
+for indices in column-major order, the kernel's result is column-major and the fake's row-major.
+
+Sizes are compared as text, since data-dependent sizes cannot be compared otherwise.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from bitproof.harness.prove import known_operators as known
 
 
 def misfits(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether a call of an operator that does not check shapes has such as do not fit."""
+    """Whether a call of an unchecked operator has mismatching shapes."""
     if not given:
         return False
     if names := known.SAME_SHAPE.get(name):
@@ -40,8 +41,11 @@ def misfits(name: str, given: Mapping[str, Any]) -> bool:
 
 
 def _misfits_index(x: Tensor, indices: Sequence[Tensor | None]) -> bool:
-    """torch orders the dims of a result by `x`'s strides, then by each index's; its fake by `x`'s alone. An index has a
-    dim of one element in place of each other dim, and so orders those of `x` that have one, too."""
+    """Whether a call of `index` may have another layout than its fake.
+
+    torch orders a result's dims by `x`'s strides, then by each index's strides; its fake only by `x`'s. An index has
+    size 1 in place of each other dim, and so also reorders dims of size 1 in `x`.
+    """
     if any(index is not None and (index.dim() == 0 or not _is_in_order(_dims_of(index))) for index in indices):
         return True
     own = _dims_of(x)
@@ -57,8 +61,10 @@ def _dims_of(x: Tensor) -> list[tuple[Any, Any]]:
 
 
 def _is_in_order(dims: Sequence[tuple[Any, Any]]) -> bool:
-    """Whether torch keeps dims in their order: each inner stride is smaller, or as large where it is of no more
-    elements. Dims that are expanded have no order. Sizes that are open are known in the first dim only."""
+    """Whether torch keeps the order of dims: each inner stride is smaller, or equal with a size that is no larger.
+
+    Expanded dims have no order. Only the first size may be open.
+    """
     if len(dims) == 1:
         return True
     if not all(isinstance(n, int) for n in (*(n for n, _ in dims[1:]), *(s for _, s in dims))):
@@ -75,7 +81,7 @@ def _sizes(x: Tensor) -> tuple[str, ...]:
 
 
 def _misfits_batch_norm(given: Mapping[str, Any]) -> bool:
-    """It reads statistics of each channel, which it does not look for."""
+    """Whether statistics do not have an element per channel; the kernel does not check them."""
     read = ("save_mean", "save_invstd") if given["train"] else known.STATISTICS
     channels = _sizes(given["input"])[1:2]
     statistics = [given.get(x) for x in read]
@@ -90,7 +96,10 @@ def _misfits_layer_norm(given: Mapping[str, Any]) -> bool:
 
 
 def _misfits_attention(given: Mapping[str, Any]) -> bool:
-    """Of a query (batch, head, row, feature), a key and a value for each of other rows, and a mask that is expanded."""
+    """Whether attention's shapes mismatch.
+
+    The query is (batch, head, row, feature), key and value may have other rows, and the mask must be expandable.
+    """
     query, key, mask = _sizes(given["query"]), _sizes(given["key"]), given.get("attn_mask")
     fits = (
         len(query) == len(key) == 4 and (*query[:2], query[3]) == (*key[:2], key[3]) and _alike(given, "key", "value")

@@ -1,11 +1,12 @@
-"""Calls that repeat an earlier one, which need not run on fake values: layers repeat each other's calls.
+"""Repeated calls, which need not run on fake values: layers repeat each other's calls.
 
-1. A closed plain tensor is kept as a `Lying`: how it lies, and in which memory. Its fake value is made where a call
-   that runs reads it.
-2. A call's key is its operator, its arguments, and of each tensor among them how it lies and which others are in its
-   memory. How the results of a fake call lie is a function of that alone, as long as no size is open.
-3. Remembered are calls that write nothing, all of whose results are closed plain tensors, each in an argument's memory
-   or alone in memory of its own. What repeats one gets results that lie so, in its own arguments' memory or in new.
+1. A plain tensor without open sizes is stored as a `Lying`: its layout and the number of its memory. Its fake value is
+  created when a call that runs reads it.
+2. A call's key is its operator, its arguments, and for each tensor its layout and the memory that it shares with other
+  arguments. Without open sizes, these determine the layouts of its results.
+3. Only calls without writes are remembered, whose results are plain tensors without open sizes, each in an argument's
+  memory or alone in its own. A repeated call gets results of the same layouts, in its own arguments' memory or in
+  new memory.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from bitproof.harness.torch_operators import storage_key
 
 
 class Lies(NamedTuple):
-    """How a tensor lies in its memory."""
+    """A tensor's layout in its memory."""
 
     dtype: torch.dtype
     device: torch.device
@@ -35,12 +36,12 @@ class Lies(NamedTuple):
 
     @property
     def told(self) -> tuple[str, str, tuple[int, ...], tuple[int, ...], int]:
-        """The same as data."""
+        """The layout as data."""
         return str(self.dtype).removeprefix("torch."), self.device.type, self.shape, self.strides, self.offset
 
 
 class Result(NamedTuple):
-    """What a call gave: how it lies, and the place of its memory among those that the call read; None for its own."""
+    """A call's result: its layout, and the index of its memory among those that the call read; None for new memory."""
 
     lies: Lies
     place: int | None
@@ -48,7 +49,7 @@ class Result(NamedTuple):
 
 @dataclass(eq=False)
 class Lying:
-    """A tensor known by how it lies and in which memory; `fake` is None until it is needed."""
+    """A tensor known by its layout and memory; `fake` is None until it is needed."""
 
     lies: Lies
     memory: int
@@ -56,11 +57,11 @@ class Lying:
 
 
 class _OpenError(Exception):
-    """A call with an argument that is no closed plain tensor and no constant."""
+    """An argument is neither a plain tensor without open sizes nor a constant."""
 
 
 class Repeats:
-    """The values of one graph, and what its calls gave. Use it within the graph's fake mode."""
+    """The values of a graph, and the results of its calls. Use it within the graph's fake mode."""
 
     def __init__(self) -> None:
         self._given: dict[Hashable, Any] = {}  # by a call's key, a Result for each of its results
@@ -71,7 +72,7 @@ class Repeats:
         self._of_fake: dict[int, Lying] = {}  # by a fake value's identity; kept, so that none is that of another
 
     def told(self, value: Any) -> Any:
-        """A value as it is kept."""
+        """A value in its stored form."""
         if type(value) in (tuple, list):
             return type(value)(map(self.told, value))
         layout = _layout(value) if isinstance(value, Tensor) else None
@@ -92,7 +93,7 @@ class Repeats:
         return self._memories[key]
 
     def fake(self, value: Any) -> Any:
-        """The fake value of what is kept."""
+        """The fake value of a stored value."""
         if type(value) in (tuple, list):
             return type(value)(map(self.fake, value))
         if not isinstance(value, Lying):
@@ -105,7 +106,7 @@ class Repeats:
                 self._memories[storage_key(value.fake)] = value.memory
             else:
                 memory = self.fake(first)
-                if memory.dtype != dtype:  # as a complex tensor's memory, seen as pairs of real numbers
+                if memory.dtype != dtype:  # e.g. a complex tensor's memory viewed as pairs of real numbers
                     count = memory.untyped_storage().nbytes() // memory.itemsize
                     memory = torch.as_strided(memory, (count,), (1,), 0).view(dtype)
                 value.fake = torch.as_strided(memory, shape, strides, offset)
@@ -132,7 +133,7 @@ class Repeats:
         return found
 
     def remember(self, node: Node, value: Any) -> None:
-        """Remember what a call gave, that ran and has no other effect."""
+        """Remember the results of a call that ran and has no other effect."""
         if node not in self._keys:
             return
         key, memories = self._keys.pop(node)
@@ -144,7 +145,7 @@ class Repeats:
 
 
 def _layout(x: Tensor) -> Lies | None:
-    """How a tensor lies; None for what has open sizes, or is no plain memory."""
+    """A tensor's layout; None if it has open sizes or is not plain memory."""
     if x.layout != torch.strided or x.is_conj() or x.is_neg() or x.is_quantized:
         return None
     shape, strides, offset = tuple(x.shape), tuple(x.stride()), x.storage_offset()
@@ -153,7 +154,7 @@ def _layout(x: Tensor) -> Lies | None:
 
 
 def _is_known(x: Any, memories: list[int]) -> bool:
-    """Whether a result lies in an argument's memory, or fills memory of its own."""
+    """Whether a result is in an argument's memory, or fills memory of its own."""
     if not isinstance(x, Lying) or x.fake is None:
         return False
     _, _, shape, strides, offset = x.lies
@@ -163,7 +164,7 @@ def _is_known(x: Any, memories: list[int]) -> bool:
 
 
 def _key(x: Any, values: Mapping[Node, Any], memories: list[int]) -> Hashable:
-    """An argument without the identity of what it reads. Raises _OpenError."""
+    """An argument's key, independent of its identity. Raises _OpenError."""
     match x:
         case Node():
             return _key(values[x], values, memories)
@@ -181,7 +182,7 @@ def _key(x: Any, values: Mapping[Node, Any], memories: list[int]) -> Hashable:
 
 
 def _mapped(value: Any, of: Callable[[Any], Any]) -> Any:
-    """A call's results, each by a function; a missing one is missing."""
+    """Apply a function to each of a call's results; None stays None."""
     if type(value) in (tuple, list):
         return type(value)(None if x is None else of(x) for x in value)
     return of(value)

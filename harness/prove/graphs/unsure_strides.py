@@ -1,8 +1,8 @@
-"""Strides of dims of one element, which no index reaches, and which many fakes have otherwise than kernels do.
+"""Strides of dims of size 1: no element depends on them, but many fakes have other values than kernels.
 
-No element is read by such a stride, but what multiplies matrices chooses its kernel by it: of a (1, 33) and a (33, 1)
-matrix of float32 other bits come, depending on the second's last stride. A call whose tensors lie in rows, to the last
-stride, was seen to give what its fake gives; of any other, such a stride of its result is unsure.
+Matrix products choose their kernel by these strides: a (1, 33) times (33, 1) product in float32 has different bits
+depending on the last stride of the second operand. If all tensors of a call are row-major, including such strides, its
+fake was seen to be right; otherwise the stride of a size-1 dim in its result is unsure.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ MULTIPLIES = (
     *("mm", "mv", "dot.", "linear", "matmul", "einsum", "inner", "conv", "linalg", "cdist", "rnn", "lstm", "gru"),
     *("attention_math", "product_attention.default", "higher_order"),
 )
-"""Parts of names of all operators that multiply matrices by such kernels, and of some that do not. Flash attention on
-the CPU gave the same bits for all such strides of 768 calls and their backwards, of 1 and 3 heads, 1 and 33 rows."""
+"""Parts of the names of all operators that multiply matrices with such kernels, and of some others.
+
+Flash attention on the CPU is not listed: it computed the same bits for all such strides in 768 calls and their
+backwards, with 1 and 3 heads, 1 and 33 rows.
+"""
 
 
 def unsure_product(calls: Sequence[Call]) -> Call | None:
-    """The first call that multiplies a tensor with an unsure stride; None if there is none."""
+    """The first product that reads a tensor with an unsure stride; None if there is none."""
     unsure: set[int] = set()  # memory of results with an unsure stride
     for call in calls:
         read = [x for place in call.reads for x in calls[place].results]
@@ -35,5 +38,5 @@ def unsure_product(calls: Sequence[Call]) -> Call | None:
 
 
 def _is_in_rows(x: Tensor) -> bool:
-    """Whether a tensor lies in rows, with the strides of dims of one element as they are there."""
+    """Whether a tensor is row-major, including the strides of dims of size 1."""
     return all(type(n) is int for n in x.shape[1:]) and x.strides == row_major((1, *x.shape[1:]))[: len(x.shape)]

@@ -1,13 +1,12 @@
-"""Rewrites operators that write several tensors as one that returns the new values, and a copy of each into the old
-tensor.
+"""Rewrites operators that write several tensors as a functional operator, and a copy of each new value into its tensor.
 
 So other code need not handle a batch norm's writes to statistics, which not every schema states, or an optimizer's
 kernel on lists: on the CPU it processes parameters one by one, so it becomes one call per parameter.
 
-A masked fill becomes a choice, `where`, so that it is one with what users write so.
+A masked fill becomes `where`, so it equals code that is written with `where`.
 
-Draws that fill a tensor read none of its elements: it is written with zeros before, so that what it held, such as
-uninitialized memory, decides no answer.
+A random fill reads none of its tensor's elements: the tensor is filled with zeros first, so its old content, e.g.
+uninitialized memory, affects no answer.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ def add_copies(calls: list[Call]) -> None:
 
 
 def add_zeros(calls: list[Call], name: str, written: Any, place: Any) -> None:
-    """Fill with zeros what the next call, of this name, overwrites."""
+    """Fill the tensor with zeros that the next call, named `name`, overwrites."""
     told = f"{name} overwrites", known.ZEROS_INTO, (("self", written),), calls[written[1]].value
     calls.append(Call(*told, writes=("self",), place=place))
 
 
 def is_choice(given: Mapping[str, Any]) -> bool:
-    """Whether a masked fill is a choice, by truth values, between a number and a tensor's elements in one dtype."""
+    """Whether a masked fill equals `where`: a bool mask, and a number of the tensor's dtype or convertible to it."""
     x, value = given["self"], given["value"]
     if given["mask"].dtype != torch.bool or str(x.dtype).removeprefix("torch.") not in known.FLOATS | known.WHOLE:
         return False
@@ -57,7 +56,7 @@ def is_choice(given: Mapping[str, Any]) -> bool:
 
 
 def is_apart(given: Mapping[str, Any]) -> bool:
-    """Whether a division in place of a tensor in rows is by a real number, or by a tensor like it."""
+    """Whether an in-place division of a row-major CPU tensor is by a real number, or by a tensor of the same layout."""
     x, other = given["self"], given["other"]
     if not x.is_floating_point() or x.device.type != "cpu" or not all(isinstance(n, int) for n in x.shape):
         return False
@@ -70,8 +69,10 @@ def is_apart(given: Mapping[str, Any]) -> bool:
 
 
 def copied_number(node: Node, value: Tensor) -> Any:
-    """The number in a tensor of the graph without dims, if it is only copied, as what Python makes of a number is; None
-    for any other, which a call may write."""
+    """The number in a scalar constant that is only copied, as in a trace of `torch.tensor(1.0)`; None otherwise.
+
+    Other tensors may be written by a call.
+    """
     is_real = value.dim() == 0 and not isinstance(value, FakeTensor) and value.dtype in (torch.float32, torch.float64)
     is_copied = all(user.target is torch.ops.aten.lift_fresh_copy.default for user in node.users)
     if not is_real or not is_copied:
@@ -82,7 +83,7 @@ def copied_number(node: Node, value: Tensor) -> Any:
 
 
 def of_number(op: str, args: Sequence[tuple[str, Any]]) -> tuple[str, Sequence[tuple[str, Any]]]:
-    """A call of Python on numbers; a product with -1 is the negative, which has the same bits."""
+    """A Python call on numbers; a product with -1 becomes a negation, which has the same bits."""
     if op == f"{known.PYTHON}mul":
         for place, (_, factor) in enumerate(args):
             if factor == -1 or factor == ("float", (-1.0).hex()):
@@ -91,7 +92,7 @@ def of_number(op: str, args: Sequence[tuple[str, Any]]) -> tuple[str, Sequence[t
 
 
 def number_of(name: str, number: Any, value: Any, place: Any) -> Call:
-    """The call that makes a tensor without dims of a number, as `torch.where` traces it."""
+    """The call that creates a scalar tensor from a number, as `torch.where` traces it."""
     told = (
         ("dtype", ("dtype", value.dtype)),
         ("layout", ("enum", "torch.strided")),
@@ -101,7 +102,7 @@ def number_of(name: str, number: Any, value: Any, place: Any) -> Call:
 
 
 def _add_copies(calls: list[Call], written: Mapping[int, tuple[str, Any]]) -> None:
-    """After the last of these calls, copy its results at these indices into the arguments of these names."""
+    """After the last call, copy its results at these indices into the named arguments."""
     index = len(calls) - 1
     several = calls[index] = replace(calls[index], writes=())
     for place, (name, old) in written.items():
@@ -115,8 +116,11 @@ def _add_copies(calls: list[Call], written: Mapping[int, tuple[str, Any]]) -> No
 def add_updates(
     calls: list[Call], call: Call, given: Mapping[str, Any], names: Sequence[str], layout: Callable[[Any], Any]
 ) -> Iterator[Any]:
-    """Add an optimizer's kernel, one parameter after the other. `given` are its arguments on fake values, `names` those
-    that its schema writes; `layout` returns the layout of a new value that is yielded."""
+    """Add an optimizer's kernel, one parameter after the other.
+
+    `given` are its arguments on fake values, `names` those that its schema writes; `layout` returns the layout of each
+    new value, which is yielded.
+    """
     for place in range(len(given["self"])):
         args = tuple((name, _one_of(x, place)) for name, x in call.args)
         written = [name for name in names if given.get(name)]

@@ -1,1 +1,1 @@
-"""What a user has, as programs that can be proved: functions, modules, graphs, files, and graphs within a pass."""
+"""A user's objects as programs that can be proved: functions, modules, graphs, files, and graphs within a pass."""

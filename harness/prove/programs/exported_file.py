@@ -1,17 +1,18 @@
-"""Reads a program that torch.export saved. Nothing in the file is run, imported, evaluated or unpickled by torch.
+"""Reads a program saved by torch.export. Nothing in the file is run, imported, evaluated or unpickled by torch.
 
-torch.export.load is for files of one's own: it imports modules that a file names, writes names of inputs into Python
-code, evaluates expressions, and unpickles. Here
+torch.export.load is only for trusted files: it imports modules named by the file, writes names of inputs into Python
+code, evaluates expressions, and unpickles. Instead:
 
-1. `plain_archive` takes the zip apart, and refuses one that two readers could see differently;
+1. `plain_archive` parses the zip, and refuses an archive that two readers could see differently;
 2. `json_fields` reads the model's JSON field by field: an unknown field, or a value of another type, is refused;
 3. operators are looked up by name among torch's own, and called only if a proof admits them (`graphs/admitted`);
 4. names must be plain identifiers, as torch writes them into code;
 5. weights are bytes, within which sizes and strides must stay; sample inputs are read by `sample_inputs`.
 
-What is not needed is never read: the structure of inputs, what modules are called, guards, versions of operators.
+Parts that are not needed are never read: the structure of inputs, names of modules, guards, versions of operators.
 
-Files of torch 2.11 and later have this form, schema version 8. One that uses something newer is refused, by the field.
+Files of torch 2.11 and later have this form, schema version 8. A file with a newer feature is refused, naming the
+field.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ from bitproof.harness.torch_compat import FakeTensorMode, OpOverload, flattened
 from bitproof.harness.torch_operators import schema_of
 
 LARGEST = (1 << 32) - 1
-"""Bytes of a file: a zip of more has a second form of every size."""
+"""Maximum bytes of a file: larger zips have a second form of every size."""
 
 LARGEST_MODEL = 1 << 27
-"""Bytes of the model's JSON: about 80,000 calls."""
+"""Maximum bytes of the model's JSON: about 80,000 calls."""
 
 SCHEMA = 8
-"""The major version of torch's schema (torch/_export/serde/schema.py) that is read here."""
+"""The supported major version of torch's schema (torch/_export/serde/schema.py)."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,999}")
 _PATH = re.compile(r"\w{1,200}(\.\w{1,200}){0,50}", re.ASCII)
@@ -73,7 +74,7 @@ _ON_NUMBERS: Mapping[str, Callable[..., Any]] = {
     **{f"torch.fx.experimental.sym_node.{name}": getattr(torch, name) for name in ("sym_max", "sym_min")},
     "math.trunc": math.trunc,
 }
-"""Functions from sizes to sizes, by the names that torch writes."""
+"""Functions from sizes to sizes, by torch's names."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class _Signature:
 
 @dataclass(frozen=True)
 class SavedProgram:
-    """The parts of an exported program that a proof reads, named as torch names them."""
+    """The parts of an exported program that a proof reads, with torch's names."""
 
     graph_module: GraphModule
     graph_signature: _Signature
@@ -92,13 +93,14 @@ class SavedProgram:
     constants: Mapping[str, Tensor]
     example_inputs: Any
     returns: str
-    """How the outputs are nested, as the file says it: text that is only compared."""
+    """The nesting of the outputs, as the file's text, which is only compared."""
 
 
 def read_exported(file: Path) -> SavedProgram:
-    """The program of a file.
+    """Read a program from a file.
 
-    Raises UsageError for a file that is none or is damaged, and RefusedError for one that a proof does not take.
+    Raises UsageError if the file is damaged or not an exported program, and RefusedError if a proof does not support
+    it.
     """
     try:
         return _Reader(files_of(read_plain(file, LARGEST))).read()
@@ -123,7 +125,7 @@ def _refused(file: Path, what: str) -> UsageError:
 
 
 class _Reader:
-    """Reads the files of one archive."""
+    """Reads the files of an archive."""
 
     def __init__(self, files: Mapping[str, memoryview]) -> None:
         roots = {name.partition("/")[0] for name in files}
@@ -190,7 +192,7 @@ class _Reader:
         return self.files[name]
 
     def _tensors(self, kind: str, prefix: str, model: str, known: set[str]) -> dict[str, Tensor]:
-        """The weights or the constants, by name. Those over one file share memory, as they did when they were saved."""
+        """The weights or the constants, by name. Tensors over the same file share memory, as when they were saved."""
         config = f"data/{kind}/{model}_{kind}_config.json"
         known.add(config)
         if f"data/{kind}/{model}.pt" in self.files:
@@ -229,7 +231,7 @@ class _Reader:
         return memory
 
     def _samples(self, file: str, signature: _Signature, inputs: Sequence[Any]) -> Any:
-        """The inputs that the program was exported with, in order; None if the file has none."""
+        """The inputs with which the program was exported, in order; None if the file has none."""
         if not self._file(file, LARGEST):
             return None
         leaves = flattened(sample_inputs.read(self.files[file]))[0]
@@ -246,7 +248,7 @@ class _Reader:
     # -- the graph --------------------------------------------------------------------------------
 
     def _graph(self, graph: Field, ranges: Field) -> list[Any]:
-        """Write the nodes. Returns a value with each input's layout: a fake tensor, a size, or a constant."""
+        """Write the nodes. Returns a value for each input: a fake tensor, a size, or a constant."""
         parts = graph.object(
             ("inputs", "outputs", "nodes", "tensor_values", "sym_int_values", "sym_bool_values"),
             ("is_single_tensor_return", "custom_obj_values", "sym_float_values"),
@@ -319,7 +321,7 @@ class _Reader:
                 self._define(_identifier(own), one, told)
 
     def _arguments(self, target: Any, field: Field) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A call's arguments. Those of an operator have the names, the order and the kinds of its schema."""
+        """A call's arguments. An operator's arguments must match the names, order and kinds of its schema."""
         given = []
         for argument in field.list():
             parts = argument.object(("name", "arg"), ("kind",))
@@ -467,7 +469,7 @@ _RESULTS = {
     "gradient_to_user_input": (OutputKind.GRADIENT_TO_USER_INPUT, "user_input_name", None),
     "token": (None, None, None),
 }
-"""For each kind of output: torch's name, the field with its input, and the inputs that this may be."""
+"""For each kind of output: torch's kind, the field with its target, and the kind of input that the target must be."""
 
 
 def _unproved(what: str, field: Field) -> RefusedError:
@@ -475,7 +477,7 @@ def _unproved(what: str, field: Field) -> RefusedError:
 
 
 def _identifier(field: Field) -> str:
-    """A name that torch may write into code."""
+    """A name that torch may safely write into code."""
     name = field.text()
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise field.wrong("a plain identifier")
@@ -483,7 +485,7 @@ def _identifier(field: Field) -> str:
 
 
 def _target(field: Field) -> Any:
-    """An operator or a function on sizes, by its name. Looking one up runs nothing."""
+    """An operator, or a function on sizes, by its name. The look-up runs nothing."""
     name = field.text()
     if name in _ON_NUMBERS:
         return _ON_NUMBERS[name]
@@ -498,7 +500,7 @@ def _target(field: Field) -> Any:
 
 
 def _constant(kind: str, field: Field) -> Any:
-    """A value that is no tensor."""
+    """A value other than a tensor."""
     match kind:
         case "as_none":
             return None
@@ -550,12 +552,12 @@ def _device(field: Field) -> torch.device:
 
 
 def _closed(field: Field) -> int:
-    """A size of a stored tensor, which is a number."""
+    """A stored tensor's size: a number."""
     return field.one_of(("as_int",))[1].integer()
 
 
 def _check_number(field: Field) -> None:
-    """A size, a truth value or a real number that some call computes: it is not read, but must be of a known form."""
+    """Check that a computed size, truth value or real number has a known form; it is not used."""
     kind, told = field.one_of(("as_int", "as_bool", "as_float", "as_expr"))
     if kind == "as_expr":
         parts = told.object(("expr_str",), ("hint",))
@@ -596,7 +598,7 @@ def _is_size(own: Any, expected: Any) -> bool:
 
 
 def _check_state(found: SavedProgram, inputs: Sequence[Any]) -> None:
-    """Each parameter, buffer and constant of the graph is stored, in the layout that the graph has for it."""
+    """Check that each parameter, buffer and constant of the graph is stored, in the layout that the graph declares."""
     for spec, like in zip(found.graph_signature.input_specs, inputs, strict=True):
         if spec.target is None:
             continue
@@ -609,7 +611,7 @@ def _check_state(found: SavedProgram, inputs: Sequence[Any]) -> None:
 
 
 def _returns(field: Field) -> str:
-    """How the outputs are nested: the text that stands in the entry of the whole program. It is not read."""
+    """The nesting of the outputs: the text in the entry of the whole program. It is not interpreted."""
     for entry in field.list():
         parts = entry.object(("fqn",), ("signature",))
         if parts["fqn"].text() == "" and parts["signature"].value is not None:

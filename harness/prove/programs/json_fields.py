@@ -1,10 +1,10 @@
-"""JSON from a stranger, read field by field: each read says which type is expected, and a refusal names the place.
+"""Read untrusted JSON field by field: each read states the expected type, and a refusal names the path.
 
     version = field_of(content, "model").object(("major", "minor"))
-    version["major"].integer()       raises FieldError("model.major is 'x': expected an integer")
+   version["major"].integer()       raises FieldError("model.major is 'x': expected an integer")
 
-An unknown field is refused if it says something. One that is null, false or empty belongs to a newer form and is not
-used in this file.
+An unknown field is refused unless it is null, false or empty: then it belongs to a newer form and is unused in this
+file.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _REALS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
 
 class FieldError(ValueError):
-    """A field that is missing, unknown, or of another type."""
+    """A field is missing, unknown, or of another type."""
 
 
 class Field:
-    """A value at a place."""
+    """A value at a path."""
 
     def __init__(self, value: Any, path: str) -> None:
         self.value = value
         self.path = path
 
     def wrong(self, expected: str) -> FieldError:
-        """The refusal of this value."""
+        """The error about this value."""
         return FieldError(f"{self.path} is {_shown(self.value)}: expected {expected}")
 
     def object(self, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Field]:
-        """The fields of an object; one of `optional` that is missing is null."""
+        """The fields of an object; a missing field of `optional` is null."""
         if not isinstance(self.value, dict):
             raise self.wrong("an object")
         known = (*required, *optional)
@@ -49,7 +49,7 @@ class Field:
         return {name: Field(self.value.get(name), f"{self.path}.{name}") for name in known}
 
     def items(self) -> Iterator[tuple[str, Field]]:
-        """The items of a table whose keys are names of the writer's."""
+        """The items of a table with arbitrary keys."""
         if self.value is None:
             return
         if not isinstance(self.value, dict):
@@ -64,7 +64,7 @@ class Field:
         return [Field(value, f"{self.path}[{place}]") for place, value in enumerate(self.value)]
 
     def one_of(self, kinds: Any) -> tuple[str, Field]:
-        """The kind and the value of an object with one field, which names the kind."""
+        """The kind and value of an object with a single field, whose name is the kind."""
         if not isinstance(self.value, dict) or len(self.value) != 1 or (kind := next(iter(self.value))) not in kinds:
             raise self.wrong(f"an object with one of these fields: {', '.join(kinds)}")
         return kind, Field(self.value[kind], f"{self.path}.{kind}")
@@ -88,7 +88,7 @@ class Field:
         return self.value
 
     def real(self) -> float:
-        """A real number; torch writes those that are not finite as texts."""
+        """A real number; torch writes infinities and NaN as texts."""
         if isinstance(self.value, str) and self.value in _REALS:
             return _REALS[self.value]
         if type(self.value) not in (int, float) or not math.isfinite(float(self.value)):
@@ -97,7 +97,7 @@ class Field:
 
 
 def field_of(content: bytes | memoryview, name: str) -> Field:
-    """The value of a JSON text. Raises FieldError for one that is damaged, nested too deep, or ambiguous."""
+    """Parse a JSON text. Raises FieldError if it is damaged, nested too deep, or ambiguous."""
     try:
         return Field(validate.parse(bytes(content)), name)
     except (ValueError, RecursionError, OverflowError) as error:

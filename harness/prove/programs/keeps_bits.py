@@ -1,15 +1,6 @@
-"""`keeps_bits`: each graph that goes through a pass is proved against what came in.
+"""`keeps_bits`: proves each graph after a pass equal to the graph before it.
 
-    @bitproof.keeps_bits                            a pass of a graph or a graph module, in place or not
-    def fold(graph): ...
-
-    torch._inductor.config.post_grad_custom_pre_pass = bitproof.keeps_bits(fold)
-
-    with bitproof.keeps_bits() as kept:             all of Inductor's own passes, by name
-        torch.compile(model)(x)
-
-How inputs lie is read off the metadata of placeholders before a pass runs, for both sides, or off the `inputs` that are
-given. Tensors that a graph holds are part of it. A graph that Inductor finds in its cache went through no pass.
+@bitproof.keeps_bits                            a pass on a graph or a graph module, in place or not
 """
 
 from __future__ import annotations
@@ -37,12 +28,12 @@ from bitproof.harness.torch_compat import disable_current_modes
 from bitproof.harness.torch_inductor import passes_watched, takes_as_hook
 
 SHOWN = 3
-"""Outputs of a pass that are shown where it fails."""
+"""Maximum number of outputs shown for a failing pass."""
 
 
 @dataclass(frozen=True)
 class PassProof:
-    """What is known of one pass over one graph. `changed` says whether it left other nodes than it was given."""
+    """The proof of a pass over a graph. `changed` says whether the pass changed any node."""
 
     name: str
     proof: PairProof
@@ -51,7 +42,7 @@ class PassProof:
 
 @dataclass
 class KeptPasses:
-    """The passes that were seen, in the order in which they ended."""
+    """The observed passes, in the order in which they ended."""
 
     proofs: list[PassProof] = field(default_factory=list)
 
@@ -73,9 +64,10 @@ def keeps_bits(a_pass: None = None, *, check: bool = True) -> Any: ...
 def keeps_bits(
     a_pass: Callable[..., Any] | None = None, *, inputs: Sequence[Any] | None = None, check: bool = True
 ) -> Any:
-    """A pass that raises PassError, naming the node, unless what it leaves is proved equal to what it was given.
+    """Wrap a pass so that it raises PassError, naming the node, unless its result is proved equal to its input.
 
-    Without a pass, a context in which Inductor's own are watched; the error comes at its end, or never without `check`.
+    Without a pass, a context that watches Inductor's own passes; the error is raised at its end, or never without
+    `check`.
     """
     if a_pass is None:
         return _watching(check)
@@ -84,7 +76,7 @@ def keeps_bits(
 
 
 class KeptPass:
-    """A pass, proved each time it runs; also a hook of Inductor's, whose cache knows it by its source."""
+    """A pass that is proved each time it runs; also a hook for Inductor, whose cache identifies it by its source."""
 
     def __init__(self, a_pass: Callable[..., Any], inputs: Sequence[Any] | None = None) -> None:
         self._pass = a_pass
@@ -106,7 +98,7 @@ class KeptPass:
         return found
 
     def uuid(self) -> Any:
-        """What Inductor's cache knows the pass by; None, so that nothing is cached, where its source is not known."""
+        """The pass's identity for Inductor's cache; None, so nothing is cached, if its source is unknown."""
         own = getattr(self._pass, "uuid", None)
         try:
             told_by = own() if callable(own) else inspect.getsource(self._pass)
@@ -117,12 +109,12 @@ class KeptPass:
 
 
 def _has_state(a_pass: Any) -> bool:
-    """Whether a function reads variables around it, which its source does not show, and states no uuid."""
+    """Whether a function reads variables of its surroundings, which its source does not show, and has no uuid."""
     return not hasattr(a_pass, "uuid") and bool(getattr(a_pass, "__closure__", None) or not inspect.isfunction(a_pass))
 
 
 class _Snapshot:
-    """The graph's present state as data, or why it is refused."""
+    """The graph's current state as data, or the reason of its refusal."""
 
     def __init__(self, graph: Graph | GraphModule, inputs: Sequence[Any] | None) -> None:
         self._inputs = list(inputs) if inputs is not None else None
@@ -132,7 +124,10 @@ class _Snapshot:
             self._switches = Switches.now()
 
     def proof(self, name: str, graph: Graph | GraphModule) -> PassProof:
-        """Prove what a pass left against this graph, computed by the same switches."""
+        """Prove a pass's result against this graph.
+
+        Both are computed under the switches from before the pass; a pass that changed some is REFUSED.
+        """
         with disable_current_modes():
             switched = self._switches.changes()
             self._switches.restore()
@@ -210,7 +205,7 @@ def _watching(check: bool) -> Iterator[KeptPasses]:
 
 
 def _failure(found: PassProof) -> PassError:
-    """A pass that is not proved, with the first calls that differ."""
+    """The error about a pass that is not proved, with the first calls that differ."""
     lines = [] if found.proof.reason is None else [found.proof.reason]
     others = [answer for answer in found.proof.answers if answer.verdict != PROVED]
     for answer in others[:SHOWN]:

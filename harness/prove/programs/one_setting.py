@@ -1,8 +1,9 @@
-"""Refuses a program that sets a switch for some of its operators: no graph says which ran under it.
+"""Refuses a program that changes a switch between its operators: a graph does not record switches.
 
     torch.set_num_threads(1); y = x.sum(); torch.set_num_threads(4)        refused at `aten.sum`
 
-Autocast, gradients, the default dtype and the choice of an attention kernel show in the operators that are traced.
+Autocast, gradients, the default dtype and the choice of an attention kernel are exempt: they show in the traced
+operators.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _TRACED = {
     *("grad_enabled", "inference_mode", "autocast_cpu", "default_device", "default_dtype", "autograd_multithreading"),
     *("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp", "sdp_priority", "math_sdp_in_half"),
 }
-"""Switches that decide which operators are called, not what one computes."""
+"""Switches that only decide which operators are called, and so show in a trace."""
 
 
 class _OneSetting(TorchDispatchMode):

@@ -1,9 +1,9 @@
-"""An optimizer among a program's inputs: its state is input and output, by name, as a module's parameters are.
+"""Optimizers among a program's inputs: their state is input and output, by name, like a module's parameters.
 
-    optimizer NAME.KEY      what it keeps of a module's parameter NAME, a tensor; `written ...` is what a step leaves
+    optimizer NAME.KEY      state tensor KEY of parameter NAME; `written optimizer NAME.KEY` is its value after a step
 
-What it keeps that is no tensor, and its settings, are part of the program; where a step changes those, it is another
-program in the next step, and that one is not proved.
+State other than tensors, and settings, are part of the program. If a step changes them, the next step is another
+program, and is not proved.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OPTIMIZER = "optimizer "
 
 
 class HeldOptimizers:
-    """The optimizers among what a program is given; `names` has the name of each of the modules' parameters."""
+    """The optimizers among a program's inputs; `names` maps the ids of the modules' parameters to their names."""
 
     def __init__(self, optimizers: Sequence[Optimizer], names: Mapping[int, str]) -> None:
         self.optimizers = optimizers
@@ -39,12 +39,12 @@ class HeldOptimizers:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """Its tensors, by name."""
+        """The state tensors, by name."""
         return {name: optimizer.state[parameter][key] for name, (optimizer, parameter, key) in self._slots.items()}
 
     @contextmanager
     def swapped(self, given: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Iterator[None]:
-        """Have the optimizers update these parameters, and keep these tensors, by name."""
+        """Context in which the optimizers update these parameters, with these state tensors, by name."""
         kept = [(x, [dict(group) for group in x.param_groups], x.state) for x in self.optimizers]
         try:
             for optimizer, _, state in kept:

@@ -1,13 +1,13 @@
 """Reads a zip archive that every reader sees in the same way, and refuses any other.
 
 A zip file has three lists of its contents (a header before each file, a directory, and a record at the end), and
-readers differ in which they believe. Here every byte of the archive has one meaning: the files follow each other from
+readers differ in which they trust. Here every byte of the archive has one meaning: the files follow each other from
 byte 0 to the directory, the directory ends at the end record, which ends the archive, and all three agree.
 
-    headers and files | directory | zip64 record and locator, if any | end record
+   headers and files | directory | zip64 record and locator, if any | end record
 
-Refused: bytes before, between or behind these; a comment; compression, which could hide any size; encryption; one name
-twice, also if only its case differs; a name outside the archive; a checksum that does not fit.
+Refused: bytes before, between or behind these; a comment; compression, which could hide any size; encryption; the same
+name twice, also in different case; a name outside the archive; a wrong checksum.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ MOST_FILES = 1 << 16
 
 
 class ArchiveError(ValueError):
-    """An archive that is damaged, or that readers could take for two."""
+    """The archive is damaged or ambiguous."""
 
 
 class _Facts(NamedTuple):
-    """The facts in a header: the same in front of the file and in the directory."""
+    """The facts in a header, which must agree with those in the directory."""
 
     name: str
     flags: int
@@ -71,7 +71,7 @@ def _files_of(content: memoryview) -> Mapping[str, memoryview]:
 
 
 def _end_of(content: memoryview) -> tuple[int, int, int]:
-    """The number of files, where the directory begins, and where it ends."""
+    """The number of files, and the start and end of the directory."""
     if bytes(content[-22:-18]) != _END:
         raise ArchiveError("it does not end as a zip archive does")
     at_end = len(content) - 22
@@ -94,7 +94,7 @@ def _end_of(content: memoryview) -> tuple[int, int, int]:
 
 
 def _entry(content: memoryview, at: int) -> tuple[_Facts, int, int]:
-    """A file's entry in the directory: its facts, where its header is, and where the entry ends."""
+    """A file's entry in the directory: its facts, the position of its header, and the end of the entry."""
     if bytes(content[at : at + 4]) != _ENTRY:
         raise ArchiveError("its directory has fewer entries than the end record says")
     _, _, flags, method, _, _, checksum, stored, size, *lengths = struct.unpack_from("<6H3I3H", content, at + 4)
@@ -110,7 +110,7 @@ def _entry(content: memoryview, at: int) -> tuple[_Facts, int, int]:
 
 
 def _file(content: memoryview, at: int, told: _Facts) -> tuple[memoryview, int]:
-    """A file's bytes, and where the next header begins."""
+    """A file's bytes, and the position of the next header."""
     if bytes(content[at : at + 4]) != _LOCAL:
         raise ArchiveError(f"{told.name} has no header where the directory says")
     _, flags, method, _, _, checksum, stored, size, *lengths = struct.unpack_from("<5H3I2H", content, at + 4)

@@ -1,4 +1,4 @@
-"""Tensors over bytes of a file: a tensor is refused unless all its elements are in its memory."""
+"""Tensors over the bytes of a file: a tensor is refused unless all its elements are within these bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 LARGEST = 1 << 48
-"""Elements that the sizes and strides of a tensor may span: more than any memory has, and few enough to multiply."""
+"""Maximum elements that sizes and strides may span: more than any memory has, and small enough to multiply safely."""
 
 MOST_DIMS = 64
 
@@ -40,11 +40,11 @@ DTYPES = {
 
 
 class TensorError(ValueError):
-    """A tensor that is larger than its memory, or that no memory could have."""
+    """The tensor exceeds its memory, or no memory could contain it."""
 
 
 def refuse_layout(sizes: Sequence[Any], strides: Sequence[Any], offset: Any, where: str) -> None:
-    """Raise TensorError for a layout that no tensor has. Open sizes are any numbers of 0 or more."""
+    """Raise TensorError for an impossible layout. Open sizes are any numbers of 0 or more."""
     numbers = [x for x in (*sizes, *strides, offset) if isinstance(x, int)]
     if len(sizes) != len(strides) or len(sizes) > MOST_DIMS or any(not 0 <= x <= LARGEST for x in numbers):
         raise TensorError(f"{where} has sizes, strides or an offset that no tensor has")
@@ -57,7 +57,7 @@ def refuse_layout(sizes: Sequence[Any], strides: Sequence[Any], offset: Any, whe
 
 
 def memory_of(content: memoryview | bytes, dtype: torch.dtype, where: str) -> Tensor:
-    """Bytes as the elements of a dtype, in new memory. Raises TensorError if they are none."""
+    """Bytes as the elements of a dtype, in new memory. Raises TensorError if the length does not fit."""
     if len(content) % dtype.itemsize:
         raise TensorError(f"{where} has {len(content)} bytes, which are no elements of {dtype}")
     if dtype is torch.bool and bytes(content).translate(None, b"\0\1"):
@@ -68,7 +68,7 @@ def memory_of(content: memoryview | bytes, dtype: torch.dtype, where: str) -> Te
 
 
 def laid_out(memory: Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int, where: str) -> Tensor:
-    """A tensor over memory. Raises TensorError if it would reach beyond."""
+    """A tensor over memory. Raises TensorError if it would extend past the end."""
     refuse_layout(sizes, strides, offset, where)
     is_empty = 0 in sizes
     last = offset + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))

@@ -1,11 +1,11 @@
-"""What a user has, as a program that can be proved: a function, a module, a graph, or an exported program.
+"""A user's object as a program that can be proved: a function, a module, a graph, or an exported program.
 
-    function, module    traced as it runs on the given inputs, backward and writes in place included. Tensors anywhere
-                        among its inputs are inputs, by position; of modules among them, and of the function if it is
-                        one, parameters and buffers are, by name; so are tensors that optimizers among them keep. All
-                        else is part of the program.
-    graph module        its own nodes, where these are operators; otherwise traced, node by node
-    exported program    its own nodes: nothing of it is run but fake values, operator by operator
+    function, module    traced as it runs on the given inputs, including backward and in-place writes. Inputs are the
+                       tensors anywhere among its arguments, by position; the parameters and buffers of modules among
+                       them, and of the function if it is a module, by name; and the state tensors of optimizers.
+                       Everything else is part of the program.
+   graph module        its own nodes, if these are operators; otherwise traced, node by node
+   exported program    its own nodes, run only on fake values, operator by operator
 
 Open sizes come with an exported program; a function or a module is exported to have some.
 """
@@ -73,19 +73,19 @@ OUTPUT, WRITTEN, LOSS = "output ", "written ", "loss"
 
 @dataclass(frozen=True)
 class Held:
-    """A program, and the values that its inputs have where it came from, by name; none of those on no device."""
+    """A program, and its inputs' original values, by name; without those that have no values."""
 
     program: Provable
     values: Mapping[str, Any]
     keeps_less: str | None = NO_STEP
-    """Why the next call would read more than this one's outputs; None if it would not, as far as tensors show."""
+    """The reason why the next call would read more than this call's outputs; None if there is none."""
     subject: Any = None
-    """What is called with `inputs` where the program really runs; None if nothing but the graph runs."""
+    """The object to call with `inputs` in a real run; None if the program is only a graph."""
     inputs: Sequence[Any] = ()
     effects: Mapping[str, Any] = field(default_factory=dict)
-    """What the call changes that is no tensor, by place: a counter, a container's length. Tensors are outputs."""
+    """The changes of a call other than tensors, by path, e.g. a counter or a list's length. Tensors are outputs."""
     keys: Sequence[tuple[Any, ...]] | None = None
-    """The keys under which each output is returned; None if they are not known."""
+    """The keys of each output; None if unknown."""
 
     @property
     def called(self) -> str:
@@ -94,7 +94,7 @@ class Held:
 
 
 def held(subject: Any, inputs: Sequence[Any], dynamic_shapes: Any = None) -> Held:
-    """Make a program of a user's object. Raises RefusedError, naming an object that cannot be one."""
+    """Convert a user's object to a program. Raises RefusedError, naming the object, if that is impossible."""
     if isinstance(subject, ExportedProgram | SavedProgram):
         return _exported(subject)
     if dynamic_shapes is not None:
@@ -111,7 +111,7 @@ def held(subject: Any, inputs: Sequence[Any], dynamic_shapes: Any = None) -> Hel
 
 
 def is_plain(module: GraphModule) -> bool:
-    """Whether all calls of a graph are of operators, so that it needs no trace."""
+    """Whether a graph only calls operators, so it needs no trace."""
     return all(
         node.op in ("placeholder", "get_attr", "output")
         or (node.op == "call_function" and (isinstance(node.target, _READABLE) or node.target in known.ARITHMETIC))
@@ -124,7 +124,7 @@ _READABLE = (OpOverload, HigherOrderOperator)
 
 
 def of_graph(module: GraphModule, inputs: Sequence[Any]) -> Held:
-    """A copy of a graph's present state: later changes do not reach it. Tensors that it holds are part of it."""
+    """A copy of a graph's current state, unaffected by later changes. Its constant tensors are part of it."""
     placeholders = module.graph.find_nodes(op="placeholder")
     leaves = flattened(tuple(inputs))[0]
     if len(leaves) != len(placeholders):
@@ -134,7 +134,7 @@ def of_graph(module: GraphModule, inputs: Sequence[Any]) -> Held:
     returned = flattened(copy.graph_copy(module.graph, {}))[0]
     first: dict[int, Node] = {}
     for leaf, own in zip(leaves, copy.find_nodes(op="placeholder"), strict=True):
-        # One tensor given twice is one input: else what is shown for it would have to hold for any two.
+        # A tensor passed twice is a single input; otherwise a proof would have to hold for two different tensors.
         if (one := first.setdefault(id(leaf), own)) is not own and isinstance(leaf, Tensor):
             own.replace_all_uses_with(one)
             returned = [one if x is own else x for x in returned]
@@ -142,7 +142,7 @@ def of_graph(module: GraphModule, inputs: Sequence[Any]) -> Held:
 
 
 def _program(module: GraphModule, names: Sequence[str], inputs: Sequence[Any], returned: Sequence[Any]) -> Provable:
-    """A program of a graph without an output, which returns these, by position."""
+    """A program of a graph without an output node, which returns these values, by position."""
     named = [(f"{OUTPUT}{i}", x) for i, x in enumerate(returned)]
     return _returning(module, names, inputs, named)
 
@@ -164,14 +164,14 @@ def _returning(
 
 
 class _Function(nn.Module):
-    """A function as the module that torch's export takes."""
+    """A function as a module for torch.export."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
 
     def forward(self, *args: Any) -> Any:
-        """Call it."""
+        """Call the function."""
         return self.function(*args)
 
 
@@ -245,7 +245,7 @@ def _kept(signature: Any) -> Iterator[str]:
 
 
 def _output_name(spec: Any, place: int, inputs: Mapping[str, str]) -> str:
-    """What an output is called: what an input holds in the end by its input, as where it is written."""
+    """The name of an output; an input's final value is named after the input, as if written."""
     match spec.kind.name:
         case "USER_OUTPUT":
             return OUTPUT
@@ -268,7 +268,7 @@ def _output_name(spec: Any, place: int, inputs: Mapping[str, str]) -> str:
 
 
 def _modules(subject: Any, leaves: Sequence[Any]) -> dict[str, nn.Module]:
-    """The modules of a program, by the prefix of what they hold: itself, and those among its inputs."""
+    """The modules of a program by the prefix of their state: the program itself, and modules among its inputs."""
     modules = {"": subject} if isinstance(subject, nn.Module) else {}
     inner = [leaf for leaf in leaves if isinstance(leaf, nn.Module)]
     return modules | {f"{i}." if modules or len(inner) > 1 else "": leaf for i, leaf in enumerate(inner)}
@@ -283,8 +283,10 @@ def _state(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
 
 
 def roots_of(subject: Any, inputs: Sequence[Any]) -> dict[str, Any]:
-    """All from which a program can reach something, by name: modules and optimizers first, which pair between two
-    programs wherever they are given."""
+    """The objects from which a program can reach anything, by name.
+
+    Modules and optimizers come first, so that they pair between two programs wherever they are passed.
+    """
     leaves = flattened(tuple(inputs))[0]
     modules = {f"module {prefix.removesuffix('.')}": x for prefix, x in _modules(subject, leaves).items()}
     optimizers = [leaf for leaf in leaves if isinstance(leaf, Optimizer)]
@@ -297,7 +299,7 @@ def roots_of(subject: Any, inputs: Sequence[Any]) -> dict[str, Any]:
 
 
 def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
-    """What a copy of a function does to a copy of its inputs: tracing leaves nothing in the user's objects."""
+    """Trace a copy of a function on a copy of its inputs, so that tracing does not change the user's objects."""
     own = copied({"subject": subject, "inputs": tuple(inputs)}, lambda x: x)
     leaves, rebuilt = flattened(own["inputs"])
     modules = _modules(own["subject"], leaves)
@@ -355,7 +357,7 @@ def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
 
 
 def why_not_run(values: Mapping[str, Any]) -> str | None:
-    """Why a program with these inputs is not run, in words; None of one that is."""
+    """The reason why a program with these inputs is not run; None if it is."""
     tensors = [x for x in values.values() if isinstance(x, Tensor)]
     if not all(map(has_values, tensors)):
         return "the inputs have no values"
@@ -367,8 +369,10 @@ def why_not_run(values: Mapping[str, Any]) -> str | None:
 
 
 def _failing_refused(not_run: str | None) -> AbstractContextManager[Any]:
-    """For a program that is not run: refuse it at a call of torch that fails, even if it catches the exception. A real
-    tensor can be read, and a traced one cannot, so that the trace may have taken the other way."""
+    """For a program that is not run: refuse it at a failing call of torch, even if the program catches the exception.
+
+    A traced tensor cannot be read like a real tensor, so the trace may have taken the other branch.
+    """
 
     def failed(what: str) -> None:
         refused(RefusedError(f"{what} while it is traced, and nothing shows what it does then: {not_run}", where="it"))
@@ -377,13 +381,13 @@ def _failing_refused(not_run: str | None) -> AbstractContextManager[Any]:
 
 
 def _line_of(error: BaseException) -> str:
-    """The innermost line of a user's that an error came through."""
+    """The innermost line of the user's code in an error's traceback."""
     lines = (user_line(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__))
     return next((line for line in reversed([*lines]) if line), "its first call")
 
 
 class _Tracing:
-    """One function, run while it is traced; `where` is the node or line at which it stopped."""
+    """A function that runs while it is traced; `where` is the node or line at which it stopped."""
 
     def __init__(
         self,
@@ -409,7 +413,7 @@ class _Tracing:
         self.where: str | None = None
 
     def run(self, given: list[Tensor]) -> list[Any]:
-        """What the function returns and leaves, flattened, of these tensors in place of its own."""
+        """Run the function with these tensors as its inputs; return its outputs and final state, flattened."""
         by_name = self._one_for_one(given)
         tracer = cast(Any, get_proxy_mode()).tracer
         tensors = iter(x for name, x in by_name.items() if name.startswith(INPUT))
@@ -451,7 +455,7 @@ class _Tracing:
         return [x for _, x in self.outputs if isinstance(x, Tensor | torch.SymInt)]
 
     def _one_for_one(self, given: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The given tensors by name, one for each of the user's: two names of one tensor have the same."""
+        """The given tensors by name; two names of the same original tensor get the same tensor."""
         first: dict[int, Tensor] = {}
         by_name = {
             name: first.setdefault(id(x), own) for (name, x), own in zip(self.values.items(), given, strict=True)
@@ -462,7 +466,7 @@ class _Tracing:
         return by_name
 
     def _refuse_replaced(self, given: Mapping[str, Tensor]) -> None:
-        """Refuse a program that puts another tensor in the place of a parameter: the next step would not train it."""
+        """Refuse a program that replaces a parameter by another tensor: the next step would not train it."""
         for prefix, module in self.modules.items():
             for name, x in module.named_parameters(remove_duplicate=False):
                 if given.get(f"{PARAMETER}{prefix}{name}", x) is not x:
@@ -470,7 +474,7 @@ class _Tracing:
                     raise RefusedError(what, where="the program")
 
     def _kept_less(self, changes: Mapping[str, Any]) -> str | None:
-        """State other than inputs that the next call would find changed."""
+        """State other than inputs that the next call would find changed, as a reason; None if there is none."""
         tensors = {place: x for place, x in changes.items() if isinstance(x, Tensor)}
         optimizers = {place: x for place, x in tensors.items() if place.startswith(OPTIMIZER)}
         left = [place for place in tensors if place.startswith(f"{GRADIENT}{PARAMETER}")]
@@ -495,14 +499,14 @@ def _known(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class _Named(Interpreter):
-    """A graph, run node by node, each of whose calls carries the node's name and line to what is traced of it."""
+    """A graph run node by node; each traced call carries the name and source line of its node."""
 
     def __init__(self, module: GraphModule, tracing: _Tracing, tracer: Any) -> None:
         super().__init__(module)
         self._tracing, self._tracer = tracing, tracer
 
     def run_node(self, n: Node) -> Any:
-        """One node, whose name stands beside all that it calls."""
+        """Run a node and attach its name to all traced calls."""
         self._tracing.where = f"`{n.name}`"
         create_node = self._tracer.create_node
 

@@ -1,9 +1,9 @@
-"""Everything that a call can reach, place by place; what a call changed there; and copies to run it on.
+"""Every object that a call can reach, by path; a call's changes to them; and copies on which to run it.
 
-    function, inputs ─► modules, optimizers, containers, objects, what functions close over ─► tensors, plain values
+    function, inputs ─► modules, optimizers, containers, objects, closures ─► tensors, plain values
 
-A place is the way to it from a root: `module kept[0]`, `input 1['mask']`. Two calls that do the same leave the same at
-every place: the same tensor or number, in the same containers, one object where one was.
+A path leads from a root to an object: `module kept[0]`, `input 1['mask']`. Two equal calls leave the same at every
+path: the same tensor or number, in the same containers, with the same objects shared.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from bitproof.harness.torch_operators import is_view, storage_key
 GRADIENT = "gradient of "
 
 MOST_BYTES = 80_000_000
-"""Memory for values that are drawn in place of missing ones."""
+"""Maximum memory for drawn values that replace missing values."""
 
 Token = Any
-"""What is at a place, as data that compares: exact numbers and texts, the kind and length of a container."""
+"""An object's content as comparable data: exact numbers and texts, the kind and length of a container."""
 
 
 class Reached:
-    """What is reached from `roots`, in a fixed order. `known` has the names of tensors by id, which are their places.
+    """The objects reached from `roots`, in a fixed order. `known` maps ids of tensors to their names, used as paths.
 
-    `tokens` has what is at each place, `tensors` the tensor, and `objects` all that was met, tensors among them.
+    `tokens` has the content at each path, `tensors` the tensor, and `objects` everything, including tensors.
     """
 
     def __init__(self, roots: Mapping[str, Any], known: Mapping[int, str] | None = None) -> None:
@@ -71,7 +71,7 @@ class Reached:
             stack += reversed([*self._met(place.replace(" .", " "), x)])
 
     def _met(self, place: str, x: Any) -> Iterator[tuple[str, Any]]:
-        """Note what is at a place, and return what can be reached from there."""
+        """Note an object and its path; yield the objects that can be reached from it."""
         if (token := plain_token(x)) is not None:
             self.tokens[place] = token
             return
@@ -83,7 +83,7 @@ class Reached:
         if (first := self._first.setdefault(id(x), place)) != place or place in self.tokens:
             self.tokens.setdefault(place, ("the same as", first))
             return
-        self.objects.append(x)  # holds it, too: another object could get its id
+        self.objects.append(x)  # holds it, since otherwise another object could get its id
         if isinstance(x, types.GeneratorType | types.CoroutineType | types.AsyncGeneratorType):
             raise RefusedError(f"{place} is a {type(x).__name__}, which no two runs can read", where="the inputs")
         self.tokens[place] = _token(x)
@@ -92,8 +92,10 @@ class Reached:
 
 
 def changed(before: Reached, after: Reached, *, without: str | None = None) -> dict[str, Token | Tensor]:
-    """What is at each place that a call changed: a new tensor, or a token; None where nothing is any more. What is
-    reached from the root `without` alone is left out."""
+    """The content at each path that a call changed: a new tensor, or a token; None if it is gone.
+
+    Paths below the root `without` are left out.
+    """
     found: dict[str, Token | Tensor] = {}
     for place in dict.fromkeys([*before.tokens, *after.tokens]):
         if without is not None and place.removeprefix(GRADIENT).startswith(without):
@@ -107,7 +109,7 @@ def changed(before: Reached, after: Reached, *, without: str | None = None) -> d
 
 
 def plain_token(x: Any) -> Token:
-    """A plain value, exactly: -0.0 is not 0.0, and True is not 1. None for what is none."""
+    """A plain value exactly: -0.0 is not 0.0, and True is not 1. None for other objects."""
     if isinstance(x, float) and type(x) is float:
         return "float", x.hex()
     if isinstance(x, complex) and type(x) is complex:
@@ -149,7 +151,7 @@ def _token(x: Any) -> Token:
 
 
 def _is_atom(x: Any) -> bool:
-    """Whether an object is left as it is, and not looked into: code, files, and what the process has one of."""
+    """Whether an object is neither copied nor inspected: code, files, and objects that a process has only one of."""
     if isinstance(x, types.FunctionType):
         return not (x.__closure__ or x.__defaults__ or x.__kwdefaults__ or vars(x)) or is_of_compiler(x)
     return isinstance(x, _ATOMS) or (callable(x) and not hasattr(x, "__dict__") and not isinstance(x, _CALLS))
@@ -164,7 +166,7 @@ _ATOMS = (
 
 
 def _children(place: str, x: Any, known: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
-    """What an object holds, each with its place."""
+    """The objects inside an object, each with its path."""
     if _is_atom(x) or isinstance(x, torch.Generator):
         return
     match x:
@@ -227,7 +229,7 @@ def _slots(kind: type) -> Sequence[str]:
 
 
 def _reduced(x: Any) -> tuple[Any, ...] | None:
-    """What pickle would keep of an object; None of one that it does not take, such as a lock."""
+    """Pickle's parts of an object; None if it cannot be pickled, e.g. a lock."""
     try:
         found = x.__reduce_ex__(4)
     except Exception:
@@ -253,11 +255,11 @@ def _optimizers(place: str, x: Optimizer, known: Mapping[int, str]) -> Iterator[
 
 
 def copied(roots: Mapping[str, Any], tensor: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    """The same objects again, one where one was, with `tensor(x)` in the place of each tensor. Raises RefusedError
-    unless the copy is the same at every place.
+    """A copy of the objects, with sharing preserved and `tensor(x)` in place of each tensor.
 
-    Python's own copy leaves out what classes leave out of a pickle, as optimizers do, and calls of functions the
-    variables that they close over. Functions are copied with these.
+    Raises RefusedError unless the copy is the same at every path. Python's own deepcopy leaves out attributes that
+    classes leave out of a pickle, as optimizers do, and shares functions' closures. Here functions are copied with
+    their closures.
     """
     reached = Reached(roots)
     memo: dict[int, Any] = {}
@@ -329,14 +331,14 @@ def _attributes(x: Tensor, memo: dict[int, Any]) -> None:
 
 
 class Memories:
-    """Copies of tensors that share memory where the tensors do, and lie in it as they do."""
+    """Copies of tensors; tensors that share memory have copies that share memory, with the same layouts."""
 
     def __init__(self) -> None:
         self._copies: dict[int, Any] = {}
         self.made: dict[int, Tensor] = {}
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The copy. Raises RefusedError for a tensor that is more than memory."""
+        """The copy. Raises RefusedError for a tensor that is not plain memory."""
         name = f"a {type(x).__name__} of shape {list(x.shape)}"
         if hooks_of_gradients(x):
             raise RefusedError(f"{name} has hooks on its gradient, which no graph shows", where="the inputs")
@@ -355,8 +357,10 @@ class Memories:
 
 
 def valued(roots: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The same objects again, with zeros on the CPU in place of tensors that have no values; None if all have, or if
-    these are too large. Raises RefusedError."""
+    """The same objects, with zeros on the CPU in place of tensors without values.
+
+    None if all have values, or if the missing values would be too large. Raises RefusedError.
+    """
     lacking = {id(x): x for x in Reached(roots).objects if isinstance(x, Tensor) and not has_values(x)}
     if not lacking or sum(x.untyped_storage().nbytes() for x in lacking.values()) > MOST_BYTES:
         return None
@@ -377,7 +381,7 @@ def valued(roots: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def has_values(x: Any) -> bool:
-    """Whether this is a tensor with elements, not one of a layout alone."""
+    """Whether this is a tensor with values, not a fake or meta tensor."""
     return isinstance(x, Tensor) and not isinstance(x, FakeTensor) and x.device.type != "meta"
 
 
@@ -385,8 +389,11 @@ def has_values(x: Any) -> bool:
 
 
 class Around:
-    """The global variables and class attributes that a user's functions and methods name, as they are now. No copy has
-    them: a call that changes one, or adds one, is refused. While it is traced none can be written `in_place`."""
+    """The current values of global variables and class attributes that a user's functions and methods name.
+
+    Copies do not have them, so a call that changes or adds any is refused. `in_place` is false while tracing, when no
+    such object can be written.
+    """
 
     def __init__(self, reached: Reached, *, in_place: bool = True) -> None:
         self._objects = [*reached.objects]
@@ -399,7 +406,7 @@ class Around:
         self._bits = {place: x.detach().clone() for place, x in real.items() if x.device.type != "meta"}
 
     def refuse_changes(self) -> None:
-        """Raise RefusedError for the first that a call changed since."""
+        """Raise RefusedError for the first variable that a call has changed."""
         added = (
             f"the variable {name}{key}"
             for name, space, before in self._variables
@@ -416,7 +423,7 @@ class Around:
 
 
 def _around(objects: Sequence[Any]) -> tuple[dict[str, Any], list[type]]:
-    """What a user's code names around these objects, and the user's classes there."""
+    """The variables that the user's code names around these objects, and the user's classes there."""
     found: dict[str, Any] = {}
     kinds: list[type] = []
     seen: set[int] = set()
@@ -449,7 +456,7 @@ def _around(objects: Sequence[Any]) -> tuple[dict[str, Any], list[type]]:
 
 
 def _named(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """The globals that a function's code names, and, of a user's modules among them, their variables of such names."""
+    """The globals that a function's code names; for the user's modules among them, also the named variables."""
     names, codes = set[str](), [function.__code__]
     while codes:
         code = codes.pop()
@@ -484,4 +491,4 @@ _INSTALLED = (
     *(os.path.dirname(path) + os.sep for path in (torch.__file__, harness.__file__)),
     "<frozen",
 )
-"""Folders of code that is not the caller's. What is typed in or made by `exec` is the user's."""
+"""Folders of code that is not the caller's. Interactive code and code made by `exec` are the user's."""

@@ -1,15 +1,15 @@
-"""Really runs a program, and compares what it did with what its own graph computes.
+"""Really runs a program, and compares it with its own graph.
 
-A proof is about a graph. Whether the graph is what the function does is not proved but tried: on copies of the given
-inputs, and of random ones, from one state of the random generators, with the caller's threads, precision, autocast and
+A proof is about a graph. That the graph matches the function is not proved but tried: on copies of the given inputs,
+and of random inputs, from the same state of the random generators, with the caller's threads, precision, autocast and
 gradients. Compared are
 
-1. what is returned, and the bits of every input afterwards;
-2. all that the call can reach and has changed: gradients, attributes, containers, what optimizers keep;
+1. the returned values, and the bits of every input afterwards;
+2. all reachable changes: gradients, attributes, containers, optimizer state;
 3. random generators and the switches of the process.
 
 Any difference refuses the proof, whatever its cause: an operator that traces as another, a fast path that tracing
-turns off, memory that is exchanged, a hook. Where the next step is claimed as well, a second one follows the first.
+turns off, memory that is exchanged, a hook. If the next step is claimed as well, a second step follows the first.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from bitproof.harness.prove.programs.reachable import Around, Memories, Reached,
 from bitproof.harness.torch_compat import flattened
 
 SEED = 0x5EED_0FB1_7500_F00D
-"""Where random generators begin: no program that seeds them itself leaves them where its graph does."""
+"""Initial seed of random generators; a program that sets its own seed then ends in another state than its graph."""
 
 
 def not_run(held: Held) -> str | None:
-    """Why a program is not run, in words; None of one that is, or that is nothing but its graph."""
+    """The reason why a program is not run; None if it is run, or is only a graph."""
     if held.subject is None:
         return None
     return why_not_run(held.values)
 
 
 def check_run(held: Held, drawn: Mapping[str, Any] | None = None, *, num_steps: int = 1) -> None:
-    """Run a program and its graph on the given inputs, or on `drawn` ones, one step after the other.
+    """Run a program and its graph on the given inputs, or on `drawn` inputs, step after step.
 
     Raises RefusedError, which names the first difference, and NotEvaluatedError if the graph cannot be computed. Drawn
     inputs on which both fail show nothing.
@@ -65,7 +65,7 @@ def check_run(held: Held, drawn: Mapping[str, Any] | None = None, *, num_steps: 
 
 @dataclass
 class _Call:
-    """One call: outputs by name, each place that it changed, and the generator's state afterwards."""
+    """A call: outputs by name, changes by path, and the generator's state afterwards."""
 
     outputs: dict[str, Any]
     changes: dict[str, Any]
@@ -73,7 +73,7 @@ class _Call:
 
 
 def _difference(held: Held, drawn: Mapping[str, Any] | None, num_steps: int) -> tuple[str | None, list[Any]]:
-    """The first difference between a program and its graph, in words, and what both returned."""
+    """The first difference between a program and its graph in words, and the values returned by both."""
     memories = Memories()
     world = copied({"subject": held.subject, "inputs": tuple(held.inputs)}, memories)
     named = {name: memories.made[id(x)] for name, x in held.values.items() if isinstance(x, Tensor)}
@@ -91,7 +91,7 @@ def _difference(held: Held, drawn: Mapping[str, Any] | None, num_steps: int) -> 
             real = runs.step()
         except FailsError:
             if drawn is not None and _graph_fails(held, given):
-                return None, found  # as a loss of numbers between 0 and 1 does on other numbers
+                return None, found  # e.g. a loss that only accepts numbers between 0 and 1
             raise
         torch.set_rng_state(begins)
         with ExitStack() as stack:
@@ -123,7 +123,7 @@ def _graph_fails(held: Held, given: Sequence[Any]) -> bool:
 
 
 def _by_output(returned: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
-    """Each output's values by rank, of each rank's outputs."""
+    """Each output's values by rank."""
     return [*zip(*returned, strict=True)]
 
 
@@ -136,7 +136,7 @@ def _own(x: Tensor | None, value: Any) -> Any:
 
 
 def fill(named: Mapping[str, Tensor], drawn: Mapping[str, Any]) -> None:
-    """Write the values into the tensors of the same names."""
+    """Write these values into the tensors of the same names."""
     with torch.no_grad():
         for name, x in named.items():
             if isinstance(value := drawn.get(name), Tensor):
@@ -145,7 +145,7 @@ def fill(named: Mapping[str, Tensor], drawn: Mapping[str, Any]) -> None:
 
 
 class _Real:
-    """A copy of a program and its inputs, on which it runs step by step."""
+    """A copy of a program and its inputs, which runs step by step."""
 
     def __init__(self, world: dict[str, Any], named: Mapping[str, Tensor]) -> None:
         self._subject, self._inputs = world["subject"], world["inputs"]
@@ -157,11 +157,11 @@ class _Real:
         return Reached(roots_of(self._subject, self._inputs) | more, self._known)
 
     def now(self, name: str) -> Tensor | None:
-        """The tensor that has the place of an input now."""
+        """The tensor that currently has an input's path."""
         return self._last.tensors.get(name, self.named.get(name))
 
     def step(self) -> _Call:
-        """Run the program once. Raises RefusedError if it fails, or changes what no copy has."""
+        """Run the program once. Raises RefusedError if it fails, or changes something that copies do not have."""
         switches, surroundings = Switches.now(), Around(self._last)
         try:
             result = self._subject(*self._inputs)
@@ -182,7 +182,7 @@ class _Real:
 def _unlike(
     held: Held, real: _Call, outputs: Mapping[str, Any], memory: Mapping[str, Any], generator: Tensor, runs: _Real
 ) -> str | None:
-    """The first thing that a program did otherwise than its graph, in words."""
+    """The first difference between a program's run and its graph, in words."""
     told = {name for name, _ in held.program.others} | {*outputs}
     returned = {name for name in told if name.startswith(OUTPUT)}
     if returned != {*real.outputs}:

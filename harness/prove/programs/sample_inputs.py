@@ -1,11 +1,11 @@
-"""The inputs that a program was exported with, read without unpickling them.
+"""The inputs with which a program was exported, read without unpickling them.
 
-torch.save writes a zip with a pickle, which says how tensors are nested, and the tensors' bytes. A pickle is a program.
-Here only the instructions run that build tuples, lists, dictionaries, numbers, texts and tensors. The name of a class
-or a function stays a text: `_rebuild_tensor_v2` and an empty OrderedDict are recognized by theirs, and not called. A
-tensor is laid out over its bytes, as weights are.
+torch.save writes a zip with a pickle, which describes the nesting of tensors, and the tensors' bytes. A pickle is a
+program. Here only its instructions for tuples, lists, dictionaries, numbers, texts and tensors run. The name of a class
+or a function stays a text: `_rebuild_tensor_v2` and an empty OrderedDict are recognized by name, and not called. A
+tensor is laid out over its bytes, like weights.
 
-A container that is used twice is refused: it could hold itself, or grow exponentially when it is walked.
+A container that is used twice is refused: it could contain itself, or grow exponentially when it is walked.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from bitproof.harness.prove.programs.plain_archive import ArchiveError, files_of
 from bitproof.harness.prove.programs.plain_tensors import TensorError, laid_out, memory_of
 
 LARGEST = 1 << 24
-"""Bytes of the pickle."""
+"""Maximum bytes of the pickle."""
 
 DEEPEST = 100
-"""Containers within each other."""
+"""Maximum nesting of containers."""
 
 _STORAGES = {
     "torch FloatStorage": torch.float32,
@@ -51,7 +51,7 @@ _GETS = ("BINGET", "LONG_BINGET")
 
 
 class SampleError(ValueError):
-    """Sample inputs that hold something other than tensors, numbers and texts."""
+    """Sample inputs contain something other than tensors, numbers and texts."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class _Global:
 
 
 class _Mark:
-    """Where the items of a container begin."""
+    """The start of a container's items on the stack."""
 
 
 def read(content: memoryview) -> tuple[Any, Any]:
-    """The positional and the named inputs. Raises SampleError or ArchiveError."""
+    """The positional and named inputs. Raises SampleError or ArchiveError."""
     files = {name.partition("/")[2]: data for name, data in files_of(bytes(content)).items()}
     if bytes(files.get("byteorder", b"little")) != b"little" or "data.pkl" not in files:
         raise SampleError("its sample inputs were not written by torch.save on this kind of machine")
@@ -77,7 +77,7 @@ def read(content: memoryview) -> tuple[Any, Any]:
 
 
 class _Machine:
-    """Runs one pickle on data."""
+    """Interprets a pickle, on data only."""
 
     def __init__(self, files: Mapping[str, memoryview]) -> None:
         self.files = files
@@ -151,7 +151,7 @@ class _Machine:
         return self.stack[-1]
 
     def _checked(self, items: Any, inner: list[Any], holder: Any = None) -> Any:
-        """The items, if the container that gets them is not too deep and they are no marks."""
+        """The items, if their container is not nested too deep and none is a mark."""
         if any(isinstance(x, _Mark) for x in inner):
             raise SampleError("its sample inputs are damaged: a container without items")
         depth = 1 + max((self.depths.get(id(x), 0) for x in inner), default=0)
@@ -159,7 +159,7 @@ class _Machine:
             raise SampleError(f"its sample inputs are nested more than {DEEPEST} deep")
         container = items if holder is None else holder
         self.depths[id(container)] = max(depth, self.depths.get(id(container), 0))
-        self.kept.append(container)  # an id is one object's as long as it lives
+        self.kept.append(container)  # an id is only unique while its object is alive
         return items
 
     def _again(self, value: Any) -> Any:
@@ -169,7 +169,7 @@ class _Machine:
         return value
 
     def _memory(self, told: Any) -> Tensor:
-        """A tensor's bytes, by the name that stands for them."""
+        """A tensor's bytes, by their persistent id."""
         kind, storage, key, _, num = told
         if kind != "storage" or not isinstance(storage, _Global) or storage.name not in _STORAGES:
             raise SampleError("its sample inputs have a tensor of another kind of memory")

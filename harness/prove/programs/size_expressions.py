@@ -1,8 +1,7 @@
-"""Sizes as a file writes them, `Add(Mul(Integer(2), Symbol('s77', positive=True, integer=True)), Integer(1))`, read
-without evaluating the text.
+"""Read sizes such as `Add(Mul(Integer(2), Symbol('s77', positive=True, integer=True)), Integer(1))` without evaluation.
 
-Python's parser takes the text apart, which runs nothing, and only calls of known names are accepted. A size of an input
-is a sum of products of symbols and numbers; what calls compute may be more, and is checked but not used.
+Python's parser only builds a syntax tree, and only calls of known names are accepted. A size of an input is a sum of
+products of symbols and numbers; sizes computed by calls may be more complex, and are checked but not used.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ _OTHERS = {
 
 
 class ExpressionError(ValueError):
-    """A text that is no size."""
+    """The text is not a size."""
 
 
 def check_expression(text: str) -> None:
-    """Raise ExpressionError for a text that is no call of known functions over symbols and numbers."""
+    """Raise ExpressionError unless a text only calls known functions on symbols and numbers."""
     _check(_parsed(text), text)
 
 
 class OpenSizesOfFile:
-    """The open sizes of one file: a new symbol for each of its own, within the bounds that the file has for it."""
+    """The open sizes of a file: each symbol gets a new symbol, with the file's bounds."""
 
     def __init__(self, shape_env: ShapeEnv, ranges: Field) -> None:
         self._shape_env = shape_env
@@ -110,7 +109,7 @@ def _check(node: ast.expr, text: str) -> None:
 
 
 def _taken_apart(node: ast.expr, text: str, known: set[str]) -> tuple[str, list[Any]]:
-    """A call's function and arguments; of a symbol its name, and of a number its value."""
+    """A call's function and arguments; for a symbol its name, for a number its value."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in known:
         raise _no_sum(text)
     name, args = node.func.id, node.args

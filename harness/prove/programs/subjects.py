@@ -1,13 +1,13 @@
-"""`bitproof.prove(f, g)`: whether two functions, modules, graphs or exported programs give equal bits for every input.
+"""`bitproof.prove(f, g)`: do two functions, modules, graphs or exported programs compute equal bits for every input?
 
     found = bitproof.prove(f, g, x)
-    assert found.verdict == "PROVED", found
-    found.answers            an answer an output: its verdict, the reason or the first calls that differ, a witness
+   assert found.verdict == "PROVED", found
+   found.answers            for each output: verdict, reason or first differing calls, witness
 
-Parameters and buffers of the two pair by name, inputs by position, outputs by position; what is written into an input
-is an output, too. What is proved holds for all values of inputs, parameters and buffers that both sides share, of these
-shapes, or of all within the bounds that are stated. Parameters that hold other bits on the two sides are refused: then
-the two would differ, and no proof would say so.
+Parameters and buffers of both pair by name, inputs and outputs by position; a value written into an input is an
+output, too. A proof holds for all values of inputs, and of parameters and buffers that both sides share, of these
+shapes, or of all sizes within the stated bounds. Parameters with different bits on the two sides are refused: the
+programs would differ, and a proof could not show it.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ from bitproof.harness.torch_compat import has_open_sizes
 from bitproof.harness.torch_operators import storage_key
 
 NUM_SETS = 2
-"""Sets of random inputs on which both are computed, besides those that are given."""
+"""Number of random input sets on which both are computed, in addition to the given inputs."""
 
 
 def prove_equal(f: Any, g: Any, *inputs: Any, dynamic_shapes: Any = None) -> PairProof:
-    """Prove that `f` and `g` give equal bits, or state for each output why not, or how the two were seen to differ.
+    """Prove that `f` and `g` compute equal bits; if not, state for each output why, or how the two were seen to differ.
 
-    Each is a function or a module that `inputs` are given to, a graph module, or an exported program, which has its
-    own. Inputs are nested tuples, lists and dictionaries of tensors, modules, and anything else, which is part of the
-    program. `dynamic_shapes` is as in `torch.export.export`: both are exported with it, with these sizes open.
-    Nothing is raised for what cannot be proved: it is REFUSED, with the node and the reason.
+    Each is a function or a module that takes `inputs`, a graph module, or an exported program, which has its own
+    inputs. Inputs are nested tuples, lists and dictionaries of tensors, modules, and any other objects, which become
+    part of the program. With `dynamic_shapes`, as in `torch.export.export`, both are exported with these sizes open.
+
+    No error is raised if a proof is impossible: the verdict is REFUSED, with the node and the reason.
     """
     try:
         if (drawn := _with_values(f, g, inputs) if dynamic_shapes is None else None) is not None:
@@ -58,9 +59,9 @@ def prove_equal(f: Any, g: Any, *inputs: Any, dynamic_shapes: Any = None) -> Pai
 
 
 def _with_values(f: Any, g: Any, inputs: Sequence[Any]) -> PairProof | None:
-    """The proof of programs whose tensors have no values, as on the meta device, if drawn ones can take their places.
+    """The proof of programs whose tensors have no values, e.g. on the meta device, on drawn values.
 
-    None if all have values, if there are too many, or if the programs cannot be traced so.
+    None if all have values, if there are too many, or if the programs cannot be traced this way.
     """
     try:
         world = valued({"f": f, "g": g, "inputs": tuple(inputs)})
@@ -84,7 +85,7 @@ def _proved(one: Held, other: Held) -> PairProof:
 
 
 def _unforeseen(error: Exception) -> str:
-    """An exception that no check of ours expected: what it says, and the line that raised it."""
+    """An unexpected exception: its message, and the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     what = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
     where = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else "an unknown line"
@@ -92,8 +93,10 @@ def _unforeseen(error: Exception) -> str:
 
 
 def prove_held(one: Held, other: Held) -> PairProof:
-    """Prove two programs, and compute them on the values with which they came and on random ones. Both really run
-    there, as long as it is not shown that they differ."""
+    """Prove two programs, then compute them on their own values and on random values.
+
+    Both are also really run, unless they are seen to differ.
+    """
     found = prove_programs(one.program, other.program, lambda: _sets(one), must_read=())
     if found.proof is None or found.graphs is None:
         return found
@@ -105,7 +108,7 @@ def prove_held(one: Held, other: Held) -> PairProof:
 
 
 def really_run(found: PairProof, one: Held, other: Held) -> PairProof:
-    """Refuse a proof of graphs that are not what the programs do."""
+    """Refuse a proof about graphs that differ from their programs."""
     if not_runnable := not_run(one) or not_run(other):
         return replace(found, not_run=not_runnable)
     like = dict(zip(one.program.names, one.program.inputs, strict=True))
@@ -130,7 +133,7 @@ def _refused(found: PairProof, reason: str) -> PairProof:
 
 
 def _check_keys(one: Held, other: Held) -> None:
-    """Outputs that both sides return under keys have the same."""
+    """Check that outputs returned under keys have the same keys on both sides."""
     for place, (x, y) in enumerate(zip(one.keys or (), other.keys or (), strict=False)):
         if x and y and x != y:
             names = ["".join(keys) for keys in (x, y)]
@@ -139,7 +142,7 @@ def _check_keys(one: Held, other: Held) -> None:
 
 
 def _check_effects(one: Held, other: Held) -> None:
-    """What calls leave besides their outputs is left at the same places."""
+    """Check that both calls leave their effects, other than outputs, at the same paths."""
     lefts = [
         dict.fromkeys([*(x for x in side.program.outputs if _is_left(x, side)), *side.effects]) for side in (one, other)
     ]
@@ -163,7 +166,7 @@ def _is_left(name: str, side: Held) -> bool:
 
 
 def _check_state(one: Held, other: Held) -> None:
-    """Parameters and buffers that have values on both sides have the same."""
+    """Check that parameters and buffers with values on both sides have the same bits."""
     for name in one.values.keys() & other.values.keys():
         x, y = one.values[name], other.values[name]
         is_kept = name.startswith((PARAMETER, BUFFER, GRADIENT)) and has_values(x) and has_values(y) and x is not y
@@ -173,8 +176,11 @@ def _check_state(one: Held, other: Held) -> None:
 
 
 def _misplaced(values: Mapping[str, Any], graphs: Sequence[Graph]) -> str | None:
-    """Inputs whose memory a proof does not support, in words: one begins within a line of 64 bytes, or two share memory
-    that a program writes. None for all others. Arrays of NumPy's may share memory, too, or begin anywhere."""
+    """The reason why the memory of inputs is unsupported; None if it is supported.
+
+    An input may not start inside a 64-byte line, and two inputs may not share memory that a program writes. NumPy
+    arrays may do both.
+    """
     spans: dict[str, tuple[object, int, int]] = {}
     for name, x in values.items():
         if not isinstance(x, Tensor) or x.layout != torch.strided or has_open_sizes(x):
@@ -195,7 +201,7 @@ def _misplaced(values: Mapping[str, Any], graphs: Sequence[Graph]) -> str | None
 
 
 def _written_inputs(graph: Graph) -> set[str]:
-    """The inputs in whose memory a call writes, or whose value in the end is an output."""
+    """The inputs whose memory a call writes, or whose final value is an output."""
     memories = {x.storage for call in graph.calls if call.writes for x in call.results}
     inputs = [(call.name, x) for call in graph.calls if call.op == "input" for x in call.results]
     returned = {name.removeprefix(WRITTEN) for name, _ in graph.outputs if name.startswith(WRITTEN)}
@@ -203,7 +209,7 @@ def _written_inputs(graph: Graph) -> set[str]:
 
 
 def _sets(one: Held) -> list[Values]:
-    """Sets of inputs to compute: what came with the program, where all has values, and random ones."""
+    """Sets of inputs to compute: the given inputs, if all have values, and random inputs."""
     like = dict(zip(one.program.names, one.program.inputs, strict=True))
     if sum(map(_span, like.values())) > MOST_ELEMENTS:
         return []
@@ -217,7 +223,7 @@ def _all_closed(like: Mapping[str, Any]) -> bool:
 
 
 def _span(x: Any) -> int:
-    """The elements of the memory that a tensor needs, which may be many more than its own: its strides may be long."""
+    """The number of elements of a tensor's memory, which long strides make larger than the tensor."""
     if not isinstance(x, Tensor) or not _is_closed(x) or 0 in x.shape:
         return 0
     return 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
@@ -228,8 +234,10 @@ def _is_closed(x: Tensor) -> bool:
 
 
 def random(like: Mapping[str, Tensor], values: Mapping[str, Any], seed: int) -> Sequence[Any]:
-    """Inputs of these layouts: real numbers of magnitudes far enough apart for roundings to show, and what came with
-    the program where its elements are no real numbers, which may be indices, or an optimizer's, which may be counts."""
+    """Random inputs of these layouts, with magnitudes far enough apart to expose rounding.
+
+    The original values are kept for integers, which may be indices, and for an optimizer's state, which may be counts.
+    """
     generator = torch.Generator().manual_seed(seed)
     found = []
     for name, x in like.items():

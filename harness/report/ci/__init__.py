@@ -1,1 +1,1 @@
-"""The report as CI shows it: JUnit, SARIF, annotations, and a comment on a pull request."""
+"""Forms of the report for CI: JUnit, SARIF, annotations, and a comment on a pull request."""

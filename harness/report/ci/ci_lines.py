@@ -1,7 +1,7 @@
-"""Annotations: what is not as expected as commands that GitHub's runners obey and show beside the code.
+"""Annotations: unexpected results as commands that GitHub's runners show next to the code.
 
-`::error file=mine.py,line=9,title=bitproof moe_seq::text`, a line a objection. These lines are made to be obeyed: each
-text of others in them is printable and has the characters taken out that end a text or a property.
+A line per objection: `::error file=mine.py,line=9,title=bitproof moe_seq::text`. Runners execute these lines, so
+untrusted text is made printable, and characters that could end a text or a property are escaped.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from bitproof.harness.report.text import shorten
 
 MAX_CHARS = 4_000
 MAX_FINDINGS = 50
-"""GitHub shows ten of a step."""
+"""GitHub shows ten annotations per step."""
 
 
 def render(report: Report) -> str:
-    """The annotations, a line each."""
+    """The annotations, one per line."""
     found = list(objections(report))
     lines = [_line(objection) for objection in found[:MAX_FINDINGS]]
     if len(found) > MAX_FINDINGS:

@@ -1,7 +1,7 @@
-"""A pull request's comment: what changed since another run, or since the baselines, in Markdown.
+"""A pull request's comment in Markdown: changes since another run, or since the baselines.
 
-With another run's report, a row for each case whose outcome or cause changed, or that is new or gone. Without, a row
-for each case that is not as expected, or that drifted. What stayed is a number.
+With another run's report, it has a row for each case that is new, gone, or changed in outcome or cause. Without, it has
+a row for each case that is unexpected or drifted. Unchanged cases are counted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bitproof.harness.report.case_row import row_of
 from bitproof.harness.report.markdown_text import Strong, code_block, folded, inline, table_of
 
 MAX_CHARS = 60_000
-"""GitHub takes 65,536 characters a comment."""
+"""GitHub accepts 65,536 characters per comment."""
 MAX_CELL = 300
 HEADERS = ("case", "was", "is", "first divergence", "to blame")
 
@@ -50,7 +50,7 @@ def _changes(report: Report, against: Report) -> Iterator[tuple[Any, ...]]:
 
 
 def _problems(report: Report) -> Iterator[tuple[Any, ...]]:
-    """Without another run, a case was to be what it states."""
+    """Rows for a run without another run: each case is compared with its own expectation."""
     for result in report.cases:
         if not result.as_expected:
             yield _row(result, f"expected {text.expectation(result)}")
@@ -61,7 +61,7 @@ def _key(result: CaseResult) -> tuple[str, str, str]:
 
 
 def _told(result: CaseResult) -> tuple[str, ...]:
-    """What of a case is a change: its outcome, and where and why it differs."""
+    """The parts of a case whose change is reported: outcome, first divergence, blame."""
     moved = [text.blame_of(about.call) for about in result.baseline.values()]
     return row_of(result).outcome, row_of(result).where, text.blame(result.first_divergence), *moved
 

@@ -1,8 +1,8 @@
-"""junit.xml for CI systems: one test case per case.
+"""junit.xml for CI systems, with a test case per case.
 
-A case that is not as expected is a failure, one that could not be judged an error; one that this machine cannot judge
-and that was not selected by name is skipped. CLOSE is stated. XML 1.0 cannot represent most control characters, so they
-appear as `\\x1b`. Elements and attributes are those of junit-10.xsd of Jenkins' xunit plugin, which has no total of
+An unexpected case is a failure, and a case that could not be judged is an error. A case that this machine cannot run is
+skipped, unless it was selected by name. CLOSE is stated. XML 1.0 cannot represent most control characters, so they
+appear as `\\x1b`. Elements and attributes follow junit-10.xsd of Jenkins' xunit plugin, which has no total of
 `skipped`.
 """
 

@@ -1,7 +1,7 @@
-"""What is wrong in a report, one objection after the other, for the forms that CI systems read: SARIF and annotations.
+"""The objections of a report, for forms that CI systems read: SARIF and annotations.
 
-An objection is a case that is not as expected, a side of it that differs from its baseline, or what a check says. It
-has the file and line of the call to blame, if one is known.
+An objection is an unexpected case, a side that differs from its baseline, or the objection of a check. It has the file
+and line of the blamed call, if known.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _SOURCE = re.compile(r"(.+):([1-9]\d{0,8})")
 
 @dataclass(frozen=True, kw_only=True)
 class Objection:
-    """Something that is not as expected. `rule` is one of RULES; `path` and `line` are of the call to blame.
+    """An unexpected result. `rule` is a key of RULES; `path` and `line` are those of the blamed call.
 
-    `fingerprint` is the same in every run that finds the same: lines, paths of the machine and runs are not in it.
+    `fingerprint` identifies the same finding in all runs, so it contains no lines, paths of the machine or run ids.
     """
 
     rule: str
@@ -51,7 +51,7 @@ class Objection:
 
 
 def objections(report: Report) -> Iterator[Objection]:
-    """What is not as expected, in the order of the cases."""
+    """The unexpected results, in the order of the cases."""
     for result in report.cases:
         if case_status(result) == SUCCESS:
             continue
@@ -100,9 +100,10 @@ def _objection(rule: str, result: CaseResult, message: str, call: BlamedCall | N
 
 
 def place_of(source: str | None) -> tuple[str | None, int | None]:
-    """File and line of `a/b/mine.py:9`, as a path in the working tree; a report keeps only a path's last three parts.
+    """The path in the working tree and the line of a source such as `a/b/mine.py:9`.
 
-    A code host needs paths from the root. If no file, or more than one, has this ending, the path stays.
+    Reports only keep a path's last three parts, but code hosts need paths from the root. If no file, or more than one,
+    has this ending, the path stays as it is.
     """
     found = _SOURCE.fullmatch(source or "")
     if not found:
@@ -115,13 +116,13 @@ def place_of(source: str | None) -> tuple[str | None, int | None]:
 
 
 def _in_tree(file: Path) -> str:
-    """A file's own path from the working directory, whatever links lead to it; as it is named where it lies outside."""
+    """A file's real path relative to the working directory; a file outside keeps its path."""
     real, root = file.resolve(), Path.cwd().resolve()
     return (real.relative_to(root) if real.is_relative_to(root) else file).as_posix()
 
 
 def _below(end: str) -> str | None:
-    """The one file of the working tree, some folders down, whose path ends so; None where there is none, or several."""
+    """The only file, up to three folders below the working directory, whose path ends like this; None otherwise."""
     name = glob.escape(end)
     found = {_in_tree(Path(path)) for depth in range(1, _MAX_DEPTH) for path in glob.iglob("*/" * depth + name)}
     return found.pop() if len(found) == 1 else None

@@ -1,7 +1,7 @@
 """report.sarif: unexpected results as SARIF 2.1.0, which code hosts show next to the code.
 
-One run with a rule per kind of problem and a result per finding, with the file and line of the blamed call and a
-fingerprint that identifies a finding to the host. Untrusted texts are escaped, and never used as addresses.
+A run has a rule per kind of problem and a result per finding, with the file and line of the blamed call and a
+fingerprint that identifies the finding to the host. Untrusted texts are escaped, and never used as addresses.
 """
 
 from __future__ import annotations

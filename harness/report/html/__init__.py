@@ -1,1 +1,1 @@
-"""The report as one page of HTML."""
+"""The report as a page of HTML."""

@@ -1,8 +1,8 @@
-"""report.html: the whole report as one page without network requests and scripts.
+"""report.html: the whole report as a page without network requests and scripts.
 
-The template next to this file has the layout; this file prepares its values, limited to what browsers and CI artifact
-viewers can handle: the page says what is left out, and report.json has it. Every value passes `_shown` and jinja2's
-escaping, and the page forbids browsers to run or load anything.
+The template next to this file has the layout; this file prepares its values. Their size is limited to the capacity of
+browsers and CI artifact viewers: the page states what it omits, and report.json has everything. Every value passes
+`_shown` and jinja2's escaping, and the page forbids browsers to run or load anything.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Apart:
-    """How far the two sides of a tensor are apart; `bars` are buckets, counts and lengths in percent."""
+    """The difference between the two sides of a tensor. `bars` has bucket, count and length in percent."""
 
     of: str
     extent: str
@@ -73,7 +73,7 @@ class Apart:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DivergenceBlock:
-    """The first differing tensor and the call to blame, each with how far the two sides are apart."""
+    """The first differing tensor and the blamed call, each with the difference between the sides."""
 
     where: str
     sides: tuple[str, ...]
@@ -114,7 +114,7 @@ class PassBlock:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CaseBlock(CaseRow):
-    """Everything that the page shows of a case."""
+    """All data of a case on the page."""
 
     replay: str
     about: list[tuple[str, str]]
@@ -133,7 +133,7 @@ class CaseBlock(CaseRow):
 
 
 def render(report: Report) -> str:
-    """The page. Cases that are not as expected come first, unfolded."""
+    """The page. Unexpected cases come first, unfolded."""
     results = sorted(report.cases, key=lambda result: result.as_expected)
     num_passes = sum(len(result.passes) for result in results)
     limits = Limits(
@@ -160,7 +160,7 @@ def render(report: Report) -> str:
 
 @functools.cache
 def template() -> jinja2.Template:
-    """The page's layout, compiled when first asked for."""
+    """The page's layout, compiled on first use."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -170,7 +170,10 @@ def template() -> jinja2.Template:
 
 
 def fair_share(wanted: Iterable[int], total: int) -> int:
-    """The most that each may have, so that all have no more than the total together; who wants less leaves the rest."""
+    """The largest equal limit with a sum of at most `total`; unused shares go to the others.
+
+    For example, 10 for [1, 4, 9] is 5.
+    """
     waiting = sorted(wanted)
     for number, wants in enumerate(waiting):
         share = total // (len(waiting) - number)
@@ -222,7 +225,7 @@ def _case(report: Report, result: CaseResult, limits: Limits) -> CaseBlock:
 
 
 def _stated(case: Case) -> list[tuple[str, str]]:
-    """The settings that a case of a user's systems states; whether the systems follow them is not known."""
+    """The settings stated by a case of a user's systems. Whether the systems follow them is unknown."""
     settings = ("model", "parallelism", "batch", "precision", "optimizer")
     stated = case.stated()
     told = dict(text.leaves({name: stated[name] for name in settings if stated.get(name)}))
@@ -272,7 +275,10 @@ def _divergence(result: CaseResult, first: Divergence) -> DivergenceBlock:
 
 
 def _bars(histogram: dict[str, int] | None) -> list[tuple[str, int, int]]:
-    """Bucket, count, and the bar's length in percent of the longest: logarithmic, so that one element shows."""
+    """Bucket, count and bar length in percent of the longest.
+
+    Lengths are logarithmic, so a single element is visible.
+    """
     counts = [(bucket, histogram[bucket]) for bucket in BUCKETS if histogram and histogram.get(bucket)]
     longest = max((count for _, count in counts), default=0)
     return [(bucket, count, round(100 * math.log2(1 + count) / math.log2(1 + longest))) for bucket, count in counts]
@@ -312,7 +318,7 @@ def _passes(passes: list[PassReport], limit: int) -> list[PassBlock]:
 
 
 def _logs(paths: list[str]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Logs by folder: a link and a short name each."""
+    """Logs by folder, each as a link with a short name."""
     folders: dict[str, list[tuple[str, str]]] = {}
     for path in paths:
         folder, _, name = path.rpartition("/")
@@ -321,5 +327,5 @@ def _logs(paths: list[str]) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _shown(value: Any) -> Any:
-    """A text as it may be shown, which jinja2 then escapes; markup and numbers as they are."""
+    """Printable text, which jinja2 then escapes; markup and numbers unchanged."""
     return printable(value) if type(value) is str else value

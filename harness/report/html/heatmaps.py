@@ -1,4 +1,4 @@
-"""Heatmaps of the page: by kind and by tensor, how much differs at which step."""
+"""Heatmaps of the page, by kind and by tensor: how much differs at each step."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ MAX_COLUMNS = 40
 ROW_CELLS = 6  # as many as a row's own markup takes the room of
 
 Cell = tuple[str, str, str]
-"""Text, shade, tooltip. Shade 0 means that all agree, 1 to 4 how large the share is that does not, "x" that the report
-does not know."""
+"""Text, shade, tooltip. Shade 0: all agree; 1 to 4: the share that differs; "x": unknown to the report."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KindHeat:
-    """By kind: records compared, records that differ, and those by step; `left_out` are not listed by step."""
+    """By kind: records compared, records that differ in total and by step.
+
+    `left_out` records are not listed by step.
+    """
 
     steps: list[str]
     rows: list[tuple[str, int, int, list[Cell]]]
@@ -29,7 +31,7 @@ class KindHeat:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorHeat:
-    """By kind, a row a tensor: its name, its cells, and on which ranks it differs. `hidden` more tensors differ."""
+    """By kind, a row per tensor: name, cells, and the ranks where it differs. `hidden` more tensors differ."""
 
     steps: list[str]
     groups: list[tuple[str, list[tuple[str, list[Cell], str]]]]
@@ -38,7 +40,7 @@ class TensorHeat:
 
 
 class _Columns:
-    """Steps, each a column, or, where there are too many, ranges of them."""
+    """The columns of a heatmap: steps, or ranges of steps if there are too many."""
 
     def __init__(self, result: CaseResult) -> None:
         steps = result.case.compared_steps
@@ -51,19 +53,19 @@ class _Columns:
         self._agrees = "x" if result.verdict == Verdict.UNVERIFIED else "0"
 
     def cell(self, column: int, count: int, share: float, tooltip: str = "") -> Cell:
-        """A column's cell for this number of differing elements."""
+        """A column's cell for this number of differences."""
         if self.ranges[column][-1] >= self._unsure:
             return f"{count}+" if count else "?", shade_of(share) if count else "x", tooltip
         return str(count), shade_of(share) if count else self._agrees, tooltip
 
 
 def shade_of(share: float) -> str:
-    """One of four shades for a share of what differs, from 0 to 1."""
+    """The shade, 1 to 4, of a share from 0 to 1."""
     return str(max(1, min(4, math.ceil(4 * share))))
 
 
 def by_kind(result: CaseResult) -> KindHeat | None:
-    """The records of each kind by step; None where none was compared."""
+    """The records of each kind by step; None if none were compared."""
     if not any(result.compared.values()):
         return None
     columns = _Columns(result)
@@ -91,13 +93,13 @@ def by_kind(result: CaseResult) -> KindHeat | None:
 
 
 def wanted_cells(result: CaseResult) -> int:
-    """How large a heatmap of all differing tensors would be."""
+    """The number of cells of a heatmap with all differing tensors."""
     num_tensors = sum(map(len, result.differing.values()))
     return num_tensors * (len(_Columns(result).ranges) + ROW_CELLS) if num_tensors else 0
 
 
 def by_tensor(result: CaseResult, max_cells: int) -> TensorHeat | None:
-    """On how many ranks each tensor differs, in the order in which they first do; None where nothing is known to."""
+    """Differing tensors by step, in the order of their first difference; None if no such record is known."""
     if not result.differing:
         return None
     columns = _Columns(result)
@@ -113,7 +115,7 @@ def by_tensor(result: CaseResult, max_cells: int) -> TensorHeat | None:
 
 
 def _tensor_row(steps: dict[str, list[int]], columns: _Columns, result: CaseResult) -> tuple[list[Cell], str]:
-    """The cells of a tensor's row, and all its ranks."""
+    """The cells of a tensor's row, and the ranks where it differs."""
     cells = []
     for column, steps_of in enumerate(columns.ranges):
         ranks = {rank for step in steps_of for rank in steps.get(str(step), ())}

@@ -1,4 +1,4 @@
-"""The losses of rank 0 on the page: a sentence, a small chart, the numbers."""
+"""The losses of rank 0 on the page: a sentence, a small chart, a table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _WIDTH, _HEIGHT, _LEFT, _TOP = 320, 96, 6, 6
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Both sides as unbroken lines of points in a box; `low` and `high` are losses, `apart` is where they part."""
+    """Both sides as polylines in a box.
+
+    `low` and `high` are losses; `apart` is the x coordinate of the first difference.
+    """
 
     width: int
     height: int
@@ -32,9 +35,10 @@ class Chart:
 
 @dataclass(frozen=True, kw_only=True)
 class LossBlock:
-    """A sentence, a chart where there is one, and a row a step: its value, both sides' bits, whether they agree.
+    """A sentence, a chart if there is one, and a row per step: its value, both sides' bits, whether they agree.
 
-    `growth` has the steps from the first that differs on, each with its ULPs of float32 and a bar's length in percent.
+    `growth` has a row for each step from the first difference on: step, distance in ULPs of float32, bar length in
+    percent.
     """
 
     sentence: str
@@ -45,7 +49,7 @@ class LossBlock:
 
 
 def losses(result: CaseResult) -> LossBlock | None:
-    """The page's data about rank 0's losses; None without any."""
+    """The page's data about rank 0's losses; None if there are none."""
     reference, candidate = result.losses["reference"], result.losses["candidate"]
     num_steps, first = max(len(reference), len(candidate)), result.case.first_step
     if not num_steps:
@@ -65,7 +69,7 @@ def losses(result: CaseResult) -> LossBlock | None:
 
 
 def _growth(rows: Sequence[tuple[int, str, str]], apart: list[int]) -> list[tuple[int, str, int]]:
-    """How far losses lie apart, from the first step that differs on; nothing where one step alone is known."""
+    """The growing difference of losses, from the first differing step on; empty if fewer than two steps have one."""
     since = [row for row in rows if apart and row[0] >= apart[0]][:MAX_LOSSES]
     found = [(step, *told) for (step, _, _), told in zip(since, _ulps_by_step([row[1:] for row in since]), strict=True)]
     return found if sum(bool(ulps) for _, ulps, _ in found) > 1 else []
@@ -84,7 +88,7 @@ def _tell_losses(apart: list[tuple[int, str, str]], num_steps: int) -> str:
 
 
 def _chart(reference: list[str], candidate: list[str], apart: list[int], first: int) -> Chart | None:
-    """Both sides as lines in a box of _WIDTH x _HEIGHT; what is not finite leaves a gap."""
+    """Both sides as lines in a box of _WIDTH x _HEIGHT; values that are not finite leave a gap."""
     sides = [[float.fromhex(loss) for loss in losses] for losses in (reference, candidate)]
     finite = [value for side in sides for value in side if math.isfinite(value)]
     num_steps = max(map(len, sides))
@@ -118,7 +122,7 @@ def _chart(reference: list[str], candidate: list[str], apart: list[int], first: 
 
 
 def _finite_runs(losses: list[float], stride: int) -> Iterator[list[tuple[int, float]]]:
-    """Unbroken runs of finite losses, every stride-th of them."""
+    """Uninterrupted runs of finite losses, sampled at every stride-th step."""
     run: list[tuple[int, float]] = []
     for step in range(0, len(losses), stride):
         if math.isfinite(losses[step]):
@@ -131,7 +135,7 @@ def _finite_runs(losses: list[float], stride: int) -> Iterator[list[tuple[int, f
 
 
 def _ulps_by_step(losses: Sequence[tuple[str, str]]) -> list[tuple[str, int]]:
-    """Of each step how many ULPs of float32 the losses lie apart, or "", and the length of its bar in percent."""
+    """For each step the distance of the losses in ULPs of float32, or "", and the bar length in percent."""
     apart = [_ulps(*pair) for pair in losses]
     longest = max((number.bit_length() for number in apart if number), default=0)
     return [
@@ -141,7 +145,7 @@ def _ulps_by_step(losses: Sequence[tuple[str, str]]) -> list[tuple[str, int]]:
 
 
 def _ulps(reference: str, candidate: str) -> int | None:
-    """How many float32 numbers lie between two; None where one is missing, not finite, or no float32."""
+    """The distance of two losses in ULPs of float32; None if one is missing, not finite, or not a float32."""
     if not reference or not candidate:
         return None
     values = [float.fromhex(text) for text in (reference, candidate)]

@@ -17,10 +17,10 @@ _STEP, _LANE, _LEFT, _TOP, _LABEL = 96, 46, 96, 30, 17
 
 @dataclass(frozen=True, kw_only=True)
 class RankLanes:
-    """A box; each lane's name and height; each call's place, its name and its module; the line that joins them.
+    """The lanes of ranks in a box: each lane's name and height; each call's position, operator and module; the line.
 
-    The first call is the blamed one; `alike` are the places of the same call on other ranks. `left_out` ranks have no
-    lane.
+    The first call is the blamed call; `alike` are the positions of the same call on other ranks. `left_out` ranks have
+    no lane.
     """
 
     width: int
@@ -34,7 +34,7 @@ class RankLanes:
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleMap:
-    """A row a module, a cell a direction: calls that differ, of how many. `left_out` modules have no row."""
+    """A row per module, a cell per direction: differing calls out of all. `left_out` modules have no row."""
 
     directions: list[str]
     rows: list[tuple[str, list[Cell]]]
@@ -42,7 +42,7 @@ class ModuleMap:
 
 
 def lanes_of(call: BlamedCall | None, num_ranks: int) -> RankLanes | None:
-    """The chain of a blamed call as a line through its ranks' lanes; None without a chain."""
+    """The chain from a blamed call as a line through its ranks' lanes; None without a chain."""
     chain = (call.chain if call else None) or []
     if call is None or not chain:
         return None
@@ -66,12 +66,12 @@ def lanes_of(call: BlamedCall | None, num_ranks: int) -> RankLanes | None:
 
 
 def _end_of(module: str) -> str:
-    """A module's last two names: `blocks.1` says more than `1`."""
+    """A module's last two names: `blocks.1` is clearer than `1`."""
     return cut(".".join(module.split(".")[-2:]), 16)
 
 
 def module_map(call: BlamedCall | None) -> ModuleMap | None:
-    """Where in the model calls differ, the darker the earlier they first do; None where that is not known."""
+    """The modules with differing calls, darker for earlier first differences; None if unknown."""
     found = (call.modules if call else None) or []
     if not found:
         return None

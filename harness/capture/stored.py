@@ -130,13 +130,13 @@ class StoredRecording(Recording):
         return super().records_of(rank) if self.holds_records else self.of_rank(rank).records
 
     def records_at(self, rank: int, step: int) -> dict[Key, Record]:
-        """A rank's records of one step, made from no other rows."""
+        """A rank's records of one step; makes no others."""
         if self.holds_records:
             return super().records_at(rank, step)
         return read_records(_where(self.of_rank(rank).columns, "step", lambda at: at == step))
 
     def losses_of(self, rank: int) -> dict[Key, Record]:
-        """A rank's records of losses, made from no other rows."""
+        """A rank's records of losses; makes no others."""
         if self.holds_records:
             return super().losses_of(rank)
         return read_records(_where(self.of_rank(rank).columns, "kind", lambda kind: kind == "loss"))

@@ -122,6 +122,7 @@ def file_baseline(
         if not isinstance(manifest, RecordingError) and environment_of(manifest) == environment
     ]
     folder = present[0] if present else _folders(baseline_dir, case, system)[0] / environment_id(found.manifest)
+    # The present folder may be hidden, left from an interrupted replacement.
     folder = folder.with_name(put_aside(folder.name) or folder.name)
     folder.parent.mkdir(parents=True, exist_ok=True)
     if accepted is not None:

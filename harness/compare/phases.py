@@ -45,6 +45,7 @@ def regrouped_from(
     meetings = [manifest.meetings or () for manifest in (reference, candidate)]
     if are_staged and not any(meeting.ranks for side in meetings for meeting in side):
         return None if _are_added_alike(*meetings) else 0
+    # Another number of ranks divides the batch differently.
     if reference.world_size != candidate.world_size:
         return 0
     for place, phase in enumerate(PHASES):

@@ -76,6 +76,7 @@ def measure_layouts(
                 rows.append(row)
     order = computation_order(recordings[0].records)
     rows.sort(key=lambda row: order(Key(row.step, row.kind, row.name, 0)))
+    # This sort is stable: rows beyond their bound stay in the order of computation.
     rows.sort(key=lambda row: (not row.is_beyond, 0.0 if row.is_beyond else -(row.used or 0.0)))
     return LayoutBounds(
         across=sum(_crosses(tensor, *sides[:2]) for tensor in names),

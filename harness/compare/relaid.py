@@ -247,6 +247,7 @@ class _Cells:
     def as_in(self, rank: int, record: Record) -> Record | None:
         """The candidate's record on a rank with the reference's bits; None if the reference lacks a cell of it."""
         first = self.first
+        # Such tensors cannot be equal: a placeholder for the digest makes the pair differ.
         if self.cuts is None or first.dtype != record.dtype:
             return record._replace(digest=_other(record.digest), dtype=first.dtype, shape=first.shape)
         here, own = self.digests[0], _cells_of(record, self.cuts) or {}

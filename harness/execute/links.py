@@ -197,6 +197,7 @@ class Links:
         self._listener: socket.socket | None = None
         self._selector = selectors.DefaultSelector()
         self._changed = threading.Condition()
+        # A byte through this pair wakes the serving thread from its select.
         self._waker, self._woken = socket.socketpair()
         for end in (self._waker, self._woken):
             end.setblocking(False)
@@ -217,6 +218,7 @@ class Links:
             listener = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_MAX_WAITING)
         else:
             listener = socket.create_server(("", 0), backlog=_MAX_WAITING)
+        # A peer may vanish between select and accept.
         listener.setblocking(False)
         with self._changed:
             self._listener = listener

@@ -78,6 +78,7 @@ def read_cached(folder: Path, kind: str, key: str) -> Any:
         found = json.loads(_unpacked(packed))
         if found["key"] != key:
             raise ValueError("it was kept under another key")
+        # The time of the last use decides which files are removed first.
         os.utime(file, follow_symlinks=False)
         return found["value"]
     except FileNotFoundError:

@@ -80,6 +80,7 @@ class WatchedScript(WatchedLoop):
         """Run the file as `__main__`, like `python FILE ARGS`."""
         from bitproof.harness.systems.default_group import put_aside
 
+        # The script's own init_process_group brings the lent group back.
         put_aside()
         if self._world_size == 1 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "False":
             for name in _TORCHRUN:

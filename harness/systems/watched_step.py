@@ -128,7 +128,7 @@ class WatchedStep:
         self._beside = {id(each): KeptBeside(each, self._seen, self.models) for each in (*self._seen, *self.holders)}
 
     def placing(self, observe: Observe) -> Observe:
-        """`observe`, with the box of each tensor that is a part of an FSDP1 flat parameter."""
+        """Wrap `observe`: attach its position to each tensor that is a part of an FSDP1 flat parameter."""
         from bitproof.harness.capture.digest import FLAT
         from bitproof.harness.torch_distributed import flattened_parts
 

@@ -127,6 +127,7 @@ class RankSteps:
         log = self._job.watched
         with self._logging(log, step, system) if log and log.watches(step) else self._timing(step) as shown:
             yield shown
+        # User code may have destroyed the default group, which our code needs.
         with as_lent():
             for name, state in generators.drawn().items():
                 if Key(step, "rng", name, recorder.rank) not in recorder.rows:  # a system may record them itself

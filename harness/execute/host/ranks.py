@@ -113,6 +113,7 @@ class Ranks:
                 self.ranks.append(self._fork(rank))
             return self._watch(began, hangup)
         finally:
+            # Kill all before waiting for any, so that they end at the same time.
             processes = [rank.process for rank in self.ranks]
             for process in processes:
                 process.begin_to_end()

@@ -83,6 +83,7 @@ def run_rank(
         if not job.is_alone or device.type == "cuda":
             with phase("compare what ranks are made of"):
                 agree_on_facts(facts_of_rank(read_gpu_facts(device), with_code=not job.is_alone), store, mesh)
+        # Peak memory counts from the first step: making the system is not part of it.
         _forget_peak(device)
         steps.take(system)
         check_preloaded()

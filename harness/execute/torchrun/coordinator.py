@@ -314,6 +314,7 @@ class Coordinator:
 
         Other machines take no profile: its times would have to be on rank 0's clock.
         """
+        # Paths of rank 0 are valid here.
         if self._own_dir == self._first_dir:
             return request
         logs = self._own_dir / "logs"

@@ -239,8 +239,7 @@ def _units(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tuple[b
 
 
 def squared_distance(own: Values, other: Values) -> float:
-    """The squared distance of two values; infinite if their types differ, or for NaN and infinities of a single
-    side."""
+    """The squared distance of two values; infinite if types differ, or for a NaN or infinity on one side only."""
     if own.dtype != other.dtype or own.shape != other.shape:
         return math.inf
     if not own.is_floating_point():

@@ -96,8 +96,8 @@ class WatchedLoop(WatchedStep):
         return is_ours and held_optimizers(optimizer) == [optimizer]
 
     def is_complete(self, stepped: Sequence[Optimizer]) -> bool:
-        """Whether all that count have taken their step: together they have all trainable parameters, frozen ones
-        included."""
+        """Whether all that count have taken their step: no other optimizer has trainable parameters, or parameters that
+        are frozen only while optimizers alternate."""
         if self.watched_optimizers:
             return len(stepped) == len(self.watched_optimizers)
         held = held_by(stepped)

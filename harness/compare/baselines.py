@@ -219,6 +219,7 @@ def _compare(
     }
     damaged = [manifest for manifest in manifests.values() if isinstance(manifest, RecordingError)]
     nearest = min(differences, key=lambda folder: len(differences[folder]), default=None)
+    # A damaged baseline may be the one of this environment, unless an intact one is.
     if nearest is None or (damaged and differences[nearest]):
         raise damaged[0]  # it may be of this environment
     reasons = [_tell_difference(path, *pair) for path, pair in differences[nearest].items()]

@@ -55,10 +55,12 @@ def measure_layouts(
     first = regrouped_between(*recordings[:2])
     start = apart_from(recordings[1].manifest)
     have_as_many = recordings[0].manifest.world_size == recordings[1].manifest.world_size
+    # Before `start` another number of ranks took the steps, so records do not pair.
     compared = recordings[0].from_step(0 if have_as_many else start)
     names = [*dict.fromkeys(LogicalTensor(key.step, key.kind, key.name) for key in compared.records)]
     free = [tensor for tensor in names if not is_exact(tensor, first, start)]
     stages = 2  # a tensor is compared with two bounds, of few and of all samples
+    # The probability of an error is divided among the tensors (Bonferroni), so that it holds for all together.
     factor = student_quantile((1 - CONFIDENCE) / stages / max(1, len(free)), len(samples))
     near = 0
     rows: list[LayoutRow] = []

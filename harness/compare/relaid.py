@@ -348,6 +348,7 @@ def _layouts_of(recording: Recording) -> dict[tuple[Kind, str], dict[int, dict[i
             held = PartLayout(record.box, record.placements, record.shape)
             own.setdefault((key.kind, key.name), {})[key.step] = held
         for name, steps in own.items():
+            # Ranks with the same layout share a dictionary: a thousand ranks need the memory of a few.
             found.setdefault(name, {})[rank] = same.setdefault((*steps.items(),), steps)
     if is_stored:
         vars(recording)["part_layouts"] = found

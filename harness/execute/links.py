@@ -154,6 +154,7 @@ class Line:
                 if text > (_MAX_TEXT if self.is_known else _MAX_FIRST) or (content and not self.is_known):
                     raise ValueError(f"it announced {text} and {content} bytes before anybody knew it")
                 del self._received[: _HEADER.size]
+                # A pulse: an empty message.
                 if not text and not content:
                     continue
                 self._wanted = text, content
@@ -171,6 +172,7 @@ class Line:
             self._file.write(part)
             taken = len(part)
             part.release()
+            # A memoryview must be released before its bytearray can shrink.
             del self._received[:taken]
             self._missing -= taken
             if self._missing:

@@ -68,6 +68,7 @@ class WatchedLoop(WatchedStep):
 
         steps = _Steps(self, num_steps, taking)
         hook = register_optimizer_step_pre_hook(steps.optimizer_begins)
+        # Without a method for the loss, the loss is the tensor that backward begins with.
         told = _results_told(self._loss, steps.keep_loss) if self._loss else backwards_told(steps.keep_loss)
         with refusals_raised():
             try:

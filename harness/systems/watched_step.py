@@ -281,6 +281,7 @@ class WatchedStep:
         A parameter that also belongs to another optimizer is named by its index in this one.
         """
         named = {id(p): name for name, p in self.trained_parameters().items()}
+        # A parameter in two optimizers has two states: the second needs a name of its own.
         held = {id(p) for each in shown for group in each.param_groups for p in group["params"]}
         states = {id(each.state) for each in shown}
         for number, optimizer in enumerate(self._seen):

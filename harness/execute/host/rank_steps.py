@@ -46,6 +46,7 @@ class RankSteps:
         self.device = device
         self.recorder = Recorder(rank, record, run.values_to_keep, cuts=cuts)
         self.monitor = ActivityMonitor(collectives_in_memory)
+        # Only runs that record cells need the sums over ranks.
         self.sums = Sums(is_asked=run.across is not None)
         is_counted = counts_flops(run.system, rank)
         self.stopwatch = Stopwatch(self.recorder, device, is_on=job.is_timed, counts=is_counted)

@@ -60,6 +60,7 @@ class Rendezvous:
         arrived: dict[int, Hello] = {0: own}
         if self._peers.world_size > 1:
             port = self._peers.links.listen(os.environ["MASTER_ADDR"])
+            # A name may resolve on some machines only, so ranks try both.
             addresses = [os.environ["MASTER_ADDR"], socket.gethostname()]
             word = json.dumps({"addresses": addresses, "port": port, "token": self._peers.token})
             self._store = store = Store(True, deadline, self._peers.launcher)

@@ -132,6 +132,7 @@ class SharedMemory:
         Raises RuntimeError when a rank among them ended, TimeoutError after `timeout` seconds.
         """
         words, index = self.words, at // 4
+        # Spinning is cheaper than a sleep if the last rank is about to arrive.
         for _ in range(self._spins):
             if words[index] == target:
                 break

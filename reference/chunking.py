@@ -1,13 +1,15 @@
 """The eager chunked reference: a module's input split in two by hand, its own forward called on each half.
 
-The graph pass must give exactly these numbers, so this code does as little as possible:
+The graph pass must return exactly these numbers, so this code does as little as possible:
 
     split the activation, and positions and attention masks with it, along batch or sequence
     call the module's own forward on the first half, then on the second
     concatenate the two outputs along the same dim
 
-Anything that does not fit this contract is an error that names what was found and what was expected. So is a chosen
-module that never runs: if the trainer calls only its children, the step would silently run unchunked.
+Example: a batch of 4 sequences becomes two calls with sequences 0, 1 and 2, 3.
+
+Anything that does not fit this contract is an error with the expected and the found value. So is a chosen module that
+never runs: if the trainer calls only its children, the step would silently run unchunked.
 """
 
 # B batch, S sequence, D model dim
@@ -96,10 +98,10 @@ class ChunkedModules:
 
 
 def check_chunking(model: nn.Module, chunking: Chunking) -> None:
-    """Refuse what no step of this model can do, without running one; `model` may have no values.
+    """Refuse chunking that no step of this model can do, without running a step; `model` may have no values.
 
     Raises ChunkError when nothing matches, when a sequence is to be split through a module that mixes its positions,
-    for modules within a mixture of experts, which get rows of tokens: they have no batch and no sequence.
+    and for modules within a mixture of experts, which receive rows of tokens: they have no batch and no sequence.
     """
     for name in chunk_modules(model, chunking).names:
         parents = [name.rpartition(".")[0]]

@@ -26,7 +26,7 @@ LARGEST_TEXT = 1 << 32
 
 
 class Step(NamedTuple):
-    """One rank's input for one step: int64 tensors of shape (B, S). Each label is the next token."""
+    """A rank's input for a step: int64 tensors of shape (B, S). Each label is the next token."""
 
     tokens_BS: Tensor
     labels_BS: Tensor
@@ -36,10 +36,12 @@ class Step(NamedTuple):
 def text_source(data: str) -> tuple[list[bytes], str]:
     """Return the documents that `data` names, and the text's sha256 in hexadecimal.
 
-    `pydoc` is the documentation of the Python language that ships with CPython, one document a topic, in alphabetical
-    order; its text, and so its hash, changes with the Python version. `pydoc_lines` is the same text with one document
-    per line that is not blank, so that even short rows hold several. `adversarial` is what `adversarial_documents`
-    makes. Anything else is the path of a file, read as bytes of any encoding (./pydoc reads a file of that name).
+    `pydoc` is the documentation of the Python language that ships with CPython, a document per topic, in alphabetical
+    order; its text, and so its hash, changes with the Python version. `pydoc_lines` is the same text with a document
+    per line that is not blank, so that even short rows contain several. `adversarial` is the result of
+    `adversarial_documents`. Anything else is the path of a file, read as bytes of any encoding (./pydoc reads a file of
+    that name).
+
     Raises UsageError when the file cannot be read.
     """
     if data == ADVERSARIAL:
@@ -68,8 +70,8 @@ def text_source(data: str) -> tuple[list[bytes], str]:
 def adversarial_documents() -> list[bytes]:
     """Make documents of 1 to 200 bytes, most of them short, in which few bytes are frequent and most are rare.
 
-    Rows of a batch then hold different positions and several ends of documents, a token's embedding gradient has one
-    summand or many, and experts get one token or hundreds. The documents are the same on every machine.
+    Rows of a batch then have different positions and several ends of documents, a token's embedding gradient has a
+    single summand or many, and experts get one token or hundreds. The documents are the same on every machine.
     """
     chance = random.Random("bitproof adversarial")  # seeded by text: Python uses its sha512, not its randomized hash
 
@@ -81,11 +83,11 @@ def adversarial_documents() -> list[bytes]:
 
 
 class TextStream:
-    """One rank's tokens: documents rank, rank + world_size, ... in turn, each after a DOCUMENT_START.
+    """A rank's tokens: documents rank, rank + world_size, ... in sequence, each after a DOCUMENT_START.
 
     Step n reads the B * S tokens after those of step n - 1, wrapping around at the end; each row of a batch follows the
-    row before. Positions start at 0 in every row; in adversarial text they start at 0 in every document, wherever a row
-    begins. Raises UsageError when the rank's documents do not fill one step.
+    row before. Positions start at 0 in every row; in adversarial text they start at 0 in every document, even within a
+    row. Raises UsageError when the rank's documents do not fill a step.
     """
 
     def __init__(self, documents: Sequence[bytes], batch: Batch, *, rank: int, world_size: int) -> None:

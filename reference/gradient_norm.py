@@ -17,9 +17,9 @@ from bitproof.reference.parallel.mesh import FSDP, TENSOR, Mesh
 def gradient_norm(gradients: Mapping[str, Tensor], shardings: Mapping[str, Sharding], mesh: Mesh) -> Tensor:
     """The square root of the sum of the squares of every element of every gradient: float32, a scalar, on all ranks.
 
-    Order of the sum: one kernel sums each parameter's squares on its rank; then the parameters are added in the order
-    given; then the ranks of one tensor coordinate, in rank order; then the tensor ranks. Parameters that every tensor
-    rank or every rank of a group holds count only on the first of these ranks. Padding is zero.
+    Order of the sum: a kernel sums each parameter's squares on its rank; then the parameters are added in the given
+    order; then the ranks of a tensor coordinate, in rank order; then the tensor ranks. Parameters that every tensor
+    rank or every rank of a group has count only on the first of these ranks. Padding is zero.
     """
     squares = [
         gradient.float().square().sum() * float(_counts(shardings[name], mesh)) for name, gradient in gradients.items()

@@ -1,6 +1,6 @@
 """Initial values by name: every parameter has its own random stream, so the order of initialization does not matter.
 
-A rank that holds a shard slices the whole tensor, so values do not depend on the parameters' layout.
+A rank with a shard slices the whole tensor, so values do not depend on the parameters' layout.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ EXPONENTS = 7
 LARGEST = 511
 """The largest element of a spread embedding before scaling: float32 adds 64 squares of nine bits without rounding."""
 UNCHOSEN, TIED = 1, (3, 4)
-"""Among spread experts: the one that no token chooses, and two with equal router weights and biases."""
+"""Among spread experts: the expert that no token chooses, and two with equal router weights and biases."""
 RARELY = -0.6
-"""The bias of the last spread expert, which then gets a few tokens, or one."""
+"""The bias of the last spread expert, which then gets few tokens."""
 
 
 def initial_values(name: str, shape: Sequence[int], seed: int, *, spread: bool = False) -> Tensor:
     """Return the whole initial tensor of a parameter or buffer, by its fully qualified name: float32, on the CPU.
 
-    `spread` chooses values that expose rounding which plain values hide: each row is scaled by its own power of two, so
-    that sums have terms of different size; weights of norms lie between 0.5 and 1.5, as 1 would make a product exact;
-    embeddings are rows of `near_midpoints`. Expert 1 has a bias so low that no token chooses it, the last expert one so
-    low that few tokens do, all others a bias between -0.05 and 0.05. Experts 3 and 4 start as ties, in score and in
-    bias.
+    `spread` chooses values that expose rounding, which plain values hide: each row is scaled by its own power of two,
+    so that sums have terms of different size; weights of norms are between 0.5 and 1.5, as 1 would make a product
+    exact; embeddings are rows of `near_midpoints`. Expert 1 has a bias so low that no token chooses it, the last expert
+    a bias so low that few tokens do, all others a bias between -0.05 and 0.05. Experts 3 and 4 start as ties, in score
+    and in bias.
 
     | name or shape                       | values                                            |
     |-------------------------------------|---------------------------------------------------|
@@ -44,8 +44,8 @@ def initial_values(name: str, shape: Sequence[int], seed: int, *, spread: bool =
     | `*embeddings.weight`                | uniform, standard deviation 1                     |
     | two or more dims, (..., out, in)    | uniform, standard deviation 1 / sqrt(in)          |
 
-    Uniform, not normal: a uniform draw is an integer scaled by a power of two, times one correctly rounded factor, so
-    all machines agree on its bits. Logarithms and cosines, which a normal draw needs, do not guarantee that. No value
+    Uniform, not normal: a uniform draw is an integer scaled by a power of two, times a correctly rounded factor, so all
+    machines agree on its bits. Logarithms and cosines, which a normal draw needs, do not guarantee that. No value
     depends on depth. Raises CaseError for a name and shape that no rule covers.
     """
     if spread:
@@ -67,7 +67,7 @@ def initial_values(name: str, shape: Sequence[int], seed: int, *, spread: bool =
 
 
 def _spread(name: str, shape: Sequence[int], seed: int) -> Tensor:
-    """Plain values after this change. A row's index determines its exponent, one of seven."""
+    """Plain values after this change. A row's index determines its exponent, among seven."""
     if len(shape) == 1:
         generator = torch.Generator(device="cpu").manual_seed(stream_seed(name, seed))
         unit = torch.rand(*shape, generator=generator, dtype=torch.float32, device="cpu").sub_(0.5)
@@ -89,10 +89,10 @@ def _spread(name: str, shape: Sequence[int], seed: int) -> Tensor:
 def near_midpoints(whole_VD: Tensor, scales_V: Tensor) -> Tensor:
     """Return rows of integers up to 511 times powers of two, with the first two elements chosen again.
 
-    A model's first norm takes one square root per distinct token, and an incorrectly rounded root shows in only one of
+    A model's first norm takes a square root per distinct token, and an incorrectly rounded root shows in only one of
     two hundred random rows. So the first two elements are chosen to bring the root of mean(x^2) + 1e-6 as near as
-    possible to the midpoint between two float32 numbers, where such a root goes wrong. Squares and their sums are exact
-    in any order. The choice is exact, too: float64 roots only propose candidates.
+    possible to the midpoint between two float32 numbers, at which such a root is wrong. Squares and their sums are
+    exact in any order. The choice is exact, too: float64 roots only propose candidates.
     """
     ends = torch.arange(LARGEST - 31, LARGEST + 1, dtype=torch.float64, device="cpu")
     pairs_K = (ends.square().unsqueeze(1) + ends.square()).flatten()
@@ -111,7 +111,7 @@ def near_midpoints(whole_VD: Tensor, scales_V: Tensor) -> Tensor:
 
 
 def _spread_bias(unit_E: Tensor) -> Tensor:
-    """Turn draws between -0.5 and 0.5 into biases: one expert without tokens, one with few, and ties."""
+    """Convert draws between -0.5 and 0.5 into biases: an expert without tokens, an expert with few, and ties."""
     bias_E = unit_E.mul_(0.1)
     if len(bias_E) > max(TIED) + 1:
         bias_E[UNCHOSEN] = -4.0  # sigmoid scores lie between 0 and 1
@@ -129,7 +129,7 @@ def spread_biases(module: nn.Module, seed: int) -> None:
 
 
 def stream_seed(name: str, seed: int) -> int:
-    """The seed of one tensor's random stream: the first 64 bits of blake2b over seed and name."""
+    """The seed of a tensor's random stream: the first 64 bits of blake2b over seed and name."""
     digest = hashlib.blake2b(f"{seed}\0{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
@@ -138,7 +138,7 @@ def stream_seed(name: str, seed: int) -> int:
 def initialize(module: nn.Module, seed: int, prefix: str = "") -> None:
     """Write initial values into all parameters and buffers of an unsharded module, on any device.
 
-    `prefix` is the module's own name with a trailing dot, when it is part of a larger one.
+    `prefix` is the module's own name with a trailing dot, when it is part of a larger module.
     """
     for name, parameter in module.named_parameters():
         parameter.copy_(initial_values(prefix + name, parameter.shape, seed))

@@ -28,7 +28,7 @@ class Activations:
     def shown_to(self, observe: Observe) -> Iterator[None]:
         """Call `observe` with each activation of the step in this context, when it is computed.
 
-        A tensor without a gradient has no record of one. The hooks only read; the computation stays the same.
+        A tensor without a gradient has no gradient record. The hooks only read; the computation stays the same.
         """
         calls: Counter[tuple[str, int | None]] = Counter()
         hooks = [module.register_forward_hook(_hook(name, calls, observe)) for name, module in self._modules.items()]

@@ -4,7 +4,7 @@ A rank keeps the layers of its own stages, under their names in the whole model.
 micro-batch a stage computes the same values as the whole model would, and each parameter's gradients are added in the
 order of micro-batches, each after its own reduction over ranks.
 
-B batch of one micro-batch, S sequence, D model dim, V vocabulary
+B batch of a micro-batch, S sequence, D model dim, V vocabulary
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def stage_of(name: str, num_layers: int, num_stages: int) -> int:
 def keep_stages(model: Decoder, kept: Sequence[int], num_stages: int) -> None:
     """Remove all modules from a model, in place, that do not belong to the given stages.
 
-    The first stage also has the embeddings, the last one the final norm and the projection to logits. Raises CaseError
-    if there are more stages than layers.
+    The first stage also has the embeddings, the last stage the final norm and the projection to logits. Raises
+    CaseError if there are more stages than layers.
     """
     if num_stages > model.num_layers:
         raise CaseError(
@@ -61,7 +61,7 @@ def keep_stages(model: Decoder, kept: Sequence[int], num_stages: int) -> None:
 
 
 class StageModule(nn.Module):
-    """One stage's forward for a micro-batch: from tokens or the previous stage's activation to an activation or logits.
+    """A stage's forward for a micro-batch: from tokens or the previous stage's activation to an activation or logits.
 
     Its modules are those that `keep_stages` left in the model.
     """

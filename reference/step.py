@@ -61,8 +61,8 @@ def loss_and_gradients(
 
     `parameters` are the model's, by name; pass them to save a walk over all modules.
 
-    Backward starts from `gradient_seed`, 1 / data ranks for one micro-batch; each parameter's own reduce-scatter sums
-    its gradient over the ranks that read different data.
+    Backward starts from `gradient_seed`, 1 / data ranks for a single micro-batch; each parameter's own reduce-scatter
+    sums its gradient over the ranks that read different data.
     """
     parameters = dict(model.named_parameters()) if parameters is None else parameters
     loss = mean_loss(model, attention, inputs)
@@ -76,8 +76,8 @@ def build_sharded_model(
 ) -> nn.Module:
     """Build this rank's part of the case's model: sharded parameters, local experts, initial buffers.
 
-    Builds the whole model, or only the given stages of a pipeline. With `shares`, what two stages share is one object,
-    not a copy for each.
+    Builds the whole model, or only the given stages of a pipeline. With `shares`, parameters shared by two stages are a
+    single object, not a copy for each.
     """
     with torch.device(device):
         model: Any = build_model(case.model)
@@ -120,7 +120,7 @@ def build_sharded_model(
 
 
 class _NoInitialValues(TorchFunctionMode):
-    """Skips modules' own initialization: on the meta device it has no effect, but imports torch's compiler, one
+    """Skips modules' own initialization: on the meta device it has no effect, but imports torch's compiler, a
     second."""
 
     def __torch_function__(
@@ -135,8 +135,8 @@ class _NoInitialValues(TorchFunctionMode):
 def recorded_a_step(case: Case) -> dict[Kind, int]:
     """The number of records of each kind that all ranks make in a step of a built-in system, without activations.
 
-    Every rank of a stage holds a part of each of its parameters, for which AdamW keeps two moments and a step count;
-    each buffer with state is recorded before and after the update. The last stage has the loss.
+    Every rank of a stage has a part of each of its parameters, for which AdamW keeps two moments and a step count; each
+    buffer with state is recorded before and after the update. The last stage has the loss.
     """
     with torch.device("meta"), _NoInitialValues():
         model = build_model(case.model)
@@ -149,7 +149,7 @@ def recorded_a_step(case: Case) -> dict[Kind, int]:
 
 
 class Trainer:
-    """One rank of a training run. `step` computes, observes and updates; see `Observe` for the names.
+    """A rank of a training run. `step` computes, observes and updates; see `Observe` for the names.
 
     Order of observation: activations, if the case asks for them, in the order of their computation; loss; every local
     gradient; their norm, if the case asks for it; buffers `<name>@before_optimizer`; then, after balancing and AdamW,

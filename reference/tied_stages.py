@@ -1,8 +1,8 @@
-"""One parameter in two stages: the embeddings of the first and the projection of the last, or two modules' parameters.
+"""A parameter in two stages: the embeddings of the first and the projection of the last, or two modules' parameters.
 
-Each of the two stages has a copy, as in Megatron-LM. Both begin with the same values. A copy's gradient is that of its
-own use: over micro-batches it is added as any other. Once a step the stages exchange these sums, and both add the
-first copy's first. So the copies get equal gradients, and stay equal.
+Each of the two stages has a copy, as in Megatron-LM. Both begin with the same values. A copy has the gradient of its
+own use, added over micro-batches like any other. Once a step the stages exchange these sums, and both add the first
+copy's first. So the copies get equal gradients, and stay equal.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EMBEDDINGS, PROJECTION = "tok_embeddings.weight", "output.weight"
 
 
 def pair_of(case: Case, name: str) -> tuple[str, str] | None:
-    """The names of a parameter's two copies, the first stage's first; None for one that has no copy."""
+    """The names of a parameter's two copies, the first stage's first; None for a parameter without a copy."""
     if (schedule := case.schedule) is None:
         return None
     if schedule.tied and name in (EMBEDDINGS, PROJECTION):
@@ -40,7 +40,7 @@ def pair_of(case: Case, name: str) -> tuple[str, str] | None:
 
 
 def copies_of(case: Case, names: Iterable[str]) -> dict[str, str]:
-    """Of these parameters those that are second copies, each with the first copy's name."""
+    """The second copies among these parameters, each with the first copy's name."""
     pairs = {name: pair_of(case, name) for name in names}
     return {name: pair[0] for name, pair in pairs.items() if pair is not None and name == pair[1]}
 
@@ -48,7 +48,7 @@ def copies_of(case: Case, names: Iterable[str]) -> dict[str, str]:
 def share_parameters(model: nn.Module, case: Case) -> None:
     """Make the parameters of a whole model's second shared module those of its first, in place.
 
-    Raises CaseError for modules that the model lacks, that lie in one stage, or whose parameters differ in form.
+    Raises CaseError for modules that the model lacks, that are in the same stage, or whose parameters differ in form.
     """
     if case.schedule is None or case.schedule.shared is None:
         return

@@ -1,4 +1,4 @@
-"""A pipeline's step without stages: the values that the stages must give.
+"""A pipeline's step without stages: the values that the stages must compute.
 
     bitproof.reference.unstaged:eager            as eager, but the ranks of each stage train the whole model, among
                                                  themselves

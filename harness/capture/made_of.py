@@ -90,7 +90,7 @@ def loaded_files() -> Facts:
     """
     import torch
 
-    # `facts_of_process` has a digest for all of these.
+    # `facts_of_process` covers all of these.
     passed_over = {"torch", *sys.stdlib_module_names}
     told = tuple(f"bitproof.{package}." for package in OWN)
     found, files = {}, set()
@@ -102,6 +102,7 @@ def loaded_files() -> Facts:
         if is_told or not isinstance(file, str):
             continue
         if digest := digest_of_loaded(file):
+            # The name of such a module changes with its content, so only names without the hash can be compared.
             named = _NAMED_FILE.sub("", name) if name.endswith(f"_{digest[:8]}") else name
             found[f"module {named}"] = f"sha256 {digest[:16]}"
     elsewhere = (*_OF_THE_SYSTEM, f"{sysconfig.get_path('stdlib')}/lib-dynload/", f"{os.path.dirname(torch.__file__)}/")

@@ -56,6 +56,7 @@ class Recorder:
         part = plain(tensor)
         digest, constant = digest_and_constant(part)
         told = (dtype_name(part.dtype), tuple(part.shape), _loss(kind, part), constant, placements(tensor))
+        # Only DTensors and parts of flattened tensors have placements, and so a box.
         box = box_of(tensor) if told[-1] else None
         self.rows[key] = Record(
             digest, *told, str(box) if box else None, self._cells(f"{kind}/{name}", told[-1], part, box)

@@ -244,6 +244,7 @@ def _steadily(folder: Path, read: Callable[[], A]) -> A:
     """Read a folder. If it was replaced meanwhile, read again, as the files may be from both."""
     until = time.monotonic() + _READ_SECONDS
     while True:
+        # A folder that is replaced during the read has another inode afterwards.
         before = _identity(folder)
         try:
             return read()

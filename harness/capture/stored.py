@@ -130,13 +130,13 @@ class StoredRecording(Recording):
         return super().records_of(rank) if self.holds_records else self.of_rank(rank).records
 
     def records_at(self, rank: int, step: int) -> dict[Key, Record]:
-        """A rank's records of one step, made from no other rows."""
+        """A rank's records of one step; makes no others."""
         if self.holds_records:
             return super().records_at(rank, step)
         return read_records(_where(self.of_rank(rank).columns, "step", lambda at: at == step))
 
     def losses_of(self, rank: int) -> dict[Key, Record]:
-        """A rank's records of losses, made from no other rows."""
+        """A rank's records of losses; makes no others."""
         if self.holds_records:
             return super().losses_of(rank)
         return read_records(_where(self.of_rank(rank).columns, "kind", lambda kind: kind == "loss"))
@@ -156,6 +156,7 @@ class DigestFile:
         check_file(path, MAX_DIGESTS_BYTES)
         self.path = path
         try:
+            # The open file is hashed and read, so another file under its name cannot take its place.
             self._source = pa.OSFile(str(path))
             self._num_bytes = self._source.size()
             if sha256 is not None and (found := hashlib.file_digest(self._source, "sha256").hexdigest()) != sha256:
@@ -195,6 +196,7 @@ class DigestFile:
             for name in OPTIONAL[1:]:
                 if name not in table.column_names:
                     table = table.append_column(COLUMNS.field(name), pa.nulls(len(table), pa.string()))
+            # Older recordings have other integer types and fewer columns.
             table = table.cast(COLUMNS)
             table.validate(full=True)
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:

@@ -122,6 +122,7 @@ def file_baseline(
         if not isinstance(manifest, RecordingError) and environment_of(manifest) == environment
     ]
     folder = present[0] if present else _folders(baseline_dir, case, system)[0] / environment_id(found.manifest)
+    # The present folder may be hidden, left from an interrupted replacement.
     folder = folder.with_name(put_aside(folder.name) or folder.name)
     folder.parent.mkdir(parents=True, exist_ok=True)
     if accepted is not None:
@@ -218,6 +219,7 @@ def _compare(
     }
     damaged = [manifest for manifest in manifests.values() if isinstance(manifest, RecordingError)]
     nearest = min(differences, key=lambda folder: len(differences[folder]), default=None)
+    # A damaged baseline may be the one of this environment, unless an intact one is.
     if nearest is None or (damaged and differences[nearest]):
         raise damaged[0]  # it may be of this environment
     reasons = [_tell_difference(path, *pair) for path, pair in differences[nearest].items()]

@@ -81,6 +81,7 @@ def bit_difference(reference: Tensor, candidate: Tensor) -> BitDifference:
     num_differing, max_ulp = 0, max_ulp_distance(reference, candidate)
     samples: list[tuple[tuple[int, ...], str, str]] = []
     for start, left, right in _slices(reference, candidate):
+        # Bytes are compared, so that -0.0 differs from 0.0, and a NaN equals itself.
         differs = (left != right).any(dim=1)
         num_differing += int(differs.sum())
         for place in differs.nonzero()[: NUM_SAMPLES - len(samples), 0].tolist():

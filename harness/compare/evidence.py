@@ -162,6 +162,7 @@ class Evidence:
             self._seen.setdefault(key.rank, set()).add((key.step, key.kind))  # type: ignore[union-attr]
             self.shown.add(key, pair)
             self._unusable += _unusable(key, pair, self.case)
+            # Digest, dtype and shape: all other fields follow from these or from the layout.
             if pair[0][:3] != pair[1][:3]:
                 self._differ(DifferingPair(self.order(key), key, pair))
         self._skipped += _skipped(alignment, unpaired, self.case)
@@ -200,6 +201,7 @@ class Evidence:
         for kind, count in likeness.compared.items():
             self.compared[kind] = self.compared.get(kind, 0) + count
         self._seen[reference.rank] = likeness.seen
+        # A vectorized comparison of digests: all other columns are known to be equal.
         differs = reference.digests != candidate.digests[likeness.partners]
         if not differs.any():
             return

@@ -83,6 +83,7 @@ def one_sided(
             if key.kind == "buffer":
                 moment = (key.rank, key.name)
                 found[role].setdefault(bare(key.name), {}).setdefault(moment, {})[key.step] = record.digest
+    # If both sides have unpaired buffers, they may be the same buffers under two names.
     having = [role for role in ROLES if found[role]]
     if len(having) != 1:
         return only_settings

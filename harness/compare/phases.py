@@ -45,6 +45,7 @@ def regrouped_from(
     meetings = [manifest.meetings or () for manifest in (reference, candidate)]
     if are_staged and not any(meeting.ranks for side in meetings for meeting in side):
         return None if _are_added_alike(*meetings) else 0
+    # Another number of ranks divides the batch differently.
     if reference.world_size != candidate.world_size:
         return 0
     for place, phase in enumerate(PHASES):
@@ -79,7 +80,7 @@ def _are_added_alike(*sides: Sequence[Meeting]) -> bool:
 
 
 def _signature(meeting: Meeting) -> tuple[str, str, str, int]:
-    """The facts that two sums must share to have the same order: over two ranks any collective has it."""
+    """A key that is equal for two sums in the same order. Over two ranks the order is the same for any collective."""
     if meeting.what == "backward":
         return meeting.what, "", str(meeting.backwards), 0
     is_ordered = meeting.ranks.count(",") > 1 or meeting.backwards > 1 or meeting.what == "scale"

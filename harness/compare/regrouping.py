@@ -55,10 +55,12 @@ def measure_layouts(
     first = regrouped_between(*recordings[:2])
     start = apart_from(recordings[1].manifest)
     have_as_many = recordings[0].manifest.world_size == recordings[1].manifest.world_size
+    # Before `start` another number of ranks took the steps, so records do not pair.
     compared = recordings[0].from_step(0 if have_as_many else start)
     names = [*dict.fromkeys(LogicalTensor(key.step, key.kind, key.name) for key in compared.records)]
     free = [tensor for tensor in names if not is_exact(tensor, first, start)]
     stages = 2  # a tensor is compared with two bounds, of few and of all samples
+    # The probability of an error is divided among the tensors (Bonferroni), so that it holds for all together.
     factor = student_quantile((1 - CONFIDENCE) / stages / max(1, len(free)), len(samples))
     near = 0
     rows: list[LayoutRow] = []
@@ -76,6 +78,7 @@ def measure_layouts(
                 rows.append(row)
     order = computation_order(recordings[0].records)
     rows.sort(key=lambda row: order(Key(row.step, row.kind, row.name, 0)))
+    # This sort is stable: rows beyond their bound stay in the order of computation.
     rows.sort(key=lambda row: (not row.is_beyond, 0.0 if row.is_beyond else -(row.used or 0.0)))
     return LayoutBounds(
         across=sum(_crosses(tensor, *sides[:2]) for tensor in names),
@@ -238,8 +241,7 @@ def _units(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tuple[b
 
 
 def squared_distance(own: Values, other: Values) -> float:
-    """The squared distance of two values; infinite if their types differ, or for NaN and infinities of a single
-    side."""
+    """The squared distance of two values; infinite if types differ, or for a NaN or infinity on one side only."""
     if own.dtype != other.dtype or own.shape != other.shape:
         return math.inf
     if not own.is_floating_point():

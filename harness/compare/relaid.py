@@ -3,8 +3,8 @@
 Both first runs record the part of each tensor that a rank has. The cuts of all these parts divide a tensor into cells,
 and a second run of each system records the digest of each cell. From these the reference's records are converted to the
 candidate's layout, and paired with the candidate's records as usual. Nothing is gathered, and no process loads more
-than a rank's own part. Example: rows 0-3 and 4-7 on the reference's two ranks, and rows 0-1, 2-3, 4-5, 6-7 on the
-candidate's four, have the cells 0-1, 2-3, 4-5, 6-7.
+than a rank's own part. Example: rows 0:4 and 4:8 on the reference's two ranks, and rows 0:2, 2:4, 4:6, 6:8 on the
+candidate's four, have the cells 0:2, 2:4, 4:6, 6:8.
 
 - A rank of the candidate whose cell has other bits than the reference's differs in that tensor.
 - A tensor that is whole on several ranks of the reference must be the same on all of them. If it is not, some rank of
@@ -247,6 +247,7 @@ class _Cells:
     def as_in(self, rank: int, record: Record) -> Record | None:
         """The candidate's record on a rank with the reference's bits; None if the reference lacks a cell of it."""
         first = self.first
+        # Such tensors cannot be equal: a placeholder for the digest makes the pair differ.
         if self.cuts is None or first.dtype != record.dtype:
             return record._replace(digest=_other(record.digest), dtype=first.dtype, shape=first.shape)
         here, own = self.digests[0], _cells_of(record, self.cuts) or {}
@@ -347,6 +348,7 @@ def _layouts_of(recording: Recording) -> dict[tuple[Kind, str], dict[int, dict[i
             held = PartLayout(record.box, record.placements, record.shape)
             own.setdefault((key.kind, key.name), {})[key.step] = held
         for name, steps in own.items():
+            # Ranks with the same layout share a dictionary: a thousand ranks need the memory of a few.
             found.setdefault(name, {})[rank] = same.setdefault((*steps.items(),), steps)
     if is_stored:
         vars(recording)["part_layouts"] = found

@@ -180,6 +180,7 @@ def judge(
     if verdict == Verdict.DIFFERENT:
         verdict, measured, beyond = _measured(case, comparison, closeness, layouts)
         texts, first = texts + measured, beyond or first
+    # Vacuous agreement is no evidence for CLOSE either.
     if verdict == Verdict.CLOSE and (reasons := _reasons_against(comparison)):
         verdict, texts = Verdict.UNVERIFIED, [*texts, *reasons]
     if verdict in (Verdict.EQUAL, Verdict.CLOSE) and races:

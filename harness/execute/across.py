@@ -72,6 +72,7 @@ def compare_layouts(
     are_repeated = all(control.verdict == Verdict.EQUAL for control in controls.values())
     may_be_close = comparison.verdict == Verdict.DIFFERENT and layouts.regrouped and not comparison.layout_mismatches
     if may_be_close and are_repeated:
+        # At least two parts: a sum in a single part has no other order.
         parts, start = max(2, case.most_ranks), apart_from(firsts["candidate"].manifest)
         apart = [(tensor.step, tensor.kind, tensor.name) for tensor in sorted(other.parted | _one_sided(cells))]
         # Each round adds seeds to the samples of the round before, so no run is repeated.

@@ -168,6 +168,7 @@ class CaseRun:
         chosen = self.options.of_run(role, is_stressed=arm == "stress" or bool(replay and replay.stressed))
         of_baseline = values_to_keep(self.options.baseline_dir, self.case, system)
         at, work = case.resume_at, self.client.work / f"{self.case.name}-{role}{suffix}"
+        # A script of a git revision is written to disk before any rank needs it.
         check_out(system, work.parent)
         return RunRequest(
             case=replace(case, steps=self._control_steps) if arm == "control" else case,
@@ -285,6 +286,7 @@ class CaseRun:
             is_logged=bool(self._watches) and across is None,
             shows_bits=self._shows_bits,
         )
+        # Without partners a search would compare unrelated calls.
         if across is None or across.have_partners:
             judgement = explainer.explained(judgement, repeats(controls, stresses), self.options)
         leaves_calls = self.options.extra_passes and not self.options.every_call

@@ -52,6 +52,7 @@ def run_cases(
         for case in cases:
             check_fault(fault, case)
     for case in cases:
+        # Usage errors are found here, before the host starts.
         check_precompiled(case, options)
         check_extra_passes(options.extra_passes, case)
     for system in dict.fromkeys(system for case in cases for system in (case.reference, case.candidate)):
@@ -63,6 +64,7 @@ def run_cases(
     plan = plan_concurrency(cases, options)
     if follows():
         return follow(cases, Path(run_dir), options)
+    # The generator's first item is None: advancing to it starts the host now, and not at the caller's first request.
     results = _run_cases(cases, options, Path(run_dir), on_event, plan)
     next(results)  # starts the host; all later items are results
     return cast(Iterator[CaseResult], results)

@@ -154,6 +154,7 @@ class Line:
                 if text > (_MAX_TEXT if self.is_known else _MAX_FIRST) or (content and not self.is_known):
                     raise ValueError(f"it announced {text} and {content} bytes before anybody knew it")
                 del self._received[: _HEADER.size]
+                # A pulse: an empty message.
                 if not text and not content:
                     continue
                 self._wanted = text, content
@@ -171,6 +172,7 @@ class Line:
             self._file.write(part)
             taken = len(part)
             part.release()
+            # A memoryview must be released before its bytearray can shrink.
             del self._received[:taken]
             self._missing -= taken
             if self._missing:
@@ -197,6 +199,7 @@ class Links:
         self._listener: socket.socket | None = None
         self._selector = selectors.DefaultSelector()
         self._changed = threading.Condition()
+        # A byte through this pair wakes the serving thread from its select.
         self._waker, self._woken = socket.socketpair()
         for end in (self._waker, self._woken):
             end.setblocking(False)
@@ -217,6 +220,7 @@ class Links:
             listener = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_MAX_WAITING)
         else:
             listener = socket.create_server(("", 0), backlog=_MAX_WAITING)
+        # A peer may vanish between select and accept.
         listener.setblocking(False)
         with self._changed:
             self._listener = listener

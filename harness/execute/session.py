@@ -69,6 +69,7 @@ class Session:
         self._num_gpus: int | None = None
         self._is_abandoned = threading.Event()
         self._has_ended = threading.Event()
+        # A host answers requests in sequence.
         self._is_asked = threading.Lock()
         self.host: HostProcess | None = self._start()
 

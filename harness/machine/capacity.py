@@ -40,6 +40,7 @@ def free_memory() -> int | None:
         found.append(int(told["MemAvailable"].split()[0]) << 10)
     with suppress(OSError, ValueError, KeyError):
         most, now = ((CONTROL_GROUPS / f"memory.{name}").read_text().strip() for name in ("max", "current"))
+        # The kernel counts its file cache as used, and frees it on demand.
         cached = dict(line.split() for line in (CONTROL_GROUPS / "memory.stat").read_text().splitlines())["file"]
         found += [int(most) - int(now) + int(cached)] if most != "max" else []
     return min(found, default=None)

@@ -39,6 +39,7 @@ def set_determinism(seed: int, *, fill_uninitialized: bool = True, num_threads: 
 
     os.environ.update(ENVIRONMENT | dict.fromkeys(THREAD_COUNTS, str(num_threads)))
     torch.set_num_threads(num_threads)  # OpenMP and MKL read their variables long ago, so set the number here too
+    # Several threads could accumulate gradients in a varying order.
     torch.autograd.set_multithreading_enabled(False)
     torch.use_deterministic_algorithms(True, warn_only=False)
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", fill_uninitialized)  # noqa: B010 (a property)

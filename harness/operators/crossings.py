@@ -89,6 +89,7 @@ class _Rank:
 def crossed(turns_of: Mapping[int, Sequence[RankTurn]]) -> list[Deadlock]:
     """The deadlocks at which ranks stop, and launches of different calls that match."""
     ranks = {rank: _Rank(turns) for rank, turns in turns_of.items()}
+    # A list and no generator: every rank advances in each round.
     while any([_goes_on(rank, ranks) for rank in ranks]):
         pass
     held_up = [found for rank in ranks for found in _held_up(rank, ranks)]

@@ -21,7 +21,7 @@ A = TypeVar("A")
 
 @dataclass(frozen=True)
 class Lost:
-    """Replaces an answer that never came: the reason."""
+    """An answer that never came; `reason` says why."""
 
     reason: str
 

@@ -65,6 +65,7 @@ def read_cached(folder: Path, kind: str, key: str) -> Any:
             return None
         _refuse_strange(os.lstat(file))  # before it is opened, as opening a device can have effects
         with open(file, "rb", opener=_open_plain) as opened:
+            # The opened file is checked again: the path may name another file by now.
             facts = os.fstat(opened.fileno())
             _refuse_strange(facts)
             if not _is_closed(facts):
@@ -78,6 +79,7 @@ def read_cached(folder: Path, kind: str, key: str) -> Any:
         found = json.loads(_unpacked(packed))
         if found["key"] != key:
             raise ValueError("it was kept under another key")
+        # The time of the last use decides which files are removed first.
         os.utime(file, follow_symlinks=False)
         return found["value"]
     except FileNotFoundError:
@@ -104,6 +106,7 @@ def keep(folder: Path, kind: str, key: str, value: Any) -> bool:
         try:
             with open(handle, "wb") as opened:
                 opened.write(hashlib.sha256(packed).digest() + packed)
+            # Atomic: readers see the old file or the new, never a part.
             os.replace(partial, file)
         except BaseException:
             with contextlib.suppress(OSError):

@@ -205,6 +205,7 @@ def start_up_code() -> dict[str, str]:
         for entry in os.scandir(folder):
             if entry.name.endswith(".pth") and not entry.name.startswith("__editable__"):
                 with contextlib.suppress(OSError):
+                    # Python runs the lines of a .pth file that begin with import; all others are paths.
                     lines = [line for line in Path(entry.path).read_bytes().splitlines() if line.startswith(b"import")]
                     if lines:
                         found[entry.name] = hashlib.sha256(b"\n".join(lines)).hexdigest()

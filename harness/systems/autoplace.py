@@ -86,6 +86,7 @@ def place(case: Case) -> tuple[Plan, Placed]:
     }
     with torch.device("meta"):
         order = [name for name, _ in build_model(case.model).named_parameters()]
+    # A fixed order, so that equal plans have equal hashes.
     plan = Plan(split=tuple(sorted(split, key=_by_number)), replicated=tuple(name for name in order if name in whole))
     return plan, Placed(
         source=case.autoplace.source,

@@ -186,6 +186,7 @@ class Capture:
         changed = dict(before.changed)
         for name, (was, now) in report.changed.items():
             changed[name] = [changed.get(name, [0, 0])[0] + was, changed.get(name, [0, 0])[1] + now]
+        # Node counts add up over graphs.
         compiled = {key: before.facts[key] + report.facts[key] for key in ("nodes_compiled",) if key in report.facts}
         self.reports[report.name] = replace(
             before,

@@ -116,10 +116,11 @@ def _refuse_another(device: torch.device, args: tuple[Any, ...], kwargs: dict[st
     """Raise UsageError for a call of `init_process_group` with arguments for another group than the existing group."""
     signature = inspect.signature(_init)
     asked = signature.bind(*args, **kwargs).arguments
+    # An explicit default asks for nothing.
     given = {name: value for name, value in asked.items() if value != signature.parameters[name].default}
     backend, own = dist.get_backend(), {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
     if "store" not in given and given.get("init_method", "env://").startswith("env://"):
-        # Torch itself reads these from the environment.
+        # torch itself reads these from the environment.
         for name, variable in _ENVIRONMENT.items():
             given.setdefault(name, int(os.environ.get(variable, -1)))
     for name, value in given.items():

@@ -224,6 +224,7 @@ def finish(
     extra_passes = []
     for text in options.extra_passes:
         enter(f"in loading extra pass {text}")
+        # Importing a file may change torch's switches, as a pass may.
         with keeping_switches(f"the file of extra pass {text}"):
             extra_passes.append(load_pass(parse_pass(text)))
     joint = traced.joint
@@ -255,6 +256,7 @@ def finish(
         reports.append(report)
     if case.pipeline.captures:
         enter("in looking for what no CUDA graph can hold")
+        # Refuses operators that no CUDA graph supports.
         reports.append(check_capture(module))
     return GraphProgram(
         module=module,

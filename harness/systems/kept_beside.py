@@ -90,6 +90,7 @@ def _leaves_in(
         if place.dtype.kind in "iufc":
             yield prefix, tensor_of(place)
     elif id(place) not in known:
+        # Objects may refer to each other in cycles.
         known = known | {id(place)}
         inner: Iterable[tuple[Any, Any]] = ()
         if isinstance(place, nn.Module):

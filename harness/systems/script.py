@@ -80,6 +80,7 @@ class WatchedScript(WatchedLoop):
         """Run the file as `__main__`, like `python FILE ARGS`."""
         from bitproof.harness.systems.default_group import put_aside
 
+        # The script's own init_process_group brings the lent group back.
         put_aside()
         if self._world_size == 1 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "False":
             for name in _TORCHRUN:
@@ -230,6 +231,7 @@ def _spawning_here(rank: int, world_size: int) -> Iterator[None]:
             )
         fn(rank, *args)
 
+    # Scripts use either name: `mp.spawn` or `torch.multiprocessing.spawn.spawn`.
     places = (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"])
     with mock.patch.object(places[0], "spawn", spawn), mock.patch.object(places[1], "spawn", spawn):
         yield
@@ -249,6 +251,7 @@ def owners_of(parameters: Sequence[Tensor]) -> list[nn.Module]:
             if found := own & order.keys():
                 owned.append((found, len(own), each))
     left, chosen = set(order), []
+    # A greedy cover: the module with the most parameters not yet covered, the smallest among equals.
     while best := max(owned, key=lambda one: (len(one[0] & left), -one[1]), default=None):
         if not best[0] & left:
             break

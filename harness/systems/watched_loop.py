@@ -68,6 +68,7 @@ class WatchedLoop(WatchedStep):
 
         steps = _Steps(self, num_steps, taking)
         hook = register_optimizer_step_pre_hook(steps.optimizer_begins)
+        # Without a method for the loss, the loss is the tensor that backward begins with.
         told = _results_told(self._loss, steps.keep_loss) if self._loss else backwards_told(steps.keep_loss)
         with refusals_raised():
             try:
@@ -96,8 +97,8 @@ class WatchedLoop(WatchedStep):
         return is_ours and held_optimizers(optimizer) == [optimizer]
 
     def is_complete(self, stepped: Sequence[Optimizer]) -> bool:
-        """Whether all that count have taken their step: together they have all trainable parameters, frozen ones
-        included."""
+        """Whether all that count have taken their step: no other optimizer has trainable parameters, or parameters that
+        are frozen only while optimizers alternate."""
         if self.watched_optimizers:
             return len(stepped) == len(self.watched_optimizers)
         held = held_by(stepped)

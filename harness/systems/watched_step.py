@@ -128,7 +128,7 @@ class WatchedStep:
         self._beside = {id(each): KeptBeside(each, self._seen, self.models) for each in (*self._seen, *self.holders)}
 
     def placing(self, observe: Observe) -> Observe:
-        """`observe`, with the box of each tensor that is a part of an FSDP1 flat parameter."""
+        """Wrap `observe`: attach its position to each tensor that is a part of an FSDP1 flat parameter."""
         from bitproof.harness.capture.digest import FLAT
         from bitproof.harness.torch_distributed import flattened_parts
 
@@ -281,6 +281,7 @@ class WatchedStep:
         A parameter that also belongs to another optimizer is named by its index in this one.
         """
         named = {id(p): name for name, p in self.trained_parameters().items()}
+        # A parameter in two optimizers has two states: the second needs a name of its own.
         held = {id(p) for each in shown for group in each.param_groups for p in group["params"]}
         states = {id(each.state) for each in shown}
         for number, optimizer in enumerate(self._seen):

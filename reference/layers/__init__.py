@@ -1,4 +1,4 @@
-"""The layers of the models, one idea per file.
+"""The layers of the models, a file per idea.
 
 Every file follows three rules, because a training step is both split in two and traced:
 

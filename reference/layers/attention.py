@@ -1,10 +1,10 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 
-Keys and values are computed from one small latent per token. Separate rotated dims carry the position; all heads share
+Keys and values are computed from a small latent per token. Separate rotated dims carry the position; all heads share
 the key's rotated dims.
 
-B batch, S sequence, D model dim, H heads, C latent dim (query or key/value),
-N head dim without position, R head dim with position, Q query and key head dim (N + R), V value head dim
+B batch, S sequence, D model dim, H heads, C latent dim (query or key/value), N head dim without position, R head dim
+with position, Q query and key head dim (N + R), V value head dim
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ def attend(q_BSHQ: Tensor, k_BSHQ: Tensor, v_BSHV: Tensor, *, scale: float, atte
 
 
 def _flex_attention(q_BHSQ: Tensor, k_BHSQ: Tensor, v_BHSV: Tensor, scale: float, mask: BlockMask) -> Tensor:
-    """Call FlexAttention's operator directly: its reference math in eager, one operator (and one backward) in a trace.
+    """Call FlexAttention's operator directly: its reference math in eager, an operator (and another for backward) in a
+    trace.
 
     `flex_attention` itself compiles with Dynamo on every eager call, warns about it, and refuses gradients on a CPU,
     which is a limit of the compiled kernel and not of the operator.

@@ -80,7 +80,7 @@ def document_mask(starts_BS: Tensor, block_size: int = BLOCK_SIZE) -> BlockMask:
 
 
 def _in_order(chosen_B1NM: Tensor) -> tuple[Tensor, Tensor]:
-    """For each block N, the number of chosen blocks M, and all M in ascending order with the chosen ones first."""
+    """For each block N, the number of chosen blocks M, and all M in ascending order, chosen blocks first."""
     order_B1NM = chosen_B1NM.int().argsort(dim=-1, descending=True, stable=True)
     return chosen_B1NM.sum(-1).int(), order_B1NM.int().contiguous()
 

@@ -24,8 +24,8 @@ class Exchange(Protocol):
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, Any]:
         """Send rows out. `rows_RD` is sorted by expert, `counts_E` is int64 over all experts.
 
-        Returns (rows_rD, ends_e, state): the local experts' rows sorted by local expert, where each local expert's rows
-        end (int32, ascending), and the state with which `combine` undoes this.
+        Returns (rows_rD, ends_e, state): the local experts' rows sorted by local expert, the end of each local expert's
+        rows (int32, ascending), and the state with which `combine` undoes this.
         """
         ...
 
@@ -38,7 +38,7 @@ class LocalExchange:
     """All experts are here: nothing moves."""
 
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, None]:
-        """The rows themselves and where each expert's end."""
+        """The rows themselves and the end of each expert's rows."""
         return rows_RD, counts_E.cumsum(0).to(torch.int32), None
 
     def combine(self, rows_rD: Tensor, state: None) -> Tensor:

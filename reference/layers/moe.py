@@ -22,9 +22,8 @@ __all__ = ["Exchange", "Experts", "LocalExchange", "MoE", "MoEConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class MoEConfig:
-    """Routing, one expert's hidden dim, the number of shared experts, and `capacity`: how many times its even share of
-    rows an expert accepts, None for no limit.
-    """
+    """Routing, an expert's hidden dim, the number of shared experts, and `capacity`: how many times its even share of
+    rows an expert accepts, None for no limit."""
 
     routing: RoutingConfig
     hidden_dim: int
@@ -75,7 +74,7 @@ class MoE(nn.Module):
         """The weighted sum of each token's experts, in ascending slot order, in float32.
 
         A stable permutation of the (token, slot) pairs sorts rows by expert, then by token. So backward scatters
-        without two rows for one place, and then sums each token's K slots.
+        without collisions, and then sums each token's K slots.
         """
         top_k = self.config.routing.top_k
         with annotate(DISPATCH):

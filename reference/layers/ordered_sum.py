@@ -9,7 +9,7 @@ def ordered_sum(x: Tensor, dim: int) -> Tensor:
     """Sum along `dim` in ascending index order: ((x[0] + x[1]) + x[2]) + ...
 
     A reduction kernel may choose its order by the tensor's shape and strides; these adds have a fixed order. The size
-    of `dim` must be static; each index costs one add. The result has x's dtype and no `dim`.
+    of `dim` must be static; each index costs an add. The result has x's dtype and no `dim`.
     """
     first, *rest = x.unbind(dim)
     total = first

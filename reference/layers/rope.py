@@ -36,8 +36,8 @@ class Yarn:
     def attention_scale(self) -> float:
         """The factor on the attention softmax's scale: (0.1 mscale ln(factor) + 1)^2.
 
-        Squared, because published code scales both queries and keys. DeepSeek sets `mscale` and `mscale_all_dim` to one
-        value, which makes the tables' own factor 1; so there is only one field here.
+        Squared, because published code scales both queries and keys. DeepSeek sets `mscale` and `mscale_all_dim` to the
+        same value, which makes the tables' own factor 1; so there is a single field here.
         """
         return (0.1 * self.mscale * math.log(self.factor) + 1.0) ** 2 if self.factor > 1 else 1.0
 

@@ -33,7 +33,7 @@ FAMILIES: dict[str, Family] = {
 def model_config(model: Model) -> Any:
     """Return the configuration that a case's model names, with the sizes that it states.
 
-    Raises CaseError for an unknown name, with a list of known ones, and for a size that the family lacks or cannot
+    Raises CaseError for an unknown name, with a list of known names, and for a size that the family lacks or cannot
     have.
     """
     family = _family(model)

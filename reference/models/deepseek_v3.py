@@ -18,7 +18,7 @@ from bitproof.reference.layers.router import RoutingConfig
 
 @dataclass(frozen=True, kw_only=True)
 class DeepSeekV3Config:
-    """One size of the model. The first `num_dense_layers` of `num_layers` layers have no experts."""
+    """A size of the model. The first `num_dense_layers` of `num_layers` layers have no experts."""
 
     dim: int
     num_layers: int
@@ -59,7 +59,7 @@ def _tiny() -> DeepSeekV3Config:
     collectives take most of a CPU step.
 
     Dims of elementwise kernels are multiples of 64, so that no row count leaves a vector kernel a tail; query/key and
-    value head dims are equal, so that attention on a CPU is one flash kernel.
+    value head dims are equal, so that attention on a CPU is a single flash kernel.
     """
     return DeepSeekV3Config(
         dim=64,
@@ -89,7 +89,7 @@ def _tiny() -> DeepSeekV3Config:
 def _uneven() -> DeepSeekV3Config:
     """`tiny` with first dims that 8 ranks (or 4 that share an expert's shard) do not divide, so that shards are padded.
 
-    With ten experts in two parts, rank 3 of 4 holds only one padding row; so do three of 8 ranks for the router.
+    With ten experts in two parts, rank 3 of 4 has only a padding row; so have three of 8 ranks for the router.
     """
     tiny = _tiny()
     return replace(

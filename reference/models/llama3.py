@@ -16,7 +16,7 @@ from bitproof.reference.layers.rope import Llama3Scaling, RopeConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3Config:
-    """One size of the model."""
+    """A size of the model."""
 
     dim: int
     num_layers: int
@@ -41,9 +41,8 @@ def _block(config: Llama3Config) -> Block:
 
 
 def _tiny() -> Llama3Config:
-    """The published sizes' features in miniature. Four tensor-parallel ranks get one key/value head each, and dims of
-    elementwise kernels stay multiples of 64 on each.
-    """
+    """The published sizes' features in miniature. Four tensor-parallel ranks get a key/value head each, and dims of
+    elementwise kernels stay multiples of 64 on each."""
     return Llama3Config(
         dim=64,
         num_layers=2,

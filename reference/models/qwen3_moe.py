@@ -20,7 +20,7 @@ from bitproof.reference.layers.router import RoutingConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3MoEConfig:
-    """One size of the model."""
+    """A size of the model."""
 
     dim: int
     num_layers: int

@@ -1,13 +1,13 @@
 """A process group that sums on the device in ascending rank order, over any backend that can move the tensors.
 
 NCCL chooses the order of a sum by algorithm, message size and the ranks' positions in its rings, and documents none of
-it: a bucketed reduce-scatter may add in another order than the ones that it replaces. Here NCCL only moves bits. One
-all-to-all exchanges the parts, and each rank adds them in ascending rank order when it waits. A reduce-scatter moves as
-much as a ring, (W - 1) / W of the input from each rank, and needs memory for its input once more, and for its result.
+it: a bucketed reduce-scatter may add in another order than the single ones. Here NCCL only moves bits. An all-to-all
+exchanges the parts, and each rank adds them in ascending rank order when it waits. A reduce-scatter moves as much as a
+ring, (W - 1) / W of the input from each rank, and needs memory for its input once more, and for its result.
 
-In an all-reduce of a small tensor every rank gathers all inputs, W / 2 times what a ring moves. A larger one, whose
+In an all-reduce of a small tensor every rank gathers all inputs, W / 2 times the traffic of a ring. A larger one, whose
 inputs take more than `MOST_GATHERED` bytes, is a reduce-scatter and, in the wait, an all-gather of its parts: it moves
-as much as a ring, and needs memory for its input twice more, however many ranks there are.
+as much as a ring, and needs memory for its input twice more, for any number of ranks.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class DeviceOrderGroup(RankOrderGroup):
         return _Held(work, gathered_WN, lambda: x.copy_(self._sum(gathered_WN).view_as(x)))
 
     def _all_reduce_by_parts(self, x: Tensor) -> Work:
-        """Let each rank sum one of W equal parts, and gather the sums."""
+        """Let each rank sum a W-th of the tensor, and gather the sums."""
         sent_WN = x.new_zeros(self.size(), -(-x.numel() // self.size()))
         sent_WN.view(-1)[: x.numel()].copy_(x.reshape(-1))
         received_WN = torch.empty_like(sent_WN)
@@ -122,13 +122,13 @@ def sum_in_one_kernel(parts_WN: Tensor) -> Tensor:
 
 
 def sums_in_one_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernel runs on a device, and gives sums that depend on their order the bits of additions."""
+    """Whether the kernel runs on a device, and its order-dependent sums have the bits of sequential additions."""
     return why_no_kernel(device, dtype) is None
 
 
 @functools.cache
 def why_no_kernel(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why additions take the kernel's place on a device, in words; None where the kernel is used."""
+    """Why additions replace the kernel on a device, in words; None if the kernel is used."""
     large = 2 / torch.finfo(dtype).eps  # in ascending order 1 is lost in it before it goes, in others not
     ordered_W = torch.tensor([large, 1.0, -large, 1.0], dtype=dtype, device=device)
     many_WN = torch.randn(4, 4097, generator=torch.Generator().manual_seed(0)).to(device, dtype)

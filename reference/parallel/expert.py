@@ -1,9 +1,9 @@
-"""Expert parallelism: sends routed rows to the ranks that hold their experts, and back.
+"""Expert parallelism: sends routed rows to the ranks of their experts, and back.
 
-Rank i of the expert group holds experts [i * L, (i + 1) * L). Rows to send are sorted by expert, so the rows for one
-rank are adjacent; ranks exchange counts first, so that each knows its split sizes. Received rows are ordered by sender,
-then expert. `dispatch` sorts them by expert (within an expert: by sender, then in the sender's order) for the grouped
-matrix product, and `combine` restores the order before it returns them.
+Rank i of the expert group has experts [i * L, (i + 1) * L). Rows to send are sorted by expert, so the rows for a rank
+are adjacent; ranks exchange counts first, so that each knows its split sizes. Received rows are ordered by sender, then
+expert. `dispatch` sorts them by expert (within an expert: by sender, then in the sender's order) for the grouped matrix
+product, and `combine` restores the order before it returns them.
 """
 
 # E experts in all, L local experts, W ranks of the expert group, R rows sent, P rows received, D row size,

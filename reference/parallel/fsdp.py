@@ -1,11 +1,11 @@
 """Fully sharded parameters: each rank stores 1/W of a parameter and gathers it when a module reads it.
 
 A rank stores its rows of dim 0 of a parameter, in float32, padded with zero rows so that all ranks have the same shape
-(one traced graph then fits every rank). Reading the module's attribute
+(a single traced graph then fits every rank). Reading the module's attribute
 
     forward     casts the shard to the compute dtype and all-gathers it
     backward    casts the gradient to the reduce dtype, reduce-scatters it (a sum over ranks, in rank
-                order on gloo) and casts the rows to the parameter's dtype; where each tensor-parallel rank has
+                order on gloo) and casts the rows to the parameter's dtype; if each tensor-parallel rank has
                 a part of the gradient, sums it over those ranks first
 
 Every rank of the group stores a replicated parameter whole: nothing is gathered, and an all-reduce sums its gradient
@@ -40,12 +40,12 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass(frozen=True)
 class Sharding:
-    """One parameter's layout: the `rows` of one part of it, sharded over the `size` ranks of `group`.
+    """A parameter's layout: the `rows` of a part of it, sharded over the `size` ranks of `group`.
 
-    `part` has `narrow`'s arguments: (dim, first, extent). The whole parameter is one part, unless expert parallelism
-    (dim 0) or tensor parallelism (dim 0 or 1) splits it. `is_summed`: each rank of the tensor group has the whole
-    parameter and a part of its gradient. `copies`: how many tensor ranks hold the same rows. `is_replicated`: every
-    rank of `group` holds all rows, and `size` is 1.
+    `part` has `narrow`'s arguments: (dim, first, extent). The whole parameter is a single part, unless expert
+    parallelism (dim 0) or tensor parallelism (dim 0 or 1) splits it. `is_summed`: each rank of the tensor group has the
+    whole parameter and a part of its gradient. `copies`: how many tensor ranks have the same rows. `is_replicated`:
+    every rank of `group` has all rows, and `size` is 1.
     """
 
     group: str
@@ -60,7 +60,7 @@ class Sharding:
 
     @property
     def rows_per_rank(self) -> int:
-        """Rows of one rank's shard, padding included."""
+        """Rows of a rank's shard, padding included."""
         return -(-self.rows // self.size)
 
     def local_rows(self, whole: Tensor, coordinate: int) -> Tensor:
@@ -115,10 +115,10 @@ def fully_shard(
     the expert-FSDP group. All others are sharded over the FSDP group. Those named in `tensor_dims` are first split over
     the tensor group along that dim; if the dim is None, they stay whole and their gradients are summed over the tensor
     group. Parameters named in `replicated` are whole on every rank of the group that they would be sharded over. On the
-    meta device no values are made. `initial_values` documents `spread`. A parameter of several modules is one shard,
-    with the initial values of its first name; one named in `values_of` has those of the name given there. Raises
-    CaseError for a name in `replicated` that no parameter has, and for a parameter for which its modules need different
-    layouts.
+    meta device no values are made. `initial_values` documents `spread`. A parameter of several modules is a single
+    shard, with the initial values of its first name; a parameter named in `values_of` has those of the name there.
+    Raises CaseError for a name in `replicated` that no parameter has, and for a parameter for which its modules need
+    different layouts.
     """
     tied = _tied_parameters(model)
     shards: dict[str, tuple[Sharding, nn.Parameter]] = {}
@@ -223,7 +223,7 @@ def _unsharding_class(cls: type[nn.Module], shardings: dict[str, Sharding]) -> t
 
 
 def placement_hash(model: nn.Module) -> str:
-    """The SHA-256 of all parameters' layouts, without the part that a rank holds, which differs from rank to rank."""
+    """The SHA-256 of all parameters' layouts, without a rank's own part, which differs from rank to rank."""
     told = [
         [name, x.group, x.size, x.part[0], x.part[2], x.rows, x.is_summed, x.copies, x.is_replicated]
         for name, x in shardings_of(model).items()

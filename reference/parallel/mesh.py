@@ -1,13 +1,13 @@
 """The ranks of a case and their process groups, under names that are the same on every rank.
 
 A traced graph names its groups. A DeviceMesh makes names that differ from rank to rank, and eight ranks could not run
-one graph. So each group is named here by its purpose, and every rank registers its own instance under that name.
+the same graph. So each group is named here by its purpose, and every rank registers its own instance under that name.
 
-    fsdp    ranks that hold the same part of dense parameters, all ranks unless tp > 1: their shards, token counts
-    efsdp   ranks that hold the same experts: shards of expert parameters
-    ep      ranks that share one set of experts between them, whatever text they read: token exchange
+    fsdp    ranks with the same part of dense parameters, all ranks unless tp > 1: their shards, token counts
+    efsdp   ranks with the same experts: shards of expert parameters
+    ep      ranks that divide a set of experts among them, whatever text they read: token exchange
     tp      ranks that share each layer but for the routed experts, and the text they read: sums of a layer's parts
-    pp      ranks that hold the same place in each stage of a pipeline: what one stage sends the next. It is torch's own
+    pp      ranks with the same place in each stage of a pipeline: messages between stages. It is torch's own
             group, as no graph names it
 
 A rewritten graph may need more groups over the same ranks: `ensure_group` makes them.
@@ -49,23 +49,24 @@ partitions: dict[str, Partition] = {}
 time_limits: list[timedelta] = []
 """The time limit of this process's collectives; empty until it has joined groups."""
 _wraps: list[Wrap] = []
-"""Wraps torch's group in one with a stated order of sums; returns the group itself where NCCL's own sums are used."""
+"""Wraps torch's group in a group with a stated order of sums; returns torch's own if NCCL's own sums are used."""
 disturbances: list[Wrap] = []
 """A fault's wrapper for every group, if a fault runs."""
 shared_memories: list[SharedMemory] = []
-"""The shared memory of this process's groups, if all ranks run on one machine and use it."""
+"""The shared memory of this process's groups, if all ranks run on the same machine and use it."""
 _in_memory: list[SharedMemoryGroup] = []
 """This process's groups that use shared memory."""
 _boards: list[Board] = []
-"""Where this process reports its collectives, if a watcher reads them."""
+"""The board to which this process reports its collectives, if a watcher reads it."""
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """One rank's coordinates: rank r has `ep` coordinate r % ep and `efsdp` coordinate r // ep.
+    """A rank's coordinates: rank r has `ep` coordinate r % ep and `efsdp` coordinate r // ep.
 
     Its `tp` coordinate is r % tp and its `fsdp` coordinate, which also chooses its text, r // tp. In a pipeline, r is
-    the rank's index among the ranks of its own stages. The rank computes on `device`.
+    the rank's index among the ranks of its own stages. The rank computes on `device`. Example: with ep=2 and tp=1, rank
+    5 has `ep` coordinate 1, `efsdp` coordinate 2 and `fsdp` coordinate 5.
     """
 
     rank: int
@@ -169,13 +170,13 @@ def ensure_group(name: str, partition: Partition, *, high_priority: bool = False
 def pipeline_group(mesh: Mesh) -> dist.ProcessGroup:
     """torch's own group of the ranks in this rank's pipeline; all ranks make it together.
 
-    It is only for messages from one rank to another, which our groups do not support.
+    It is only for messages between two ranks, which our groups do not support.
     """
     return _own_part(mesh.partition(PIPELINE), False)
 
 
 def _own_part(partition: Partition, high_priority: bool) -> dist.ProcessGroup:
-    """torch's group over this rank's part: a rank makes one group, whatever the number of parts.
+    """torch's group over this rank's part: a rank makes a single group, for any number of parts.
 
     NCCL splits the communicator of all ranks once for the whole partition. With gloo only the ranks of a part take
     part; torch then names the group by its ranks and by the number of groups that the rank has made, which must be
@@ -200,7 +201,7 @@ def _own_part(partition: Partition, high_priority: bool) -> dist.ProcessGroup:
 
 
 def _in_rank_order(group: dist.ProcessGroup, partition: Partition) -> dist.ProcessGroup:
-    """A group in shared memory if there is some with room left, else one over torch's `group`.
+    """A group in shared memory if some is left, else over torch's `group`.
 
     gloo's group is made in both cases. Its idle threads cost almost nothing, and on a busy machine the steps of ranks
     without them take up to three times as long (docs/explanation/decisions/shared-memory.md).
@@ -254,7 +255,7 @@ def leave_groups() -> None:
 
 
 def keep_group(name: str, partition: Partition, group: dist.ProcessGroup, *, is_new: bool = True) -> None:
-    """Keep a new group and register it under its name, inside a fault's wrapper if there is one."""
+    """Store a new group and register it under its name, inside a fault's wrapper if there is one."""
     for disturb in disturbances if is_new else ():
         group = disturb(group)
     for board in _boards if is_new else ():

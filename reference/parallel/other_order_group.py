@@ -22,7 +22,7 @@ from bitproof.reference.parallel.rank_order_group import sum_in_rank_order
 
 ORDERS = ("descending", "pairwise", "position")
 FEWEST_RANKS = {"descending": 3, "pairwise": 4, "position": 3}
-"""The fewest ranks for which each order differs from ascending: two have only one order, and pairs of three ascend."""
+"""The fewest ranks for which each order differs from ascending: two have a single order, and pairs of three ascend."""
 
 
 class OtherOrderGroup(DeviceOrderGroup):

@@ -1,11 +1,11 @@
 """A gloo process group that sums in ascending rank order.
 
 Gloo's own ring and halving algorithms choose the order of a sum by message size and group size, and take seven rounds
-of messages among eight ranks. Here every collective is one all-to-all, after which each rank adds the received parts in
-ascending rank order: the order is stated and independent of the message size, and one round replaces seven (measured on
-2 cores, 8 ranks: an all-gather 3.4 ms instead of 10, a reduce-scatter 4 ms instead of 16.5).
+of messages among eight ranks. Here every collective is an all-to-all, after which each rank adds the received parts in
+ascending rank order: the order is stated and independent of the message size, and a single round replaces seven
+(measured on 2 cores, 8 ranks: an all-gather 3.4 ms instead of 10, a reduce-scatter 4 ms instead of 16.5).
 
-CUDA tensors are copied through host memory, so ranks can share one GPU.
+CUDA tensors are copied through host memory, so ranks can share a GPU.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _FinishOnWait(Work):
 
 
 class RankOrderGroup(dist.ProcessGroup):
-    """All-gather, reduce-scatter, all-reduce and all-to-all over one gloo group's all-to-all.
+    """All-gather, reduce-scatter, all-reduce and all-to-all over a gloo group's all-to-all.
 
     Sums are float sums in the tensor's own dtype, in ascending rank order: ((r0 + r1) + r2) + ...
     """
@@ -117,7 +117,7 @@ class RankOrderGroup(dist.ProcessGroup):
 
 
 class LoneGroup(RankOrderGroup):
-    """The group of a single rank: each collective is a copy, done at the launch, and a sum is its one part."""
+    """The group of a single rank: each collective is a copy, done at the launch, and a sum is its only part."""
 
     def __init__(self) -> None:
         dist.ProcessGroup.__init__(self, 0, 1)  # type: ignore[call-arg]
@@ -152,7 +152,7 @@ def _all_of(works: list[Work]) -> Work:
 
 
 class _AllOf(Work):
-    """Several collectives issued as one."""
+    """Several collectives, waited for together."""
 
     def __init__(self, works: list[Work]) -> None:
         super().__init__()

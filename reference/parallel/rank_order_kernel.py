@@ -1,9 +1,9 @@
-"""The sum over ranks in ascending rank order as one Triton kernel: each part is read once, and the sum written once.
+"""The sum over ranks in ascending rank order as a Triton kernel: each part is read once, and the sum written once.
 
-Additions of one rank at a time would read and write the sum W - 1 times, and need memory for it twice. Each program
-adds its elements in registers, in the order ((r0 + r1) + r2) + ..., and rounds to the tensors' dtype after every
-addition, as torch does; it adds 16-bit floats in float32. It rounds to bfloat16 by arithmetic on bits, so that no
-compiler and no GPU decides how: to nearest, ties to even, and NaN to 0x7fc0.
+Separate additions per rank would read and write the sum W - 1 times, and need memory for it twice. Each program adds
+its elements in registers, in the order ((r0 + r1) + r2) + ..., and rounds to the tensors' dtype after every addition,
+as torch does; it adds 16-bit floats in float32. It rounds to bfloat16 by arithmetic on bits, so that no compiler and no
+GPU decides how: to nearest, ties to even, and NaN to 0x7fc0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _BFLOAT16, _HALF, _OTHER = tl.constexpr(2), tl.constexpr(1), tl.constexpr(0)
 
 
 def add_parts(parts_WN: torch.Tensor, total_N: torch.Tensor) -> None:
-    """Write the sum of each rank's part, (N,), in rank order. Each part and the sum are contiguous and of one dtype."""
+    """Write the sum of each rank's part, (N,), in rank order. Each part and the sum are contiguous and of the same
+    dtype."""
     kind = {torch.bfloat16: 2, torch.float16: 1}.get(parts_WN.dtype, 0)
     stride, num = parts_WN.stride(0), total_N.numel()
     if kind == 2:

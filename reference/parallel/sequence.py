@@ -1,8 +1,8 @@
-"""Sequence parallelism: outside split layers, each rank of a tensor group holds adjacent tokens of every row.
+"""Sequence parallelism: outside split layers, each rank of a tensor group has adjacent tokens of every row.
 
 Residuals and norms are computed on a rank's own part of the sequence (https://arxiv.org/abs/2205.05198, section 4.2).
-Where a split layer begins, its ranks' parts are gathered; where it ends, its partial sums are added and scattered. So
-the two sums of a split layer (see `tensor`) become
+At the start of a split layer its ranks' parts are gathered; at its end its partial sums are added and scattered. So the
+two sums of a split layer (see `tensor`) become
 
     input      forward: all-gather       backward: reduce-scatter, the sum of the ranks' gradients
     output     forward: reduce-scatter   backward: all-gather
@@ -10,8 +10,8 @@ the two sums of a split layer (see `tensor`) become
 After the embeddings a rank keeps its part, and before the projection to logits the parts are gathered: every rank
 computes these two for all tokens, so a sum would count each token once a rank.
 
-Collectives join tensors along dim 0, so ranks get a dim of their own before the batch. Which part is a rank's own, it
-reads from a buffer, as all ranks must run the same code.
+Collectives join tensors along dim 0, so ranks get a dim of their own before the batch. A rank reads the index of its
+part from a buffer, as all ranks must run the same code.
 """
 
 # W ranks of the tensor group, B batch, S sequence, s a rank's part of it (S / W), D model dim
@@ -39,7 +39,7 @@ def scattered(x_BSD: Tensor, size: int, group: str) -> Tensor:
 
 
 def own_part(x_BSD: Tensor, size: int, coordinate: Tensor) -> Tensor:
-    """The part that lies on the rank whose `coordinate` (1,) is given: (B, s, D)."""
+    """The part of the rank with this `coordinate` (1,): (B, s, D)."""
     return x_BSD.unflatten(1, (size, -1)).index_select(1, coordinate).flatten(1, 2)
 
 
@@ -74,7 +74,7 @@ class ScatterOutput(torch.autograd.Function):
 
 
 class KeepOwn(torch.autograd.Function):
-    """A rank's part of what every rank computes for all tokens; backward gathers the parts' gradients."""
+    """A rank's part of a tensor that every rank computes for all tokens; backward gathers the parts' gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, coordinate: Tensor, size: int, group: str) -> Tensor:
@@ -89,8 +89,8 @@ class KeepOwn(torch.autograd.Function):
 
 
 class GatherWhole(torch.autograd.Function):
-    """Parts to whole rows for what every rank computes for all tokens; backward keeps a rank's part: each rank has the
-    whole gradient."""
+    """Parts to whole rows, for layers that every rank computes for all tokens; backward keeps a rank's part: each rank
+    has the whole gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, coordinate: Tensor, size: int, group: str) -> Tensor:

@@ -1,14 +1,15 @@
-"""A process group for ranks on one machine: they communicate through shared memory and sum in ascending rank order.
+"""A process group for ranks on the same machine: they communicate through shared memory and sum in ascending rank
+order.
 
 A launch writes this rank's data into shared memory; a wait reads the data of the others. Both copy on the calling
 thread, so a collective needs no rank's help after all ranks have launched it. All ranks launch a group's collectives in
 the same order, as with any backend; groups are independent. A wait first finishes the group's earlier collectives, and
 so does a launch when all slots are taken.
 
-A slot holds a header and the message. A message that is too large for a slot is exchanged in pieces during the wait,
-each with an equal part for every rank; the launch copies it, so that later writes to the input do not change it.
-Headers name the rank's collective, its dtype and shape, and the number of bytes for each rank: ranks that disagree get
-an error that names both, where sockets would wait or mix up bytes.
+A slot has a header and the message. A message that is too large for a slot is exchanged in pieces during the wait, each
+with an equal part for every rank; the launch copies it, so that later writes to the input do not change it. Headers
+name the rank's collective, its dtype and shape, and the number of bytes for each rank: ranks that disagree get an error
+that names both, while sockets would wait or mix up bytes.
 
 Sums add the same parts in the same order as `RankOrderGroup`, so the bits are the same.
 """
@@ -38,7 +39,7 @@ _LINE = 64
 _CALL_BYTES = 112
 _HASH_BYTES = 16
 _GATHER, _SCATTER, _EXCHANGE = 1, 2, 3
-"""What a rank sends: one part to all; a part of equal size to each; a part of any size to each."""
+"""The data that a rank sends: the same part to all; a part of equal size to each; a part of any size to each."""
 _MAX_VIEWS = 4096
 
 Receive = Callable[[Sequence[int], Sequence[int], int], None]
@@ -110,7 +111,7 @@ class SharedMemoryGroup(RankOrderGroup):
 
 
 class _Exchange(Work):
-    """One collective. `sent` and `received` are the bytes for each rank and from each."""
+    """A collective. `sent` and `received` are the bytes for each rank and from each."""
 
     def __init__(
         self,
@@ -148,7 +149,7 @@ class _Exchange(Work):
         return True
 
     def complete(self) -> None:
-        """Receive the data of all ranks, and exchange in pieces what did not fit."""
+        """Receive the data of all ranks, and exchange messages too large for a slot in pieces."""
         group, ring = self._group, self._group.inline
         first = ring.begin_read()
         if self._is_inline and self._are_headers_mine(first):  # nearly always, and cheaper than comparing each size
@@ -220,7 +221,7 @@ class _Exchange(Work):
         )
 
     def _exchange_pieces(self, sent_by: list[Sequence[int]], is_inline: list[bool]) -> None:
-        """Exchange what did not fit, from the ranks in `sent_by`. The other ranks post empty pieces, to stay in
+        """Exchange large messages in pieces, from the ranks in `sent_by`. The other ranks post empty pieces, to stay in
         step."""
         group, ring, me = self._group, self._group.bulk, self._group.index
         num_parts, mine = (1, 0) if self._kind == _GATHER else (group.num_ranks, me)

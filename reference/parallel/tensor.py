@@ -1,4 +1,4 @@
-"""Tensor parallelism: the ranks of a tensor group share one layer, attention or feed-forward, between them.
+"""Tensor parallelism: the ranks of a tensor group share a layer, attention or feed-forward, between them.
 
 Weights that map into heads or hidden features are split by output (dim 0), weights that map out of them by input (dim
 1), so a rank computes whole heads and features, and a partial sum of the layer's output. Each layer needs two sums over
@@ -7,7 +7,7 @@ the ranks (https://arxiv.org/abs/1909.08053, section 3):
     forward     the layer's output, over its ranks' partial sums
     backward    the gradient of the layer's input: each rank has the part of its own features
 
-Both sums use the tensor's dtype and, on gloo, rank order, so all ranks of a tensor group hold equal bits outside split
+Both sums use the tensor's dtype and, on gloo, rank order, so all ranks of a tensor group have equal bits outside split
 layers. Norms, embeddings and the output layer are replicated: they read the same input and get the same gradient on
 each rank, so their gradients agree without a sum.
 
@@ -18,11 +18,11 @@ reduce dtype, before it is reduced over data ranks (see `fsdp`).
 A mixture of experts splits its shared experts by features and its tokens by rank. Every rank routes and counts all
 tokens, but sends only its own share to the experts: T / W adjacent tokens. So the ranks of the expert group, which may
 have several texts and several tensor coordinates, never send a token twice. The result is a partial sum of the layer's
-output, zero for the other tokens; it is added to that of the shared experts before the one sum over the ranks. A rank
-reads the index of its share from a buffer, as all ranks must run the same code.
+output, zero for the other tokens; it is added to that of the shared experts before the sum over the ranks. A rank reads
+the index of its share from a buffer, as all ranks must run the same code.
 
-With `Parallelism.sequence` a rank holds its own tokens alone outside split layers (see `sequence`). Then the norms
-between layers have gradients from those tokens only, which are summed as above.
+With `Parallelism.sequence` a rank has only its own tokens outside split layers (see `sequence`). Then the norms between
+layers have gradients from those tokens only, which are summed as above.
 """
 
 # W ranks of the tensor group, T tokens of a rank's text, t of one share (T / W)

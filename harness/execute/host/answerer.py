@@ -191,6 +191,7 @@ def finish_run(request: RunRequest, ends: list[End], parts: list[Path], before: 
     order. `before` are the files of the first half, if the run was resumed. Raises RankError if hosts prepared
     different graphs.
     """
+    # Under torchrun every host traced its own graph.
     for rank, end in enumerate(ends):
         if end.graph and ends[0].graph and end.graph.code_hash != ends[0].graph.code_hash:
             raise RankError(

@@ -65,10 +65,12 @@ def main() -> None:
 
 def serve(options: argparse.Namespace) -> None:
     """Import torch and all that ranks need, then answer line by line."""
+    # Processes that a system leaves behind become our children, so that we can end them.
     adopt_orphans()
     os.set_inheritable(options.answers, False)
     keep_private(options.answers)
     faulthandler.enable()
+    # A hung host writes its stack into its log on this signal.
     faulthandler.register(signal.SIGUSR1)
     logging.basicConfig(level=logging.DEBUG if options.verbose else logging.WARNING)
     logging.getLogger().setLevel(logging.WARNING)

@@ -103,6 +103,7 @@ def write_standalone(case: Case, options: GraphOptions, step: int, head: str) ->
     from bitproof.harness.localize.standalone import Scene, Side, write_standalone
     from bitproof.harness.systems.step_graphs import rank_order_group_source, read_inputs, step_graph
 
+    # Both sides read the same inputs: the file shows a difference of code, not of data.
     tokens = read_inputs(case, step)
     sides: dict[str, Side] = {}
     partitions: dict[str, Partition] = {}

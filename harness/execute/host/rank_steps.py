@@ -46,6 +46,7 @@ class RankSteps:
         self.device = device
         self.recorder = Recorder(rank, record, run.values_to_keep, cuts=cuts)
         self.monitor = ActivityMonitor(collectives_in_memory)
+        # Only runs that record cells need the sums over ranks.
         self.sums = Sums(is_asked=run.across is not None)
         is_counted = counts_flops(run.system, rank)
         self.stopwatch = Stopwatch(self.recorder, device, is_on=job.is_timed, counts=is_counted)
@@ -127,6 +128,7 @@ class RankSteps:
         log = self._job.watched
         with self._logging(log, step, system) if log and log.watches(step) else self._timing(step) as shown:
             yield shown
+        # User code may have destroyed the default group, which our code needs.
         with as_lent():
             for name, state in generators.drawn().items():
                 if Key(step, "rng", name, recorder.rank) not in recorder.rows:  # a system may record them itself

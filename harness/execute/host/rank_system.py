@@ -123,6 +123,7 @@ def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_fo
         work = job.part_of(mesh.rank).with_suffix(".generated")
         captured = compile_models(made, case, options_of_rank(job.run.graph_options, mesh.rank), work)
     injector.strike_runner(made)
+    # A fault then changes gradients within the step; else it changes only the recorded values.
     can_wrap = hasattr(made, "wrap_gradients")
     if can_wrap:
         made.wrap_gradients(injector.wrap)

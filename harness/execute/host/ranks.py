@@ -113,6 +113,7 @@ class Ranks:
                 self.ranks.append(self._fork(rank))
             return self._watch(began, hangup)
         finally:
+            # Kill all before waiting for any, so that they end at the same time.
             processes = [rank.process for rank in self.ranks]
             for process in processes:
                 process.begin_to_end()
@@ -148,6 +149,7 @@ class Ranks:
                         process.begin_to_end()
                 self._note_exits()
                 limit = self._limit_of_grace()
+                # After a failure the grace period counts, and no longer the deadline: its cause is worth waiting for.
                 if limit is not None and time.monotonic() >= limit:
                     break
                 if limit is None and time.monotonic() >= deadline:
@@ -258,6 +260,7 @@ def environment_of(rank: int, world_size: int, rank_slots: RankSlots, port: int)
     }
     if rank_slots.server is None:
         one_machine = {"LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": _LOOPBACK, "MASTER_PORT": str(port)}
+        # No agent serves a store here, so a trainer's own TCPStore must be a server on rank 0.
         return told | one_machine | {"TORCHELASTIC_USE_AGENT_STORE": "False"}
     host, number = rank_slots.server
     many = str(world_size if rank_slots.local_world_size is None else rank_slots.local_world_size)
@@ -290,6 +293,7 @@ def _run_reporting(
             tell(account)
 
     def fail(error: BaseException, around: Sequence[FrameSummary] = ()) -> None:
+        # A refusal is reported when it is raised, and arrives again as the exception that ends the rank.
         if any(error is each for each in told):
             return
         told.append(error)

@@ -80,9 +80,11 @@ def run_rank(
             system = make_system(job, mesh, program, injector, looks_for_mixing)
             check_preloaded()
         switches[AFTER_FACTORY] = read_switches()
+        # Ranks forked from one process have the same code, but on GPUs each rank reads its own device's facts.
         if not job.is_alone or device.type == "cuda":
             with phase("compare what ranks are made of"):
                 agree_on_facts(facts_of_rank(read_gpu_facts(device), with_code=not job.is_alone), store, mesh)
+        # Peak memory counts from the first step: making the system is not part of it.
         _forget_peak(device)
         steps.take(system)
         check_preloaded()
@@ -91,6 +93,7 @@ def run_rank(
                 agree_on_facts(facts_of_rank(read_gpu_facts(device)), store, mesh, "in the end")
         switches[AFTER_STEPS] = read_switches()
         injector.check_fired()
+    # From here the watcher knows that a silent rank is writing, not hanging in a step.
     tell(StepsEnded())
     steps.write()
     if looks_for_mixing and job.graph_cache is not None:

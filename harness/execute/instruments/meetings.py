@@ -62,7 +62,8 @@ class Sums:
         self._added, self._scaled, self._summed = WeakTensorKeyDictionary(), {}, {}
 
     def noticing(self, observe: Callable[..., None]) -> Callable[..., None]:
-        """Wrap `observe`: after the first gradient that it receives, later sums belong to clipping or the update."""
+        """Wrap `observe`: sums after the first gradient that it receives belong to the update, no longer to
+        clipping."""
 
         def noticed(kind: str, name: str, tensor: torch.Tensor) -> None:
             if kind == "grad" and self._is_asked:

@@ -183,6 +183,7 @@ class Coordinator:
                 self._seats = rendezvous.call_roll(hello)
                 self.seat = self._seats[0]
         except BaseException as error:
+            # torchrun ends the others with a signal when one rank dies: report the death, and not the signal.
             named = self.peers.launcher.error_of_dead_siblings() if isinstance(error, interrupts.STOPS) else None
             if self.rank == 0:
                 self.peers.tell_all(Farewell(problem=Problem.of(named or error, "rank 0")))
@@ -279,12 +280,14 @@ class Coordinator:
         rank_slots = RankSlots(
             ranks=(self.rank,),
             part=str(files[0]),
+            # A prefix per run: keys of a failed run must not be read by the next.
             store=f"bitproof/{self.peers.token}/{number}",
             server=(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])),
             local_rank=self.seat.local_rank,
             local_world_size=self.seat.local_world_size,
             gpu=self.seat.gpu,
         )
+        # Monotonic clocks of machines differ; this offset makes failure times comparable.
         account = Account(run=number, clock=time.time() - time.monotonic())
         try:
             local_run = LocalRunRequest(run=request, rank_slots=rank_slots)
@@ -314,6 +317,7 @@ class Coordinator:
 
         Other machines take no profile: its times would have to be on rank 0's clock.
         """
+        # Paths of rank 0 are valid here.
         if self._own_dir == self._first_dir:
             return request
         logs = self._own_dir / "logs"

@@ -60,10 +60,12 @@ class Rendezvous:
         arrived: dict[int, Hello] = {0: own}
         if self._peers.world_size > 1:
             port = self._peers.links.listen(os.environ["MASTER_ADDR"])
+            # A name may resolve on some machines only, so ranks try both.
             addresses = [os.environ["MASTER_ADDR"], socket.gethostname()]
             word = json.dumps({"addresses": addresses, "port": port, "token": self._peers.token})
             self._store = store = Store(True, deadline, self._peers.launcher)
             there: str | None = None
+            # Another word is in the store: it is replaced, unless the rank 0 that left it still answers.
             while (there := store.put(word, instead_of=there)) != word:
                 if there is None:
                     self._wait_for(store.where, deadline, arrived)
@@ -102,6 +104,7 @@ class Rendezvous:
 
     def _meet(self, line: Line, said: dict[str, Any], arrived: dict[int, Hello]) -> None:
         """Accept a newcomer, or send it away."""
+        # In constant time, so that the token cannot be guessed byte by byte.
         if not hmac.compare_digest(str(said.get("token")).encode(), self._peers.token.encode()):
             self._peers.links.part_with(line, "it is of another run")
             return

@@ -56,8 +56,7 @@ class Run:
         return self.result.first_divergence
 
     def assert_as_expected(self) -> Run:
-        """Raise AssertionError, with the first difference and the blamed call, unless the case got its expected
-        verdict.
+        """Raise AssertionError, with the blamed call, unless the case got its expected verdict.
 
         Returns this run, so that a script may end in `print(bitproof.run(...).assert_as_expected())`.
         """
@@ -67,11 +66,11 @@ class Run:
         return self
 
     def frame(self) -> pd.DataFrame:
-        """The comparison as a DataFrame: a row per tensor, with step, rank, kind, name, both sides' digests, dtypes and
-        shapes, `equal`.
+        """The comparison as a DataFrame with a row per tensor.
 
-        If only one side recorded a tensor, the other side's columns are missing. Raises RecordingError if the run left
-        no recordings of both systems, e.g. after an error.
+        Columns: step, rank, kind, name, both sides' digests, dtypes and shapes, `equal`. If only one side recorded a
+        tensor, the other side's columns are missing. Raises RecordingError if the run left no recordings of both
+        systems, e.g. after an error.
         """
         from bitproof.frames import frame_of_run
 

@@ -79,10 +79,10 @@ def shrink(
     candidate: System | None = None,
     **settings: Unpack[ShrinkSettings],
 ) -> Shrunk:
-    """Make a failing case as small as possible while it still fails in the same way, within `tries` and `timeout`
-    seconds.
+    """Make a failing case as small as possible while it still fails in the same way.
 
-    Raises UsageError for a wrong call or case, before anything runs.
+    The search ends after `tries` runs or `timeout` seconds. Raises UsageError for a wrong call or case, before anything
+    runs.
     """
     from bitproof.harness.commands.shrink import shrink_and_report
     from bitproof.harness.localize.shrink_case import Budget

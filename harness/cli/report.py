@@ -1,4 +1,4 @@
-"""`bitproof report`: a run's report, printed again."""
+"""`bitproof report`: print a run's report again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bitproof shrink`: a failing case made small."""
+"""`bitproof shrink`: reduce a failing case."""
 
 from __future__ import annotations
 

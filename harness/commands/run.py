@@ -1,7 +1,7 @@
-"""One `bitproof run`, from the report folder to the exit status.
+"""`bitproof run`, from the report folder to the exit status.
 
-1. Make the run folder, so that an unwritable one is found before anything runs.
-2. Say what will run and where the report goes.
+1. Make the run folder, so an unwritable folder is found before anything runs.
+2. Print the cases and the report's path.
 3. Run the cases, showing progress.
 4. Print the verdicts, then write the report, whatever happened: a case that did not finish is UNVERIFIED.
 """
@@ -39,7 +39,10 @@ NO_RESULT = "the launcher gave no result for this case"
 
 @dataclass
 class Progressing:
-    """A run's results so far; `reason` says why other cases have none, `reports` whether this rank writes a report."""
+    """A run's current results.
+
+    `reason` is the reason why other cases have none; `reports` says whether this rank writes a report.
+    """
 
     environment: dict[str, Any] = field(default_factory=dict)
     results: list[CaseResult] = field(default_factory=list)
@@ -62,11 +65,11 @@ def run_and_report(
 ) -> int:
     """Run cases, write their report and return the exit status.
 
-    `not_run` says, by name, why the cases `left_out` were; `replay` are the command-line options that a replay
-    must repeat; `shard` is the part of a selection that these cases are; `tell` prints more of the report
-    and returns more files to write with it, texts by name. Where `options` ask for it, every case is proved before any
-    runs, and the proof's result is printed and reported beside its verdict. Raises UsageError when the call is wrong,
-    before anything is run or written.
+    `not_run` has the reason, by name, for each case of `left_out`. `replay` are the command-line options that a replay
+    must repeat. `shard` is the part of a selection that these cases are. `tell` prints more of the report and returns
+    additional files, texts by name. If `options` request it, every case is proved before any runs, and the proof's
+    result is printed and reported next to its verdict. Raises UsageError if the call is wrong, before anything is run
+    or written.
     """
     if options.prove_first:
         _refuse_proofs_under_torchrun()
@@ -93,15 +96,15 @@ def run_and_report(
 
 
 def _tell_unmet(cases: Sequence[Case], options: RunOptions) -> None:
-    """Say before a run why this machine cannot judge a case that was selected by name; the case runs all the same."""
+    """Print the reason why this machine cannot judge a case that was selected by name; the case runs all the same."""
     for case in cases:
-        with suppress(UsageError):  # a call that is wrong is refused later, with its report
+        with suppress(UsageError):  # a wrong call is refused later, with its report
             if why := unmet_requirement(case, options.device):
                 print(f"{case.name} was asked for and cannot be judged here: {why}; it runs all the same", flush=True)
 
 
 def _tell_plan(cases: Sequence[Case], options: RunOptions) -> None:
-    """Say what will go side by side, and what that takes; a call that is wrong is refused later, with its report."""
+    """Print the plan if cases run concurrently; a wrong call is refused later, with its report."""
     from bitproof.harness.execute.concurrency import plan_concurrency
 
     with suppress(UsageError):
@@ -153,7 +156,7 @@ def _prove(cases: Sequence[Case], options: RunOptions, run_dir: Path, state: Pro
 
 
 def proofs_ahead(cases: Sequence[Case], options: RunOptions, run_dir: Path) -> Iterator[tuple[str, ProofOutcome]]:
-    """Prove cases in a process of their own; the results by case name. Raises UsageError under torchrun."""
+    """Prove cases in a separate process; yields the results by case name. Raises UsageError under torchrun."""
     from bitproof.harness.prove.preflight import Task, preflight_proofs
 
     _refuse_proofs_under_torchrun()
@@ -170,7 +173,7 @@ def _refuse_proofs_under_torchrun() -> None:
 
 
 def with_proof(result: CaseResult, found: ProofOutcome | None) -> CaseResult:
-    """The result with its proof beside it; one of the CPU's step says nothing of another device's."""
+    """The result with its proof. A proof of the CPU's step does not apply to other devices."""
     if found is not None and result.device not in ("cpu", "auto", "unknown"):
         why = f"proofs ahead of a run are of the CPU's step, and this case ran on {result.device}"
         found = ProofOutcome(verdict=ProofVerdict.NOT_TRIED, reason=why)
@@ -188,9 +191,9 @@ def _finish(
     shard: Shard | None,
     tell: Callable[[Report], Mapping[str, str]],
 ) -> int:
-    """Print and write the report, on the rank that reports; return the exit status on all.
+    """Print and write the report on the reporting rank; return the exit status on all ranks.
 
-    Where rank 0 is gone, one rank on every other machine reports what it has heard by then.
+    If rank 0 is lost, a rank on every other machine reports its results so far.
     """
     where = {
         "device": _join(result.device for result in state.results) or options.device,
@@ -217,13 +220,13 @@ def _finish(
     more = tell(report)
     if state.reason == INTERRUPTED:
         print(f"{interrupts.MESSAGE}; the cases that were not finished are UNVERIFIED", file=sys.stderr)
-    if state.failure is not None and launched.is_first():  # another rank has said so when it lost rank 0
+    if state.failure is not None and launched.is_first():  # other ranks have reported the loss of rank 0
         print(state.reason, file=sys.stderr)
     return finish_run(report, run_dir, status, more)
 
 
 def _unused_baselines(cases: Sequence[Case], options: RunOptions) -> list[str]:
-    """A remark about baselines whose case or system does not exist any more."""
+    """A remark about baselines whose case or system no longer exists."""
     if options.baseline_dir is None:
         return []
     from bitproof.builtin_cases import all_cases
@@ -234,7 +237,7 @@ def _unused_baselines(cases: Sequence[Case], options: RunOptions) -> list[str]:
 
 
 class Silence:
-    """The progress display of a rank that does not report."""
+    """No progress display, on ranks that do not report."""
 
     def __enter__(self) -> Self:
         return self
@@ -254,7 +257,7 @@ T = TypeVar("T")
 
 @contextmanager
 def _closing(results: Iterator[T]) -> Iterator[Iterator[T]]:
-    """Close the launcher's generator however the loop ends: that is what stops its ranks."""
+    """Close the launcher's generator however the loop ends, which stops its ranks."""
     try:
         yield results
     finally:
@@ -263,5 +266,5 @@ def _closing(results: Iterator[T]) -> Iterator[Iterator[T]]:
 
 
 def _join(values: Iterable[str]) -> str:
-    """Distinct values in order: `cpu`, or `cpu, cuda` for a run that used both."""
+    """Distinct values in order, e.g. `cpu`, or `cpu, cuda` for a run on both."""
     return ", ".join(dict.fromkeys(values))

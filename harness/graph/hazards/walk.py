@@ -37,7 +37,7 @@ CHOOSES = ("cond", "while_loop")
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """A call: its node; in a nested graph also the graph's description; if it launches several messages, the message."""
+    """A call: its node; in a nested graph the graph's description; if it launches several messages, the message."""
 
     node: Node
     where: str = ""

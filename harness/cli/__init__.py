@@ -43,7 +43,7 @@ _REMOVED = {
     "history": "keep each run's report.json, for instance as an artifact of CI, and compare two runs with "
     "`bitproof report RUN_DIR --format comment --against EARLIER_RUN_DIR`"
 }
-"""Commands of earlier releases, and what to use instead."""
+"""Commands of earlier releases, and their replacement."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

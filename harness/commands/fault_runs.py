@@ -78,7 +78,7 @@ class FaultRuns:
         self._is_clean_when_logged: bool | None = None
         self._logs: dict[int, list[ReferenceLog]] = {}
         self.cpu_seconds = 0.0
-        """What all of it cost until now, on all cores, what this process did included."""
+        """CPU seconds so far, on all cores, including this process."""
 
     def begin(self) -> CaseResult:
         """Judge the case without a fault, like any run: `shows_faults` says whether faults can be detected then."""

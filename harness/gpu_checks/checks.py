@@ -139,8 +139,7 @@ _LAG_CYCLES = 20_000_000  # some 10 ms, in which a copy of every size here has l
 
 
 def filled(num: int, value: float, device: torch.device) -> Tensor:
-    """A tensor filled on the device's current stream, in recently freed memory of the same size if the allocator
-    allows."""
+    """A tensor filled on the device's current stream; the allocator may reuse memory freed just before."""
     return torch.full((num,), value, device=device)
 
 
@@ -158,7 +157,7 @@ def lag_copies(device: torch.device) -> None:
 
 
 def _offloaded_while_computed(num: int, device: torch.device) -> Tensor:
-    """An offload begins after what computes its source."""
+    """An offload starts after its source is computed."""
     x = filled(num, _OTHER, device)
     lag(device)
     x.fill_(TEST_VALUE)
@@ -185,7 +184,7 @@ def _freed_while_offloaded(num: int, device: torch.device) -> Tensor:
 
 
 def _reloaded_where_others_wrote(num: int, device: torch.device) -> Tensor:
-    """A reload begins after what wrote the memory that it fills."""
+    """A reload starts after earlier writes to its target memory."""
     x = filled(num, TEST_VALUE, device)
     host = WAIT_OFFLOAD(OFFLOAD(x), x)
     other = filled(num, _OTHER, device)

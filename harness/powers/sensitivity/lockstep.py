@@ -19,7 +19,7 @@ from bitproof.harness.prove.evaluate import NotEvaluatedError, collective
 from bitproof.harness.torch_operators import storage_key
 
 Get = Callable[[int], Any]
-"""Returns a slot's value on one rank."""
+"""Returns a slot's value on a rank."""
 
 Ranks = Sequence[Sequence[Any]]
 """The values of all slots: `ranks[rank][slot]`."""

@@ -42,7 +42,7 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 
 def replaced(value: Any, old: Tensor, new: Tensor) -> Any:
-    """The value with one of its tensors replaced."""
+    """The value with tensor `old` replaced by `new`."""
     if value is old:
         return new
     if isinstance(value, (tuple, list)):

@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def outcome_of(task: Sensing) -> Sensitivity:
-    """Measure one case. If it cannot be measured, the result only has the reason."""
+    """Measure a case. If it cannot be measured, the result only has the reason."""
     from bitproof.harness.capture.recording_files import read_recording
     from bitproof.harness.graph.graph_options import GraphOptions
     from bitproof.harness.machine.determinism import set_determinism

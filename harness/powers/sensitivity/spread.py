@@ -129,7 +129,7 @@ class _Wrong:
             self.lost.append(-1)
 
     def repeat(self, call: ReplayedCall, wrong_on: set[int]) -> None:
-        """Repeat a call on the ranks where it reads something wrong."""
+        """Repeat a call on the ranks with wrong inputs."""
         if call.partition is None:
             for rank in sorted(wrong_on):
                 self._hold(call, rank, run_call(call, functools.partial(self._get, rank)))

@@ -1527,7 +1527,7 @@ def check(main: Json, graphs: list[Json], steps: Json, *, with_subject: bool = T
 
 
 def covers_any_number(main: Json, graphs: list[Json]) -> bool:
-    """Whether a checked certificate covers any number of steps: a whole step, completely proved, without random draws."""
+    """Whether a checked certificate covers any number of steps: it proves a whole step without random draws."""
     calls = [call for graph in graphs for call in graph["calls"]]
     return (
         is_whole_step(graphs[0])

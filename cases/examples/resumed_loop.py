@@ -98,7 +98,7 @@ class ResumedLoop(MeshLoop):
         own = f"generator.{self.own}"
         state = self.state()
         if not any(name.startswith(own) for name in dcp.FileSystemReader(folder).read_metadata().state_dict_metadata):
-            state.pop(own)  # fewer ranks saved: this one's generator is as it began
+            state.pop(own)  # saved by fewer ranks: this generator keeps its initial state
         dcp.load(state, checkpoint_id=folder)
         set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])

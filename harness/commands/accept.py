@@ -77,6 +77,7 @@ def _accept(result: CaseResult, baseline_dir: Path, run_dir: Path, accepted: Acc
     if not result.baseline or result.sides_with(BaselineStatus.UNVERIFIED):
         print(f"{result.case.name}: not judged, so no baseline is touched")
         return UNJUDGED
+    # Both sides must still agree: a baseline is not a way to accept a difference between systems.
     if sides and not result.agrees_as_expected:
         told = f"{result.verdict}, expected {result.case.expected}"
         print(f"{result.case.name}: {told}: its baselines are left as they are")
@@ -87,6 +88,7 @@ def _accept(result: CaseResult, baseline_dir: Path, run_dir: Path, accepted: Acc
         copy = baseline_dir / f".{result.case.name}.{role}.{secrets.token_hex(8)}.new"
         copy.parent.mkdir(parents=True, exist_ok=True)
         try:
+            # A copy next to the baselines, so that replacing is a rename on the same file system.
             shutil.copytree(recording, copy)
             folder = file_baseline(copy, baseline_dir, result.case, system, force=True, accepted=accepted)
         finally:

@@ -72,6 +72,7 @@ def copy_file(parent: int, name: str, target: Path, room: CopyCapacity) -> None:
         room.take(size, target)
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("xb") as copy:
+            # Never more than the size that was counted, even if the file grows meanwhile.
             while size > 0 and (block := os.read(file, min(size, _BLOCK))):
                 copy.write(block)
                 size -= len(block)
@@ -92,6 +93,7 @@ def _opened(name: str, parent: int | None, told: Path, kind: int) -> Iterator[in
         yield None
         return
     try:
+        # Checked again on the open descriptor: the entry may have been replaced after `stat`.
         yield entry if stat.S_IFMT(os.fstat(entry).st_mode) == kind else None
     finally:
         os.close(entry)

@@ -88,7 +88,7 @@ class FaultRuns:
     def _begin(self) -> CaseResult:
         run = CaseRun(self.case, self._placement, self._client, self._options, self._on_event)
         result = run.result()
-        self.case = run.case  # with the plan, where placements were solved for: recordings state it
+        self.case = run.case  # includes solved placements, as in the recordings
         if shows_faults(result):
             self._reference, self._clean = run.recording("reference"), run.recording("candidate")
         return result

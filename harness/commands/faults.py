@@ -124,6 +124,8 @@ def faults(
                             spent.append(outcome.cpu_seconds)
                             print(line_of(outcome), flush=True)
                             later = [x for x in plan[entry.name] if cases.index(x) > cases.index(case)]
+                            # The case cannot take this fault after all, e.g. its graph has no such call: try the next
+                            # case.
                             if outcome.status == "not struck" and later and not everywhere:
                                 plan[entry.name] = later
                             else:

@@ -168,6 +168,7 @@ def _join(run_id: str, reports: list[Report], score: Score | None) -> Report:
     cases = complete(expected, results, reason)
     return Report(
         run_id=run_id,
+        # A shard may have failed for a reason that its cases do not show.
         exit_status=worst([exit_status(cases, faults=score), *(report.exit_status for report in reports)]),
         environment=_join_environments(reports),
         cases=cases,

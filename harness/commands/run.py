@@ -88,6 +88,7 @@ def run_and_report(
             _tell_unmet(cases, options)
             _tell_plan(cases, options)
         progress = _run(cases, options, run_dir, reports)
+        # Nothing ran, so no folder should remain.
         if isinstance(progress.failure, UsageError) and not progress.results:
             discard_if_bare(run_dir)
             raise progress.failure

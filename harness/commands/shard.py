@@ -30,6 +30,7 @@ def cases_of(shard: Shard) -> list[Case]:
     loads = [0] * shard.count
     mine = set()
     for case in sorted(shard.selection, key=_cost, reverse=True):
+        # `index` returns the first, so all machines break ties alike.
         lightest = loads.index(min(loads))
         loads[lightest] += _cost(case)
         if lightest == shard.index - 1:

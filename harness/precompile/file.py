@@ -96,6 +96,7 @@ def read(folder: Path, name: str = NAME) -> Read:
         raise ArtifactError(f"there is no {called}", expected=f"a file {name}", where=str(folder)) from None
     except OSError as error:
         raise _unreadable(file, error, "read") from error
+    # Before the header check, for an error that says why the step is missing.
     if packed.startswith(_UNFINISHED):
         raise _unfinished(packed, file)
     if not packed.startswith(_HEAD):

@@ -72,7 +72,7 @@ def fingerprint_of(case: Case, system: str, device: torch.device) -> Fields:
         "switches": {name: value for name, value in read_switches().items() if name not in _OF_STRESS},
         "environment": {name: text for name, text in environment_of_keys().items() if name.startswith(_PREFIXES)},
     }
-    return dict(json.loads(json.dumps(fields)))  # tuples are lists, as in what was read
+    return dict(json.loads(json.dumps(fields)))  # tuples become lists, as in a fingerprint from a file
 
 
 def digest_of(fields: Fields) -> str:

@@ -26,6 +26,7 @@ def print_report(report: Report, stream: TextIO | None = None) -> None:
     from bitproof.harness.report.console import SafeConsole
 
     console = SafeConsole(stream)
+    # A false assumption of a proof matters more than any single verdict, so it comes first.
     for line in proofs.loudest(report):
         console.print(line, style="bold white on red")
     console.print(_table(report, is_narrow=console.width < NARROW))

@@ -155,6 +155,7 @@ class GraphWalk:
             self._launch(At(node, where), effects, reads, writes, result, stream)
         elif self._is_single:
             opened, freed = self._order.open, self._order.freed
+            # Most calls run while nothing is in flight: this test is much cheaper than looking for races.
             if (opened or freed) and any(key in opened or key in freed for key in (*reads, *writes)):
                 self._found(At(node, where), self._order.races(reads, writes))
         elif places == ON_CUDA and not self.names_streams:  # only one stream uses this memory, and never the host
@@ -163,6 +164,7 @@ class GraphWalk:
             if effects.syncs_host:
                 self._order.wait_stream(HOST, stream)
         else:
+            # New memory counts as written: the allocator may reuse memory that another stream still uses.
             made = _flat([result]) if not effects.shares else ()
             self._found(At(node, where), self._order.call(At(node, where), reads, (*writes, *made), stream))
             if stream != HOST and (effects.syncs_host or (self._has_cuda and holds_up_host(node))):
@@ -325,7 +327,7 @@ class GraphWalk:
         self._found(call, self._order.free(gone, call))
 
 
-# -- where values lie -------------------------------------------------------------------------------
+# -- memory of values ------------------------------------------------------------------------------
 
 
 def _flat(values: Iterable[Held]) -> Memory:

@@ -40,6 +40,7 @@ def actions_of(schedule: Schedule, num_ranks: int, rank: int) -> list[Action]:
         own = own if half == "forward" else several - 1 - own
         return Action(half, own * num_ranks + rank, lap * num_ranks + micro_batch)
 
+    # Forwards before the first backward: one for each later rank, more if stages are interleaved.
     behind = num_ranks - 1 - rank
     ahead = total if schedule.order == "gpipe" else behind if several == 1 else 2 * behind + (several - 1) * num_ranks
     ahead = min(ahead, total)

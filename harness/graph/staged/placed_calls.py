@@ -191,6 +191,7 @@ class PlacedCalls:
             elif read:
                 gradients = [x for x in read if x in self._backward]
                 stages[node] = min(stages[x] for x in gradients or read)
+        # Calls without inputs from a stage, e.g. constants: computed by their first reader.
         for node in reversed(self.calls):
             if node not in stages and node not in self._free:
                 readers = [stages[user] for user in node.users if user in stages]

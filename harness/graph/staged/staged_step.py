@@ -60,12 +60,14 @@ class StagedStep:
             known = {**self.taken(action), **self.received(action, part)}
             given = {**state, **self.inputs(action, micro_batches), **known}
             found = dict(zip(part.outputs, self._run(part.module)(*(given[name] for name in part.inputs)), strict=True))
+            # Sent at once, so the neighbour can start while this rank continues.
             for index, name in enumerate(part.sent):
                 self.send(action, index, found[name])
             if action.half == "backward":
                 self._await_sent(action._replace(half="forward"))  # its gradient has arrived
             else:
                 later = self.parts.by_place[action.stage, "backward"].inputs
+                # Everything else of this micro-batch is freed here.
                 kept = {name: x for name, x in {**known, **found}.items() if name in later}
                 self._kept[action.stage, action.micro_batch] = kept
             for name in part.results:
@@ -103,6 +105,7 @@ class StagedStep:
 
     def receive(self, sender: Action, index: int, crossing: Crossing) -> Tensor:
         """Wait for a message of another stage's action."""
+        # The layout is known from the trace, so no message describes it.
         value = torch.empty(crossing.shape, dtype=crossing.dtype, device=self._device)
         source = self._rank_of(sender.stage)
         work = dist.irecv(value, group=self._group(source, True), group_src=source, tag=tag_of(sender, index))

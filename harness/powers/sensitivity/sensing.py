@@ -120,6 +120,7 @@ class _Search:
         for finding in self._examined(pending, deadline):
             self._note(finding)
             tried += 1
+        # A later step counts only if every open call was tried in it.
         if tried == len(pending) or is_first:
             self._num_steps += 1
         late = deadline is not None and time.monotonic() > self._began + (self._task.effort.seconds or 0)

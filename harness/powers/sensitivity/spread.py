@@ -75,6 +75,7 @@ def follow(
     found = _Wrong(program, ranks, compared)
     for (slot, rank), value in wrong.items():
         found.note(slot, rank, value)
+    # Indices ascend in program order, so a call is repeated once, after all its wrong inputs are known.
     while found.shown is None and found.waiting:
         index = heapq.heappop(found.waiting)
         try:
@@ -89,6 +90,7 @@ def readers_agree(program: Program, ranks: Ranks, slot: int, rank: int, value: A
     """Whether all readers of a slot on a rank repeat their recorded bits from a copy of its value."""
     found = _Wrong(program, ranks)
     found.give(slot, rank, value)
+    # The control experiment: if readers of an unchanged copy differ, kernels are not repeatable here.
     for index in program.readers[slot]:
         found.repeat(program.calls[index], {rank})
     return not found.has_noted

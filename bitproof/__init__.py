@@ -1,22 +1,22 @@
-"""bitproof's public Python face: what tests, notebooks and other tools import.
+"""bitproof's public Python API, for tests, notebooks and other tools.
 
-    cases, Case and its parts       which comparisons there are, and what one states
-    run, record, diff               run a case, record one system, compare two recordings
+    cases, Case and its parts       the available comparisons, and the settings of a comparison
+    run, record, diff               run a case, record a system, compare two recordings
     localize, bisect, shrink, prove, sensitivity
-                                    find a cause, a pass, a smaller case, a proof; measure what a comparison sees
+                                    find a cause, a pass, a smaller case, a proof; measure a comparison's sensitivity
     Run, Comparison, Verdict        the results of a run
-    watch                           a system of a function that trains once
+    watch                           make a system from a function that trains once
     prove(f, g, *inputs), keeps_bits
-                                    prove two functions, modules or graphs equal, or a graph and what a pass made of it
+                                    prove two functions, modules or graphs equal, or a graph and a pass's result
     Check, Evidence, Finding, Sentence, Table, Code, setting
-                                    for checks of your own: what `--check FILE.py:CLASS` loads
-    assert_bitwise_equal            two tensors, or structures of them, agree in every bit
-    BitproofError and its kinds     every error that a call can raise
+                                    for your own checks, which `--check FILE.py:CLASS` loads
+    assert_bitwise_equal            assert that two tensors, or structures of them, agree in every bit
+    BitproofError and its kinds     all errors that a call can raise
     Mesh, compiler_problem          for systems: a factory's argument, and why this machine cannot compile
 
 Everything below `bitproof.harness`, `bitproof.reference` and `bitproof.cases` may change without notice. Importing this
-loads neither torch nor those three: each name is loaded at its first use. `Mesh` needs torch: use it in annotations
-only.
+module loads neither torch nor those three: each name is loaded at its first use. `Mesh` needs torch: use it in
+annotations only.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Fetch a public name from the module that it lives in."""
+    """Load a public name from its module."""
     if name not in _HOME:
         raise AttributeError(f"module 'bitproof' has no attribute {name!r}")
     import importlib

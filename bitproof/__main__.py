@@ -1,10 +1,10 @@
-"""`bitproof` and `python -m bitproof`: what must be in order before anything else is imported."""
+"""`bitproof` and `python -m bitproof`: set up signals and streams before anything else is imported."""
 
 from __future__ import annotations
 
 
 def main() -> int:
-    """Run the command that the command line names; returns its exit status, which no signal changes any more."""
+    """Run the command line's command; returns its exit status, which signals no longer change."""
     _end_when_interrupted()
     from bitproof.harness.runtime import garbage, interrupts, output, text_loader
 
@@ -20,7 +20,7 @@ def main() -> int:
 
 
 def _end_when_interrupted() -> None:
-    """From the first moment, do as harness/runtime/interrupts.py does, which takes longer to load."""
+    """Handle signals as harness/runtime/interrupts.py does, until that module is loaded."""
     import os
     import signal
 

@@ -1,7 +1,7 @@
-"""`assert_bitwise_equal`: two tensors, or two structures of them, agree in every bit, or the message says where not.
+"""`assert_bitwise_equal`: two tensors, or two structures of them, agree in every bit.
 
-`torch.equal` takes 0.0 and -0.0 for equal and a NaN for unequal to itself; `torch.testing.assert_close` has a
-tolerance. Here bits decide: dtype first, then shape, then every bit. torch is imported when it is called.
+`torch.equal` regards 0.0 and -0.0 as equal and a NaN as unequal to itself; `torch.testing.assert_close` has a
+tolerance. Here bits decide: dtype first, then shape, then every bit. torch is imported on the first call.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _MAX_TOLD = 10
 
 
 def assert_bitwise_equal(actual: Any, expected: Any, *, msg: str | None = None) -> None:
-    """Assert that two tensors agree in dtype, in shape and in every bit, -0.0 and the payloads of NaNs included.
+    """Assert that two tensors agree in dtype, in shape and in every bit, including -0.0 and the payloads of NaNs.
 
-    `actual` and `expected` may also be mappings, lists, tuples and dataclasses of tensors, nested at will, of the
-    same types, keys and lengths; numbers, texts and None among them must agree in type and value, floats in bits.
-    Where a tensor lies and its strides do not count. A DTensor counts as this rank's local shard, and must agree
-    in placements and global shape; no tensor of a GPU is fetched whole.
+    `actual` and `expected` may also be nested mappings, lists, tuples and dataclasses of tensors, with the same types,
+    keys and lengths. Numbers, texts and None among them must agree in type and value, floats in bits. Devices and
+    strides do not matter. A DTensor counts as this rank's local shard, and must agree in placements and global shape;
+    no tensor of a GPU is fetched whole. For example, `assert_bitwise_equal(model(x), model(x))`.
 
-    Raises AssertionError, which begins with `msg` if given, and describes each part that differs (the first ten):
-    where it stands, how many elements differ, the first one's index and bits on both sides, the largest distance
-    in ULPs and how many elements are how far apart. Raises TypeError for what has no bits to compare: a sparse,
-    nested, quantized, fake or freed tensor, or any other kind of object.
+    Raises AssertionError, which starts with `msg` if given, and describes each part that differs (the first ten): its
+    path, the number of differing elements, the first element's index and bits on both sides, the largest distance in
+    ULPs, and a histogram of distances. Raises TypeError for values without comparable bits: a sparse, nested,
+    quantized, fake or freed tensor, or any other kind of object.
     """
     __tracebackhide__ = True  # pytest shows the caller's line
     problems = list(_differences(actual, expected, ""))
@@ -46,7 +46,7 @@ def assert_bitwise_equal(actual: Any, expected: Any, *, msg: str | None = None) 
 
 
 def _differences(actual: Any, expected: Any, path: str) -> Iterator[str]:
-    """What differs, a text for each part, in the order of `expected`."""
+    """A text for each part that differs, in the order of `expected`."""
     import torch
 
     at = f" at {path}" if path else ""
@@ -100,7 +100,7 @@ def _tensor_differences(actual: Tensor, expected: Tensor, at: str) -> Iterator[s
 
 
 def _tell(difference: BitDifference, head: str) -> str:
-    """A difference in words; its reference is what is expected."""
+    """A difference in words; its `reference` is the expected side."""
     lines = [
         f"{head}: {difference.elements_differing} of {difference.elements} elements",
         f"  first: index {difference.first_index}, {difference.candidate_bits} where "
@@ -113,7 +113,7 @@ def _tell(difference: BitDifference, head: str) -> str:
 
 
 def _layout(tensor: Tensor) -> str:
-    """How a tensor is spread over ranks, in words."""
+    """A tensor's distribution over ranks, in words."""
     placements = getattr(tensor, "placements", None)
     if placements is None:
         return "a tensor of one rank"
@@ -121,7 +121,7 @@ def _layout(tensor: Tensor) -> str:
 
 
 def _local(tensor: Tensor, at: str) -> Tensor:
-    """The dense tensor of this rank. Raises TypeError when there is none."""
+    """This rank's dense tensor. Raises TypeError if there is none."""
     from bitproof.harness.capture.digest import plain
 
     try:
@@ -131,7 +131,7 @@ def _local(tensor: Tensor, at: str) -> Tensor:
 
 
 def _bits(value: Any) -> Any:
-    """What two equal scalars share: floats their bytes, anything else itself."""
+    """A scalar in comparable form: floats by their bytes, other values unchanged."""
     if isinstance(value, float):
         return struct.pack("<d", value)
     return (_bits(value.real), _bits(value.imag)) if isinstance(value, complex) else value

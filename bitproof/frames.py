@@ -15,7 +15,7 @@ _TOLD = ("digest", "dtype", "shape", "placements")
 
 
 def frame_of_run(result: CaseResult, run_dir: Path) -> pd.DataFrame:
-    """A row a tensor that either side recorded, in the order in which they were computed, the reference's first."""
+    """A row per tensor that either side recorded, in the order of their computation, the reference's first."""
     reference, candidate = _recordings(result, run_dir)
     keys = list(dict.fromkeys([*reference.records, *candidate.records]))
     table = pd.DataFrame(keys, columns=list(Key._fields))
@@ -28,7 +28,7 @@ def frame_of_run(result: CaseResult, run_dir: Path) -> pd.DataFrame:
 
 
 def _recordings(result: CaseResult, run_dir: Path) -> tuple[Recording, Recording]:
-    """Both sides' first runs; one serves both where a case compares a system with itself."""
+    """Both sides' first runs; the same recording twice if a case compares a system with itself."""
     folder = run_dir / "recordings" / result.case.name
     found = dict(first_runs(folder))
     missing = [system for system in (result.case.reference, result.case.candidate) if system not in found]

@@ -1,7 +1,7 @@
-"""The keywords of `bitproof.run` and of its like, for type checkers, and how a call is read.
+"""The keywords of `bitproof.run` and similar functions, for type checkers.
 
-What each means, and its default, stands with its field in `harness/changes.py` and `harness/options.py`, from where the
-command line comes, too; `tests/bitproof/test_keywords.py` holds these types against those fields.
+Their meanings and defaults are documented at their fields in `harness/changes.py` and `harness/options.py`, which also
+define the command line. `tests/bitproof/test_keywords.py` compares these types with those fields.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LocalizeSettings(_Search, total=False):
 
 
 class ShrinkSettings(_Search, total=False):
-    """The keywords of `bitproof.shrink`, beside its own."""
+    """The keywords of `bitproof.shrink`, in addition to its parameters."""
 
     jobs: str
 
@@ -72,7 +72,7 @@ class ProveSettings(_Chunked, total=False):
 
 
 class SensitivitySettings(_OneCase, total=False):
-    """The keywords of `bitproof.sensitivity`, beside its own."""
+    """The keywords of `bitproof.sensitivity`, in addition to its parameters."""
 
     observe: Sequence[str]
     every_call: bool

@@ -1,15 +1,6 @@
-"""What bitproof adds to pytest: fixtures that run cases, a marker that names one, and divergences in failures.
+"""pytest fixtures that run cases, a marker that names a case, and divergences in failure reports.
 
-    bitproof_run                    run a case and fail the test unless it gets its expected verdict
-    bitproof_result                 the run of the case that the test's marker names, whatever came of it
-    bitproof_keeps_bits             within the test, every pass of Inductor's is proved to keep every bit
-    @pytest.mark.bitproof(CASE, **options)
-                                    names that case, with options of `bitproof.run`
-
-Where a test fails after it ran cases, its report has a section for each, with its divergence. Run folders go below
-pytest's temporary folder, or where `--bitproof-reports DIR` says.
-
-Every pytest of an environment with bitproof loads this file: it imports nothing that a test does not ask for.
+bitproof_run                            run a case and fail the test unless it gets its expected verdict
 """
 
 from __future__ import annotations
@@ -24,7 +15,7 @@ _RUNS = pytest.StashKey[list[Any]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let the command line say where run folders go."""
+    """Add the command-line option for run folders."""
     group = parser.getgroup("bitproof")
     group.addoption("--bitproof-reports", metavar="DIR", help="where cases leave their run folders")
 
@@ -38,8 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def bitproof_run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any]:
     """A function with the parameters of `bitproof.run`, which fails the test unless the case is as expected.
 
-    Returns the `bitproof.Run`. With `expect="DIFFERENT"` that verdict is asked for instead of the one that the case
-    states.
+    Returns the `bitproof.Run`. `expect="DIFFERENT"` replaces the case's expected verdict.
     """
     run = _runner(request, tmp_path)
 
@@ -57,7 +47,7 @@ def bitproof_run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[...
 
 @pytest.fixture
 def bitproof_result(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """The `bitproof.Run` of the case that the test's marker names."""
+    """The `bitproof.Run` of the case named by the test's marker."""
     marker = request.node.get_closest_marker("bitproof")
     if marker is None or len(marker.args) != 1:
         pytest.fail("bitproof_result needs a marker such as @pytest.mark.bitproof('moe_seq', steps=2)", pytrace=False)
@@ -66,7 +56,7 @@ def bitproof_result(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 @pytest.fixture
 def bitproof_keeps_bits() -> Iterator[Any]:
-    """The passes of Inductor's that ran in the test, each proved; the test fails where one is not."""
+    """The Inductor passes that ran in the test, each proved; the test fails if one is not."""
     import bitproof
 
     with bitproof.keeps_bits() as kept:
@@ -86,7 +76,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 def _runner(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any]:
-    """`bitproof.run`, with its runs kept for the test's report."""
+    """`bitproof.run`, with its runs stored for the test's report."""
     import bitproof
 
     folder = request.config.getoption("--bitproof-reports")

@@ -1,6 +1,6 @@
-"""Run cases, record systems and compare recordings from Python, as the command line does.
+"""Run cases, record systems and compare recordings from Python, like the command line.
 
-Nothing here loads torch into the caller's process: ranks run in processes of their own. Nothing prints.
+Nothing here loads torch into the caller's process: ranks run in separate processes. Nothing prints.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """One case's run: its result, and the folder with its report, recordings and logs."""
+    """A case's run: its result, and the folder with its report, recordings and logs."""
 
     report: Report
     folder: Path
@@ -47,34 +47,37 @@ class Run:
 
     @property
     def as_expected(self) -> bool:
-        """Whether the case got the verdict that it states, in the kinds that it states."""
+        """Whether the case got its expected verdict, in the expected kinds of records."""
         return self.result.as_expected
 
     @property
     def first_divergence(self) -> Divergence | None:
-        """Where the two systems first part, and the call to blame; None where they do not."""
+        """The first difference between the two systems, with the blamed call; None if they agree."""
         return self.result.first_divergence
 
     def assert_as_expected(self) -> Run:
-        """Raise AssertionError, with the divergence and the call to blame, unless the case got the verdict that it
-        states. Returns this run, so that a script may end in `print(bitproof.run(...).assert_as_expected())`."""
+        """Raise AssertionError, with the blamed call, unless the case got its expected verdict.
+
+        Returns this run, so that a script may end in `print(bitproof.run(...).assert_as_expected())`.
+        """
         __tracebackhide__ = True  # pytest shows the caller's line
         if not self.as_expected:
             raise AssertionError(str(self))
         return self
 
     def frame(self) -> pd.DataFrame:
-        """What was compared, a row a tensor: step, rank, kind, name, both sides' digests, dtypes and shapes, `equal`.
+        """The comparison as a DataFrame with a row per tensor.
 
-        The other side of a tensor that one side alone recorded is missing. Raises RecordingError where the run left no
-        recordings of both systems, as after an error.
+        Columns: step, rank, kind, name, both sides' digests, dtypes and shapes, `equal`. If only one side recorded a
+        tensor, the other side's columns are missing. Raises RecordingError if the run left no recordings of both
+        systems, e.g. after an error.
         """
         from bitproof.frames import frame_of_run
 
         return frame_of_run(self.result, self.folder)
 
     def __str__(self) -> str:
-        """The verdict, where the systems first part, the call to blame, what failed, and the replaying command."""
+        """The verdict, the first difference, the blamed call, errors, and the replay command."""
         from bitproof.harness.report.terminal import tell_case
         from bitproof.harness.runtime.output import shown
 
@@ -95,9 +98,9 @@ class Run:
 
 
 def cases(expression: str | None = None) -> tuple[Case, ...]:
-    """The cases that bitproof and installed distributions bring, or those that a `-k` expression selects.
+    """The cases of bitproof and installed distributions, or those that a `-k` expression selects.
 
-    Raises UsageError for what is no expression, or selects nothing.
+    For example, `cases("moe and not seq")`. Raises UsageError for an invalid expression, or if it selects nothing.
     """
     from bitproof.builtin_cases import all_cases
     from bitproof.harness.case.select import select
@@ -106,7 +109,7 @@ def cases(expression: str | None = None) -> tuple[Case, ...]:
 
 
 System = str | Callable[..., Any]
-"""A system by its name, or a factory: a function or class of a file."""
+"""A system's name, or a factory: a function or class in a file."""
 
 
 def run(
@@ -119,17 +122,18 @@ def run(
     on_event: OnEvent | None = None,
     **settings: Unpack[RunSettings],
 ) -> Run:
-    """Run a case, given whole, by its name or by its JSON file, and write its run folder under `report_dir`.
+    """Run a case, given as a `Case`, by its name or by its JSON file, and write a run folder under `report_dir`.
 
-    Without a case, `reference` and `candidate` are compared: systems by name, or factories of the calling script,
-    test or module, which ranks find again by file and name. A training script is a system, too, run as it is: a file
-    such as "train.py", or one with arguments, "train.py --fused". `args` are arguments for the scripts of both sides,
-    and `reference="git:HEAD~1"` is the candidate's script in that revision.
+    Without a case, `reference` and `candidate` are compared: systems by name, or factories of the calling script, test
+    or module, which ranks find again by file and name. A training script is a system, too, run unmodified: a file such
+    as "train.py", or with arguments, "train.py --fused". `args` are arguments for the scripts of both sides, and
+    `reference="git:HEAD~1"` is the candidate's script in that revision: `run(reference="git:HEAD~1",
+    candidate="train.py", args=["--steps", "5"])`.
 
     `settings` are the options of `bitproof run`, by the same names with `_` for `-`: `bitproof run --help` describes
-    them, and `bitproof.keywords.RunSettings` has their types. `on_event` is called with progress. Returns whatever came
-    of it: compare `verdict`, or call `assert_as_expected`. Raises UsageError for a call or a case that is wrong, before
-    anything runs.
+    them, and `bitproof.keywords.RunSettings` has their types. `on_event` is called with progress. Returns the run,
+    whatever its verdict: compare `verdict`, or call `assert_as_expected`. Raises UsageError for a wrong call or case,
+    before anything runs.
     """
     from bitproof.harness.commands.scripts import is_script, script_sides
 
@@ -145,7 +149,7 @@ def run(
 
 @dataclass(frozen=True)
 class Asked:
-    """What a call asks for: the case as it was given, as it is to run, and how."""
+    """A parsed call: the case as given, the case to run, and options."""
 
     given: Case | str
     case: Case
@@ -153,7 +157,7 @@ class Asked:
     options: RunOptions
 
     def replay(self, folder: Path) -> tuple[dict[str, str], tuple[str, ...]]:
-        """Files of the run folder, and the options of the command line, that repeat this."""
+        """Files of the run folder, and command-line options, that repeat this call."""
         from bitproof.harness.settings import words
 
         files, named = _files_of(self.given, self.options.names, folder)
@@ -168,7 +172,7 @@ def asked(
     candidate: System | None,
     settings: Mapping[str, Any],
 ) -> Asked:
-    """Read a call of the function of that name. Raises UsageError, and TypeError for an unknown keyword."""
+    """Parse a call of the function `name`. Raises UsageError, and TypeError for an unknown keyword."""
     from bitproof.harness.changes import Changes, change_case
     from bitproof.harness.options import RunOptions
     from bitproof.keywords import read_settings
@@ -185,7 +189,7 @@ def asked(
 
 
 def _checks_of(settings: Mapping[str, Any]) -> tuple[tuple[Check, ...], dict[str, Any]]:
-    """The checks that a call switches on, and its other keywords. A check's options are keywords of the call."""
+    """The checks that a call switches on, and its other keywords. A check's options are keywords, too."""
     from bitproof.harness.checks.shipped import active, all_checks
     from bitproof.harness.settings import checked, options_of
 
@@ -248,7 +252,7 @@ def run_asked(
 
 
 def _refuse_while_loading(name: str) -> None:
-    """A rank that loads a script must not run it: each would start a run of its own, without end."""
+    """Refuse to run while a rank loads the calling script: each rank would start another run, without end."""
     from bitproof.harness.user_code.user_file import is_loading
     from bitproof.harness.within_user_code import refused
 
@@ -263,14 +267,14 @@ def _refuse_while_loading(name: str) -> None:
 
 
 def _source(system: System | None) -> str | None:
-    """A system's name, of a factory its file and name."""
+    """A system's name; for a factory, its file and name."""
     from bitproof.harness.user_code.user_object import source_of
 
     return system if system is None or isinstance(system, str) else source_of(system)
 
 
 def _case_of(reference: str | None, candidate: str | None) -> Case:
-    """The case that compares two systems and says nothing else."""
+    """A case that compares two systems, with defaults for everything else."""
     from bitproof.harness.commands.scripts import is_script, script_case
 
     if reference is not None and candidate is not None and is_script(candidate):
@@ -287,7 +291,7 @@ def _case_of(reference: str | None, candidate: str | None) -> Case:
 
 
 def _files_of(case: Case | str, names: Mapping[str, str], folder: Path) -> tuple[dict[str, str], list[str]]:
-    """What a replay from the command line needs beside its options: files of the run folder, and what names them."""
+    """Additional parts of a replay command: files of the run folder, and options that name them."""
     from bitproof.harness.case.case_file import case_text
     from bitproof.harness.report.text import CASE_FILE
     from bitproof.harness.user_code.names import NamesInFile

@@ -1,7 +1,7 @@
-"""What the other commands do, from Python: find a cause, the pass, a smaller case, a proof, what a comparison sees.
+"""The other commands from Python: find a cause, the pass, a smaller case or a proof, or measure sensitivity.
 
-Each takes a case, or two systems, as `bitproof.run` does, and the options of the command of its name, by keyword. It
-writes the command's run folder and returns what was found, typed. Nothing prints, and no torch is loaded here.
+Each function takes a case, or two systems, like `bitproof.run`, and the options of the command with its name, as
+keywords. It writes the command's run folder and returns a typed result. Nothing prints, and torch is not loaded here.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def localize(
     on_event: OnEvent | None = None,
     **settings: Unpack[LocalizeSettings],
 ) -> Run:
-    """Run a case, whatever it expects, and find the cause of its first difference: see `first_divergence`.
+    """Run a case, whatever its expected verdict, and find the cause of its first difference: see `first_divergence`.
 
-    Raises UsageError for a call or a case that is wrong, before anything runs.
+    Raises UsageError for a wrong call or case, before anything runs.
     """
     from bitproof.harness.commands.localize import LOCALIZE_FILE
     from bitproof.harness.localize.bisect_passes import any_difference
@@ -56,9 +56,9 @@ def bisect(
     candidate: System | None = None,
     **settings: Unpack[LocalizeSettings],
 ) -> Bisection:
-    """Find the pass that first changes a case's bits: see `blamed`, and `problem` where there is no answer.
+    """Find the pass that first changes a case's bits: see `blamed`, and `problem` if there is no answer.
 
-    Raises UsageError for a call or a case that is wrong, before anything runs.
+    Raises UsageError for a wrong call or case, before anything runs.
     """
     from bitproof.harness.commands.bisect import checked_options, search
     from bitproof.harness.execute.transport import refuse_torchrun
@@ -80,10 +80,10 @@ def shrink(
     candidate: System | None = None,
     **settings: Unpack[ShrinkSettings],
 ) -> Shrunk:
-    """Make a failing case as small as possible so that it still fails in the same way, within a limit of tries and
-    seconds.
+    """Make a failing case as small as possible while it still fails in the same way.
 
-    Raises UsageError for a call or a case that is wrong, before anything runs.
+    The search ends after `tries` runs or `timeout` seconds. Raises UsageError for a wrong call or case, before anything
+    runs.
     """
     from bitproof.harness.commands.shrink import shrink_and_report
     from bitproof.harness.localize.shrink_case import Budget
@@ -120,10 +120,10 @@ def prove(
 ) -> ProofOutcome | PairProof:
     """Prove, without running a rank, that a case's systems compute equal bits for every input: see `verdict`.
 
-    The proof is made in a process of its own, within `timeout` seconds, whose log goes to a run folder of `report_dir`.
-    Raises UsageError for a call or a case that is wrong.
+    The proof runs in a separate process, within `timeout` seconds; its log goes to a run folder in `report_dir`. Raises
+    UsageError for a wrong call or case.
 
-    `prove(f, g, *inputs)` is `prove_equal(f, g, *inputs)`: of two functions, modules, graphs or exported programs.
+    `prove(f, g, *inputs)` is `prove_equal(f, g, *inputs)`: for two functions, modules, graphs or exported programs.
     Raises TypeError for a keyword of the other form.
     """
     if dynamic_shapes is not None and not others:
@@ -150,11 +150,11 @@ def sensitivity(
     report_dir: str | Path = "reports",
     **settings: Unpack[SensitivitySettings],
 ) -> Sensitivity | None:
-    """Change each call of a step by one ULP, one at a time, and count how many the case's comparison detects.
+    """Change each call of a step by 1 ULP, one at a time, and count how many the case's comparison detects.
 
-    `sample` is the number of calls to try, drawn by the case's seed; after `limit` seconds no further one starts,
-    unless it is 0. Returns None where the case is not as expected, so that nothing was measured. Raises UsageError for
-    a call or a case that is wrong, before anything runs.
+    `sample` is the number of calls to try, drawn by the case's seed. No call starts after `limit` seconds, unless it is
+    0. Returns None if the case is not as expected, since nothing was measured. Raises UsageError for a wrong call or
+    case, before anything runs.
     """
     from bitproof.harness.powers.sensitivity.check import SensitivityCheck, SensitivityOptions
     from bitproof.harness.powers.sensitivity.records import Effort
@@ -169,9 +169,9 @@ def sensitivity(
 
 @contextmanager
 def _written_down(call: Asked, report_dir: str | Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """The folder of run folders, and the options of a replay, for a command that prints, which is kept from view.
+    """The report folder and the replay options, for a command whose output is suppressed.
 
-    A case that has no file gets one there, where a replay finds it.
+    A case without a file is written there, so that a replay finds it.
     """
     folder = Path(report_dir)
     files, words = call.replay(folder)

@@ -46,7 +46,7 @@ pipeline_chunked = replace(
 )
 
 # Each pass on each stage's graph, against no stages too: all of a block computed again, in chunks or not. Of the four
-# stages of one layer each the first has no experts, so that there is nothing for overlap to hide.
+# stages of one layer each the first has no experts, so there is no all-to-all for overlap to hide.
 pipeline_recomputed = replace(
     pipeline_1f1b,
     name="pipeline_recomputed",

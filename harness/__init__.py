@@ -4,4 +4,4 @@ Importing this package loads no torch: the command line must answer at once.
 Read the modules in the order the data flows; ARCHITECTURE.md gives the map.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

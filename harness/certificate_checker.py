@@ -1,11 +1,11 @@
-"""The checker of certificates: `python certificate_checker.py DIR`, with Python's standard library alone.
+"""The checker of certificates: `python certificate_checker.py DIR`, using only Python's standard library.
 
-It was written from docs/reference/certificate.md, which defines the form and every rule, and imports no other file of
-this project, the prover included: copy it, and read it beside that page, whose sections it follows.
-A term is a list, and its text is its key. Knowledge is in tables: the parts of each kind of term, its type, the result
-of each rule, and how a call's value is derived, line by line.
+It was written from docs/reference/certificate.md, which defines the form and every rule. It imports no other file of
+this project, in particular not the prover: copy it, and read it next to that page, whose sections it follows. A term is
+a list, and its text is its key. Tables contain the knowledge: the parts of each kind of term, its type, the result of
+each rule, and the derivation of a call's value, line by line.
 
-Exit status: 0 the certificate is accepted and every output is proved, 1 one is not, 3 it is rejected.
+Exit status: 0 the certificate is accepted and every output is proved, 1 an output is not, 3 it is rejected.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BYTES = {**REAL, **WHOLE, "int16": 2}
 NUMBER, STATE, SEVERAL = "number", "state", "several"
 Json = Any
 State = dict[str, Any]
-"""Of the steps: `terms`, `last` (forms), `types`, `roots` (kinds of inputs that it reads), `at` (by their texts)."""
+"""The state of the steps: `terms`, `last` (forms), `types`, `roots` (kinds of inputs), `at` (terms by text)."""
 
 
 class RejectedError(Exception):
@@ -45,22 +45,22 @@ class RejectedError(Exception):
 
 
 class UnknownError(Exception):
-    """A call whose value is not known."""
+    """The value of a call is unknown."""
 
 
 def hold(holds: object, otherwise: str) -> None:
-    """Reject what does not hold."""
+    """Raise RejectedError unless the condition holds."""
     if not holds:
         raise RejectedError(otherwise)
 
 
 MISTAKES = (OSError, AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError, StopIteration)
-"""Python's errors for values of another form."""
+"""Python's errors for values of an unexpected form."""
 
 
 @contextmanager
 def rejecting() -> Iterator[None]:
-    """Within this context each of MISTAKES is a RejectedError."""
+    """Context that turns each of MISTAKES into a RejectedError."""
     try:
         yield
     except MISTAKES as error:
@@ -68,7 +68,7 @@ def rejecting() -> Iterator[None]:
 
 
 line_of = repr
-"""The text of lists of numbers, strings and nothing, which no other has."""
+"""The text of nested lists of numbers, strings and None; different lists have different texts."""
 
 
 # -- Terms and their types ---------------------------------------------------------------------------
@@ -155,7 +155,7 @@ WORDS: dict[str, Callable[[Json, list[int]], bool]] = {
     "terms": lambda x, named: type(x) is list and all(_term(t, named) for t in x),
     "arguments": _arguments,
 }
-"""What a word of GRAMMAR allows; each adds the terms that are named to a list."""
+"""The check of each word of GRAMMAR; it appends the referenced terms to a list."""
 
 GRAMMAR = {
     kind: words.split()
@@ -182,7 +182,7 @@ GRAMMAR = {
 
 
 def terms_named(term: Json) -> list[int]:
-    """The terms that a term names. Rejects what is no term."""
+    """The terms that a term refers to. Rejects an invalid term."""
     if type(term) is list and term and type(term[0]) is str and term[0] in GRAMMAR:
         words, named = GRAMMAR[term[0]], list[int]()
         fit = [WORDS[word](x, named) for word, x in zip(words, term[1:], strict=True)]
@@ -231,7 +231,7 @@ TWO = ("add", "sub", "mul", *COMPARE, "bitwise_and", "bitwise_or", "bitwise_xor"
 
 
 def takes(operator: str, own: str, dtypes: list[str]) -> bool:
-    """Whether an exact operator takes operands of these dtypes and gives that one."""
+    """Whether an exact operator takes operands of these dtypes and returns dtype `own`."""
     if operator == "cast":
         return len(dtypes) == 1 and own in REAL and dtypes[0] in REAL
     if operator == "where":
@@ -249,7 +249,7 @@ def _type_of_number(types: list[Json], dtype: str, text: str) -> Json:
 
 
 def has(dtype: str, value: float) -> bool:
-    """Whether a dtype has a number."""
+    """Whether a dtype can represent a number."""
     if dtype in REAL:
         return isfinite(value) and rounded(value, dtype) == value
     if not isfinite(value):
@@ -259,7 +259,7 @@ def has(dtype: str, value: float) -> bool:
 
 
 def rounded(value: float, dtype: str) -> float:
-    """A number as a dtype holds it, for bfloat16 cut off; infinity where it is too large."""
+    """A number rounded to a dtype (truncated for bfloat16); infinity if it is too large."""
     try:
         if dtype == "bfloat16":
             return float(struct.unpack(">f", struct.pack(">f", value)[:2] + b"\0\0")[0])
@@ -359,19 +359,19 @@ TYPES: dict[str, Callable[..., Json]] = {
 
 
 def put(values: list[int], place: int, value: int) -> list[int]:
-    """Values with one replaced."""
+    """A copy of the values with one replaced."""
     return [*values[:place], value, *values[place + 1 :]]
 
 
 def normal(shape: list[int], strides: list[int], offset: int) -> Json:
-    """A window in its normal form."""
+    """A window in normal form."""
     if 0 in shape:
         return [shape, [0] * len(shape), 0]
     return [shape, [0 if n == 1 else s for n, s in zip(shape, strides, strict=True)], offset]
 
 
 def row_major(shape: list[int]) -> list[int]:
-    """Strides of a tensor that lies in order."""
+    """Strides of a row-major tensor."""
     strides = [1] * len(shape)
     for k in range(len(shape) - 2, -1, -1):
         strides[k] = strides[k + 1] * shape[k + 1]
@@ -379,12 +379,12 @@ def row_major(shape: list[int]) -> list[int]:
 
 
 def full(shape: list[int]) -> Json:
-    """All elements in their order."""
+    """The window of all elements in order."""
     return normal(shape, row_major(shape), 0)
 
 
 def parts_of(w: Json, dim: int, sizes: list[int]) -> Json:
-    """Parts of a window with these sizes; None where they do not add up."""
+    """Consecutive parts of a window with these sizes; None if the sizes do not add up."""
     (shape, strides, offset), found = w, []
     for size in sizes:
         found.append(normal(put(shape, dim, size), strides, offset))
@@ -393,7 +393,7 @@ def parts_of(w: Json, dim: int, sizes: list[int]) -> Json:
 
 
 def merged(dims: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Dims (size, one stride, another), joined where by both one goes on where the next ends."""
+    """Dims (size, stride, other stride), merged where both strides continue from one dim to the next."""
     found: list[tuple[int, int, int]] = []
     for n, a, b in dims:
         if n == 1:
@@ -405,7 +405,7 @@ def merged(dims: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
 
 
 def flat(w: Json) -> Json:
-    """A window's elements in their order, in as few dims as may be."""
+    """A window's elements in order, in as few dims as possible."""
     if 0 in w[0]:
         return [[0], [0], 0]
     dims = merged(zip(w[0], w[1], w[1], strict=True))
@@ -413,7 +413,7 @@ def flat(w: Json) -> Json:
 
 
 def translate(w: Json, shape: list[int], weights: list[int], others: list[int], more: int = 0) -> Json:
-    """A window from numbers by weights to numbers by other weights; None where that is none."""
+    """Convert a window on numbers with digit weights `weights` to weights `others`; None if the result is no window."""
     if 0 in w[0]:
         return normal(*w)
     if 0 in shape or min(w[2], *w[0], *w[1], 0) < 0:
@@ -435,12 +435,12 @@ def translate(w: Json, shape: list[int], weights: list[int], others: list[int], 
 
 
 def after(v: Json, u: Json) -> Json:
-    """A window v on what a window u shows."""
+    """The composition of windows: v on top of u."""
     return translate(v, u[0], row_major(u[0]), u[1], u[2])
 
 
 def repeated(shape: list[int], to: list[int]) -> Json:
-    """A shape repeated to another."""
+    """The window that broadcasts a shape to another."""
     new = len(to) - len(shape)
     hold(new >= 0 and all(n in (1, m) for n, m in zip(shape, to[new:], strict=True)), f"{shape} is no {to}")
     return normal(to, [0] * new + full(shape)[1], 0)
@@ -450,12 +450,12 @@ def repeated(shape: list[int], to: list[int]) -> Json:
 
 
 def new_state() -> State:
-    """Before the first step."""
+    """The state before the first step."""
     return {"terms": [], "last": [], "types": [], "roots": [], "at": {}}
 
 
 def take_step(state: State, step: Json) -> None:
-    """Check the next step. Rejects it, and leaves the state as it was, where it does not hold."""
+    """Check the next step. If it is invalid, rejects it and leaves the state unchanged."""
     hold(type(step) is list and len(step) in (3, 4) and type(step[1]) is str, "no step")
     term, rule, equals = step[:3]
     hint, place, last, types = step[3] if step[3:] else [], len(state["terms"]), state["last"], state["types"]
@@ -498,25 +498,25 @@ def view(state: State, t: int, w: Json) -> int:
 
 
 def shape_of(state: State, t: int) -> list[int]:
-    """The closed shape of a term."""
+    """The shape of a term without open sizes."""
     return _closed(state["types"], t)
 
 
 def number_of(state: State, t: int) -> float | None:
-    """The number that a term is, or is a view of."""
+    """The number of a constant term, or of a view of it."""
     term = state["terms"][t]
     term = state["terms"][term[1]] if term[0] == "view" else term
     return float.fromhex(term[2]) if term[0] == "number" else None
 
 
 def filled(state: State, shape: list[int], dtype: str, value: float) -> int:
-    """A number, repeated to a shape."""
+    """A number, broadcast to a shape."""
     t = find(state, "number", dtype, value.hex())
     return view(state, t, [shape, [0] * len(shape), 0]) if shape else t
 
 
 def positive_of(state: State, t: int) -> int | None:
-    """What a term is the negative of, where it says so."""
+    """The term whose negative a term is, if it is a negation or a negative number."""
     term, value = state["terms"][t], number_of(state, t)
     if term[:2] == ["exact", "neg"]:
         return int(term[4][0])
@@ -526,39 +526,39 @@ def positive_of(state: State, t: int) -> int | None:
 
 
 def _inner(state: State, term: Json, kind: str) -> Json:
-    """The term that a term is of, if it is of that kind."""
+    """A term's operand, which must have this kind."""
     inner = state["terms"][term[1]]
     hold(inner[0] == kind, f"{term[0]} of {inner[0]}, not of {kind}")
     return inner
 
 
 def _places(state: State, t: int) -> list[Json]:
-    """Where in a cat each of its parts stands."""
+    """The windows of a cat's parts."""
     _, parts, dim = state["terms"][t]
     return list(parts_of(full(shape_of(state, t)), dim, [shape_of(state, x)[dim] for x in parts]))
 
 
 def view_of_view(s: State, term: Json) -> int | None:
-    """A window on a window."""
+    """Rule: a view of a view."""
     _, x, *u = _inner(s, term, "view")
     w = after(term[2:], u)
     return None if w is None else view(s, x, w)
 
 
 def view_of_same_order(s: State, term: Json) -> int | None:
-    """A window on the same elements in the same order."""
+    """Rule: a view that only depends on the order of elements."""
     _, x, *u = _inner(s, term, "view")
     return view(s, view(s, x, flat(u)), term[2:])
 
 
 def of_exact(s: State, term: Json) -> int | None:
-    """The operator on what is shown or gathered of each operand."""
+    """Rule: an operator on views or gathers of each operand."""
     *operator, operands = _inner(s, term, "exact")
     return find(s, *operator, [find(s, term[0], x, *term[2:]) for x in operands])
 
 
 def view_of_cat(s: State, term: Json, pieces: Json, dim: int | None = None) -> int | None:
-    """A window on one part, or on several in turn."""
+    """Rule: a view of a part of a cat, or of several consecutive parts."""
     parts, places = _inner(s, term, "cat")[1], _places(s, term[1])
     hold(pieces and all(_is_count(k) and k < len(parts) for k, _ in pieces), "no part")
     seen, shown = [after(v, places[k]) for k, v in pieces], [view(s, parts[k], v) for k, v in pieces]
@@ -569,21 +569,21 @@ def view_of_cat(s: State, term: Json, pieces: Json, dim: int | None = None) -> i
 
 
 def cat_of_nothing(s: State, term: Json) -> int | None:
-    """Parts without elements along the dim are left out."""
+    """Rule: parts without elements along the dim are removed."""
     _, parts, dim = term
     kept = [x for x in parts if shape_of(s, x)[dim]] or parts[:1]
     return kept[0] if len(kept) == 1 else find(s, "cat", kept, dim)
 
 
 def cat_of_cat(s: State, term: Json) -> int | None:
-    """Parts of parts along one dim."""
+    """Rule: a cat of cats along the same dim."""
     inner = [s["terms"][x] for x in term[1]]
     parts = [t[1] if t[0] == "cat" and t[2] == term[2] else [x] for x, t in zip(term[1], inner, strict=True)]
     return find(s, "cat", [x for several in parts for x in several], term[2])
 
 
 def cat_of_neighbours(s: State, term: Json, k: int, t: int) -> int | None:
-    """Two parts as one term that shows first the one and then the other."""
+    """Rule: two parts as a single term that contains them consecutively."""
     _, parts, dim = term
     hold(_is_count(k) and k + 1 < len(parts) and _is_count(t) and t < len(s["terms"]), "no neighbours")
     hold(s["last"][t] == t, "no last form")
@@ -596,19 +596,19 @@ COMMUTE = ("add", "mul", "eq", "ne", "bitwise_and", "bitwise_or", "bitwise_xor")
 
 
 def exact_in_order(s: State, term: Json) -> int | None:
-    """Operands in order of their numbers."""
+    """Rule: operands in ascending order."""
     return find(s, *term[:4], sorted(term[4])) if term[1] in COMMUTE else None
 
 
 def exact_of_cat(s: State, term: Json) -> int | None:
-    """The operator part by part."""
+    """Rule: an operator applied to each part."""
     first = next(x for x in term[4] if s["terms"][x][0] == "cat")
     parts = [find(s, *term[:4], [view(s, x, w) for x in term[4]]) for w in _places(s, first)]
     return find(s, "cat", parts, s["terms"][first][2])
 
 
 def exact_of_number(s: State, term: Json) -> int | None:
-    """A number's negative, or the number in another dtype."""
+    """Rule: a number's negative, or the number in another dtype."""
     _, name, dtype, _, operands = term
     value = number_of(s, operands[0])
     if value is None or name not in ("neg", "cast"):
@@ -619,7 +619,7 @@ def exact_of_number(s: State, term: Json) -> int | None:
 
 
 def exact_of_neutral(s: State, term: Json) -> int | None:
-    """What is multiplied by one, or has nothing added."""
+    """Rule: multiplication by 1, or addition of zero."""
     neutral = {"mul": 1.0, "add": -0.0 if term[2] in REAL else 0.0}.get(term[1])
     if neutral is None:
         return None
@@ -631,7 +631,7 @@ def exact_of_neutral(s: State, term: Json) -> int | None:
 
 
 def exact_difference(s: State, term: Json) -> int | None:
-    """A difference as a sum."""
+    """Rule: a difference as a sum."""
     kind, name, dtype, device, operands = term
     if name != "sub":
         return None
@@ -639,7 +639,7 @@ def exact_difference(s: State, term: Json) -> int | None:
 
 
 def exact_twice(s: State, term: Json) -> int | None:
-    """x + x as x * 2."""
+    """Rule: x + x as x * 2."""
     kind, name, dtype, device, operands = term
     if name != "add" or operands[0] != operands[1]:
         return None
@@ -647,7 +647,7 @@ def exact_twice(s: State, term: Json) -> int | None:
 
 
 def exact_of_neg(s: State, term: Json) -> int | None:
-    """A sign before a negation is none, and before a product or a cast goes past it."""
+    """Rule: a double negation cancels, and a negation moves out of a product or a cast."""
     kind, name, dtype, device, operands = term
     for k, x in enumerate(operands if name in ("neg", "mul", "cast") else ()):
         plain = positive_of(s, x)
@@ -662,7 +662,7 @@ WIDER = {"bfloat16": ("float32", "float64"), "float16": ("float32", "float64"), 
 
 
 def exact_through_wider(s: State, term: Json) -> int | None:
-    """A cast of a cast that rounded nothing."""
+    """Rule: a cast of a cast that rounded nothing."""
     inner = s["terms"][term[4][0]]
     if term[1] != "cast" or inner[:2] != ["exact", "cast"]:
         return None
@@ -674,7 +674,7 @@ def exact_through_wider(s: State, term: Json) -> int | None:
 
 
 def exact_of_one_choice(s: State, term: Json) -> int | None:
-    """A choice that is none."""
+    """Rule: a choice with equal branches or a constant condition."""
     if term[1] != "where":
         return None
     condition, yes, no = term[4]
@@ -683,7 +683,7 @@ def exact_of_one_choice(s: State, term: Json) -> int | None:
 
 
 def move_of_flip(s: State, term: Json) -> int | None:
-    """What is reversed twice."""
+    """Rule: a double reversal."""
     flip, rank = ["move", "aten.flip.default"], len(term[4])
     inner = s["terms"][dict(term[2])["self"][1]]
     if term[:2] != flip or inner[:2] != flip:
@@ -695,14 +695,14 @@ def move_of_flip(s: State, term: Json) -> int | None:
 
 
 def gather_of_view(s: State, term: Json) -> int | None:
-    """What each rank shows."""
+    """Rule: a gather of views."""
     _, x, shape, strides, offset = _inner(s, term, "view")
     w = normal([len(term[2][0]), *shape], [prod(shape_of(s, x)), *strides], offset)
     return view(s, find(s, "gather", x, term[2]), w)
 
 
 def of_cat(s: State, term: Json) -> int | None:
-    """Parts gathered, or columns reduced, each by itself."""
+    """Rule: a gather of parts, or a reduction of columns, part by part."""
     _, parts, dim = _inner(s, term, "cat")
     if term[0] == "reduce" and dim != 1:
         return None
@@ -760,7 +760,7 @@ SOURCES |= {"aten.copy_.default": "src", "bitproof.offload.default": "x", "bitpr
 SOURCES |= {"bitproof.wait_offload.default": "host", "bitproof.wait_reload.default": "x"}
 SOURCES |= {f"_c10d_functional.{name}.default": "input" for name in ("all_gather_into_tensor", "reduce_scatter_tensor")}
 SOURCES |= {"_c10d_functional.wait_tensor.default": "tensor", "aten.split_with_sizes_copy.default": "self"}
-"""Which argument an operator copies, waits for, pads, sends or splits: certificates list arguments in any order."""
+"""The argument that an operator copies, waits for, pads, sends or splits: certificates list arguments in any order."""
 ORDERS = (["self"], ["self", "other"], ["condition", "self", "other"])
 FILLS: dict[str, str | int] = {f"aten.{name}.default": "fill_value" for name in ("full", "full_like", "new_full")}
 FILLS |= {f"aten.{name}.default": 0 for name in ("zero_", "zeros", "zeros_like", "new_zeros")}
@@ -773,11 +773,11 @@ CARRIERS = {f"aten.{x}.default" for x in ("embedding", "flip", "gather", "index_
 CARRIERS |= {f"aten.{x}.default" for x in ("repeat", "roll", "tril", "triu")} | {"aten.index.Tensor"}
 UPDATES = ("aten._fused_adam.default", "aten._fused_adamw.default")
 NEXT = object()
-"""A line that does not apply."""
+"""A line that does not apply to a call."""
 
 
 def nodes(argument: Json) -> list[int]:
-    """The calls that an argument names."""
+    """The calls that an argument refers to."""
     if type(argument) is not list or not argument:
         return []
     if argument[0] == "node":
@@ -787,28 +787,28 @@ def nodes(argument: Json) -> list[int]:
 
 
 def tensors(value: Json) -> list[Json]:
-    """The tensors of a call's value: [dtype, device, shape, strides, offset, storage] each."""
+    """The tensors of a call's value, each as [dtype, device, shape, strides, offset, storage]."""
     several = value["several"] if type(value) is dict and "several" in value else [value]
     return [x["tensor"] for x in several if type(x) is dict and "tensor" in x]
 
 
 def is_tensor(value: Json) -> bool:
-    """Whether a call's value is one tensor."""
+    """Whether a call's value is a single tensor."""
     return type(value) is dict and "tensor" in value
 
 
 def is_closed(sizes: Iterable[Json]) -> bool:
-    """Whether no size is open."""
+    """Whether all sizes are closed."""
     return {*map(type, sizes)} <= {int}
 
 
 def lies_closed(x: Json) -> bool:
-    """Whether no size, stride or offset of a tensor is open."""
+    """Whether all sizes, strides and offsets of a tensor are closed."""
     return is_closed((*x[2], *x[3], x[4]))
 
 
 def opened(shape: Json) -> Json:
-    """A shape with null for what is open."""
+    """A shape with null for open sizes."""
     return [n if type(n) is int else None for n in shape]
 
 
@@ -821,7 +821,7 @@ def walk(state: State, graph: Json, side: str) -> State:
 
 
 def new_walk(state: State, graph: Json, side: str) -> State:
-    """Before a graph's first call."""
+    """The state before a graph's first call."""
     calls = [
         {"name": name, "op": op, "args": dict(args), "own": own, "writes": writes, "random": random}
         | {"reads": [n for _, value in args for n in nodes(value)], "results": tensors(own)}
@@ -874,13 +874,13 @@ def _last_uses(graph: Json, calls: list[State]) -> dict[int, float]:
 
 
 def known(g: State, n: int) -> Json:
-    """The value of an earlier call, None where it is refused or stale."""
+    """The value of an earlier call; None if it is refused or stale."""
     hold(_is_count(n) and n < len(g["values"]), f"call {n} is read before it runs")
     return None if n in g["stale"] else g["values"][n]
 
 
 def _value(g: State, place: int, call: State) -> Json:
-    """Line 1, and the first of the others that applies."""
+    """Apply line 1, then the first of the other lines that applies."""
     op, name = call["op"], call["op"].rpartition(".")[0]
     call["found"] = [known(g, n) for n in call["reads"]]
     call["given"] = [g["calls"][n]["own"] for n in call["reads"]]
@@ -909,7 +909,7 @@ def _value(g: State, place: int, call: State) -> Json:
 
 
 def _source(call: State) -> int:
-    """The place among the reads of the argument that SOURCES names; of other operators, of the only read."""
+    """The index of the argument named by SOURCES among the reads; for other operators, of the only read."""
     if call["op"] not in SOURCES:
         if len(call["reads"]) != 1:
             raise UnknownError
@@ -1002,14 +1002,14 @@ def _exact(g: State, place: int, call: State) -> Json:
 
 
 def _common(shapes: list[list[int]]) -> list[int]:
-    """The shape that these are repeated to."""
+    """The shape to which these shapes are broadcast."""
     rank = max(map(len, shapes))
     sizes = zip(*([1] * (rank - len(shape)) + shape for shape in shapes), strict=True)
     return [next((n for n in dim if n != 1), 1) for dim in sizes]
 
 
 def _number(argument: Json, dtype: str) -> float | None:
-    """The number that an argument is in a dtype, if it has that."""
+    """An argument's number, if the dtype can represent it."""
     if type(argument) is int:
         value = float(argument) if abs(argument) <= 2**53 else inf
     elif argument in (["bool", "True"], ["bool", "False"]):
@@ -1094,7 +1094,7 @@ def _collect(g: State, place: int, call: State) -> Json:
 
 
 def is_unwritten(op: str) -> bool:
-    """Whether an operator, of any namespace and ending, returns uninitialized memory."""
+    """Whether an operator, of any namespace and overload, returns uninitialized memory."""
     return op.split(".")[-2:][0].startswith(UNWRITTEN)
 
 
@@ -1180,7 +1180,7 @@ def _results(g: State, call: State, kind: str, op: str, args: dict[str, Json]) -
 
 
 def _term_of(g: State, value: Json, is_op: bool) -> Json:
-    """An argument in the form that terms hold."""
+    """An argument in the form used in terms."""
     if type(value) is not list:
         return value
     if value[:1] == ["node"] and len(value) == 2:
@@ -1212,7 +1212,7 @@ def _sizes_of(g: State, sizes: Iterable[Json]) -> list[Json]:
 
 
 def _bring(g: State, sizes: list[Json], term: Callable[[int], Json]) -> None:
-    """Terms for symbols that are new."""
+    """Terms for new symbols."""
     for at, size in enumerate(sizes):
         is_symbol = type(size) is list and len(size) == 2 and len(size[1]) == 2 and size[1][0] == 1
         if is_symbol and size[1][1] not in g["symbols"]:
@@ -1221,7 +1221,7 @@ def _bring(g: State, sizes: list[Json], term: Callable[[int], Json]) -> None:
 
 
 def _bring_rows(g: State, rows: Json, first: Json, *others: Json) -> None:
-    """The rows that arrive from the other ranks."""
+    """The number of rows from the other ranks."""
     if type(rows) is int:
         return
     own = [line_of(product) for product in (first[1:] if type(first) is list else [[first]] if first else [])]
@@ -1254,7 +1254,7 @@ def _own(g: State, n: int) -> list[Json]:
 
 
 def overlaps(x: Json) -> bool:
-    """Whether two indices of a tensor may be one element."""
+    """Whether two indices of a tensor may refer to the same element."""
     shape, strides = x[2], x[3]
     if not is_closed((*shape, *strides)):
         return not is_closed((*shape[1:], *strides)) or strides != row_major([1, *shape[1:]])
@@ -1318,7 +1318,7 @@ ASSUMPTIONS = (
 
 
 def _outputs(g: State, graph: Json) -> dict[str, tuple[Json, Json]]:
-    """Each output's value in the end, and at the start where it is an input's."""
+    """Each output's final value, and for an input also its initial value."""
     found = {f"written {name}": (n, was) for name, (n, was) in g["inputs"].items()}
     hold(
         len({*found, *(name for name, _ in graph["outputs"])}) == len(found) + len(graph["outputs"]),
@@ -1334,12 +1334,12 @@ def _outputs(g: State, graph: Json) -> dict[str, tuple[Json, Json]]:
 
 
 def is_whole_step(graph: Json) -> bool:
-    """Whether a graph takes an optimizer's state."""
+    """Whether an optimizer's state is among a graph's inputs."""
     return any(call[1] == "input" and call[0].startswith("optimizer ") for call in graph["calls"])
 
 
 def answers_of(state: State, sides: list[State], graphs: list[Json]) -> list[list[str]]:
-    """Each output with what is true of it."""
+    """Each output with its answer."""
     one, other = (_outputs(g, graph) for g, graph in zip(sides, graphs, strict=True))
     is_whole, found = is_whole_step(graphs[0]), []
     for name in {**one, **other}:
@@ -1357,27 +1357,27 @@ def answers_of(state: State, sides: list[State], graphs: list[Json]) -> list[lis
 
 
 def assumed(operators: Iterable[str], rules: Iterable[str]) -> list[str]:
-    """The assumptions of a proof with these operators in its graphs, by these rules."""
+    """The assumptions of a proof with these operators and rules."""
     used = {"", *rules, *(name for operator in {*operators} for name in operator.split(".")[:2])}
     return [text for name, text in ASSUMPTIONS if name in used]
 
 
 def check_assumptions(graphs: list[Json], steps: Json, assumptions: list[str]) -> None:
-    """All that the proof rests on is listed."""
+    """Check that the certificate lists all assumptions of the proof."""
     operators = (call[1] for graph in graphs for call in graph["calls"])
     missing = [text for text in assumed(operators, (step[1] for step in steps)) if text not in assumptions]
     hold(not missing, f"it does not list the assumption: {''.join(missing[:1])}")
 
 
 def check_answers(main: Json, answers: list[list[str]]) -> None:
-    """The certificate claims these answers, and no others."""
+    """Check that the certificate claims exactly these answers."""
     if sorted(answers) != sorted(main["answers"]):
         others = (f"{name} is {verdict}" for name, verdict in answers if [name, verdict] not in main["answers"])
         raise RejectedError(f"outputs and answers differ: {', '.join(others)}")
 
 
 def check_subject(main: Json, graphs: list[Json]) -> None:
-    """A certificate is about what it says, as far as its graphs show."""
+    """Check that the certificate's graphs match its stated subject, as far as they show it."""
     subject = main["subject"]
     names = {"case", "code", "torch", "machine", "outputs", "extra_passes", "precompiled"}
     hold(type(subject) is dict, "it does not say what it is about")
@@ -1420,7 +1420,7 @@ def check_subject(main: Json, graphs: list[Json]) -> None:
 
 
 def parse(content: bytes) -> Json:
-    """JSON without fractions, truth values and names that stand twice."""
+    """Parse JSON without fractions, truth values and duplicate names."""
 
     def refuse(text: str) -> None:
         raise RejectedError(f"the value {text}")
@@ -1441,7 +1441,7 @@ def _has_truth(value: Json) -> bool:
 
 
 def check_form(main: Json, graphs: list[Json], steps: Json) -> None:
-    """Each file is of the form that the page describes."""
+    """Check that each file has the form described on the page."""
     parts = "format", "case", "files", "answers", "assumptions", "subject"
     hold({*main} == {*parts}, f"its parts are not {', '.join(parts)}")
     hold(
@@ -1484,13 +1484,13 @@ def _is_size(x: Json) -> bool:
 
 
 def read(folder: Path) -> tuple[Json, list[Json], Json]:
-    """The files of a certificate, whose digests are right."""
+    """The files of a certificate. Rejects wrong digests."""
     main, *graphs, steps = (parse(content) for content in _sealed(folder).values())
     return main, graphs, steps
 
 
 def _sealed(folder: Path) -> dict[str, bytes]:
-    """The files' contents, if both lists of digests fit them."""
+    """The files' contents, if both lists of digests match them."""
     contents = {name: _content(folder / name) for name in FILES}
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     lines = {f"{digest}  {name}" for name, digest in sums.items()} ^ {*_content(folder / SUMS).decode().splitlines()}
@@ -1502,7 +1502,7 @@ def _sealed(folder: Path) -> dict[str, bytes]:
 
 
 def _content(file: Path) -> bytes:
-    """A file's bytes; a named pipe is neither waited for nor read."""
+    """A file's bytes. A named pipe is refused without waiting."""
     with open(file, "rb", opener=lambda path, flags: os.open(path, flags | getattr(os, "O_NONBLOCK", 0))) as opened:
         hold(stat.S_ISREG(os.fstat(opened.fileno()).st_mode), f"{file.name} is no regular file")
         content = opened.read(MOST_BYTES + 1)
@@ -1511,7 +1511,7 @@ def _content(file: Path) -> bytes:
 
 
 def check(main: Json, graphs: list[Json], steps: Json, *, with_subject: bool = True) -> Counter[str]:
-    """Count the answers by verdict. Raises RejectedError for a certificate that proves less than it says."""
+    """Count the answers by verdict. Raises RejectedError if the certificate claims more than it proves."""
     with rejecting():
         check_form(main, graphs, steps)
         state = new_state()
@@ -1527,7 +1527,7 @@ def check(main: Json, graphs: list[Json], steps: Json, *, with_subject: bool = T
 
 
 def covers_any_number(main: Json, graphs: list[Json]) -> bool:
-    """Whether a checked certificate is of a whole step that may be repeated: all is proved, and nothing drawn."""
+    """Whether a checked certificate covers any number of steps: it proves a whole step without random draws."""
     calls = [call for graph in graphs for call in graph["calls"]]
     return (
         is_whole_step(graphs[0])
@@ -1537,18 +1537,18 @@ def covers_any_number(main: Json, graphs: list[Json]) -> bool:
 
 
 def check_folder(folder: Path) -> Counter[str]:
-    """The same, of files."""
+    """The same, given files."""
     return check(*load(folder))
 
 
 def load(folder: Path) -> tuple[Json, list[Json], Json]:
-    """The files of a certificate. Raises RejectedError where they are none."""
+    """The files of a certificate. Raises RejectedError if there are none."""
     with rejecting():
         return read(folder)
 
 
 def main(arguments: list[str]) -> int:
-    """Check the certificate in a folder, print what was found, return the exit status."""
+    """Check the certificate in a folder, print the result, return the exit status."""
     if len(arguments) != 1:
         print(__doc__)
         return 2

@@ -1,4 +1,4 @@
-"""What a call changes about every case that it selects."""
+"""The changes of a call to every selected case."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bitproof.harness.settings import CHANGES, option, setting, settings
 
 
 def check_data(data: str | Path | None) -> str | None:
-    """The file that a case is to train on, as the case states it. Raises UsageError for one that is not there."""
+    """The case's text for a data file. Raises UsageError if the file does not exist."""
     if data is not None and not os.path.isfile(data):
         raise UsageError("there is no such data file", expected="a text file", found=str(data))
     return None if data is None else data_of_file(Path(data))
@@ -28,7 +28,7 @@ _DATA = option("--data", CHANGES, "Train on this text instead of the default.", 
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """What a call changes about every case that it selects. None leaves a case as it is."""
+    """The changes of a call to every selected case. None leaves a setting unchanged."""
 
     candidate: str | None = setting(
         None, "--candidate", CHANGES, "Use this system as the candidate.", metavar="SYSTEM", names_code=True
@@ -75,7 +75,7 @@ class Changes:
 
 
 def change_case(case: Case, changes: Changes) -> Case:
-    """The case with these changes. Raises CaseError when they do not fit it."""
+    """The case with these changes. Raises CaseError if they do not fit it."""
     values: dict[str, Any] = {
         name: value for name in ("reference", "candidate", "steps") if (value := getattr(changes, name)) is not None
     }
@@ -103,7 +103,7 @@ def change_case(case: Case, changes: Changes) -> Case:
 
 
 def _changed_chunking(case: Case, changes: Changes) -> Chunking | None:
-    """How the case is to be chunked. New modules leave nothing of a list of single ones."""
+    """The chunking with changes. New modules replace a list of single modules."""
     modules, dim, now = ",".join(changes.chunk_modules), changes.chunk_dim, case.chunking
     if not modules and dim is None:
         return now
@@ -120,7 +120,7 @@ def _changed_chunking(case: Case, changes: Changes) -> Chunking | None:
 
 
 def named_case(cases: Sequence[Case], name: str, changes: Changes) -> Case:
-    """The case of exactly that name, changed. Raises UsageError, with names like it, when there is none."""
+    """The case with exactly this name, changed. Raises UsageError, with similar names, if there is none."""
     for case in cases:
         if case.name == name:
             return change_case(case, changes)

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 MAX_FACT = 16_384
 MAX_TRACEBACK = 65_536
-"""The most characters in each part of an error: another library's exception may contain a whole printed tensor."""
+"""Maximum characters of each part of an error: another library's exception may contain a whole printed tensor."""
 
 
 def bounded(text: str, limit: int, source: str | None = None) -> str:
-    """A long text's beginning and end, with a sentence about what was left out between, and where it is."""
+    """A long text's start and end, with a sentence in between about the omitted part and its location."""
     if len(text) <= limit:
         return text
     head, tail = limit // 4, limit - limit // 4
@@ -32,21 +32,24 @@ def bounded(text: str, limit: int, source: str | None = None) -> str:
 
 
 def cut(text: str, limit: int) -> str:
-    """A long line's beginning."""
+    """The start of a long line."""
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 class BitproofError(Exception):
     """An error that answers five questions: what, where, expected, how to fix, how to replay.
 
-    `what` is one sentence; every other part is optional and left out of the text when absent. A part that is very
-    long is shortened: errors travel between processes, and end in reports.
+    `what` is a sentence; every other part is optional and omitted from the text when absent. Very long parts are
+    shortened: errors travel between processes, and end in reports.
     """
 
     longest = MAX_FACT
 
     finds_nothing = False
-    """Whether a pass raised it as it has nothing to do in a graph: no error where it has, in another stage's graph."""
+    """Whether a pass raised it because it found nothing to do.
+
+    It is no error if it finds something in another stage.
+    """
 
     def __init__(
         self,
@@ -78,13 +81,13 @@ class BitproofError(Exception):
 
 
 class UsageError(BitproofError):
-    """The call is wrong; nothing was run. What is quoted of it may be of any length."""
+    """The call is wrong; nothing was run. Quoted parts of the call may be of any length."""
 
     longest = 4_000
 
 
 class CaseError(UsageError):
-    """A case contradicts itself, or does not fit this machine. A value out of its file may be of any length."""
+    """A case contradicts itself, or does not fit this machine. A value from its file may be of any length."""
 
     longest = 1_000
 
@@ -98,7 +101,7 @@ class TraceError(BitproofError):
 
 
 class PlacementError(BitproofError):
-    """No placement of a case's tensors keeps its bound on a rank's memory, or none can be had."""
+    """No placement of a case's tensors keeps its bound on a rank's memory, or placements cannot be computed here."""
 
 
 class PassError(BitproofError):
@@ -119,7 +122,7 @@ class ArtifactError(BitproofError):
 
 
 class MachineError(BitproofError):
-    """This machine, or what is installed on it, lacks what the case needs; elsewhere it can be judged."""
+    """This machine, or its installed software, lacks something the case needs; elsewhere it can be judged."""
 
 
 class RecordingError(BitproofError):

@@ -1,4 +1,4 @@
-"""How to run cases, whatever they are: what launcher, session and a case's run share. Loads no torch."""
+"""The options of a run, shared by launcher, session and a case's run. Loads no torch."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ CollectivesRequest = Literal["auto", "shared", "gloo", "native"]
 ControlRequest = Literal["always", "when_different", "never"]
 Control = Literal["always", "when_different", "never", "up_to_difference", "logged"]
 LOGS_STEP = "up_to_difference", "logged"
-"""With which second runs log the step that differs."""
+"""Second runs with these controls log the differing step."""
 OnEvent = Callable[[Event], None]
 
 SYNTAX = "MODULE_OR_FILE:FUNCTION[@before=PASS|@after=PASS]"
-"""How a pass of one's own is named, and its place in the pipeline."""
+"""The syntax for a user's pass and its position in the pipeline."""
 
 MAX_SECONDS = 1e9
 MAX_JOBS = 999
@@ -34,7 +34,7 @@ MAX_JOBS = 999
 
 @dataclass(frozen=True, kw_only=True)
 class Stress:
-    """How hard `disturb.stress` disturbs a run: the longest sleep in seconds, and the threads of an operator."""
+    """The strength of `disturb.stress`: the longest sleep in seconds, and the threads per operator."""
 
     longest_sleep: float = 0.002
     num_threads: int = 1
@@ -50,12 +50,12 @@ class Stress:
 
 
 def check_seconds(value: float) -> str:
-    """What is wrong with a number of seconds: no clock can wait for it."""
+    """The error about a number of seconds that is too large to wait for; "" if it is valid."""
     return "" if value <= MAX_SECONDS else f"{value} is not a number of seconds up to {MAX_SECONDS:g}."  # nor is NaN
 
 
 def check_jobs(value: int | str) -> str:
-    """What is wrong with a number of runs."""
+    """The error about a number of runs; "" if it is valid."""
     text = str(value)
     fits = text == "auto" or (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_JOBS)
     return "" if fits else f"{text} is neither a number from 1 to {MAX_JOBS} nor auto."
@@ -91,16 +91,16 @@ def _read_baseline(baseline: bool, baseline_dir: str | Path | None) -> Path | No
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How to run cases, whatever they are; each field is a setting that says what it means.
+    """The options of a run; each field is a setting with its own documentation.
 
-    Beyond what they say: `timeout` is in seconds a case, and `explain_timeout` what finding the cause may take beside
-    that. `control` may also be "up_to_difference": systems run a second time only where two differ, and as many steps
-    as show it; or "logged": always, once first runs were compared. With both, second runs log the step that differs,
-    so that a search need not replay it. `names`, unless empty, maps the candidate's own names to the reference's, in
-    place of those that it declares itself (see `harness.user_code.names`). `kept_graphs` is the folder of prepared
-    graphs that are kept from run to run, None where every one shall be traced. `baseline_dir` is the folder of
-    baselines that recordings are compared with, None for none; with `files_baselines` recordings are made to be such.
-    `active` are the checks that judge each case after its verdict, in order.
+    In addition: `timeout` is in seconds per case, and `explain_timeout` is the limit for finding the cause, in addition
+    to that. `control` may also be "up_to_difference" (systems run a second time only if two differ, and only up to the
+    differing step) or "logged" (always, after the first runs were compared). With both, second runs log the differing
+    step, so that a search need not replay it. `names`, unless empty, maps the candidate's names to the reference's, and
+    replaces the names that it declares itself (see `harness.user_code.names`). `kept_graphs` is the folder of prepared
+    graphs that are reused between runs, None to trace every graph. `baseline_dir` is the folder of baselines to compare
+    with, None for no comparison; with `files_baselines`, recordings are made to become baselines. `active` are the
+    checks that judge each case after its verdict, in order.
     """
 
     inject: str | None = setting(
@@ -294,7 +294,7 @@ class RunOptions:
     verbose: bool = setting(False, "--verbose -v", MORE, "Write the passes' debug logs to the logs.")
 
     def of_run(self, role: Role, *, is_stressed: bool) -> RunOptions:
-        """What one run of a case's system follows: a fault, passes and names are the candidate's alone."""
+        """The options of a run of a case's system: faults, passes and names only apply to the candidate."""
         mine = replace(self, stress=self.stress if is_stressed else None, checks=(), active=())
         return mine if role == "candidate" else replace(mine, inject=None, extra_passes=(), names={})
 
@@ -304,7 +304,7 @@ class RunOptions:
         return tuple(check.options for check in self.active)
 
     def remarks(self) -> tuple[str, ...]:
-        """What readers of a report must know of how every case was run, an untested torch included."""
+        """Remarks for readers of a report about how every case was run, e.g. with an untested torch."""
         told = [warning] if (warning := warning_of(torch_version())) else []
         if self.control == "never":
             told.append(

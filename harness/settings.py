@@ -1,11 +1,11 @@
-"""Settings: what a user may choose of a run, each written once, as a field of a dataclass.
+"""Settings: the options of a run, each declared once, as a field of a dataclass.
 
-A field states its type, its default, its documentation and the options that set it. From these fields come the options
-of the command line and their help (`harness.cli.declare`), the keywords of `bitproof.run` and of the pytest plugin
+A field states its type, its default, its documentation and the options that set it. These fields define the options of
+the command line and their help (`harness.cli.declare`), the keywords of `bitproof.run` and of the pytest plugin
 (`bitproof.keywords`), and the command line that repeats a run (`words`).
 
-Most settings have one option, whose value is the field's. Several options may set one field (`--stress` and
-`--stress-threads`): the field then states how it is read from them, and they from it.
+Most settings have a single option, whose value is the field's. Several options may set the same field (`--stress` and
+`--stress-threads`): the field then states how to convert from and to the options.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ MORE = "More to find out and to write"
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One option: its names on the command line, its keyword in Python, and the help of both.
+    """An option: its names on the command line, its keyword in Python, and its help.
 
-    `kind` is the type of its value in Python, `typed` that of the command line where it is another; None stands for the
-    field's own. `least` is the smallest number, and `problem` says what is wrong with a value, "" for nothing.
-    `names_code` marks a system or a pass, which may name a file. `repeats`: whether a replay gives it again.
-    `command_line_only` says why Python does not offer it, "" where it does.
+    `kind` is the type of its value in Python (None: the field's type), `typed` the command line's type if it differs.
+    `least` is the smallest number, and `problem` returns an error text for a value, "" if it is valid. `names_code`
+    marks a system or a pass, which may name a file. `repeats`: whether a replay repeats it. `command_line_only` is the
+    reason why Python does not offer it, "" if it does.
     """
 
     names: tuple[str, ...]
@@ -54,7 +54,7 @@ class Option:
     command_line_only: str = ""
 
     def words(self, value: Any) -> list[str]:
-        """The option with a value, as a command line of any folder has it."""
+        """The option with a value, for a command line in any folder."""
         if value is True:
             return [self.names[0]]
         if value is None or value is False:
@@ -71,7 +71,7 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class FieldOptions:
-    """A field's options. `read` makes the field's value of theirs, and `tell` is the inverse."""
+    """A field's options. `read` converts their values to the field's, and `tell` is the inverse."""
 
     options: tuple[Option, ...]
     read: Callable[..., Any] | None = None
@@ -79,18 +79,18 @@ class FieldOptions:
 
 
 def setting(default: Any, name: str, group: str, help: str, **more: Any) -> Any:
-    """A field that one option sets to the value that it is given."""
+    """A field set by a single option with the same value."""
     return settings(default, option(name, group, help, default=default, **more))
 
 
 def settings(default: Any, *options: Option, read: Any = None, tell: Any = None) -> Any:
-    """A field that several options set together, or one whose value is another than the field's."""
+    """A field set by several options, or by an option whose value is converted."""
     made = {"default_factory": dict} if default == {} else {"default": default}
     return field(**made, metadata={"setting": FieldOptions(options=options, read=read, tell=tell)})
 
 
 def option(names: str, group: str, help: str, **more: Any) -> Option:
-    """An option; `names` has the short one last, as in "--jobs -j"."""
+    """An option. A short name comes last, as in "--jobs -j"."""
     first, *others = names.split()
     keyword = more.pop("keyword", first.removeprefix("--").replace("-", "_"))
     return Option(names=(first, *others), keyword=keyword, group=group, help=help, **more)
@@ -107,7 +107,10 @@ def options_of(part: type[Any]) -> tuple[Option, ...]:
 
 
 def made(part: type[T], given: Mapping[str, Any]) -> T:
-    """A dataclass from values by keyword; what is not given is at its default. Takes only what belongs to it."""
+    """A dataclass from values by keyword, with defaults for missing values.
+
+    Keywords of other dataclasses are ignored.
+    """
     values: dict[str, Any] = {}
     for name, declared in _settings_of(part):
         asked = {each.keyword: given.get(each.keyword, each.default) for each in declared.options}
@@ -118,7 +121,7 @@ def made(part: type[T], given: Mapping[str, Any]) -> T:
 
 
 def checked(part: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a call from Python gives to a dataclass, lists as tuples. Raises UsageError for a value that is none."""
+    """The values of a Python call for a dataclass, with lists as tuples. Raises UsageError for an invalid value."""
     values = {}
     for each in options_of(part):
         if each.keyword not in given:
@@ -133,7 +136,7 @@ def checked(part: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _problem(option: Option, value: Any) -> str:
-    """What is wrong with a value, by the words, numbers and types that the option takes."""
+    """The error about a value, by the option's words, numbers and types; "" if it is valid."""
     known = words_in(option.kind)
     if known and value not in known and not (value is None and type(None) in get_args(option.kind)):
         return f"{value!r}, not one of {', '.join(known)}"
@@ -156,9 +159,9 @@ def told(value: Any) -> dict[str, Any]:
 
 
 def words(*values: Any, usual: Mapping[str, Any] | None = None) -> list[str]:
-    """The command line that makes these dataclasses again, in any folder: every option that is not at its default.
+    """The command line that recreates these dataclasses, in any folder: every option that is not at its default.
 
-    `usual` has the defaults, by keyword, of a command whose defaults are others.
+    `usual` has the defaults, by keyword, of a command with different defaults.
     """
     found: list[str] = []
     for part in [part for value in values for part in (value, *getattr(value, "parts", ()))]:
@@ -170,12 +173,12 @@ def words(*values: Any, usual: Mapping[str, Any] | None = None) -> list[str]:
 
 
 def words_in(kind: Any) -> list[str]:
-    """The words that a value may be: ["batch", "seq"] of Literal["batch", "seq"] | None; none for other types."""
+    """The allowed words: ["batch", "seq"] for Literal["batch", "seq"] | None; empty for other types."""
     return [word for part in (kind, *get_args(kind)) if get_origin(part) is Literal for word in get_args(part)]
 
 
 def absolute_source(text: str) -> str:
-    """`FILE:NAME`, or a script's command line, with the file's absolute path; any other name as it is."""
+    """`FILE:NAME`, or a script's command line, with the file's absolute path; any other name unchanged."""
     if script := script_of(text):
         return str(script._replace(file=str(Path(script.file).absolute())))
     source, colon, name = text.rpartition(":")

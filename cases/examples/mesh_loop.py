@@ -38,12 +38,13 @@ from bitproof.harness.case import observed_modules
 from bitproof.harness.torch_distributed import functional_collectives
 
 VOCABULARY, DIM, HIDDEN, EXPERTS, SEQUENCES, LENGTH = 61, 24, 64, 4, 8, 12
-"""A vocabulary that no number of ranks divides: its rows are sharded unevenly. A case's options may say another `dim`,
-number of `rows`, or `length`.
+"""A vocabulary size that no number of ranks divides, so its rows are sharded unevenly.
+
+A case's options may set another `dim`, number of `rows`, or `length`.
 """
 
 NOTHING = -100
-"""Stands in a row where its text has ended."""
+"""Padding after the end of a row's text."""
 
 
 class Block(nn.Module):
@@ -56,13 +57,16 @@ class Block(nn.Module):
         self.down = nn.Linear(HIDDEN, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's input plus what it computes of it."""
+        """The block's input plus its output."""
         y: Tensor = x + self.down(gelu(self.up(self.norm(x))))
         return y
 
 
 class SharedExperts(nn.Module):
-    """A rank holds some experts; each token goes to one. `mesh` has a dim for replicas and one for experts."""
+    """A rank has some of the experts; each token goes to a single expert.
+
+    `mesh` has a dim for replicas and one for experts.
+    """
 
     def __init__(self, mesh: DeviceMesh | None, dim: int) -> None:
         super().__init__()
@@ -74,20 +78,20 @@ class SharedExperts(nn.Module):
 
     @property
     def ranks(self) -> int:
-        """How many ranks share the experts."""
+        """The number of ranks that share the experts."""
         return self.mesh["ep"].size() if self.mesh else 1
 
     @property
     def rank(self) -> int:
-        """Which of them this one is."""
+        """This rank's index among them."""
         return int(self.mesh["ep"].get_local_rank()) if self.mesh else 0
 
     def shown(self, part: Tensor) -> Tensor:
-        """A part of what all experts have, with its place."""
+        """A part of all experts, with its position."""
         return part if self.mesh is None else DTensor.from_local(part, self.mesh, [Replicate(), Shard(0)])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens (.., D) go to the ranks of their experts and come back."""
+        """Send tokens (.., D) to the ranks of their experts and back."""
         rows_TD = self.norm(x).flatten(0, 1)
         scores_TE = self.router(rows_TD).softmax(-1)
         if self.mesh is not None:
@@ -106,7 +110,7 @@ class SharedExperts(nn.Module):
 
 
 class MixedModel(nn.Module):
-    """Predicts each token from the one before."""
+    """Predicts each token from the previous token."""
 
     def __init__(self, experts: DeviceMesh | None = None, *, has_experts: bool = False, dim: int = DIM) -> None:
         super().__init__()
@@ -124,7 +128,7 @@ class MixedModel(nn.Module):
 
 
 class MeshLoop:
-    """The training run, on this rank's share of each batch; in `micro` micro-batches."""
+    """The training run on this rank's share of each batch, in `micro` micro-batches."""
 
     def __init__(self, case: Case, mesh: Mesh, model: nn.Module, *, sharers: int = 1, micro: int = 1) -> None:
         self.rank, self.readers = mesh.rank // sharers, case.parallelism.world_size // sharers
@@ -140,7 +144,7 @@ class MeshLoop:
             self.observe(case.observe, sharers)
 
     def observe(self, patterns: Sequence[str], sharers: int) -> None:
-        """Show what modules return, of this rank's rows: those that read the same rows must return the same."""
+        """Yield the modules' outputs for this rank's rows; ranks with the same rows must have the same outputs."""
         grid = init_device_mesh("cpu", (self.readers, sharers))
         modules = dict(_bare(self.model).named_modules())
 
@@ -151,11 +155,11 @@ class MeshLoop:
             modules[name].register_forward_hook(lambda module, args, out, name=name: keep(name, out))
 
     def batch(self) -> Tensor:
-        """This rank's rows of the batch that all ranks read."""
+        """This rank's rows of the global batch."""
         return self.rows().chunk(self.readers)[self.rank]
 
     def rows(self) -> Tensor:
-        """The batch that all ranks read."""
+        """The global batch."""
         return torch.randint(VOCABULARY, self.size, generator=self.data)
 
     def loss(self, rows: Tensor) -> Tensor:
@@ -163,7 +167,7 @@ class MeshLoop:
         return cross_entropy(self.model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
     def backward(self) -> Tensor:
-        """Accumulate the batch's gradients; the loss of all ranks."""
+        """Accumulate the batch's gradients; returns the loss over all ranks."""
         total = torch.zeros(())
         for rows in self.batch().chunk(self.micro):
             loss = self.loss(rows) / self.micro
@@ -174,11 +178,11 @@ class MeshLoop:
         return total / self.world
 
     def shown(self, name: str, part: Tensor) -> Tensor:
-        """A tensor as it is shown."""
+        """A tensor in the form in which it is yielded."""
         return part
 
     def step(self, index: int) -> Iterator[tuple[str, str, Tensor]]:
-        """Take one step, and yield each value as it is computed."""
+        """Take a step, and yield each value when it is computed."""
         loss = self.backward()
         for name, out in self.outputs.items():
             yield "activation", name, out
@@ -197,13 +201,13 @@ class MeshLoop:
         self.optimizer.zero_grad()
 
     def save(self, folder: Path) -> None:
-        """Write all that a run needs to go on."""
+        """Save the state from which a run resumes."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
         own = {"data": self.data.get_state(), "schedule": self.schedule.state_dict()}
         dcp.save({"model": model, "optimizer": optimizer, **own}, checkpoint_id=folder)
 
     def load(self, folder: Path) -> None:
-        """Go on from what was written, on ranks of another layout, too."""
+        """Resume from a saved state, possibly with another layout of ranks."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
         own: dict[str, Any] = {"data": self.data.get_state(), "schedule": self.schedule.state_dict()}
         state = {"model": model, "optimizer": optimizer, **own}
@@ -214,26 +218,26 @@ class MeshLoop:
 
 
 class UnevenLoop(MeshLoop):
-    """The same of texts that end where they like."""
+    """The same with texts of varying length."""
 
     def rows(self) -> Tensor:
-        """The batch, with NOTHING behind the end of each text."""
+        """The batch, with NOTHING after the end of each text."""
         rows = super().rows()
         ends = torch.randint(2, rows.size(1), (rows.size(0), 1), generator=self.data)
         return rows.masked_fill(torch.arange(rows.size(1)) > ends, NOTHING)
 
     def count(self, rows: Tensor) -> Tensor:
-        """How many tokens are to be predicted in some rows."""
+        """The number of predicted tokens in these rows."""
         return (rows[:, 1:] != NOTHING).sum()
 
     def mean(self, rows: Tensor, tokens: Tensor) -> Tensor:
-        """What some rows add to the mean loss over so many tokens."""
+        """The contribution of these rows to the mean loss over so many tokens."""
         logits = self.model(rows[:, :-1].clamp(min=0)).flatten(0, 1)
         loss = cross_entropy(logits, rows[:, 1:].flatten(), ignore_index=NOTHING, reduction="sum")
         return loss * self.world / tokens  # DistributedDataParallel divides gradients by the ranks
 
     def backward(self) -> Tensor:
-        """Accumulate the gradients of the mean loss of the tokens that all ranks read."""
+        """Accumulate the gradients of the mean loss over all ranks' tokens."""
         rows, total = self.batch(), torch.zeros(())
         tokens = self.count(rows)
         if self.world > 1:
@@ -248,7 +252,7 @@ class UnevenLoop(MeshLoop):
 
 
 class ExpertLoop(MeshLoop):
-    """The same with experts: what ranks share between them is reduced by hand, as each part has its own group."""
+    """The same with experts. Gradients are reduced by hand, since each part has its own group."""
 
     def __init__(self, case: Case, mesh: Mesh) -> None:
         ep = case.parallelism.ep
@@ -258,7 +262,7 @@ class ExpertLoop(MeshLoop):
         self.experts: SharedExperts = self.model.blocks[1]  # type: ignore[index,assignment]
 
     def backward(self) -> Tensor:
-        """As ever, and then the sums: of experts over their replicas, of all else over all ranks."""
+        """The usual gradients, then their sums: of experts over replicas, of everything else over all ranks."""
         total = super().backward()
         for parameter in self.model.parameters():
             assert parameter.grad is not None
@@ -267,7 +271,7 @@ class ExpertLoop(MeshLoop):
         return total
 
     def shown(self, name: str, part: Tensor) -> Tensor:
-        """Experts say which of all they are."""
+        """Names experts by their global index."""
         return self.experts.shown(part) if name == "blocks.1.weight" else part
 
 
@@ -301,7 +305,7 @@ def uneven_halves(case: Case, mesh: Mesh) -> MeshLoop:
 
 
 def sharded(model: nn.Module, grid: DeviceMesh) -> nn.Module:
-    """The model, its blocks and the rest of it sharded over a mesh."""
+    """The model, with its blocks and the rest sharded over a mesh."""
     for module in (*model.blocks, model):  # type: ignore[misc]
         fully_shard(module, mesh=grid)
     return model
@@ -320,7 +324,7 @@ def hsdp(case: Case, mesh: Mesh) -> MeshLoop:
 
 
 def split_and_sharded(model: nn.Module, case: Case) -> nn.Module:
-    """The model, each of its layers split over `tp` ranks that read the same rows, sharded over those that do not."""
+    """The model, with each layer split over `tp` ranks that read the same rows, and sharded over the others."""
     tp = case.parallelism.tp
     grid = init_device_mesh("cpu", (case.parallelism.world_size // tp, tp), mesh_dim_names=("data", "tp"))
     for block in model.blocks:  # type: ignore[union-attr]
@@ -329,7 +333,7 @@ def split_and_sharded(model: nn.Module, case: Case) -> nn.Module:
 
 
 def fsdp_tp(case: Case, mesh: Mesh) -> MeshLoop:
-    """Sharded over the ranks that read other rows, and split over those that read the same."""
+    """Sharded over the ranks that read different rows, and split over those that read the same rows."""
     return MeshLoop(case, mesh, split_and_sharded(MixedModel(dim=_dim(case)), case), sharers=case.parallelism.tp)
 
 

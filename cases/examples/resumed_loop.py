@@ -1,10 +1,10 @@
-"""The loop of `mesh_loop` with all that a resumed run must have back, as systems that save and load.
+"""The loop of `mesh_loop` with everything that a resumed run must restore, as systems that save and load.
 
     bitproof run -k resume
 
-Each rank draws its own dropout, where the case's options ask for some; a buffer follows the text; each step begins by
-showing the parameters and moments that it begins with. What is saved goes through torch.distributed.checkpoint, under
-one name on all ranks but for generators: under one name, each rank would get back that of rank 0.
+Each rank draws its own dropout, if the case's options request it; a buffer depends on the text; each step starts by
+yielding its initial parameters and moments. The state is saved by torch.distributed.checkpoint, under the same names on
+all ranks except for generators: under the same name, each rank would get back rank 0's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from bitproof.builtin_cases.examples.mesh_loop import (
 
 
 class ForgetfulModel(MixedModel):
-    """Forgets a share of each embedding; `text` is a running mean of the tokens that all ranks read."""
+    """Drops some of each embedding; `text` is a running mean of all ranks' tokens."""
 
     text: Tensor
 
@@ -46,7 +46,7 @@ class ForgetfulModel(MixedModel):
 
 
 class ResumedLoop(MeshLoop):
-    """The training run. `rank` is this one's among all, `taken` the number of steps that all its processes took."""
+    """The training run. `rank` is the global rank, `taken` the number of steps taken by all of its processes."""
 
     def __init__(self, case: Case, mesh: Mesh, model: nn.Module, *, sharers: int = 1) -> None:
         super().__init__(case, mesh, model, sharers=sharers)
@@ -56,17 +56,17 @@ class ResumedLoop(MeshLoop):
 
     @property
     def bare(self) -> ForgetfulModel:
-        """The model without what surrounds it."""
+        """The model without its wrapper."""
         return self.model.module if isinstance(self.model, DistributedDataParallel) else self.model  # type: ignore
 
     def batch(self) -> Tensor:
-        """This rank's rows. All ranks draw all rows, and so follow the text alike."""
+        """This rank's rows. All ranks draw all rows, so their text generators stay synchronized."""
         rows = torch.randint(VOCABULARY, (SEQUENCES, LENGTH + 1), generator=self.data)
         self.bare.text.lerp_(rows.float().mean(0), 0.1)
         return rows.chunk(self.readers)[self.rank]
 
     def step(self, index: int) -> Iterator[tuple[str, str, Tensor]]:
-        """As ever, behind what the step begins with."""
+        """The usual values, after the step's initial state."""
         for name, parameter in self.model.named_parameters():
             state = self.optimizer.state[parameter]
             yield "buffer", f"{name}@before_forward", parameter.detach()
@@ -78,7 +78,7 @@ class ResumedLoop(MeshLoop):
         yield "buffer", "taken@after_optimizer", torch.tensor(self.taken)
 
     def state(self) -> dict[str, Any]:
-        """All that a run needs to go on. Parameters, moments and buffers are those of the run itself."""
+        """The state from which a run resumes. Its parameters, moments and buffers are the run's own tensors."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {
             "model": model,
@@ -90,15 +90,15 @@ class ResumedLoop(MeshLoop):
         }
 
     def save(self, folder: Path) -> None:
-        """Write all of it."""
+        """Save the state."""
         dcp.save(self.state(), checkpoint_id=folder)
 
     def load(self, folder: Path) -> None:
-        """Go on from what was written, on ranks of another layout or number, too."""
+        """Resume from a saved state, possibly with another layout or number of ranks."""
         own = f"generator.{self.own}"
         state = self.state()
         if not any(name.startswith(own) for name in dcp.FileSystemReader(folder).read_metadata().state_dict_metadata):
-            state.pop(own)  # fewer ranks saved: this one's generator is as it began
+            state.pop(own)  # saved by fewer ranks: this generator keeps its initial state
         dcp.load(state, checkpoint_id=folder)
         set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
@@ -128,5 +128,5 @@ def hsdp(case: Case, mesh: Mesh) -> ResumedLoop:
 
 
 def fsdp_tp(case: Case, mesh: Mesh) -> ResumedLoop:
-    """Sharded over the ranks that read other rows, and split over those that read the same."""
+    """Sharded over the ranks that read different rows, and split over those that read the same rows."""
     return ResumedLoop(case, mesh, split_and_sharded(_model(case), case), sharers=case.parallelism.tp)

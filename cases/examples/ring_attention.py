@@ -165,7 +165,7 @@ class Attention(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """The input plus what is computed of it."""
+        """The input plus the attention's output."""
         y: Tensor = x + self.out(self.attend(self.qkv(self.norm(x))))
         return y
 
@@ -178,7 +178,7 @@ class Mlp(nn.Module):
         self.norm, self.up, self.down = nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The input plus what is computed of it."""
+        """The input plus the MLP's output."""
         y: Tensor = x + self.down(gelu(self.up(self.norm(x))))
         return y
 

@@ -1,1 +1,1 @@
-"""Families of cases whose two systems lay the same training out in other ways, or run it in other processes."""
+"""Families of cases whose two systems use different layouts for the same training, or run it in different processes."""

@@ -1,4 +1,4 @@
-"""One batch against two halves: the same terms added in another order, so CLOSE within the bound for that."""
+"""A batch against two halves: the same terms added in another order, so CLOSE within the bound for that."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ fsdp_then_hsdp = replace(
 fsdp_then_tp = replace(
     fsdp_then_hsdp, name="fsdp_then_tp", candidate=f"{_ALL}:fsdp_tp", parallelism=replace(_FOUR, tp=2)
 )
-# Other numbers of ranks: what is loaded, and all steps from there on, are compared.
+# Other numbers of ranks: the loaded state, and all later steps, are compared.
 fsdp_four_then_two = replace(
     fsdp_then_hsdp, name="fsdp_four_then_two", candidate=f"{_ALL}:ddp", parallelism=replace(_FOUR, world_size=2)
 )

@@ -1,7 +1,7 @@
-"""One training loop laid out on ranks in two ways, compared by logical tensor: what a change of layout may move.
+"""The same training loop in two layouts of ranks, compared by logical tensor: the possible effects of a layout.
 
-EQUAL where both layouts take the same sums; else CLOSE, within bounds that follow from the reference's own sums taken
-in other orders.
+EQUAL if both layouts compute the same sums; otherwise CLOSE, within bounds derived from the reference's own sums in
+other orders.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The command line, a module a command. Exit status: 0 as expected, 1 not, 2 wrong call, 3 not judged.
+"""The command line, a module per command. Exit status: 0 as expected, 1 not, 2 wrong call, 3 not judged.
 
 `cli/<command>.py` declares a command's options, and calls `commands/<command>.py`, which runs it.
 
-Loads neither torch nor pandas: `bitproof list` answers at once, and ranks start from a clean process.
+Loads neither torch nor pandas: `bitproof list` answers immediately, and ranks start from a clean process.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ WRITING = (
     "precompile",
     "merge",
 )
-"""The commands that leave files behind. What all others do is print."""
+"""The commands that write files. All others only print."""
 
 _REMOVED = {
     "history": "keep each run's report.json, for instance as an artifact of CI, and compare two runs with "
     "`bitproof report RUN_DIR --format comment --against EARLIER_RUN_DIR`"
 }
-"""Commands of earlier releases, and what to use instead."""
+"""Commands of earlier releases, and their replacement."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status. A user's mistake is explained in words; a bug of ours shows as a
-    traceback.
+    """Run a command and return its exit status.
 
-    If standard output is closed, a command that writes files continues and keeps its status; one that only prints ends
-    with 3. A reader that leaves early, such as `head`, changes no status.
+    A user's mistake is explained in words; a bug of ours shows as a traceback. If standard output is closed, a command
+    that writes files continues and keeps its status; a command that only prints ends with 3. A reader that stops early,
+    such as `head`, changes no status.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     with safe_output() as printed:
@@ -87,7 +87,7 @@ def _run(words: list[str]) -> int:
 
 
 def _tell_lost(printed: SafeStream, words: list[str]) -> int:
-    """Say that standard output was lost; returns the exit status for that alone."""
+    """Print that standard output was lost; returns the exit status for that alone."""
     assert printed.lost is not None
     print(f"bitproof: standard output cannot be written: {printed.lost.strerror}", file=sys.stderr)
     return SUCCESS if words and words[0] in WRITING else UNJUDGED

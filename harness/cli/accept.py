@@ -1,4 +1,4 @@
-"""`bitproof accept`: what drifted from baselines becomes what is expected."""
+"""`bitproof accept`: drifted recordings become the new baselines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line's root: the program, and what several commands share."""
+"""The command line's root: the program, and options of several commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bitproof.harness.case import Case
 from bitproof.harness.case.select import select
 
 CASES, REPORTS = "Which cases", "Reports"
-"""Groups of options in a command's help, beside those of `harness.settings`."""
+"""Groups of options in a command's help, in addition to those of `harness.settings`."""
 
 app = typer.Typer(
     name="bitproof",
@@ -51,7 +51,7 @@ Expression = Annotated[
 
 
 def selected_cases(expression: str | None) -> list[Case]:
-    """The cases that an expression selects. Imported here: a case that contradicts itself is reported as an error."""
+    """The cases that an expression selects. Imported here so that a contradictory case is reported as an error."""
     from bitproof.builtin_cases import all_cases
 
     return list(select(all_cases(), expression))

@@ -1,4 +1,4 @@
-"""What several commands take beside settings of a run: which cases, and where reports go."""
+"""Arguments of several commands other than settings of a run: cases, and the report folder."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from bitproof.harness.errors import UsageError
 from bitproof.harness.options import check_seconds
 
 ONE_CASE = ("candidate", "reference", "steps", "world_size", "data", "chunk_modules", "chunk_dim", "preload")
-"""The changes, by keyword, that all commands offer which run a case."""
+"""The changes, by keyword, offered by every command that runs a case."""
 
 WHERE = ("device", "share_gpus", "collectives", "no_kept_graph")
-"""Where ranks run, and what they need not trace."""
+"""Options for the ranks' device, and for cached graphs."""
 
 CaseName = Annotated[
     str, typer.Argument(metavar="CASE", help="A case's name, as `bitproof list` shows it, or its JSON file.")
@@ -42,19 +42,19 @@ ReportDir = Annotated[
 
 
 def refuse_seconds(value: float) -> float:
-    """A number of seconds. Raises BadParameter for a time that no clock can wait for."""
+    """A number of seconds. Raises BadParameter for a time that is too long to wait for."""
     if problem := check_seconds(value):
         raise typer.BadParameter(problem)
     return value
 
 
 def read_file(path: Path) -> Case:
-    """The case in a file, which may be like one of those that have names. Raises CaseError."""
+    """The case in a file, which may refer to a named case. Raises CaseError."""
     return read_case(path, lambda: selected_cases(None))
 
 
 def find_case(name: str, changes: Changes) -> Case:
-    """The case of a name, or in a JSON file, changed. Raises UsageError or CaseError when there is none."""
+    """The case with a name, or in a JSON file, changed. Raises UsageError or CaseError if there is none."""
     if name.endswith(".json"):
         return change_case(read_file(Path(name)), changes)
     return named_case(selected_cases(None), name, changes)
@@ -63,10 +63,10 @@ def find_case(name: str, changes: Changes) -> Case:
 def chosen_cases(
     expression: str | None, case_files: Sequence[Path] | None, changes: Changes, usual: Sequence[str] | None = None
 ) -> list[Case]:
-    """What -k selects, of the files that --case gives or of all cases; where neither is given, those of these names.
+    """The cases that -k selects from the files of --case or from all cases; without both, the cases named in `usual`.
 
-    Each of them is changed. Raises UsageError for two files of one case's name, and what a wrong expression or file
-    raises.
+    Each of them is changed. Raises UsageError for two files with the same case name, and the errors of a wrong
+    expression or file.
     """
     if case_files:
         selected = select([read_file(file) for file in case_files], expression)

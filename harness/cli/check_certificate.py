@@ -1,4 +1,4 @@
-"""`bitproof check-certificate`: is what `prove --certificate` wrote a proof?"""
+"""`bitproof check-certificate`: check the certificates of `prove --certificate`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How a command is declared: its options come from the fields of dataclasses, and its help shows them in groups.
+"""The declaration of commands: options come from the fields of dataclasses, and help shows them in groups.
 
-`takes(Changes, RunOptions, only=...)` gives a command the options of these dataclasses and hands it one of each, made
-from what was given; `command` adds it to the program, with examples for its help.
+`takes(Changes, RunOptions, only=...)` gives a command the options of these dataclasses and passes it an instance of
+each. `command` adds it to the program, with examples for its help.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ DONE = ("done", None, "failed")
 
 
 class Command(TyperCommand):
-    """A command whose help has its options in groups, then examples and the exit statuses, each on its line."""
+    """A command whose help shows options in groups, then examples and the exit statuses, each on its own line."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the options, a section a group, in the order in which the groups appear."""
+        """Write the options, a section per group, in the order of the groups' first options."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             if record := param.get_help_record(ctx):
@@ -48,7 +48,7 @@ class Command(TyperCommand):
                 formatter.write_dl(groups[name])
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples and the exit statuses, which no terminal wraps."""
+        """Write the examples and the exit statuses, without wrapping."""
         right, wrong, failed = self.context_settings["obj"]
         statuses = (right, wrong, "the call or a case is wrong, or nothing is selected", f"{failed}, or interrupted")
         lines = [f"{status}  {text}" for status, text in enumerate(statuses) if text is not None]
@@ -56,7 +56,7 @@ class Command(TyperCommand):
             formatter.write(f"\n{name}:\n" + "".join(f"  {line}\n" for line in each))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read a command line. A command of one case takes it as `-k CASE`, too, which other commands ask for."""
+        """Parse a command line. A command with a single case also accepts `-k CASE`, as in other commands."""
         if not any("-k" in param.opts for param in self.params) and any(each.name == "case" for each in self.params):
             args = [word.removeprefix("-k") for word in args if word != "-k"]
         return super().parse_args(ctx, args)
@@ -71,8 +71,8 @@ def command(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add a command to the program, with examples of its use.
 
-    `brief` is its line in the program's help, of 57 characters at most; without it, the first sentence of its help.
-    `statuses` say what its exit statuses 0, 1 and 3 mean.
+    `brief` is its line in the program's help, at most 57 characters; by default the first sentence of its help.
+    `statuses` are the meanings of its exit statuses 0, 1 and 3.
     """
     return to.command(
         name, cls=Command, epilog="\n".join(examples), short_help=brief, context_settings={"obj": statuses}
@@ -86,10 +86,10 @@ def takes(
     says: Mapping[str, str] | None = None,
     checks: Sequence[type[Check]] = (),
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of some dataclasses, `only` those of these keywords; its last parameters are the made.
+    """Give a command the options of some dataclasses, restricted to the keywords `only`.
 
-    `usual` and `says` have the defaults and the help that are others than the field's, by keyword. The options of
-    `checks` come after them; the run options' `active` are the checks that these switch on.
+    The instances are passed as its last parameters. `usual` and `says` override the field's default and help, by
+    keyword. The options of `checks` follow; the run options' `active` are the checks that these switch on.
     """
     usual, says = usual or {}, says or {}
 
@@ -123,7 +123,7 @@ def takes(
 
 
 def _active(checks: Sequence[type[Check]], given: dict[str, Any]) -> tuple[Check, ...]:
-    """The checks that are switched on by what was given; takes their options out of it."""
+    """The checks that are switched on by the given values; removes their options from these."""
     own = [each for check in checks for each in options_of(check.Options)]
     asked = {each.keyword: _from_words(each.kind, given.pop(each.keyword)) for each in own}
     return active(checks, {name: value for name, value in asked.items() if value is not None})
@@ -168,7 +168,7 @@ def _from_words(kind: Any, value: Any) -> Any:
 
 
 def _refusing(problem: Callable[[Any], str]) -> Callable[[Any], Any]:
-    """A function that raises BadParameter for a value with which something is wrong."""
+    """A function that raises BadParameter for an invalid value."""
 
     def check(value: Any) -> Any:
         if value is not None and (text := problem(value)):

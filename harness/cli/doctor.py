@@ -1,4 +1,4 @@
-"""`bitproof doctor`: what this machine can run."""
+"""`bitproof doctor`: the abilities of this machine."""
 
 from __future__ import annotations
 

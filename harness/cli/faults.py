@@ -1,4 +1,4 @@
-"""`bitproof faults`: which faults are caught, and are they found where they struck?"""
+"""`bitproof faults`: inject faults, and report whether they are caught and blamed correctly."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DEFAULT_CASES = (
     "ring_two",
     "schedules_gpipe",
 )
-"""Where nothing is selected: each fault goes into the first of them that should see it."""
+"""The cases used if none is selected: each fault goes into the first case that should detect it."""
 
 
 _OPTIONS = ("candidate", "reference", "steps", "world_size", "observe", "device", "collectives", "timeout")

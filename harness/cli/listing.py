@@ -46,7 +46,7 @@ def list_command(
 
 
 def _by_family(rows: list[dict[str, str | int]]) -> Iterator[str]:
-    """A heading a family, and below it a line a case, of at most WIDTH characters."""
+    """A heading per family, followed by a line per case, of at most WIDTH characters."""
     width = max(len(str(row["name"])) for row in rows)
     family = None
     for row in rows:

@@ -1,6 +1,6 @@
-"""`bitproof localize` and `bitproof bisect`: where one case's systems part, and which pass makes them part.
+"""`bitproof localize` and `bitproof bisect`: the cause of a case's first difference, and the pass that introduces it.
 
-Both take the same options, which are those of a run of one case.
+Both take the options of a run of a single case.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bitproof.harness.options import RunOptions
 from bitproof.harness.settings import words
 
 Look = Callable[[Case, RunOptions, Path, list[str]], int]
-"""Look into a case, write a report and print the command that repeats it; returns the exit status."""
+"""Examines a case, writes a report and prints the replay command; returns the exit status."""
 
 _OPTIONS = (*ONE_CASE, *WHERE, "early_grad_accumulation", "inject", "extra_passes", "timeout", "explain_timeout")
 

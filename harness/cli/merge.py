@@ -1,4 +1,4 @@
-"""`bitproof merge`: one run folder of a run's shards."""
+"""`bitproof merge`: merge the run folders of a run's shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands that powers bring, each loaded only when it is called, or when help lists them all."""
+"""The commands of powers, each loaded only when it is called, or when help lists all commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ COMMANDS = {"sensitivity": "bitproof.harness.powers.sensitivity.cli"}
 
 
 def load_commands(words: Sequence[str]) -> None:
-    """Declare the command that these words call; all of them if the words call none by name, as `--help` does."""
+    """Declare the command that these words call; all commands if the words call none by name, e.g. `--help`."""
     called = words[0] if words else ""
     for name in [called] if called in COMMANDS else COMMANDS if called.startswith("-") or not called else ():
         importlib.import_module(COMMANDS[name])

@@ -1,4 +1,4 @@
-"""`bitproof precompile`: one step for all ranks."""
+"""`bitproof precompile`: a step for all ranks."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def prove_command(
 
 
 def _prove_files(programs: list[Path], others: bool, *, as_json: bool) -> int:
-    """Prove two files. Raises UsageError for another number of them, and for options that are about cases."""
+    """Prove two files. Raises UsageError for any other number of files, and for options about cases."""
     if len(programs) != 2:
         raise UsageError("prove compares two programs", expected="A.pt2 B.pt2", found=" ".join(map(str, programs)))
     if others:

@@ -1,4 +1,4 @@
-"""`bitproof record` and `bitproof diff`: one system's recording, and two compared."""
+"""`bitproof record` and `bitproof diff`: record a system, and compare two recordings."""
 
 from __future__ import annotations
 

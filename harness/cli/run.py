@@ -29,7 +29,7 @@ from bitproof.harness.settings import options_of, words
 
 _ALL = (*options_of(Changes), *options_of(RunOptions))
 _OPTIONS = tuple(each.keyword for each in _ALL if each.keyword != "values")
-"""Every setting, but for the values that only a recording keeps."""
+"""Every setting, except the values that only a recording stores."""
 
 
 def run_command(
@@ -100,7 +100,7 @@ def run_command(
 
 
 def _of_script(words: list[str], changes: Changes, reference_args: str, candidate_args: str) -> Changes:
-    """The changes, with the systems of a call that names a script. Raises UsageError for what is none."""
+    """The changes, with the systems of a call that names a script. Raises UsageError for other words."""
     if words and not words[0].endswith(".py"):
         raise UsageError(
             f"{words[0]} is no script",
@@ -124,9 +124,9 @@ def declare(checks: Sequence[type[Check]]) -> None:
 
 
 def declare_asked(words: Sequence[str]) -> None:
-    """Give `run` the options of checks that installed packages bring or that these words name by `--check`.
+    """Give `run` the options of checks that installed packages declare or that `--check` names in these words.
 
-    As with pytest's `-p`, the words are read before the options that they bring are known.
+    As with pytest's `-p`, the words are read before the options that they add are known.
     """
     if words[:1] != ["run"]:
         return
@@ -139,5 +139,5 @@ declare(shipped_checks())
 
 
 def _left_out(cases: list[Case], device: DeviceRequest) -> dict[str, str]:
-    """Why this machine cannot judge a case, by name. Who asks for a case gets its verdict, here or not."""
+    """The reason, by name, why this machine cannot judge a case. A case selected by name runs anyway."""
     return {case.name: why for case in cases if (why := unmet_requirement(case, device))}

@@ -1,4 +1,4 @@
-"""`bitproof shrink`: a failing case made small."""
+"""`bitproof shrink`: reduce a failing case."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def shrink_command(
     from bitproof.harness.commands.shrink import shrink_and_report
     from bitproof.harness.localize.shrink_case import Budget
 
-    # The small case's file will hold the changes, and which extra passes stay is found out.
+    # The small case's file contains the changes; the search decides which extra passes stay.
     replay = words(replace(options, extra_passes=()))
     found = find_case(case, changes)
     shrunk = shrink_and_report(found, options, Budget(tries, timeout), report_dir, replay)

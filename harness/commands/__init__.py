@@ -1,1 +1,1 @@
-"""What each command does, one module a command; `harness.cli` declares their options and calls them."""
+"""The implementation of each command, one module per command; `harness.cli` declares their options and calls them."""

@@ -1,10 +1,10 @@
-"""One `bitproof accept`: run cases, show how their recordings drifted from baselines, and file what drifted.
+"""`bitproof accept`: run cases, show their drift from baselines, and replace drifted baselines.
 
-1. Run the cases as `run --baseline` does, and print what drifted, in ULPs, and the operator that moved first.
-2. File each recording that drifted in its baseline's place, with the reason, commit and date in its manifest. With
-   `new`, those that have no baseline of this environment, too.
+1. Run the cases like `run --baseline`, and print the drift in ULPs, and the operator that moved first.
+2. Store each drifted recording as the new baseline, with the reason, commit and date in its manifest. With `new`, also
+  store recordings without a baseline for this environment.
 
-A case whose systems do not agree as it expects keeps its baselines: what is wrong must not become what is expected.
+A case that is not as expected keeps its baselines: an error must not become the expected result.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def accept(
     new: bool = False,
     replay: Sequence[str] = (),
 ) -> int:
-    """Run cases and file what drifted, whatever drifted, for the reason `why`. Returns the exit status.
+    """Run cases and replace all drifted baselines, for the reason `why`. Returns the exit status.
 
-    0 where every baseline is as recorded now, 1 where one was left because its case is not as expected, 3 where
+    0 if every baseline equals the new recording afterwards; 1 if one was kept because its case is not as expected; 3 if
     something was not judged. Raises UsageError without a reason, before anything runs.
     """
     if not why.strip():
@@ -72,11 +72,12 @@ def accept(
 
 
 def _accept(result: CaseResult, baseline_dir: Path, run_dir: Path, accepted: Accepted, new: bool) -> int:
-    """File the recordings of one case that drifted, and print which; returns the case's exit status."""
+    """Store a case's drifted recordings, and print them; returns the case's exit status."""
     sides = list(_sides(result, new))
     if not result.baseline or result.sides_with(BaselineStatus.UNVERIFIED):
         print(f"{result.case.name}: not judged, so no baseline is touched")
         return UNJUDGED
+    # Both sides must still agree: a baseline is not a way to accept a difference between systems.
     if sides and not result.agrees_as_expected:
         told = f"{result.verdict}, expected {result.case.expected}"
         print(f"{result.case.name}: {told}: its baselines are left as they are")
@@ -87,6 +88,7 @@ def _accept(result: CaseResult, baseline_dir: Path, run_dir: Path, accepted: Acc
         copy = baseline_dir / f".{result.case.name}.{role}.{secrets.token_hex(8)}.new"
         copy.parent.mkdir(parents=True, exist_ok=True)
         try:
+            # A copy next to the baselines, so that replacing is a rename on the same file system.
             shutil.copytree(recording, copy)
             folder = file_baseline(copy, baseline_dir, result.case, system, force=True, accepted=accepted)
         finally:
@@ -98,7 +100,7 @@ def _accept(result: CaseResult, baseline_dir: Path, run_dir: Path, accepted: Acc
 
 
 def _sides(result: CaseResult, new: bool) -> Iterator[Role]:
-    """The sides to file; one of them where both are one system, whose baseline is the same."""
+    """The sides to store; only one of them if both run the same system, since they share the baseline."""
     seen = set()
     for role, about in result.baseline.items():
         system = getattr(result.case, role)

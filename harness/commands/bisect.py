@@ -1,4 +1,4 @@
-"""One `bitproof bisect`, from the report folder to the exit status."""
+"""`bitproof bisect`, from the report folder to the exit status."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BISECT_FILE = "bisect.json"
 
 
 def bisect(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[str] = ()) -> int:
-    """Find the pass that first changes a case's bits, show and write what was found, and return the exit status.
+    """Find the pass that first changes a case's bits, print and write the result, and return the exit status.
 
     0 if every bit agrees, 1 if the pass was found or tracing alone differs, 3 if the search had no result. Raises
     UsageError if the call or the case is wrong, before anything runs.
@@ -41,7 +41,7 @@ def bisect(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[s
 
 
 def checked_options(case: Case, options: RunOptions) -> RunOptions:
-    """The options that the runs of a search have. Raises UsageError when the call or the case is wrong."""
+    """The options for the runs of a search. Raises UsageError if the call or the case is wrong."""
     check_case(case)
     check_extra_passes(options.extra_passes, case)
     if options.inject is not None:
@@ -50,7 +50,7 @@ def checked_options(case: Case, options: RunOptions) -> RunOptions:
 
 
 def search(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[str]) -> tuple[int, Bisection]:
-    """Search, show and write what was found, and return the exit status with it."""
+    """Search, print and write the result, and return it with the exit status."""
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)
         print(f"bitproof: bisect {case.name}, report in {run_dir}", flush=True)
@@ -60,7 +60,7 @@ def search(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[s
 
 
 def _search(case: Case, options: RunOptions, run_dir: Path) -> Bisection:
-    """Search until the end, an error or an interrupt; what was found until then counts."""
+    """Search until the end, an error or an interrupt; partial results count."""
 
     def show(probe: Probe) -> None:
         print(f"{probe.applied}, against {probe.reference}: {probe.verdict} in {probe.seconds:.1f} s", flush=True)
@@ -83,7 +83,7 @@ def _search(case: Case, options: RunOptions, run_dir: Path) -> Bisection:
 
 
 def _finish(found: Bisection, case: Case, options: RunOptions, run_dir: Path, replay: Sequence[str]) -> int:
-    """Print what was found, then write it with the report of the case's run; returns the exit status."""
+    """Print the result, then write it with the report of the case's run; returns the exit status."""
     status = status_of(found)
     results = complete([any_difference(case)], filter(None, [found.result]), found.problem or "")
     report = Report(
@@ -101,13 +101,13 @@ def _finish(found: Bisection, case: Case, options: RunOptions, run_dir: Path, re
 
 
 def status_of(found: Bisection) -> int:
-    """0 where nothing differs, 1 where the difference has an answer, 3 where not."""
+    """0 if nothing differs, 1 if the cause of the difference was found, 3 if not."""
     if found.problem is None and found.result is not None and found.result.verdict == Verdict.EQUAL:
         return SUCCESS
     return UNJUDGED if found.blamed is None else UNEXPECTED
 
 
 def dumped_diff(found: Bisection, run_dir: Path, name: str) -> Path | None:
-    """The diff of the blamed pass, as the case's own run wrote it; a backend has none."""
+    """The graph diff of the blamed pass, written by the case's own run; a backend has none."""
     files = sorted((run_dir / "graphs" / name).glob(f"??-{file_name(found.blamed or '')}.diff"))
     return files[0] if files else None

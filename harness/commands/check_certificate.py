@@ -1,4 +1,4 @@
-"""One `bitproof check-certificate`: certificates checked, without torch unless they are retraced; the exit status."""
+"""`bitproof check-certificate`: check certificates, without torch unless graphs are retraced."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ ACCEPTED, LESS, REJECTED = 0, 1, 3
 SHOWN_CHANGES = 8
 
 NAMESPACE, SECONDS = "bitproof-certificate", 30.0
-"""What OpenSSH's signatures of certificate.json are for, and how long ssh-keygen may take to check one. That file holds
-the digests of the others, so that its signature is the certificate's."""
+"""Namespace of OpenSSH signatures of certificate.json, and the time limit of ssh-keygen in seconds.
+
+That file has the digests of the others, so its signature covers the whole certificate.
+"""
 
 
 def check_certificates(
@@ -43,23 +45,23 @@ def check_certificates(
     precompiled: Path | None = None,
     signers: Path | None = None,
 ) -> int:
-    """Check the certificate in a folder, or each in its subfolders; print what each states, what it assumes, and what
-    was not checked.
+    """Check the certificates in a folder or its subfolders; print their claims, assumptions and unchecked parts.
 
-    With `signers` one of them must have signed it. With `retrace` both graphs are made again, which needs torch;
-    `extra_passes` and `precompiled` are then those with which certificates were made. Returns 0 if all are accepted and
-    every output is proved, 1 if an output is not claimed, 3 if a certificate is rejected. Raises UsageError if there is
-    none, and for wrong options.
+    With `signers`, one of them must have signed each. With `retrace`, both graphs are traced again, which needs torch;
+    `extra_passes` and `precompiled` must then be those of the original proof. Returns 0 if all are accepted and every
+    output is proved, 1 if an output is not claimed, 3 if a certificate is rejected. Raises UsageError if there is none,
+    and for wrong options.
     """
     if not retrace and (extra_passes or precompiled is not None):
         raise UsageError(
             "--extra-pass and --precompiled are about graphs that are traced again", expected="--retrace beside them"
         )
-    parts = sorted({path.parent for name in FILES for path in folder.glob(f"*/{name}")})  # a part alone is rejected
+    # A folder with only some of the files counts, too: it is rejected later.
+    parts = sorted({path.parent for name in FILES for path in folder.glob(f"*/{name}")})
     folders = [folder] if (folder / MAIN).is_file() else parts
     if not folders:
         raise UsageError("there is no certificate", expected=f"a folder with {MAIN}", found=str(folder))
-    with collector_paused():  # of 61 layers looking for garbage takes half of the time
+    with collector_paused():  # with 61 layers, garbage collection would take half of the time
         return max(_check(folder, retrace, extra_passes, precompiled, signers) for folder in folders)
 
 
@@ -90,10 +92,10 @@ def _check(
 
 
 def _signer_of(main: Path, signers: Path) -> str:
-    """The signer of a certificate's main file in its current state, by the name in a file of allowed signers.
+    """The name of the signer of a certificate's main file, from a file of allowed signers.
 
-    Raises RejectedError without a signature, and for one with another content, namespace or signer. Raises MachineError
-    if there is no ssh-keygen.
+    Raises RejectedError if there is no signature, or one for other content or by another signer or namespace. Raises
+    MachineError if there is no ssh-keygen.
     """
     signature = main.with_name(f"{main.name}.sig")
     hold(signature.is_file(), f"it is not signed: there is no {signature.name}")
@@ -136,7 +138,7 @@ def _case_of(subject: Any) -> Case:
 
 
 def _about(main: Any, graphs: Sequence[Any], case: Case, retraced: bool) -> list[str]:
-    """What a certificate is about, and which of its statements were not checked."""
+    """The subject of a certificate, and its claims that were not checked, as lines."""
     from bitproof.builtin_cases import CASES
 
     subject, model, ranks = main["subject"], case.model, case.parallelism.world_size
@@ -168,7 +170,7 @@ def _about(main: Any, graphs: Sequence[Any], case: Case, retraced: bool) -> list
 
 
 def _changes(told: object, own: object, name: str = "") -> list[str]:
-    """The fields in which two cases as JSON differ, each with the value that the certificate states."""
+    """The different fields of two cases as JSON, with the certificate's values."""
     if isinstance(told, dict) and isinstance(own, dict):
         names = sorted({*told, *own})
         return [x for key in names for x in _changes(told.get(key), own.get(key), f"{name}.{key}".lstrip("."))]
@@ -176,5 +178,5 @@ def _changes(told: object, own: object, name: str = "") -> list[str]:
 
 
 def _tell(text: str) -> None:
-    """Print one line: words of a certificate make none of their own."""
+    """Print a single line; line breaks in untrusted text are escaped."""
     print(printable(text).replace("\n", "\\n"))

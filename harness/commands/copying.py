@@ -1,8 +1,8 @@
 """Copy from an untrusted folder: only real folders and regular files, no links.
 
 Every name is opened relative to its open parent without following links, so no link, not even one created during the
-copy, leads out of the folder. Pipes, sockets and devices are never opened. Copies share nothing with the originals, as
-a later change to a hard link would change both.
+copy, leads out of the folder. Pipes, sockets and devices are never opened. Files are copied, not hard-linked, so a
+later change to an original does not change its copy.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ _BLOCK = 1 << 20
 
 @dataclass
 class CopyCapacity:
-    """What may still be copied: a run of hundreds of cases that keep all values takes a hundredth of the bytes."""
+    """The remaining limits of a copy.
+
+    A run of hundreds of cases that stores all values needs a hundredth of the bytes.
+    """
 
     num_bytes: int = 64 << 30
     entries: int = 1_000_000
 
     def take(self, num_bytes: int, what: Path) -> None:
-        """Use some of it. Raises RecordingError when it is used up."""
+        """Use some of the capacity. Raises RecordingError if it is exhausted."""
         self.num_bytes -= num_bytes
         self.entries -= 1
         if self.num_bytes < 0 or self.entries < 0:
@@ -49,7 +52,7 @@ def opened_folder(path: Path) -> Iterator[int | None]:
 
 
 def copy_folder(parent: int, name: str, target: Path, room: CopyCapacity, depth: int = _MAX_DEPTH) -> None:
-    """Copy the folder `name` of an open folder to `target`, if a folder it is."""
+    """Copy the folder `name` of an open folder to `target`; no effect if it is not a folder."""
     with _opened(name, parent, target, stat.S_IFDIR) as folder:
         if folder is None or depth == 0:
             return
@@ -61,7 +64,7 @@ def copy_folder(parent: int, name: str, target: Path, room: CopyCapacity, depth:
 
 
 def copy_file(parent: int, name: str, target: Path, room: CopyCapacity) -> None:
-    """Copy the file `name` of an open folder to `target`, if a regular file it is."""
+    """Copy the file `name` of an open folder to `target`; no effect if it is not a regular file."""
     with _opened(name, parent, target, stat.S_IFREG) as file:
         if file is None:
             return
@@ -69,6 +72,7 @@ def copy_file(parent: int, name: str, target: Path, room: CopyCapacity) -> None:
         room.take(size, target)
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("xb") as copy:
+            # Never more than the size that was counted, even if the file grows meanwhile.
             while size > 0 and (block := os.read(file, min(size, _BLOCK))):
                 copy.write(block)
                 size -= len(block)
@@ -76,7 +80,7 @@ def copy_file(parent: int, name: str, target: Path, room: CopyCapacity) -> None:
 
 @contextmanager
 def _opened(name: str, parent: int | None, told: Path, kind: int) -> Iterator[int | None]:
-    """An entry's descriptor; None where it is missing or of another kind."""
+    """An entry's descriptor; None if it is missing or of another kind."""
     path = str(told) if parent is None else name
     try:
         found = os.stat(path, dir_fd=parent, follow_symlinks=False)
@@ -89,6 +93,7 @@ def _opened(name: str, parent: int | None, told: Path, kind: int) -> Iterator[in
         yield None
         return
     try:
+        # Checked again on the open descriptor: the entry may have been replaced after `stat`.
         yield entry if stat.S_IFMT(os.fstat(entry).st_mode) == kind else None
     finally:
         os.close(entry)

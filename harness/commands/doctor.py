@@ -1,4 +1,7 @@
-"""What this machine can run, and why not the rest: torch is asked in another process, and small cases are run."""
+"""The abilities of this machine, and the reasons for missing abilities.
+
+torch is probed in a separate process, and small cases are run.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ NUM_RANKS = 8
 NEEDED_GIB = 4.0
 PROBE_SECONDS = 120
 TRIAL_CASES = ("moe_batch", "moe_seq")
-"""Two, as tracing a second graph after the ranks of a first were forked may fail where one graph does not."""
+"""Two cases, since tracing a second graph after ranks were forked may fail where a single graph does not."""
 TRIAL_SECONDS = 300.0  # a case; it takes about 10
 
 PROBE = """
@@ -40,7 +43,7 @@ print(json.dumps({
 
 @dataclass(frozen=True, kw_only=True)
 class MachineCheck:
-    """One thing a run may need. `is_required` says whether the main cases need it."""
+    """A possible requirement of a run. `is_required`: whether the main cases need it."""
 
     name: str
     is_ok: bool
@@ -64,7 +67,7 @@ class Torch:
 
 
 def examine(report_dir: Path, *, needs_gpus: bool = False) -> Iterator[MachineCheck]:
-    """Every check, cheapest first, each as soon as it is known. `needs_gpus`: runs are to take place on GPUs."""
+    """Each check, cheapest first, as soon as its result is known. `needs_gpus`: runs will use GPUs."""
     yield check_python(sys.version_info[:3])
     yield check_cores(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     yield check_memory(available_gib())
@@ -81,7 +84,7 @@ def examine(report_dir: Path, *, needs_gpus: bool = False) -> Iterator[MachineCh
 
 
 def summarize(checks: list[MachineCheck]) -> MachineCheck:
-    """Whether the main cases can run here, and what stops them if not."""
+    """Whether the main cases can run here, and the missing requirements if not."""
     missing = [check.name for check in checks if check.is_required and not check.is_ok]
     names = ", ".join(MAIN_CASES)
     found = f"{names} can run" if not missing else f"{names} cannot run, because of: {', '.join(missing)}"
@@ -89,19 +92,19 @@ def summarize(checks: list[MachineCheck]) -> MachineCheck:
 
 
 def check_python(version: tuple[int, ...]) -> MachineCheck:
-    """Python is new enough."""
+    """Python is recent enough."""
     found = ".".join(map(str, version))
     return MachineCheck(name="Python", is_ok=version >= MIN_PYTHON, found=found, fix="use Python 3.11 or newer")
 
 
 def check_cores(num_cores: int) -> MachineCheck:
-    """Cores are never too few: ranks share them, and only time is lost."""
+    """The number of cores. It is never too small: ranks share cores, and runs only take longer."""
     note = f"; {NUM_RANKS} ranks share them" if num_cores < NUM_RANKS else ""
     return MachineCheck(name="cores", is_ok=True, found=f"{num_cores}{note}", is_required=False)
 
 
 def check_memory(gib: float | None) -> MachineCheck:
-    """Eight ranks of a tiny model fit."""
+    """Eight ranks of a tiny model fit in memory."""
     if gib is None:
         return MachineCheck(name="memory", is_ok=True, found="unknown on this system", is_required=False)
     return MachineCheck(
@@ -113,7 +116,7 @@ def check_memory(gib: float | None) -> MachineCheck:
 
 
 def check_report_dir(report_dir: Path) -> MachineCheck:
-    """Files can be made in the report folder, or in the nearest folder above it that exists."""
+    """Files can be created in the report folder, or in its nearest existing parent."""
     folder = next(folder for folder in (report_dir.absolute(), *report_dir.absolute().parents) if folder.exists())
     try:
         with tempfile.TemporaryFile(dir=folder):
@@ -127,21 +130,21 @@ def check_report_dir(report_dir: Path) -> MachineCheck:
 
 
 def check_compiler(problem: str | None) -> MachineCheck:
-    """Inductor compiles for the CPU with what CXX names, else g++. A program was compiled to see that it works."""
+    """Inductor's compiler (from CXX, otherwise g++) works: a program was compiled."""
     found = f"{compiler()} compiles" if problem is None else f"{problem}; the cases of family backends need it"
     fix = "install g++, or name another compiler in CXX"
     return MachineCheck(name="C++ compiler", is_ok=problem is None, found=found, fix=fix, is_required=False)
 
 
 def check_program(name: str, programs: tuple[str, ...], needed_by: str, fix: str) -> MachineCheck:
-    """A program that later needs, and no main case does."""
+    """A program that only optional features need."""
     path = next((path for program in programs if (path := shutil.which(program))), None)
     found = path or f"none found, needed only by {needed_by}"
     return MachineCheck(name=name, is_ok=path is not None, found=found, fix=fix, is_required=False)
 
 
 def check_torch(torch: Torch | str, *, needs_gpus: bool = False) -> Iterator[MachineCheck]:
-    """torch and what it can do: its version, gloo, GPUs. A text says why it cannot be asked."""
+    """torch and its abilities: version, gloo, GPUs. A text is the reason why torch cannot be imported."""
     supported = torch_versions.SUPPORTED
     if isinstance(torch, str):
         yield MachineCheck(name="torch", is_ok=False, found=torch, fix=f"pip install torch, {supported}")
@@ -162,7 +165,7 @@ def check_torch(torch: Torch | str, *, needs_gpus: bool = False) -> Iterator[Mac
 
 
 def check_trial(results: list[CaseResult] | str) -> MachineCheck:
-    """Small cases came out as they must: what else is examined may all be there, and a release of torch not trace."""
+    """Small cases have the expected results. Tracing may fail in a torch release even if everything else is present."""
     fix = f"install a tested torch: {', '.join(torch_versions.TESTED)}"
     if isinstance(results, str):
         return MachineCheck(name="trial", is_ok=False, found=results, fix=fix)
@@ -177,9 +180,9 @@ def check_trial(results: list[CaseResult] | str) -> MachineCheck:
 
 
 def run_trial() -> list[CaseResult] | str:
-    """The results of small cases, one after the other in one command, on the CPU; in words why there are none.
+    """The results of small cases, in a single command, on the CPU; or the error as text.
 
-    Never on a GPU, which another run may hold for hours. Cases that outlast TRIAL_SECONDS are stopped.
+    Never on a GPU, which another run may occupy for hours. Cases that exceed TRIAL_SECONDS are stopped.
     """
     from bitproof.builtin_cases import CASES
     from bitproof.harness.execute.launch import run_cases
@@ -197,9 +200,10 @@ def run_trial() -> list[CaseResult] | str:
 
 
 def check_ranks_code(found: str | None) -> MachineCheck:
-    """A small step, split over tensor and expert ranks, is one code on the first rank and the last.
+    """A small step, split over tensor and expert ranks, has the same code on the first and the last rank.
 
-    One trace serves all ranks, and so does a precompiled step: a coordinate in the code would be wrong on all but one.
+    All ranks use the same trace, and the same precompiled step: a coordinate in the code would be wrong on all other
+    ranks.
     """
     told = "a small step is the same on the first rank and the last, whose coordinates all differ"
     fix = "read the coordinate from a buffer that each rank owns"
@@ -207,7 +211,7 @@ def check_ranks_code(found: str | None) -> MachineCheck:
 
 
 def trace_as_two_ranks() -> str | None:
-    """What keeps a small step from being precompiled for all ranks, in words; None where nothing does."""
+    """The reason why a small step cannot be precompiled for all ranks; None if it can."""
     from bitproof.builtin_cases import CASES
     from bitproof.harness.case import Parallelism
     from bitproof.harness.commands.precompile import make
@@ -231,7 +235,7 @@ def _tell_failure(result: CaseResult) -> str:
 
 
 def probe_torch() -> Torch | str:
-    """Facts about the installed torch, or, as a text, why it cannot be imported."""
+    """Facts about the installed torch, or the reason why it cannot be imported."""
     command = [sys.executable, "-c", PROBE]
     try:
         done = run_command(command, PROBE_SECONDS)
@@ -244,7 +248,7 @@ def probe_torch() -> Torch | str:
 
 
 def available_gib() -> float | None:
-    """Memory that new processes can have, within the container's limit. None if /proc does not show it."""
+    """Memory in GiB for new processes, within the container's limit. None if /proc does not show it."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
@@ -260,7 +264,7 @@ def available_gib() -> float | None:
 
 
 def _check_gpus(gpus: list[str], *, has_nccl: bool, is_required: bool) -> MachineCheck:
-    """A GPU a rank, and NCCL. Required where runs are to take place on them: fewer, or gloo, is no such run."""
+    """A GPU per rank, and NCCL. Both are required if runs will use GPUs; sharing GPUs or gloo is not equivalent."""
     if not gpus:
         found = "none, or none that this torch can use; cases run on the CPU with gloo"
         fix = "install the GPUs' driver and a build of torch for CUDA" if is_required else None

@@ -1,8 +1,8 @@
-"""`bitproof doctor --gpu`: what a machine's GPUs must do, tried one thing after the other, as a table of pass and fail.
+"""`bitproof doctor --gpu`: checks of a machine's GPUs, as a table of pass and fail.
 
-`gpu_checks/plan.py` has all of them, in order: first what a step relies on; then that a rank that is killed or hangs is
-named; then cases on all GPUs. What needs several GPUs and NCCL is not tried without them, unless ranks may share GPUs,
-and on a machine without GPUs nothing is: every such line says so, and NOT RUN is no pass.
+`gpu_checks/plan.py` lists all in order: first the requirements of a step; then that a killed or hanging rank is named;
+then cases on all GPUs. Checks that need several GPUs and NCCL are skipped without them, unless ranks may share GPUs. On
+a machine without GPUs all are skipped: each line says NOT RUN, which is no pass.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _CASE_SECONDS = 600.0
 _HANG_SECONDS = 60.0
 ALONE, TOGETHER = names_of("alone"), names_of("together")
 NAMES = (*ALONE, *TOGETHER)
-"""What `gpu_checks.run` has, on one device and on all ranks; importing it would load torch."""
+"""The checks of `gpu_checks.run`, on a single device and on all ranks; importing that module would load torch."""
 CASES_TRIED = names_of("case")
 Device = Literal["cuda", "cpu"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckLine:
-    """One check and its result."""
+    """A check and its result."""
 
     name: str
     outcome: Outcome
@@ -62,10 +62,10 @@ class CheckLine:
 def examine_gpus(
     report_dir: Path, torch: Torch | str | None = None, *, share_gpus: bool = False
 ) -> Iterator[CheckLine]:
-    """Every check, as soon as it is known, on all GPUs that torch can use. With fewer than 8, ranks may share them.
+    """Every check, as soon as its result is known, on all GPUs that torch can use.
 
-    What is found is written to two files of `report_dir`, and a call that was cut short is gone on with
-    (`first_hour.py`). Where there is no GPU nothing is written.
+    With fewer than 8, ranks may share them. Results are written to two files in `report_dir`, and an interrupted call
+    is continued (`first_hour.py`). Without a GPU, nothing is written.
     """
     torch = probe_torch() if torch is None else torch
     if why := why_not(torch):
@@ -89,7 +89,7 @@ def examine_gpus(
 
 
 def about(torch: Torch, *, share_gpus: bool = False) -> dict[str, str]:
-    """The machine and the code that checks are of, and what else can change what they find."""
+    """Everything that can change the results: machine, libraries, settings and code."""
     libraries = sorted(
         f"{name} {found.version}" for found in distributions() if (name := found.name or "").startswith(_LIBRARIES)
     )
@@ -112,7 +112,7 @@ _LIBRARIES = ("nvidia-", "triton", "pytorch-triton")
 
 
 def _lines(report_dir: Path, torch: Torch, kept: tuple[str, ...], *, share_gpus: bool) -> Iterator[CheckLine]:
-    """Each check; what is kept of an earlier call passed, and is not tried."""
+    """Each check; checks kept from an earlier call passed, and are not run again."""
     yield from (CheckLine(name=name, outcome="pass", found="") for name in kept)
     why, ranks = why_not_together(torch, share_gpus=share_gpus), NUM_RANKS if share_gpus else len(torch.gpus)
     left = [name for name in ((*ALONE,) if why else NAMES) if name not in kept]
@@ -130,14 +130,14 @@ def _not_run(names: Iterable[str], why: str) -> Iterator[CheckLine]:
 
 
 def why_not(torch: Torch | str) -> str | None:
-    """Why nothing can be tried on this machine, in words; None when something can."""
+    """The reason why nothing can be checked on this machine; None if something can."""
     if isinstance(torch, str):
         return torch
     return None if torch.gpus else "no GPU that this torch can use"
 
 
 def why_not_together(torch: Torch, *, share_gpus: bool = False) -> str | None:
-    """Why checks of several ranks cannot run here, in words; None when they can."""
+    """The reason why checks of several ranks cannot run here; None if they can."""
     if not torch.nccl:
         return "this torch has no NCCL"
     if share_gpus or len(torch.gpus) > 1:
@@ -146,13 +146,13 @@ def why_not_together(torch: Torch, *, share_gpus: bool = False) -> str | None:
 
 
 def status_of(lines: list[CheckLine]) -> int:
-    """The exit status: 1 where something failed, else 3 where something was not run, or nothing was, else 0."""
+    """The exit status: 1 if a check failed, 3 if one was not run or there was none, otherwise 0."""
     outcomes = {line.outcome for line in lines}
     return UNEXPECTED if "FAIL" in outcomes else SUCCESS if outcomes == {"pass"} else UNJUDGED
 
 
 def run_checks(device: str, ranks: int, names: Iterable[str], *, shared_gpus: int | None = None) -> Iterator[CheckLine]:
-    """These checks of `gpu_checks/`, in a process that ends with them. One without a result has failed."""
+    """Run these checks of `gpu_checks/` in a separate process. A check without a result has failed."""
     left = dict.fromkeys(names)
     arguments = ["--device", device, "--ranks", str(ranks), *(f"--name={name}" for name in left)]
     arguments += [] if shared_gpus is None else ["--shared-gpus", str(shared_gpus)]
@@ -174,9 +174,9 @@ def run_checks(device: str, ranks: int, names: Iterable[str], *, shared_gpus: in
 def run_cases_on(
     ranks: int, report_dir: Path, kept: Iterable[str] = (), device: Device = "cuda", *, share_gpus: bool = False
 ) -> Iterator[CheckLine]:
-    """A rank that is killed, one that hangs, then the cases, on so many ranks, but for those kept.
+    """Run a case with a killed rank, a case with a hanging rank, then the cases, except for `kept` lines.
 
-    Ranks that share GPUs meet over gloo: NCCL's kernels would wait for each other on one GPU, some 5 s a step.
+    Ranks that share GPUs use gloo: NCCL's kernels would wait for each other on the same GPU, about 5 s per step.
     """
     from bitproof.builtin_cases import CASES
 
@@ -201,9 +201,9 @@ def run_cases_on(
 
 
 def on_ranks(case: Case, ranks: int, *, is_for_all: bool) -> Case:
-    """A case on so many ranks at the most; on all of them if it is for all.
+    """A case on at most this many ranks; on exactly this many if it is for all.
 
-    Raises CaseError where its ranks cannot be so many.
+    Raises CaseError if the case cannot have this many ranks.
     """
     count = ranks if is_for_all else min(ranks, case.parallelism.world_size)
     return replace(case, parallelism=replace(case.parallelism, world_size=count))
@@ -223,7 +223,10 @@ def try_case(
     *,
     share_gpus: bool = False,
 ) -> CheckLine:
-    """Run a case, with controls where nothing has to fail; any error is a failure. On "cpu" it says nothing of GPUs."""
+    """Run a case, with controls unless a fault is injected; any error is a failure.
+
+    On "cpu" it shows nothing about GPUs.
+    """
     from bitproof.harness.execute.launch import run_cases
 
     control: Control = "never" if inject else "always"
@@ -238,17 +241,17 @@ def try_case(
     if result.device != device:
         is_ok, found = False, f"{found}, which is not {device}"
     with contextlib.suppress(OSError):
-        folder.rmdir()  # where nothing was left
+        folder.rmdir()  # if it is empty
     return CheckLine(name=name, outcome="pass" if is_ok else "FAIL", found=f"{found}, logs in {folder}")
 
 
 def tell_killed(result: CaseResult, rank: int) -> tuple[bool, str]:
-    """The rank that was killed is the one that is named, and the signal."""
+    """The killed rank is named, with the signal."""
     return _names(result, f"rank {rank}", "SIGKILL")
 
 
 def tell_hung(result: CaseResult, rank: int) -> tuple[bool, str]:
-    """Ranks are named as late, at their step, and what each did last shows that this one holds up the others."""
+    """Ranks are reported as late, at their step, and their last actions show that this rank blocks the others."""
     text = result.error or ""
     named = re.search(r"^  found: (?:.*; )?ranks? ([\d, ]+) at step 1[;,]", text, re.MULTILINE)
     late = set(map(int, named[1].split(", "))) if named else set()
@@ -260,7 +263,7 @@ def tell_hung(result: CaseResult, rank: int) -> tuple[bool, str]:
 
 
 _LAST_OF_RANK = re.compile(r"^rank (\d+)(?:, [^\n]*)?:(?:\n  ([^\n]*))?$", re.MULTILINE)
-"""A rank's number, and the line below it: what it did with collectives last, or where its Python was."""
+"""A rank's number, and the line below it: its last collective, or its position in Python."""
 _COLLECTIVE = re.compile(r"(\d+) of group (\w+)")
 
 
@@ -286,7 +289,7 @@ def _names(result: CaseResult, *wanted: str) -> tuple[bool, str]:
 
 
 def tell_equal(result: CaseResult, rank: int, backend: str = "nccl") -> tuple[bool, str]:
-    """The expected verdict, on GPUs over this backend, with controls that agree."""
+    """The expected verdict, on GPUs with this backend, with controls that agree."""
     compared, mismatched = sum(result.compared.values()), sum(result.mismatched.values())
     controls, is_joined = set(result.control.values()), result.device == "cpu" or result.backend == backend
     is_ok = result.verdict == Verdict(result.case.expected) and is_joined and controls == {"EQUAL"}

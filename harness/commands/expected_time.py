@@ -1,4 +1,4 @@
-"""How long a run will take, by earlier runs of the same cases in its report folder; nothing without them."""
+"""Estimates the duration of a run from earlier runs of the same cases in its report folder."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from bitproof.harness.errors import RecordingError
 from bitproof.harness.report import json as report_json
 
 MOST_REPORTS = 20
-"""Reports that are read, the newest first."""
+"""Number of reports to read, newest first."""
 
 WORTH_TELLING = 60.0
-"""Seconds. For a shorter run no estimate is printed."""
+"""Minimum seconds for an estimate; for a shorter run none is printed."""
 
 
 def tell_expected_time(cases: Sequence[Case], replay: Sequence[str], report_dir: Path) -> str | None:
-    """A line on the time that cases took here before, run as now; None where too little is known or it is short.
+    """A line with the estimated time of these cases; None if too little is known or the time is short.
 
-    Only runs with the very same options count, and of a case only its newest.
+    Only runs with exactly the same options count, and for each case only the newest.
     """
     known: dict[str, float] = {}
     run_dirs = sorted((path for path in report_dir.glob("*") if not path.is_symlink()), reverse=True)[:MOST_REPORTS]
     if len(cases) * max(map(_lasted, run_dirs), default=0.0) < WORTH_TELLING:
-        return None  # too short for an estimate: nothing is read
+        return None  # too short for an estimate: do not read the reports
     for run_dir in run_dirs:
         with suppress(RecordingError):
             report = report_json.read(run_dir / report_json.FILE_NAME)
@@ -46,7 +46,7 @@ def tell_expected_time(cases: Sequence[Case], replay: Sequence[str], report_dir:
 
 
 def _lasted(run_dir: Path) -> float:
-    """Seconds from a run's start, by the name of its folder, to its report; infinite if the name has no time."""
+    """Seconds from a run's start, by its folder's name, to its report; infinite if the name has no time."""
     try:
         began = datetime.strptime(run_dir.name.partition("-")[0], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
         lasted = (run_dir / report_json.FILE_NAME).stat().st_mtime - began

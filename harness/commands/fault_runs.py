@@ -1,14 +1,14 @@
-"""Inject faults into one case, one after another, and judge each.
+"""Inject faults into a case, one after another, and judge each.
 
-1. The reference is recorded once, and the candidate once without a fault: they must agree, or faults show nothing.
-   The first step of both is taken once more with every call logged, and must agree with the recordings.
-2. Each fault is one run of the candidate, forked from the stage that traced it, and one comparison: of the first step
-   only, with every call logged, if that shows the fault, as for nearly all; else of all steps, like any run.
-   Equivalent rewrites always run all steps.
+1. The reference is recorded once, and the candidate once without a fault: they must agree, otherwise faults show
+  nothing. The first step of both is repeated with every call logged, and must agree with the recordings.
+2. Each fault is a run of the candidate, forked from the process that traced it, and a comparison: of the first step
+  only, with every call logged, if that shows the fault, as for nearly all; otherwise of all steps, like any run.
+  Equivalent rewrites always run all steps.
 3. If a later step differs first, that step is replayed with every call logged, the reference's once for all faults.
-   The blamed call is compared with the places that the fault changed.
-4. If the two systems have different layouts, or one resumes, a fault is one run of the whole case. Calls of two
-   layouts have no partners, so no call is blamed; the first record beyond its bound gives module and direction.
+  The blamed call is compared with the sites that the fault changed.
+4. If the two systems have different layouts, or one resumes, a fault is a run of the whole case. Calls of two layouts
+  have no partners, so no call is blamed; the first record beyond its bound gives module and direction.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ def shows_faults(result: CaseResult) -> bool:
 
 
 MAX_TOLD = 600
-"""Characters of an error that an outcome keeps, from its head."""
+"""Maximum characters of an error in an outcome."""
 
 
 class FaultRuns:
-    """One case, whose candidate is made wrong in one way after another."""
+    """A case whose candidate gets one fault after another."""
 
     def __init__(
         self, case: Case, placement: Placement, client: Client, options: RunOptions, on_event: OnEvent
@@ -78,23 +78,23 @@ class FaultRuns:
         self._is_clean_when_logged: bool | None = None
         self._logs: dict[int, list[ReferenceLog]] = {}
         self.cpu_seconds = 0.0
-        """What all of it cost until now, on all cores, what this process did included."""
+        """CPU seconds so far, on all cores, including this process."""
 
     def begin(self) -> CaseResult:
-        """Judge the case without a fault, as any run would: `shows_faults` says whether faults show anything then."""
+        """Judge the case without a fault, like any run: `shows_faults` says whether faults can be detected then."""
         with self._counting():
             return self._begin()
 
     def _begin(self) -> CaseResult:
         run = CaseRun(self.case, self._placement, self._client, self._options, self._on_event)
         result = run.result()
-        self.case = run.case  # with the plan, where placements were solved for: recordings state it
+        self.case = run.case  # includes solved placements, as in the recordings
         if shows_faults(result):
             self._reference, self._clean = run.recording("reference"), run.recording("candidate")
         return result
 
     def outcome(self, entry: Entry) -> FaultOutcome:
-        """Run the case with one fault, and return the outcome."""
+        """Run the case with a fault, and return the outcome."""
         began, cpu = time.monotonic(), self.cpu_seconds
         with self._counting():
             outcome = self._outcome(entry)
@@ -160,7 +160,10 @@ class FaultRuns:
         return _checked(replace(outcome, first=at, call=first.call), entry, first, list(entry.sites), place_of(key))
 
     def _outcome_of_first_step(self, blank: FaultOutcome, entry: Entry) -> FaultOutcome | None:
-        """What comes of a fault that the first step shows; None where that agrees or fails: then a whole run judges."""
+        """The outcome of a fault that the first step shows; None if that step agrees or fails.
+
+        A whole run judges the fault then.
+        """
         if not self._shows_nothing_where_nothing_is_wrong():
             return None
         run, folder = self._run_with(entry), self._folder / "first-step"
@@ -174,7 +177,7 @@ class FaultRuns:
         return self._judged(blank, entry, comparison, candidate, _sites(entry, answer), self._calls(folder))
 
     def _shows_nothing_where_nothing_is_wrong(self) -> bool:
-        """Whether the first step of the candidate, without a fault and logged, agrees with the reference's."""
+        """Whether the candidate's first step, logged and without a fault, agrees with the reference's."""
         if self._is_clean_when_logged is None:
             run, folder = self._clean_run(), self._folder / "clean"
             try:
@@ -185,7 +188,7 @@ class FaultRuns:
         return self._is_clean_when_logged
 
     def _first_step(self, folder: Path) -> tuple[Comparison, Recording]:
-        """What a logged first step recorded, and how it compares with the reference's."""
+        """The recording of a logged first step, compared with the reference's."""
         assert self._reference is not None and self._clean is not None, "begin comes first"
         candidate = self._clean.first_steps(1)
         ranks = range(self.case.parallelism.world_size)
@@ -201,7 +204,7 @@ class FaultRuns:
         sites: list[Site],
         calls: list[list[Call]] | None = None,
     ) -> FaultOutcome:
-        """The outcome of a run; `calls` are those of its first step that differs, where they were logged."""
+        """The outcome of a run; `calls` are those of its first differing step, if they were logged."""
         first = comparison.first_divergence
         seen = comparison.verdict == Verdict.DIFFERENT
         if comparison.verdict not in (Verdict.DIFFERENT, Verdict.EQUAL):
@@ -233,7 +236,7 @@ class FaultRuns:
     def _blamed(
         self, entry: Entry, first: Divergence, candidate: Recording, calls: list[list[Call]] | None
     ) -> tuple[BlamedCall | None, str | None]:
-        """The call to blame, and why there is none where a replay failed."""
+        """The blamed call, or None with the reason if a replay failed."""
         assert self._reference is not None
         try:
             if first.step not in self._logs:
@@ -269,7 +272,7 @@ class FaultRuns:
 
 
 def _sites(entry: Entry, answer: RunAnswer) -> list[Site]:
-    """Where the fault is: as its edit said with the graph, or as its row says."""
+    """The sites of the fault: from its edit of the graph, otherwise from its row."""
     passes = answer.graph.passes if answer.graph else []
     told = next((report.facts["sites"] for report in passes if report.name == f"fault {entry.name}"), None)
     return [Site(*site) for site in told] if told is not None else list(entry.sites)
@@ -278,10 +281,11 @@ def _sites(entry: Entry, answer: RunAnswer) -> list[Site]:
 def _checked(
     outcome: FaultOutcome, entry: Entry, first: Divergence, sites: list[Site], place: tuple[str, str] | None = None
 ) -> FaultOutcome:
-    """Hold what blame named against where the fault struck; or `place`, where it named no call."""
+    """Compare the blamed call with the fault's sites; without a call, compare `place` with them."""
     call, rank = outcome.call, entry.rank_of(outcome.ranks)
-    outcome = replace(outcome, kind_right=first.kind in ("activation", *entry.kinds))  # which others follow from
-    if not sites:  # no call is wrong: it is outside of every operator
+    # An observed activation may differ before the kinds that the row names.
+    outcome = replace(outcome, kind_right=first.kind in ("activation", *entry.kinds))
+    if not sites:  # no operator call is wrong
         return outcome
     if call is None and place is not None:
         return replace(outcome, place_right=any(site.is_at(*place) for site in sites))
@@ -302,6 +306,6 @@ def _tell_site(site: Site) -> str:
 
 
 def _told(error: BitproofError) -> str:
-    """An error's head: what gloo and pydantic say stands there."""
+    """An error's start; errors of gloo and pydantic begin with the essential part."""
     text = str(error)
     return text if len(text) <= MAX_TOLD else f"{text[:MAX_TOLD]}..."

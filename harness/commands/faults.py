@@ -1,4 +1,4 @@
-"""One `bitproof faults`, from the report folder to the exit status."""
+"""`bitproof faults`, from the report folder to the exit status."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ FAULTS_TABLE = "faults.md"
 
 
 class Page(NamedTuple):
-    """A file with a place for the table, and the call that is shown there."""
+    """A file with a place for the table, and the command shown there."""
 
     file: Path
     call: str
 
 
 Plan = Mapping[str, Sequence[Entry]]
-"""By case, the faults that it is to be given."""
+"""The faults for each case."""
 
 
 def choose(wanted: Sequence[str], families: Sequence[str] = ()) -> list[Entry]:
-    """The rows of these names and families, all where neither is given. Raises UsageError for one that is not there."""
+    """The rows with these names or families, all if neither is given. Raises UsageError for an unknown name."""
     known = {*CATALOGUE, *(entry.family for entry in CATALOGUE.values())}
     if unknown := [name for name in (*wanted, *families) if name not in known]:
         raise UsageError(
@@ -63,14 +63,14 @@ def choose(wanted: Sequence[str], families: Sequence[str] = ()) -> list[Entry]:
 
 
 def list_faults(entries: Sequence[Entry]) -> Iterator[str]:
-    """A line a row: name, family, what is wrong, and what a case needs for it."""
+    """A line per row: name, family, the defect, and the requirements for a case."""
     for entry in entries:
         needs = "; ".join(need.says for need in (*entry.all_needs, *entry.sees))
         yield f"{entry.name} ({entry.family}): {entry.says}" + (f" [{needs}]" if needs else "")
 
 
 def homes(entry: Entry, cases: Sequence[Case]) -> list[Case]:
-    """The cases in which a fault can strike: those that should see it first, in their order."""
+    """The cases to which a fault applies; cases that should detect it come first."""
     able = [case for case in cases if not entry.unmet(case)]
     return sorted(able, key=lambda case: bool(entry.hidden(case)))
 
@@ -86,11 +86,11 @@ def faults(
     page: Page | None = None,
     resume: Path | None = None,
 ) -> int:
-    """Inject faults into cases, show and write each outcome, and return the exit status.
+    """Inject faults into cases, print and write each outcome, and return the exit status.
 
-    A fault is injected into the first case that should detect it, or, with `everywhere`, into each that it applies to.
-    Outcomes of an earlier call in the folder `resume` are taken over. The table is also written into `page`. 0 if every
-    fault was killed and no equivalent flagged, 1 if not, 3 if something could not be judged.
+    A fault is injected into the first case that should detect it, or, with `everywhere`, into each case to which it
+    applies. Outcomes of an earlier call in the folder `resume` are reused. The table is also written into `page`. 0 if
+    every fault was killed and no equivalent flagged, 1 if not, 3 if something could not be judged.
     """
     _check_page(page)
     found = FaultsFound(own_digest=own_digest())
@@ -124,6 +124,8 @@ def faults(
                             spent.append(outcome.cpu_seconds)
                             print(line_of(outcome), flush=True)
                             later = [x for x in plan[entry.name] if cases.index(x) > cases.index(case)]
+                            # The case cannot take this fault after all, e.g. its graph has no such call: try the next
+                            # case.
                             if outcome.status == "not struck" and later and not everywhere:
                                 plan[entry.name] = later
                             else:
@@ -151,7 +153,7 @@ def _check_page(page: Page | None) -> None:
 
 
 def _nowhere(entry: Entry) -> FaultOutcome:
-    """The outcome of a fault that none of the cases takes."""
+    """The outcome of a fault that applies to none of the cases."""
     needs = "; ".join(need.says for need in entry.all_needs)
     return FaultOutcome(
         fault=entry.name,
@@ -198,14 +200,14 @@ def _finish(
 
 
 def status_of(found: FaultsFound, results: Sequence[CaseResult]) -> int:
-    """0 where all is as it should be, 1 where a fault survived or an equivalent was flagged, 3 where not known."""
+    """0 if all outcomes are right, 1 if a fault survived or an equivalent was flagged, 3 if unknown."""
     if not found.outcomes or not all(map(shows_faults, results)):
         return UNJUDGED
     return faults_status(found.score)
 
 
 def _drop_empty_logs(run_dir: Path) -> None:
-    """Every fault has logs of its own, which mostly hold nothing."""
+    """Remove the empty logs of faults: each fault has its own, and most are empty."""
     for path in (run_dir / "logs").rglob("*.log"):
         if not path.stat().st_size:
             path.unlink()

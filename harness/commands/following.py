@@ -1,4 +1,4 @@
-"""What a command does on torchrun's ranks above 0: it answers rank 0's requests and prints nothing."""
+"""A command on torchrun's ranks above 0: it answers rank 0's requests and prints nothing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from bitproof.harness.runtime import interrupts
 
 
 def follow_rank_0(case: Case, options: RunOptions, report_dir: Path) -> int:
-    """Answer rank 0's requests until it is done; returns 0, or the status of the error that ended rank 0, which sends
-    it.
+    """Answer rank 0's requests until it is done. Returns 0, or the status of the error that ended rank 0.
 
     Only rank 0's status is the command's: it may find a difference after the last request.
     """

@@ -1,4 +1,4 @@
-"""One `bitproof localize`, from the report folder to the exit status."""
+"""`bitproof localize`, from the report folder to the exit status."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOCALIZE_FILE = "localize.json"
 def localize(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[str] = ()) -> int:
     """Run a case, print all facts about its first difference, and return the exit status.
 
-    0 if every bit agrees, 1 if not, whatever the case expects; 3 if it could not be judged.
+    0 if every bit agrees, 1 if not, whatever the expected verdict; 3 if it could not be judged.
     """
 
     def tell(report: Report) -> dict[str, str]:

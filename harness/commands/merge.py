@@ -1,7 +1,8 @@
-"""Join the run folders of a run's shards into one run.
+"""Merge the run folders of a run's shards.
 
-1. Read every shard's report. An unreadable one counts as missing.
-2. Refuse anything but different shards of one run, and one run of `bitproof faults`, whose score is reported.
+1. Read every shard's report. An unreadable report counts as missing.
+2. Refuse anything except different shards of the same run, and at most one run of `bitproof faults`, whose score is
+  reported.
 3. Put the cases together in the selection's order. A case without a result is UNVERIFIED.
 4. Copy each case's logs, recordings and graphs into a new run folder, and write its report.
 """
@@ -31,11 +32,11 @@ _FOLDERS_OF_CASES = ("logs", "recordings", "graphs")
 
 
 def merge(folders: Sequence[Path], report_dir: Path) -> int:
-    """Join run folders into a new one under `report_dir` and return the exit status: the worst of all.
+    """Merge run folders into a new folder under `report_dir` and return the worst exit status.
 
-    One of them may be a run of `bitproof faults`: its score goes into the report, and counts for the status.
-    Raises UsageError when others are no shards, not of one run, or one shard twice, and RecordingError when none can
-    be read or two claim one case; then nothing is written.
+    One of them may be a run of `bitproof faults`: its score goes into the report, and counts for the status. Raises
+    UsageError if folders are not shards, not of the same run, or the same shard twice, and RecordingError if none can
+    be read or two contain the same case; then nothing is written.
     """
     reports: Reports = []
     for folder in folders:
@@ -53,8 +54,9 @@ def merge(folders: Sequence[Path], report_dir: Path) -> int:
 
 
 def _score_of(reports: Reports) -> tuple[Score | None, Reports]:
-    """The score of the `bitproof faults` run, and the other runs. Cases of the former only ran for fault injection, and
-    are left out.
+    """The score of the `bitproof faults` run, and the other runs.
+
+    The cases of the former only ran for fault injection, and are left out.
     """
     measured = [(folder, report.faults) for folder, report in reports if report.faults is not None]
     if len(measured) > 1:
@@ -68,7 +70,7 @@ def _score_of(reports: Reports) -> tuple[Score | None, Reports]:
 
 
 def _merge(reports: Reports, score: Score | None, run_dir: Path) -> int:
-    """Print the shards' results together, and fill the run folder, or leave none."""
+    """Print the shards' results together, and fill the run folder, or remove it after an error."""
     try:
         merged = _join(run_dir.name, [report for _, report in reports], score)
         terminal.print_report(merged)
@@ -90,7 +92,7 @@ def _merge(reports: Reports, score: Score | None, run_dir: Path) -> int:
 
 
 def _refuse_other_selections(reports: Reports) -> None:
-    """Refuse reports that are not different shards of one selection, split the same way."""
+    """Refuse reports that are not different shards of the same selection, split the same way."""
     seen: dict[int, Path] = {}
     first_folder, first = reports[0]
     for folder, report in reports:
@@ -125,7 +127,7 @@ def _describe(shard: Shard) -> str:
 
 
 def _refuse_double_claims(reports: Reports) -> None:
-    """Refuse a case that is in two shards' reports, or that is not in the selection: a report is wrong then."""
+    """Refuse a case that is in two shards' reports, or not in the selection: then a report is wrong."""
     seen: dict[str, Path] = {}
     for folder, report in reports:
         assert report.shard is not None
@@ -147,7 +149,7 @@ def _refuse_double_claims(reports: Reports) -> None:
 
 
 def _join(run_id: str, reports: list[Report], score: Score | None) -> Report:
-    """One report of all shards. What they say differently of machine and options is printed and kept."""
+    """A report of all shards. Differences in machine and options are printed and kept."""
     shards = [report.shard for report in reports if report.shard is not None]
     selection, count = shards[0].selection, shards[0].count
     missing = sorted(set(range(1, count + 1)) - {shard.index for shard in shards})
@@ -166,6 +168,7 @@ def _join(run_id: str, reports: list[Report], score: Score | None) -> Report:
     cases = complete(expected, results, reason)
     return Report(
         run_id=run_id,
+        # A shard may have failed for a reason that its cases do not show.
         exit_status=worst([exit_status(cases, faults=score), *(report.exit_status for report in reports)]),
         environment=_join_environments(reports),
         cases=cases,
@@ -178,14 +181,14 @@ def _join(run_id: str, reports: list[Report], score: Score | None) -> Report:
 
 
 def _join_environments(reports: list[Report]) -> dict[str, Any]:
-    """What all machines say, and by shard what they say differently, such as torch's version."""
+    """The environment shared by all machines, and by shard where they differ, e.g. torch's version."""
     ran = {str(report.shard): report.environment for report in reports if report.cases}
     names = dict.fromkeys(name for environment in ran.values() for name in environment)
     return {name: _agreed(name, {shard: environment.get(name) for shard, environment in ran.items()}) for name in names}
 
 
 def _agreed(what: str, values: Mapping[str, Any]) -> Any:
-    """What all shards say; where they do not agree, all of it, by shard."""
+    """The value shared by all shards; if they differ, all values by shard."""
     first = next(iter(values.values()))
     if all(value == first for value in values.values()):
         return first
@@ -195,7 +198,10 @@ def _agreed(what: str, values: Mapping[str, Any]) -> Any:
 
 
 def _copy_files(folder: Path, report: Report, run_dir: Path) -> None:
-    """Put a shard's files into the merged run's folder: those of its cases where one looks for them, others aside."""
+    """Copy a shard's files into the merged run's folder.
+
+    Files of its cases go to their usual places, others into a subfolder.
+    """
     assert report.shard is not None
     names, room = {result.case.name for result in report.cases}, CopyCapacity()
     for kind in _FOLDERS_OF_CASES:

@@ -1,4 +1,4 @@
-"""`bitproof precompile`: a case's step, made in one process without ranks, for every rank of later runs."""
+"""`bitproof precompile`: trace a case's step in a process without ranks, for every rank of later runs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from bitproof.harness.options import RunOptions
 
 
 def precompile(case: Case, out: Path, options: RunOptions, tell: Callable[[str], None] = print) -> int:
-    """Precompile the step of a case's candidate into a folder, and report it. Returns 0.
+    """Precompile the step of a case's candidate into a folder, and print a summary. Returns 0.
 
-    Raises CaseError for a case whose candidate runs no graph or one that cannot be stored, UsageError under torchrun
-    and for a fault in `options` that is the same on both ranks, and ArtifactError for a step that differs from rank to
-    rank. After any error the folder holds no step, but a note that says why.
+    Raises CaseError for a case whose candidate runs no graph or a graph that cannot be stored, UsageError under
+    torchrun and for a fault in `options` that is the same on both ranks, and ArtifactError for a step that differs
+    between ranks. After any error the folder has no step, but a note with the reason.
     """
     refuse_torchrun("precompile", "makes a step for all ranks in one process")
     if case.candidate not in PREPARED:
@@ -37,7 +37,7 @@ def precompile(case: Case, out: Path, options: RunOptions, tell: Callable[[str],
 
 
 def make(case: Case, out: Path, options: RunOptions) -> PrecompileAnswer:
-    """Precompile the step of a case's candidate into a folder, and print nothing. Raises as `precompile` does."""
+    """Precompile the step of a case's candidate into a folder, without printing. Raises the errors of `precompile`."""
     with (
         tempfile.TemporaryDirectory(prefix="bitproof-precompile-") as logs,
         open_session(Path(logs), options) as client,

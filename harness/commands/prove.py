@@ -1,4 +1,4 @@
-"""One `bitproof prove`: cases proved one after the other, each printed when it is, and the exit status."""
+"""`bitproof prove`: prove cases one after the other, print each result immediately, and return the exit status."""
 
 from __future__ import annotations
 
@@ -40,14 +40,13 @@ def prove(
     folder: Path | None = None,
     precompiled: Path | None = None,
 ) -> int:
-    """Prove cases, print what was found, and return the exit status.
+    """Prove cases, print the results, and return the exit status.
 
-    0 where each case's answer is the one that it expects: PROVED for EQUAL, NOT PROVED for DIFFERENT. 1 where one is
-    not, 3 where one is REFUSED, or was asked for and cannot be tried. Without a selection (`asked`), cases that
-    cannot be tried are named and do not count. Results are printed in lines, as JSON, or as rows of a table.
-    Certificates of cases that were tried go into folders of `folder`. With `precompiled`, candidates are the step that
-    this folder holds, which is refused where a run would refuse it. Raises UsageError when the call is wrong, before
-    anything is traced.
+    0 if each case has its expected answer: PROVED for EQUAL, NOT PROVED for DIFFERENT. 1 if one has not, 3 if one is
+    REFUSED, or was requested and cannot be tried. Without a selection (`asked`), cases that cannot be tried are named
+    and do not count. Results are printed in lines, as JSON, or as rows of a table. Certificates of tried cases go into
+    subfolders of `folder`. With `precompiled`, candidates are the step in this folder, which is refused if a run would
+    refuse it. Raises UsageError if the call is wrong, before anything is traced.
     """
     if precompiled is not None and extra_passes:
         raise UsageError(
@@ -62,7 +61,7 @@ def prove(
     if as_table:
         print("\n".join(_table_head()), flush=True)
     for case in cases:
-        with collector_paused():  # until its certificate is written: all of the proof is alive
+        with collector_paused():  # the whole proof stays alive until its certificate is written
             result = _proved(case, GraphOptions(extra_passes=extra_passes), precompiled)
             found.append(result)
             if folder is not None and result.proof is not None:
@@ -85,7 +84,7 @@ def prove(
 
 
 def _whole_proof(result: CaseProof) -> Proof:
-    """The proof of any number of steps, where there is one; else that of the step."""
+    """The proof of any number of steps, if there is one; otherwise that of the step."""
     assert result.proof is not None
     update = result.update
     return update.proof if update is not None and update.proof is not None and update.induction.holds else result.proof
@@ -119,7 +118,7 @@ def assumptions_of(result: CaseProof) -> list[str]:
 
 
 def _lines(result: CaseProof) -> list[str]:
-    """The lines about one case."""
+    """The lines about a case."""
     name, proof = result.case.name, result.proof
     if proof is None:
         return [f"{name}: {result.verdict}: {result.reason}"]
@@ -157,14 +156,14 @@ def _update_lines(update: UpdateProof | None) -> list[str]:
 
 
 def _table_head() -> list[str]:
-    """What stands above the rows of a table in Markdown: where it was made, and its columns."""
+    """The header of the Markdown table: the machine, and the columns."""
     machine = f"torch {torch_version() or 'unknown'} on the CPU of a machine of kind {platform.machine()}"
     columns = "case", "model", "ranks", "PROVED", "NOT PROVED", "REFUSED", "computed", "answer", "a run's verdict"
     return [f"{machine}:", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
 
 
 def _row(result: CaseProof) -> str:
-    """A case's row of that table: outputs by answer, how many of those PROVED were computed, what a run is to say."""
+    """A case's row in the table: outputs by answer, number of computed PROVED outputs, a run's expected verdict."""
     case, proof = result.case, result.proof
     numbers = [proof.count(verdict) if proof else "" for verdict in (PROVED, NOT_PROVED, REFUSED)]
     computed = result.evaluated if proof else ""
@@ -174,7 +173,7 @@ def _row(result: CaseProof) -> str:
 
 
 def _reasons(results: Sequence[CaseProof]) -> list[str]:
-    """What stands below the rows: why cases were not tried, what is refused or laid out otherwise, a line a reason."""
+    """The lines below the table: reasons of refusals and of untried cases, and outputs with other layouts."""
     cases: dict[str, dict[str, None]] = {}
     for result in results:
         answers = result.proof.answers if result.proof else ()
@@ -212,7 +211,7 @@ def _data(result: CaseProof) -> dict[str, object]:
 
 
 def _update_data(update: UpdateProof | None) -> dict[str, object] | None:
-    """What follows a proved step, and whether any number of steps is proved; None where the step is not."""
+    """The proof of the update after a proved step, and of any number of steps; None if the step is not proved."""
     if update is None:
         return None
     return {

@@ -1,4 +1,4 @@
-"""One `bitproof prove A.pt2 B.pt2`: two exported programs, proved against each other."""
+"""`bitproof prove A.pt2 B.pt2`: prove two exported programs equal."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED
 
 
 def prove_files(one: Path, other: Path, *, as_json: bool) -> int:
-    """Prove two files, print what was found, and return the exit status.
+    """Prove two files, print the result, and return the exit status.
 
-    0 where every output is PROVED, 1 where one is NOT PROVED, 3 where one is REFUSED, as a program with a nested graph
-    is. Nothing in the files is run: see `exported_file.py`. Raises UsageError for a file that cannot be read.
+    0 if every output is PROVED, 1 if one is NOT PROVED, 3 if one is REFUSED, e.g. in a program with a nested graph.
+    Nothing in the files is run: see `exported_file.py`. Raises UsageError for a file that cannot be read.
     """
     try:
         found = prove_equal(read_exported(one), read_exported(other))

@@ -1,8 +1,7 @@
-"""One recording alone, and two recordings compared: for systems that do not run at one time in one place.
+"""A single recording, and a comparison of two recordings: for systems that run at different times or places.
 
-A recording made on another machine, at another commit or with another torch is compared by what its
-manifest and its digests say. What the manifests say differently is printed next to the verdict: it is
-where an explanation of a difference starts.
+A recording from another machine, commit or torch version is compared by its manifest and digests. Differences of the
+manifests are printed next to the verdict: they are the first candidates for an explanation.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ from bitproof.harness.runtime import interrupts
 
 STATUS = {Verdict.EQUAL: 0, Verdict.DIFFERENT: 1, Verdict.UNVERIFIED: 3}
 
-# True of every two recordings, or follows from their digests.
+# These differ between any two recordings, or follow from their digests.
 _ALWAYS_DIFFERENT = ("digests_sha256", "values_sha256", "manifest_sha256", "arm", "values", "calls", "accepted")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Where a recording goes: to the folder `out`, or among the baselines in `baseline_dir`.
+    """The destination of a recording: the folder `out`, or the baselines in `baseline_dir`.
 
     With `force` a baseline of the same environment is replaced; `out` must not exist yet.
     """
@@ -65,10 +64,10 @@ class Target:
 
 
 def record(case: Case, system: str, options: RunOptions, target: Target, report_dir: Path) -> int:
-    """Record one system. Logs go to a run folder. Returns 0, or raises, and then leaves nothing at the target.
+    """Record a system. Logs go to a run folder. Returns 0, or raises and leaves nothing at the target.
 
-    A baseline keeps the values of its first and last step unless `options` say otherwise. Raises UsageError when
-    none of a pattern's tensors were there, or a baseline is, and RankError when the system fails.
+    A baseline stores the values of its first and last step by default. Raises UsageError if a pattern matches no tensor
+    or if a baseline exists, and RankError if the system fails.
     """
     if target.baseline_dir is not None:
         values = options.values or first_and_last_step(case.steps)
@@ -102,7 +101,7 @@ def _record(case: Case, system: str, options: RunOptions, target: Target, run_di
 
 
 def record_to(out: Path, case: Case, system: str, options: RunOptions, run_dir: Path) -> None:
-    """Record one system at `out`, whole or not at all, and print nothing. Raises as `record` does."""
+    """Record a system at `out`, whole or not at all, without printing. Raises the errors of `record`."""
     Target(out=out)
     with _beside(out) as new:
         _make(case, system, options, new, run_dir, lambda event: None)
@@ -110,7 +109,7 @@ def record_to(out: Path, case: Case, system: str, options: RunOptions, run_dir: 
 
 
 def _put_where_nothing_is(new: Path, out: Path) -> None:
-    """Rename a recording to `out`. Raises UsageError if something was put there while it was made."""
+    """Rename a recording to `out`. Raises UsageError if something was created there in the meantime."""
     try:
         put_in_place(new, out, replaces=False)
     except FileExistsError as error:
@@ -130,7 +129,7 @@ def _make(case: Case, system: str, options: RunOptions, new: Path, run_dir: Path
 
 @contextmanager
 def _beside(folder: Path) -> Iterator[Path]:
-    """A hidden folder's path beside `folder`, removed in the end unless it was moved away."""
+    """The path of a hidden folder next to `folder`; it is removed in the end unless it was moved away."""
     new = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.new")
     try:
         yield new
@@ -139,7 +138,7 @@ def _beside(folder: Path) -> Iterator[Path]:
 
 
 def _refuse_idle_patterns(folder: Path, patterns: Sequence[str]) -> None:
-    """A pattern that chose nothing is a mistake that would show only when a value is missed."""
+    """Raise UsageError for a pattern that matches no tensor: a mistake that would otherwise show late."""
     keys = read_recording(folder).records
     for pattern in patterns:
         if not any(map(chooser([pattern]), keys)):
@@ -151,9 +150,9 @@ def _refuse_idle_patterns(folder: Path, patterns: Sequence[str]) -> None:
 
 
 def diff(first: Path, second: Path, show: Callable[[str], None] = print) -> int:
-    """Compare two recordings, show the outcome, and return the exit status.
+    """Compare two recordings, print the result, and return the exit status.
 
-    Raises UsageError for a path that is no folder and RecordingError for a damaged recording.
+    Raises UsageError for a path that is not a folder and RecordingError for a damaged recording.
     """
     recordings = _read(first), _read(second)
     comparison = _compare(recordings, first)
@@ -169,18 +168,18 @@ def diff(first: Path, second: Path, show: Callable[[str], None] = print) -> int:
 
 
 def compare_recordings(first: Path, second: Path) -> Comparison:
-    """The outcome of comparing two recordings. Raises as `diff` does."""
+    """The comparison of two recordings. Raises the errors of `diff`."""
     return _compare((_read(first), _read(second)), first)
 
 
 def _compare(recordings: tuple[Recording, Recording], folder: Path) -> Comparison:
-    """`folder` is the first's: its manifest says which case both recorded."""
+    """Compare recordings of the case in the first manifest, which is in `folder`."""
     case = _case_of(recordings[0], folder)
     return _refuse_other_data(recordings) or demand_substance(compare(*recordings, case))
 
 
 def _refuse_other_data(recordings: tuple[Recording, Recording]) -> Comparison | None:
-    """Systems that read other data must differ: that says nothing about either."""
+    """Refuse recordings with different input data: their difference would show nothing about the systems."""
     read = [_data_of(recording.manifest) for recording in recordings]
     ranks = [rank for rank, (left, right) in enumerate(zip(*read, strict=False)) if left and right and left != right]
     if not ranks:

@@ -1,7 +1,7 @@
-"""One `bitproof run`, from the report folder to the exit status.
+"""`bitproof run`, from the report folder to the exit status.
 
-1. Make the run folder, so that an unwritable one is found before anything runs.
-2. Say what will run and where the report goes.
+1. Make the run folder, so an unwritable folder is found before anything runs.
+2. Print the cases and the report's path.
 3. Run the cases, showing progress.
 4. Print the verdicts, then write the report, whatever happened: a case that did not finish is UNVERIFIED.
 """
@@ -39,7 +39,10 @@ NO_RESULT = "the launcher gave no result for this case"
 
 @dataclass
 class Progressing:
-    """A run's results so far; `reason` says why other cases have none, `reports` whether this rank writes a report."""
+    """A run's current results.
+
+    `reason` is the reason why other cases have none; `reports` says whether this rank writes a report.
+    """
 
     environment: dict[str, Any] = field(default_factory=dict)
     results: list[CaseResult] = field(default_factory=list)
@@ -81,6 +84,7 @@ def run_and_report(
             _tell_unmet(cases, options)
             _tell_plan(cases, options)
         progress = _run(cases, options, run_dir, reports)
+        # Nothing ran, so no folder should remain.
         if isinstance(progress.failure, UsageError) and not progress.results:
             discard_if_bare(run_dir)
             raise progress.failure
@@ -89,15 +93,15 @@ def run_and_report(
 
 
 def _tell_unmet(cases: Sequence[Case], options: RunOptions) -> None:
-    """Say before a run why this machine cannot judge a case that was selected by name; the case runs all the same."""
+    """Print the reason why this machine cannot judge a case that was selected by name; the case runs all the same."""
     for case in cases:
-        with suppress(UsageError):  # a call that is wrong is refused later, with its report
+        with suppress(UsageError):  # a wrong call is refused later, with its report
             if why := unmet_requirement(case, options.device):
                 print(f"{case.name} was asked for and cannot be judged here: {why}; it runs all the same", flush=True)
 
 
 def _tell_plan(cases: Sequence[Case], options: RunOptions) -> None:
-    """Say what will go side by side, and what that takes; a call that is wrong is refused later, with its report."""
+    """Print the plan if cases run concurrently; a wrong call is refused later, with its report."""
     from bitproof.harness.execute.concurrency import plan_concurrency
 
     with suppress(UsageError):
@@ -154,9 +158,9 @@ def _finish(
     shard: Shard | None,
     tell: Callable[[Report], Mapping[str, str]],
 ) -> int:
-    """Print and write the report, on the rank that reports; return the exit status on all.
+    """Print and write the report on the reporting rank; return the exit status on all ranks.
 
-    Where rank 0 is gone, one rank on every other machine reports what it has heard by then.
+    If rank 0 is lost, a rank on every other machine reports its results so far.
     """
     where = {
         "device": _join(result.device for result in state.results) or options.device,
@@ -182,13 +186,13 @@ def _finish(
     more = tell(report)
     if state.reason == INTERRUPTED:
         print(f"{interrupts.MESSAGE}; the cases that were not finished are UNVERIFIED", file=sys.stderr)
-    if state.failure is not None and launched.is_first():  # another rank has said so when it lost rank 0
+    if state.failure is not None and launched.is_first():  # other ranks have reported the loss of rank 0
         print(state.reason, file=sys.stderr)
     return finish_run(report, run_dir, status, more)
 
 
 def _unused_baselines(cases: Sequence[Case], options: RunOptions) -> list[str]:
-    """A remark about baselines whose case or system does not exist any more."""
+    """A remark about baselines whose case or system no longer exists."""
     if options.baseline_dir is None:
         return []
     from bitproof.builtin_cases import all_cases
@@ -199,7 +203,7 @@ def _unused_baselines(cases: Sequence[Case], options: RunOptions) -> list[str]:
 
 
 class Silence:
-    """The progress display of a rank that does not report."""
+    """No progress display, on ranks that do not report."""
 
     def __enter__(self) -> Self:
         return self
@@ -219,7 +223,7 @@ T = TypeVar("T")
 
 @contextmanager
 def _closing(results: Iterator[T]) -> Iterator[Iterator[T]]:
-    """Close the launcher's generator however the loop ends: that is what stops its ranks."""
+    """Close the launcher's generator however the loop ends, which stops its ranks."""
     try:
         yield results
     finally:
@@ -228,5 +232,5 @@ def _closing(results: Iterator[T]) -> Iterator[Iterator[T]]:
 
 
 def _join(values: Iterable[str]) -> str:
-    """Distinct values in order: `cpu`, or `cpu, cuda` for a run that used both."""
+    """Distinct values in order, e.g. `cpu`, or `cpu, cuda` for a run on both."""
     return ", ".join(dict.fromkeys(values))

@@ -1,4 +1,4 @@
-"""Two scripts, or one with two sets of arguments, as a case.
+"""Two scripts, or a script with two sets of arguments, as a case.
 
 bitproof run train.py --reference git:HEAD~1           the same file in another revision
 bitproof run new/train.py --reference old/train.py     another file
@@ -19,11 +19,11 @@ from bitproof.harness.errors import UsageError
 from bitproof.harness.systems.revisions import resolve
 
 STEPS = 5
-"""How many optimizer steps a script takes unless a call says more: the first differing step is seldom a later one."""
+"""Default number of optimizer steps of a script: the first differing step is seldom later."""
 
 
 def is_script(name: object) -> bool:
-    """Whether a system's name is a script's command line, or a revision of one."""
+    """Whether a system's name is a script's command line, or a revision of a script."""
     return isinstance(name, str) and (script_of(name) is not None or name.startswith("git:"))
 
 
@@ -34,7 +34,7 @@ def script_sides(
     reference_args: str = "",
     candidate_args: str = "",
 ) -> tuple[str, str]:
-    """The systems of reference and candidate. `args` are for both, the others' words for one, after them.
+    """The systems of reference and candidate. `args` are for both sides, followed by each side's own arguments.
 
     Without a `reference` both sides run the candidate's file, and `git:REF` is that file in the revision. Raises
     UsageError.
@@ -54,7 +54,7 @@ def script_sides(
 
 
 def script_case(reference: str, candidate: str) -> Case:
-    """The case that compares a script with another system."""
+    """A case that compares a script with another system."""
     script = script_of(candidate) or script_of(reference)
     assert script is not None
     stem = re.sub("[^a-z0-9]+", "_", Path(script.file).stem.lower()).strip("_")

@@ -1,4 +1,4 @@
-"""Split a selection of cases over machines, so that each finds its part without asking the others."""
+"""Split a selection of cases over machines, so that each machine finds its part without communication."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _START_IN_STEPS = 7
 
 
 def parse_shard(text: str, selection: Sequence[Case]) -> Shard:
-    """A selection's part `2/4`: the second of four. Raises UsageError for any other text."""
+    """A part of a selection, e.g. `2/4`: the second of four. Raises UsageError for any other text."""
     shard = Shard.parse(text, selection)
     if shard is None:
         raise UsageError("--shard has a value of the wrong form", expected="i/n with 1 <= i <= n", found=repr(text))
@@ -22,14 +22,15 @@ def parse_shard(text: str, selection: Sequence[Case]) -> Shard:
 
 
 def cases_of(shard: Shard) -> list[Case]:
-    """The cases of a shard, in the selection's order; none when there are more shards than cases.
+    """The cases of a shard, in the selection's order; none if there are more shards than cases.
 
-    The costliest case goes first, each to the shard with the least to do so far, the lower one of two. Cost is
-    estimated as ranks times steps, so the parts of one selection are the same on every machine.
+    The most expensive case is assigned first, each to the shard with the least cost so far (the lower of two). Cost is
+    estimated as ranks times steps, so the parts of a selection are the same on every machine.
     """
     loads = [0] * shard.count
     mine = set()
     for case in sorted(shard.selection, key=_cost, reverse=True):
+        # `index` returns the first, so all machines break ties alike.
         lightest = loads.index(min(loads))
         loads[lightest] += _cost(case)
         if lightest == shard.index - 1:

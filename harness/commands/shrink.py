@@ -1,11 +1,11 @@
-"""One `bitproof shrink`: from a failing case to the smallest that fails the same way, and what shows it.
+"""`bitproof shrink`: reduce a failing case to the smallest that fails in the same way, with files that reproduce it.
 
-1. Run the case's first step and, where that is not DIFFERENT, the whole case as it is. One that does not fail, or
-   differs from itself, is not shrunk.
-2. Shrink it; tries run without controls, in a temporary folder. Where the first step differs, they take that alone, and
-   log its calls as they run: none is replayed.
-3. Run what was found once more, each system twice.
-4. Write the small case, a file of plain Python that shows the difference where there can be one, and a report.
+1. Run the case's first step and, if that is not DIFFERENT, the whole case. A case that does not fail, or that differs
+  from itself, is not shrunk.
+2. Shrink it; tries run without controls, in a temporary folder. If the first step differs, tries run only that step,
+  and log its calls as they run: none is replayed.
+3. Run the smallest case again, each system twice.
+4. Write the small case, if possible a plain Python file that shows the difference, and a report.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ A = TypeVar("A")
 _ASK_SECONDS = 120.0
 _FILE_SECONDS = 300.0
 MOST_TRIES = 8
-"""More at once would mostly be of no use: where one fails the same way, those behind it are dropped."""
+"""Maximum concurrent tries. More would mostly be wasted: if a try fails in the same way, later tries are dropped."""
 
 
 @dataclass
 class _Drawer:
-    """A client's own, with folders of its own: for one of many runs of cases of one name."""
+    """A client with its own folders, for one of many runs of cases with the same name."""
 
     client: Client
     run_dir: Path
@@ -77,7 +77,7 @@ class _Drawer:
 def shrink_and_report(
     case: Case, options: RunOptions, budget: Budget, report_dir: Path, replay: Sequence[str]
 ) -> Shrunk:
-    """Shrink a case; its exit status is 1 when the small case differs, 0 when there is nothing to shrink, else 3.
+    """Shrink a case; the exit status is 1 if the small case differs, 0 if there is nothing to shrink, otherwise 3.
 
     `replay` are the options that a run of the small case must repeat. Raises UsageError for a wrong call.
     """
@@ -99,15 +99,16 @@ def shrink_and_report(
 
 @dataclass(frozen=True)
 class SpeculativeCapacity:
-    """How many tries go at once, and the cores that their ranks may take together; None where that was not asked."""
+    """The number of concurrent tries, and the cores for their ranks; None if cores were not limited."""
 
     num_runs: int
     cores: int | None = None
 
 
 def speculative_capacity(case: Case, options: RunOptions) -> SpeculativeCapacity:
-    """The number of concurrent tries: as requested, or with "auto" as many as have a core per rank and memory, up to a
-    limit. Raises UsageError if several are requested and may run on GPUs, which take one run at a time.
+    """The number of concurrent tries: as requested, or with "auto" limited by memory and a core per rank.
+
+    Raises UsageError if several are requested and may run on GPUs, which take one run at a time.
     """
     plan = plan_concurrency([case], options)
     if options.jobs != "auto":
@@ -119,7 +120,11 @@ def speculative_capacity(case: Case, options: RunOptions) -> SpeculativeCapacity
 
 @dataclass
 class _Shrinking:
-    """One search. `logs_calls`: tries take one step and log it, which says all of a symptom, as that has no bits."""
+    """A search.
+
+    `logs_calls`: tries run a single step and log its calls. Those describe the symptom completely, since it contains no
+    bits.
+    """
 
     client: Session
     run_dir: Path
@@ -144,7 +149,7 @@ class _Shrinking:
         self.pool.end()
 
     def run(self, start: Trial) -> Shrunk:
-        """All of it."""
+        """Shrink from `start`."""
         failing, first = self._first(start)
         symptom = symptom_of(first)
         if symptom is None:
@@ -166,8 +171,8 @@ class _Shrinking:
         return self._finish(start, smallest, final, symptom)
 
     def _first(self, start: Trial) -> tuple[Trial, CaseResult]:
-        """How the case fails, and with how many steps: with one, where that is DIFFERENT, for more begin with it."""
-        if start.inject is None:  # a fault may strike later, and is refused where it never can
+        """The case's failure, with one step if that is DIFFERENT: more steps would start with the same difference."""
+        if start.inject is None:  # a fault may apply at a later step, and is refused if it never can
             short = replace(start, case=replace(start.case, steps=1))
             result = self._watched(short, "up_to_difference", "first_step", logs_calls=True)
             if result.verdict == Verdict.DIFFERENT:
@@ -176,7 +181,7 @@ class _Shrinking:
         return start, self._watched(start, "up_to_difference", "first")
 
     def _with_sizes(self, case: Case) -> Case:
-        """The case with every size of its model stated; as it is where no model is known by its name."""
+        """The case with every size of its model stated; unchanged if no model has its name."""
         try:
             sizes: dict[str, Any] = self.client.ask(SizesRequest(case=case), _ASK_SECONDS).sizes
         except BitproofError:
@@ -190,7 +195,7 @@ class _Shrinking:
         return self._run(session, trial, options, folder, folder, lambda event: None, self.logs_calls)
 
     def _watched(self, trial: Trial, control: Any, name: str, *, logs_calls: bool = False) -> CaseResult:
-        """A run whose progress is shown and whose logs and recordings stay."""
+        """A run with visible progress, whose logs and recordings are kept."""
         with make_progress(1) as show:
             options = replace(self.options, control=control)
             folders = self.run_dir / name, self.client.work / name
@@ -257,7 +262,7 @@ class _Shrinking:
         )
 
     def _write_file(self, trial: Trial, final: CaseResult, folder: Path, command: str) -> tuple[Path | None, str]:
-        """The file of plain Python, and in words: where it is and what running it showed, or why there is none."""
+        """The plain Python file and its output; or None and the reason why there is none."""
         case, first = trial.case, final.first_divergence
         if first is None:
             return None, "none: what fails is a run, and a file could only compare results"
@@ -284,8 +289,10 @@ class _Shrinking:
 def _write_own_systems(
     file: Path, trial: Trial, final: CaseResult, command: str, maps_names: bool
 ) -> tuple[Path | None, str]:
-    """A file that holds what both systems are made of, and needs no bitproof; where that shows no difference, one that
-    needs it; where that does not run alone, one that says where they are.
+    """A file with both systems' code that needs no bitproof.
+
+    If that shows no difference, a file that needs bitproof; if the code does not run alone, a file that refers to the
+    systems' folder.
     """
     case = trial.case
 
@@ -312,10 +319,10 @@ def _write_own_systems(
 
 
 def run_own_systems(file: Path, text: str) -> tuple[Path | None, str]:
-    """Write and run a file that holds a case of two systems of a user's; none where that shows no difference."""
+    """Write and run a file with a case of a user's two systems; None if it shows no difference."""
     print("writing a file that shows it, and running it", flush=True)
     write_atomically(file, text)
-    with tempfile.TemporaryDirectory() as elsewhere:  # its own report is left there
+    with tempfile.TemporaryDirectory() as elsewhere:  # its own report goes here
         try:
             done = run_command(
                 [sys.executable, str(file.resolve())], _FILE_SECONDS, folder=Path(elsewhere), is_joined=True
@@ -330,7 +337,7 @@ def run_own_systems(file: Path, text: str) -> tuple[Path | None, str]:
 
 
 def why_no_file(trial: Trial, final: CaseResult) -> str | None:
-    """Why no file of plain Python can show what fails, in words; None where one may."""
+    """The reason why no plain Python file can show the failure; None if one may."""
     if trial.inject is not None:
         return "the difference is put in from outside of the two systems' code"
     if trial.case.pipeline.compiles:
@@ -341,7 +348,7 @@ def why_no_file(trial: Trial, final: CaseResult) -> str | None:
 
 
 def _report_interrupted(case: Case, options: RunOptions, run_dir: Path) -> Shrunk:
-    """Say, and write, that the search has no end."""
+    """Print and report that the search was interrupted."""
     interrupts.too_late()
     where = {"device": options.device, "backend": "unknown"}
     results = complete([case], [], "interrupted before the case was shrunk")
@@ -357,7 +364,7 @@ def _report_interrupted(case: Case, options: RunOptions, run_dir: Path) -> Shrun
 
 
 def refuse(result: CaseResult) -> int:
-    """Say why there is nothing to shrink; returns the exit status."""
+    """Print the reason why there is nothing to shrink; returns the exit status."""
     reasons = {
         Verdict.NONDETERMINISTIC: ("a system differs from itself, so smaller cases would prove nothing", UNEXPECTED),
         Verdict.UNVERIFIED: ("the case could not be judged", UNJUDGED),

@@ -241,7 +241,7 @@ class GraphEditor:
         return [node for node in self.all(name, at, direction=direction) if is_collective(node)]
 
     def wait_of(self, launch: Node) -> Call:
-        """The wait for a collective of one tensor."""
+        """The wait for a collective of a single tensor."""
         return next(user for user in launch.users if is_wait(user))
 
     def recomputed(self, name: str | None = None) -> list[Call]:

@@ -15,7 +15,7 @@ SUM_ORDERS = ("descending", "pairwise", "position")
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A defect at one step."""
+    """A defect at a step."""
 
     kind: ClassVar[str]
     if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class RankFault(Fault):
-    """A defect on one rank."""
+    """A defect on a single rank."""
 
     rank: int
     step: int

@@ -32,7 +32,7 @@ def mutate(entry: Entry, module: GraphModule, case: Case, rank: int = 0) -> Muta
     graph.output_node().meta.update(module.graph.output_node().meta)
     try:
         editor = GraphEditor(graph, case, rank)
-        looking = take_out(graph)  # what looks at a node is none of its readers
+        looking = take_out(graph)  # observations do not count as readers
         before = str(graph)
         sites = entry.edit(editor)
         changed = str(graph) != before

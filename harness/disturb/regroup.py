@@ -61,6 +61,7 @@ def regrouped(regroup: Regroup | None, rank: int, step: Callable[[], int] = lamb
     from bitproof.harness.torch_compat import TorchDispatchMode
 
     parts, first = regroup.parts, regroup.first_step
+    # Ranks draw independent orders, as in another layout.
     generator = torch.Generator().manual_seed(regroup.seed * 65_537 + rank)
 
     class Regrouping(TorchDispatchMode):
@@ -68,7 +69,7 @@ def regrouped(regroup: Regroup | None, rank: int, step: Callable[[], int] = lamb
 
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if DTensor in types:
-                return NotImplemented  # DTensor makes plain calls of it, which come here
+                return NotImplemented  # DTensor turns it into calls on local tensors, which arrive here
             kwargs = kwargs or {}
             with refusing():
                 row = row_of(function)
@@ -113,6 +114,7 @@ def _sum(function: Any, args: Sequence[Any], kwargs: Any, parts: int, generator:
     x, dims = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
     dims = [*range(x.dim())] if dims is None or dims == [] else [dims] if isinstance(dims, int) else [*dims]
     dim = max(dims, key=lambda dim: x.shape[dim], default=None)
+    # Two terms have the same sum in either order.
     if dim is None or x.shape[dim] < 3 or kwargs.get("dtype") not in (None, x.dtype):
         return theirs(function, *args, **kwargs)
     pieces = [x.index_select(dim, terms) for terms in _terms(x.shape[dim], parts, generator, x.device)]

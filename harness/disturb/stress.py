@@ -61,6 +61,7 @@ def stressed(stress: Stress | None, rank: int, device: torch.device | None = Non
             with refusing():
                 if getattr(function, "namespace", None) in COLLECTIVE_NAMESPACES:
                     _sleep(chance.uniform(0.0, longest), device)
+                    # On CUDA the sleep is on the stream, and results are written by the stream, too.
                     if function.namespace == IN_PLACE_COLLECTIVES and not on_cuda:
                         return late(function, args, kwargs or {}, held)
                 elif on_cuda and function in COPIES:

@@ -21,7 +21,7 @@ from bitproof.harness.torch_operators import schema_of
 
 @dataclass
 class TamperedCall:
-    """A call of one of the fault's operators; `turn` counts its calls in this step, from 0."""
+    """A call of a fault's operator; `turn` counts its calls in this step, from 0."""
 
     function: Any
     args: tuple[Any, ...]

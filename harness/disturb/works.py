@@ -47,7 +47,7 @@ class Works:
 
         def hold(work: Any) -> Any:
             def arrive() -> None:
-                with disable_current_modes():  # what gloo and the log call is none of the system's calls
+                with disable_current_modes():  # calls by gloo and the log are not the system's
                     theirs(work.wait)
                     arrived()
 
@@ -71,6 +71,7 @@ def late(function: Any, args: Any, kwargs: Any, made: list[HeldWork]) -> Any:
     if name_of(function) in TO_ONE_RANK:
         return theirs(function, *args, **kwargs)
     written = [leaf for leaf in tree_leaves(written_by(function, args, kwargs)) if isinstance(leaf, Tensor)]
+    # Restored after the backend's wait, until the system waits for our handle.
     before = [tensor.clone() for tensor in written]
     result = theirs(function, *args, **kwargs)
 

@@ -135,12 +135,11 @@ def check_offload(setting: Setting) -> Answer:
 
 _NUMS_OF_ELEMENTS = (1_000, 7_000, 70_000, 1_000_000)
 TEST_VALUE, _OTHER = 3.0, -1.0
-_LAG_CYCLES = 20_000_000  # some 10 ms, in which a copy of every size here has long ended
+_LAG_CYCLES = 20_000_000  # about 10 ms, longer than any copy here
 
 
 def filled(num: int, value: float, device: torch.device) -> Tensor:
-    """A tensor filled on the device's current stream, in recently freed memory of the same size if the allocator
-    allows."""
+    """A tensor filled on the device's current stream; the allocator may reuse memory freed just before."""
     return torch.full((num,), value, device=device)
 
 
@@ -158,7 +157,7 @@ def lag_copies(device: torch.device) -> None:
 
 
 def _offloaded_while_computed(num: int, device: torch.device) -> Tensor:
-    """An offload begins after what computes its source."""
+    """An offload starts after its source is computed."""
     x = filled(num, _OTHER, device)
     lag(device)
     x.fill_(TEST_VALUE)
@@ -185,7 +184,7 @@ def _freed_while_offloaded(num: int, device: torch.device) -> Tensor:
 
 
 def _reloaded_where_others_wrote(num: int, device: torch.device) -> Tensor:
-    """A reload begins after what wrote the memory that it fills."""
+    """A reload starts after earlier writes to its target memory."""
     x = filled(num, TEST_VALUE, device)
     host = WAIT_OFFLOAD(OFFLOAD(x), x)
     other = filled(num, _OTHER, device)
@@ -200,7 +199,7 @@ def _read_after_the_wait(num: int, device: torch.device) -> Tensor:
     x = filled(num, TEST_VALUE, device)
     host = WAIT_OFFLOAD(OFFLOAD(x), x)
     other = filled(num, _OTHER, device)
-    del other  # a read that comes too early gives these values
+    del other  # a premature read returns these values
     lag_copies(device)
     return _back(host, device)
 
@@ -248,7 +247,7 @@ def check_bandwidth(setting: Setting) -> Answer:
     """A digest reads memory at a reasonable share of a copy's bandwidth."""
     device = setting.device_of(0)
     x = torch.ones(setting.max_bytes // 4, device=device)
-    digest(x)  # compiles, where it must be compiled
+    digest(x)  # compile the kernel before measuring
     copy, hashed = seconds_of(x.clone, device), seconds_of(lambda: digest(x), device)
     rates = [setting.max_bytes / seconds / 1e9 for seconds in (2 * hashed / 2, copy / 2)]  # a copy reads and writes
     share = rates[0] / rates[1]

@@ -32,7 +32,7 @@ from bitproof.harness.processes.forked import Send, fork
 from bitproof.harness.processes.watching import Watch
 
 SECONDS = 180.0
-_MAX_BYTES_SHARED = 8 * 2**20  # ranks on one GPU meet through the loopback device
+_MAX_BYTES_SHARED = 8 * 2**20  # ranks that share a GPU use the loopback device
 
 ALONE: dict[str, Callable[[Setting], Answer]] = {
     "topology": topology.check_topology,

@@ -194,6 +194,7 @@ class _Builder:
         if given and self._size > 1 and (is_free or origin.module is None):
             strategies = strategies_of(node.target, args, kwargs, result, self._size)
         if origin.module is None:
+            # Sums of gradients outside any module: they may add partial sums, but not shards of unrelated layouts.
             strategies = [x for x in strategies if not x.is_shared or set(x.outputs) == {PARTIAL} == set(x.inputs)]
         share = self._size if layer is not None and layer.is_opaque else 1
         is_kept = origin.direction == "forward" and not is_view(node.target)
@@ -211,7 +212,7 @@ class _Builder:
         lies_as_it_is = bool(given) and all(source.is_parameter for _, source in given)
         self._sources[node] = {i: _Source(node.name, i, lies_as_it_is) for i in range(len(outputs))}
         for place, (x, source) in enumerate(given):
-            if share > 1 and source.is_parameter:  # an opaque layer reads its parameters as they lie
+            if share > 1 and source.is_parameter:  # an opaque layer reads its parameters in their own placement
                 continue
             costs = self._costs(source, tensors_of(x.meta["val"])[0], [s.inputs[place] for s in strategies])
             self._join(source.node, node.name, costs * times)

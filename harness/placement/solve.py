@@ -73,6 +73,7 @@ def _solve(program: PlacementProblem, bound: float, costs: list[list[float]]) ->
         for name, left in choices.items():
             taken[name] = left[int(np.argmax(values[lines.first[name] : lines.first[name] + len(left)]))]
     found = program.take({name: taken[name] for name in program.nodes})
+    # The solver works with tolerances, so its answer is checked exactly.
     if found.bytes > bound or not math.isfinite(found.cost):
         return None
     return Optimum(taken=found, num_variables=len(lines.objective), num_constraints=len(lines.equals), gap=gap)
@@ -137,6 +138,7 @@ def _minimized(lines: _Lines, sizes: list[float], bound: float) -> tuple[np.ndar
         constraints.append(optimize.LinearConstraint(sparse.csr_array([sizes + [0.0] * num_pairs]), -np.inf, bound))
     answer = optimize.milp(
         lines.objective,
+        # Pairs need not be integers: integral choices force their pair to 1.
         integrality=[1] * lines.num_choices + [0] * num_pairs,
         bounds=optimize.Bounds(0, 1),
         constraints=constraints,

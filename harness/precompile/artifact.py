@@ -90,6 +90,7 @@ def _precompile(
     began = time.perf_counter()
     program = finish(first, case, device, enter=enter)
     passed = time.perf_counter()
+    # The fingerprint states the sources' digest, so the running code must be these sources.
     if read_sources().own != own_digest() or not runs_its_text():
         raise ArtifactError(
             f"files that made the step of case {case.name} changed while it was made, or other code ran than they hold",

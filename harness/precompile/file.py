@@ -1,7 +1,7 @@
 """The files of a precompiled step: a header line with the sha256 of the rest, then compressed JSON.
 
     DIR/step.bitproof        bitproof precompiled step 1 <sha256>\\n<zlib of JSON>
-    DIR/compiled.bitproof    the same form, where a backend compiled the step; the other file has its sha256
+    DIR/compiled.bitproof    the same form, if a backend compiled the step; the other file has its sha256
 
 Every byte counts: the header must match exactly, and the hash covers the rest. Nothing read here is executed. The hash
 detects damage, not forgery, so the reader must check the JSON's content.
@@ -96,6 +96,7 @@ def read(folder: Path, name: str = NAME) -> Read:
         raise ArtifactError(f"there is no {called}", expected=f"a file {name}", where=str(folder)) from None
     except OSError as error:
         raise _unreadable(file, error, "read") from error
+    # Before the header check, for an error that says why the step is missing.
     if packed.startswith(_UNFINISHED):
         raise _unfinished(packed, file)
     if not packed.startswith(_HEAD):

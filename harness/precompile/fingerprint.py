@@ -1,19 +1,6 @@
-"""Everything that decides what a precompiled step is, or whether it can be read: field by field, so that each is named.
+"""Everything that affects a precompiled step, or whether it can be read, field by field, so errors can name a field.
 
-    form          of the file's content                    passes        names, settings, sha256 of each one's source
-    system        graph or joint                           sources       sha256 of bitproof's own files
-    world_size    how many ranks                           backend       what runs the graph
-    model         family, sizes, attention                 device        cpu or cuda
-    shapes        rows and tokens of a rank's batch        capability    what the device can do
-    dtypes        computed with, reduced with              torch         version, commit, build, sha256 of its files
-    parallelism   how ranks share the model                python        version
-    chunking      what is split in two                     switches      determinism, precision
-    memory        what is saved, recomputed, offloaded     environment   variables that torch reads
-    pipeline      the optional passes                      seed          of the case
-    compiler      and the processor, of compiled code      costs         sha256 of an overlap schedule's cost model
-    start_up      sha256 of what Python runs as it starts
-
-Names, steps, data, the optimizer and the verdict decide no graph: they may differ.
+form          version of the file's content            passes        names, settings, sha256 of each source
 """
 
 from __future__ import annotations
@@ -85,7 +72,7 @@ def fingerprint_of(case: Case, system: str, device: torch.device) -> Fields:
         "switches": {name: value for name, value in read_switches().items() if name not in _OF_STRESS},
         "environment": {name: text for name, text in environment_of_keys().items() if name.startswith(_PREFIXES)},
     }
-    return dict(json.loads(json.dumps(fields)))  # tuples are lists, as in what was read
+    return dict(json.loads(json.dumps(fields)))  # tuples become lists, as in a fingerprint from a file
 
 
 def digest_of(fields: Fields) -> str:

@@ -120,6 +120,7 @@ class Canonicalizer:
             *known_operators.WAITS,
         ):
             raise refuse(call, f"collective {call.op} is not understood")
+        # Its result may be read before it is complete, so it has no defined value.
         if "non_blocking" in args:
             raise refuse(call, "a copy to another device that nothing waits for")
         if call.writes:
@@ -140,11 +141,13 @@ class Canonicalizer:
 
     def _computed(self, index: int, call: Call, args: Arguments) -> Any:
         if known_operators.is_unwritten(call.op):
+            # Without elements there is no uninitialized memory: all such tensors are equal.
             if math.prod(x for x in call.value.shape if isinstance(x, int)) == 0:
                 return self._opaque(call, ())
             return self.table.make(("fresh", SIDES[self.side], index, call.value.dtype, _told(call.value.shape)))
         if call.op in known_operators.JOINS:
             return self._cat(call, args)
+        # Exact operators first: if their operands do not fit, they are opaque below.
         for operators, term_of in self._of_elements:
             if call.op in operators and (found := term_of(call, args)) is not None:
                 return found
@@ -161,7 +164,7 @@ class Canonicalizer:
             return self._results(call, "move", call.op, self._arguments(call, call.args, layouts=False))
         return self._opaque(call, call.args)
 
-    # -- what only moves elements -------------------------------------------------------------------
+    # -- calls that move elements ------------------------------------------------------------------
 
     def _copy(self, call: Call, args: Arguments) -> Any:
         read = args[known_operators.COPIES[call.op]][1]
@@ -172,6 +175,7 @@ class Canonicalizer:
 
     def _view(self, call: Call, read: int) -> Any:
         source, place = self.graph.calls[read].value, self.values[read]
+        # A term has one dtype; bits of another would need a model of memory.
         if any(x.dtype != source.dtype for x in call.results):
             raise refuse(call, f"{call.op} is not understood: it reads memory as another dtype")
         if call.op in known_operators.WAITS and call.value == source:
@@ -214,7 +218,7 @@ class Canonicalizer:
             parts.append(part)
         return self.table.make(("cat", tuple(parts), dim))
 
-    # -- what computes ------------------------------------------------------------------------------
+    # -- calls that compute -----------------------------------------------------------------------------
 
     def _exact(self, call: Call, args: Arguments) -> int | None:
         """The term of an operator of EXACT; None if the operands do not allow an exact result.
@@ -353,7 +357,7 @@ class Canonicalizer:
             alignment,
         )
 
-    # -- what writes, and what is refused -----------------------------------------------------------
+    # -- writes and refusals ------------------------------------------------------------------------
 
     def _write(self, index: int, call: Call, args: Arguments) -> Any:
         target = self.memory.written(call, args)

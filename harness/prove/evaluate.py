@@ -74,6 +74,7 @@ def run_graph(
                 with _naming(node):
                     if graph_operators.is_wait(node):
                         launch = node.all_input_nodes[0]
+                        # Run the collective again: inputs written since the launch then change its result.
                         if late and launch in launches:
                             env[launch] = launches.pop(launch)()
                         env[node] = env[launch]
@@ -221,6 +222,7 @@ class Evaluator:
             return cast(Tensor, values["self"]).reshape(cast(list[int], values["shape"]))
         if op.startswith(PYTHON):
             return torch.tensor(_number(op.removeprefix(PYTHON))(*values.values()), dtype=torch.float64)
+        # An optimizer's kernel walks memory linearly, so it needs row-major lists; a term does not fix strides.
         if op in UPDATES:
             values = {name: [y.contiguous() for y in x] if isinstance(x, list) else x for name, x in values.items()}
         return _operator(op)(**values)

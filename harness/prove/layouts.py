@@ -118,6 +118,7 @@ def _seen(shape: tuple[int, ...], strides: tuple[int, ...], memory: Window) -> W
             dims[-1] = [dims[-1][0] * size, apart, step]
         elif size > 1 and apart:
             dims.append([size, apart, step])
+    # Digits with larger weights come first.
     dims.sort(key=lambda dim: -dim[1])
     reach, places = [0] * len(dims), []
     for count, address in [
@@ -129,6 +130,7 @@ def _seen(shape: tuple[int, ...], strides: tuple[int, ...], memory: Window) -> W
             digit, address = divmod(address, apart)
             reach[dim] += count * digit
             place += digit * step
+        # The address is between elements, or outside this tensor.
         if address:
             return None
         places.append(place)

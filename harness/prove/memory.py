@@ -71,12 +71,14 @@ class GraphMemory:
         target = self.calls[args["self"][1]].value
         if target != call.value or call.op in known_operators.REFUSED:
             raise refuse(call, f"{call.op} changes a tensor's layout")
+        # The last write to a shared element would win, and the order of writes is not defined.
         if overlaps(target):
             raise refuse(call, "a write to memory that overlaps itself")
         if any(self.calls[owner].op == "constant" for owner in self._owners[target.storage]):
             raise refuse(call, "a write to a tensor of the graph itself, which the next step would find changed")
         for read in (index for name, value in call.args if name != "self" for index in nodes_in(value)):
             for tensor in self.calls[read].results:
+                # For example `x[1:].copy_(x[:-1])`: elements may be read before or after they are written.
                 if tensor.storage == target.storage and tensor != target:
                     raise refuse(call, "a write to memory that the same call reads in another way")
         self._refuse(call, self._in_flight.races_of_write(target.storage))

@@ -249,12 +249,14 @@ def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values
                     runs.append(run_graph(module, ranks, step.groups.partitions(), watch=Layouts(graph)))
             except FailsError as error:
                 failures.append(error)
+        # Programs that both fail on drawn inputs may be equal: the inputs were out of their domain.
         if failures:
             return found if is_further and len(failures) == len(steps) else _refused(found, failures[0])
     except NotEvaluatedError as error:
         return replace(found, not_evaluated=f"{error} is not computed here")
     except RefusedError as error:
         return _refused(found, error)
+    # A graph that writes its own constants computes something else in the next step.
     if not all(map(same_bits, constants, before)):
         return _refused(found, RefusedError("a tensor of the graph itself holds other bits after a run", where="one"))
     evaluator = Evaluator(found.proof.table, by_name, constants)

@@ -19,7 +19,7 @@ from bitproof.harness.prove.proof_data import Term
 from bitproof.harness.prove.terms import Rule, Table
 from bitproof.harness.prove.windows import Window, coalesced, composed, cut, joined, row_major, whole
 
-# -- views: which elements are shown ------------------------------------------------------------------
+# -- views: the selected elements ---------------------------------------------------------------------
 
 
 def view_of_whole(table: Table, term: Term) -> int | None:
@@ -340,7 +340,7 @@ def reduce_of_cat(table: Table, term: Term) -> int | None:
     return table.make(("cat", tuple(table.make(("reduce", part, operation, ranks)) for part in parts), 0))
 
 
-# -- elements in other places --------------------------------------------------------------------------
+# -- elements at other indices -------------------------------------------------------------------------
 
 
 def move_of_flip(table: Table, term: Term) -> int | None:

@@ -85,6 +85,7 @@ def composed(inner: Window, outer: Window) -> Window | None:
     start = digits(outer.offset)
     for dim, size in enumerate(inner.shape):
         reach = start[dim] + sum((n - 1) * step[dim] for n, step in zip(outer.shape, steps, strict=True))
+        # A digit overflows: the next larger digit would change, so offsets are no longer linear.
         if reach >= size:
             return None
 

@@ -80,6 +80,7 @@ def parse(text: str, where: str = FILE_NAME) -> Report:
     if found := contradiction_in(report):
         raise _damaged(f"report.{found.field}", found.expected, found.found, where)
     status = exit_status(report.cases, is_shard=report.shard is not None, faults=report.faults)
+    # WRONG_CALL cannot be derived from the cases: the call itself was refused.
     if report.exit_status not in (status, WRONG_CALL):
         raise _damaged("report.exit_status", f"{status}, by its cases", report.exit_status, where)
     return report
@@ -103,6 +104,7 @@ def _result(entry: CaseEntry, field: str, where: str) -> CaseResult:
     for name in ("name", "expected", "reference", "candidate"):
         if getattr(entry, name) != getattr(case, name):
             raise _damaged(f"{field}.{name}", f"{getattr(case, name)!r}, by its case", getattr(entry, name), where)
+    # A report is an input of merge and CI: a verdict must follow from its own numbers.
     if found := contradiction(result):
         raise _damaged(f"{field}.{found.field}", found.expected, found.found, where)
     for name, finding in result.checks.items():

@@ -2,7 +2,7 @@
 
 GitHub interprets HTML, links, bare addresses, pictures, code, emphasis, formulas, ends of cells, emoji names, users and
 issues. Each character that could start one is escaped: with a backslash, a reference such as `&lt;`, or, if GitHub
-interprets the rendered text (`@user`), an empty tag that splits it.
+interprets the rendered text (`@user`), a tag around it.
 """
 
 from __future__ import annotations

@@ -74,6 +74,7 @@ def prepare_run_dir(report_dir: Path) -> Path:
     run_dir = report_dir / run_id
     try:
         run_dir.mkdir(parents=True)
+        # Found before a run of hours instead of after it.
         _refuse_plain_latest(report_dir)
         with tempfile.TemporaryFile(dir=run_dir) as probe:
             probe.write(b"bitproof")
@@ -160,7 +161,9 @@ def write_atomically(path: Path, content: str) -> None:
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
             file.write(content)
             file.flush()
+            # Without this, a crash after the rename could leave an empty file.
             os.fsync(file.fileno())
+        # mkstemp creates files for their owner only, but others read reports, e.g. a CI's upload.
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:

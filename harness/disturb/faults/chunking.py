@@ -48,7 +48,7 @@ def chunk_0_joined_twice(g: GraphEditor) -> list[Site]:
 
 @row("ours: an off-by-one split", needs=(CHUNKED,))
 def halves_overlap_by_one(g: GraphEditor) -> list[Site]:
-    """chunk 1 begins one row early and ends one row early."""
+    """chunk 1 begins and ends a row early."""
     node = g.require(g.halves(1), "halves of activations")
     x, dim, start, end = node.args
     node.args = (x, dim, start - 1, end - 1)
@@ -135,7 +135,7 @@ def gradient_halves_exchanged(g: GraphEditor) -> list[Site]:
     sites = [*g.sites(first, "split"), *g.sites(second, "split")]
     sites += [*g.readers(first), *g.readers(second), g.site(first, "clone"), g.site(second, "clone")]
     sites += [site for node in (first, second) for user in node.users for site in g.readers(user)]
-    return [*sites, *g.chunk_root(first, "split", "slice")]  # a reshape of what is not contiguous is a clone
+    return [*sites, *g.chunk_root(first, "split", "slice")]  # a reshape of a non-contiguous tensor is a clone
 
 
 @row("MaxText #3699: what pads a chunk is taken for data", needs=(CHUNKED,))

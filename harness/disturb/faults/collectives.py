@@ -97,7 +97,7 @@ def buffer_of_another_gather(g: GraphEditor) -> list[Site]:
     pairs = [(one, other) for i, one in enumerate(waits) for other in waits[i + 1 :] if g.alike(one, other)]
     one, other = g.require(pairs, "two parameters of one shape")
     sites = [*g.sites(other), *g.readers(other), *(site for user in other.users for site in g.readers(user))]
-    sites.append(g.site(other.all_input_nodes[0]))  # which has no wait any more
+    sites.append(g.site(other.all_input_nodes[0]))  # its wait was removed
     g.bypass(other, one)
     return sites
 

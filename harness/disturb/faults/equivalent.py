@@ -284,7 +284,7 @@ def messages_copied(step: Any) -> None:
 
 @row(EXACT, runner=True, needs=(PIPELINED, BFLOAT16))
 def messages_in_float32(step: Any) -> None:
-    """stages send float32 and narrow what they receive."""
+    """stages send float32 and cast received values back."""
     import torch
 
     send, receive = step.send, step.receive
@@ -298,7 +298,7 @@ def messages_in_float32(step: Any) -> None:
 
 @row(EXACT, runner=True, needs=(PIPELINED,))
 def messages_in_two_parts(step: Any) -> None:
-    """stages send positions in two parts and join what they receive."""
+    """stages send positions in two parts and join the received parts."""
     import torch
 
     send, receive = step.send, step.receive

@@ -71,7 +71,7 @@ def gathered_parts_exchanged(g: GraphEditor) -> list[Site]:
 
 @row("ours: an offset without its padding", needs=(BUCKETS,))
 def gathered_bucket_shifted(g: GraphEditor) -> list[Site]:
-    """a gathered bucket is unpacked with an offset of one element."""
+    """a gathered bucket is unpacked with an offset of 1 element."""
     node = _bucket_of_gathers(g)
     g.before(node, node.args[0], "aten.roll.default", [1], [1])
     return [g.site(node, "roll"), *g.sites(node)]

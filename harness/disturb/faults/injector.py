@@ -82,7 +82,7 @@ class Injector:
             self.fired = True
 
     def fire(self) -> None:
-        """Note that the fault fired, called where the fault is applied."""
+        """Note that the fault fired, called by the code that applies it."""
         self.fired = True
 
     def wrap(self, function: GradientFunction) -> GradientFunction:

@@ -22,7 +22,9 @@ def _again(g: GraphEditor, name: str) -> Call:
 def _both(g: GraphEditor, node: Call, *operators: str) -> list[Site]:
     """The sites of a recomputed call, in both directions: it repeats forward, for backward."""
     sites = [*g.sites(node, *operators), *g.readers(node)]
-    sites += [g.site(read, name) for read in node.all_input_nodes[:1] for name in operators]  # what is new lies there
+    sites += [
+        g.site(read, name) for read in node.all_input_nodes[:1] for name in operators
+    ]  # inserted calls have this origin
     return [*sites, *(site._replace(direction="backward") for site in sites)]
 
 

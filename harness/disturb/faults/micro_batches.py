@@ -25,7 +25,7 @@ _IN_BOTH = (PIPELINED, SHARED)
 _LOSS = (Site("", "forward", None, "nll_loss_forward"),)
 """The first call whose inputs do not match: values of one micro-batch, labels of another."""
 _ADDS = (Site(ANY, "backward", None, "add"),)
-_ADDS_IN_PLACE = (Site(ANY, "backward", None, "add_"),)  # as eager does: what the candidate leaves out
+_ADDS_IN_PLACE = (Site(ANY, "backward", None, "add_"),)  # eager adds in place; the candidate leaves these calls out
 
 
 def _exchanged(action: Any) -> Any:

@@ -167,7 +167,7 @@ def expert_groups_ignored(g: GraphEditor) -> list[Site]:
 
 @row("ours: an off-by-one", needs=(EXPERTS,), kinds=("loss", "grad", "buffer"))
 def one_expert_group_too_few(g: GraphEditor) -> list[Site]:
-    """one group of experts fewer stays eligible."""
+    """a group of experts too few stays eligible."""
     node = g.find("topk", r".*router", turn=1)
     node.args = (node.args[0], 1, *node.args[2:])
     return [*g.sites(node, "scatter"), *g.readers(node)]
@@ -183,7 +183,7 @@ def border_rows_to_the_neighbour(g: GraphEditor) -> list[Site]:
 
 @row("transformers #48205: rows that a grouped product leaves unwritten", needs=(EXPERTS,))
 def expert_ends_off_by_one(g: GraphEditor) -> list[Site]:
-    """each expert's rows end one too early, and the last row is never computed."""
+    """each expert's rows end a row early, and the last row is never computed."""
     node = g.find("_to_copy", r".*experts", where=lambda node: "cumsum" in str(node.args[0]))
     g.before(node, node.args[0], "aten.sub.Tensor", 1)
     return [g.site(node, "sub"), *g.sites(node)]

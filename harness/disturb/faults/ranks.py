@@ -55,7 +55,7 @@ def zeros_from_the_second_step(g: GraphEditor) -> list[Site]:
 
 @row("ours: uneven rows", rank=-1)
 def last_row_lost_on_one_rank(g: GraphEditor) -> list[Site]:
-    """the last rank computes one row fewer."""
+    """the last rank computes a row less."""
     return _after(g, "last_row_zeroed_on_last_rank", ("clone", "zero_", "select"), "mm", r".*attention.*")
 
 

@@ -60,7 +60,7 @@ def scattered_gradient_not_summed(g: GraphEditor) -> list[Site]:
 
 @row("Megatron-LM's kind: a parameter that the sum over tensor ranks forgets", needs=(SPLIT, LATENTS), kinds=("grad",))
 def whole_parameters_gradient_not_summed(g: GraphEditor) -> list[Site]:
-    """a replicated parameter's gradient only has the contribution of one rank's heads."""
+    """a replicated parameter's gradient only includes a single rank's heads."""
     return _not_summed(g, r".*attention\.(wkv_a|kv_norm)", "backward")
 
 

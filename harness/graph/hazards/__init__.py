@@ -1,12 +1,12 @@
-"""Hazards of a finished graph that do not show in its bits: two calls that use the same memory without an order
-between them, where one writes or frees it; and deadlocks between ranks.
+"""Hazards of a finished graph that do not show in its bits: memory races, and deadlocks between ranks.
 
-With ranks in shared memory, or on an idle machine, such a graph may compute the right bits every time, while on a GPU
-it reads memory that a stream is still writing. So its equal bits are no evidence.
+A race is a pair of calls that use the same memory without an order between them, if one writes or frees it. With ranks
+in shared memory, or on an idle machine, such a graph may compute the right bits every time, while on a GPU it reads
+memory that a stream is still writing. So its equal bits are no evidence.
 
 1. Follow the graph's calls in order (`walk`) with their effects on memory (`effects`), by the rules of
-   `harness.operators.happens_before`. A graph with streams is followed twice: when memory is freed is known only at
-   the end.
+  `harness.operators.happens_before`. A graph with streams is followed twice: when memory is freed is known only at
+  the end.
 2. Check the order in which ranks launch collectives (`turns`).
 
 Graphs from users may also call methods, modules and functions, whose effects follow from their names. An unknown call
@@ -33,8 +33,9 @@ MOST_TOLD = 3
 
 @dataclass(frozen=True)
 class Hazard:
-    """`second` conflicts with `first`, an earlier call, in the memory of `memory`. `does` says how, `missing` what
-    would order them.
+    """A conflict of `second` with `first`, an earlier call, in the memory of `memory`.
+
+    `does` describes it; `missing` is the call that would order them, e.g. a wait.
     """
 
     first: At
@@ -73,8 +74,10 @@ def hazard_lines(module: GraphModule, groups: Mapping[str, Partition] | None = N
 
 
 def turns_of(module: GraphModule, ranks_in: RanksIn, rank: int | None = None) -> list[RankTurn]:
-    """The collectives and messages that a rank's graph launches and waits for, in order. `ranks_in` returns the ranks
-    of the rank's instance of a group, None for an unknown group; messages need `rank`, the rank's own number.
+    """The collectives and messages that a rank's graph launches and waits for, in order.
+
+    `ranks_in` returns the ranks of the rank's instance of a group, None for an unknown group. Messages need `rank`, the
+    rank's own number.
     """
     return rank_turns(GraphWalk(module).turns, ranks_in, rank)
 

@@ -1,5 +1,7 @@
-"""A call's effects on the memory of its arguments: from its operator's schema and row, or, for methods, modules and
-functions, from their names. An unknown call reads all its arguments.
+"""A call's effects on the memory of its arguments.
+
+They come from its operator's schema and row; for methods, modules and functions, from their names. An unknown call
+reads all its arguments.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload, OpOve
 from bitproof.harness.torch_operators import schema_of, storage_key, written_by_kernel
 
 Places = tuple[tuple[int | None, str], ...]
-"""Arguments of an overload: each one's index, None for a keyword-only one, and its name."""
+"""Arguments of an overload: index (None if keyword-only) and name."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerMessage:
-    """What a call sends to one rank or receives from it; the other rank and the tag are as the call has them."""
+    """A message to or from a single rank. The peer and the tag are the call's arguments."""
 
     is_sent: bool
     tensor: Node
@@ -38,9 +40,9 @@ class PeerMessage:
 class Effects:
     """A call's effects on the memory of its arguments.
 
-    `only_shows`: it reads no element. `gives_several`: each of its results has its own memory. `syncs_host`: the host
-    waits for its result. `adopts`: the first has the memory of the second from then on. `messages` are each a launch of
-    its own. `is_behind_token`: its first result is a token, which is no memory.
+    `only_shows`: it reads no element. `gives_several`: each result has its own memory. `syncs_host`: the host waits for
+    its result. `adopts`: the first argument has the memory of the second from then on. Each of `messages` is a launch.
+    `is_behind_token`: its first result is a token, which is not memory.
     """
 
     row: Operator
@@ -175,7 +177,7 @@ def _effects_of_overload(node: Node, plan: _Plan) -> Effects:
 
 
 def _given(node: Node) -> dict[str, Any]:
-    """What a call was given, by the names of its operator's arguments."""
+    """A call's arguments, by the names in its operator's schema."""
     return dict(zip((x.name for x in schema_of(node.target).arguments), node.args, strict=False)) | node.kwargs
 
 
@@ -196,7 +198,7 @@ def _nodes_of(args: Sequence[Any], kwargs: Mapping[str, Any], places: Places) ->
 
 
 def _effects_by_name(node: Node, name: str) -> Effects:
-    """The effects of a method or function of torch: those of the operator of the same name, for any overload."""
+    """The effects of a torch method or function: those of the operator with the same name, for any overload."""
     if isinstance(node.target, HigherOrderOperator):
         return _effects_of_higher(node, known(f"higher_order.{name}"))
     row = operators.row_of(node.target)
@@ -224,9 +226,9 @@ def _effects_by_name(node: Node, name: str) -> Effects:
 
 
 def _effects_of_higher(node: Node, row: Operator) -> Effects:
-    """The effects of a higher-order call: those of the operator that it runs, or what its row says it writes.
+    """The effects of a higher-order call: those of the operator that it runs, or the writes that its row states.
 
-    A kernel of Triton's writes what torch's analysis of it finds, or, without that, each tensor that it is given.
+    A Triton kernel writes the arguments found by torch's analysis, or, without an analysis, each of its tensors.
     """
     if row.writes is not None:
         given = node.kwargs.get(row.writes)
@@ -258,13 +260,13 @@ def _effects_of_higher(node: Node, row: Operator) -> Effects:
 
 
 _WORK_WAIT = Operator(name="Work.wait", wait=Wait(work=Work.COLLECTIVE, argument="self"))
-"""The method of the `Work` that torch's own collectives return."""
+"""`wait` of torch's own async handle, `Work`."""
 _WITH_EFFECTS = "higher_order.with_effects"
 _TORCHBIND = "higher_order.call_torchbind"
 
 
 def messages_of(node: Node, target: Any, args: Sequence[Any], found: Effects) -> Effects:
-    """The effects of a call that sends to one rank or receives from one, or does some of each."""
+    """The effects of a call that sends to or receives from single ranks."""
     given = dict(zip((x.name for x in schema_of(target).arguments), args, strict=False)) | node.kwargs
     if "op_list" in given:
         rows = zip(given["op_list"], given["tensors"], given["peer_list"], given["tag_list"], strict=True)
@@ -292,8 +294,7 @@ def _value(x: Any) -> Any:
 
 
 def _copied(node: Node, source: Node) -> bool:
-    """Whether a call that returns a view if possible has made a copy: if both values are known, by their memory; else
-    it may have."""
+    """Whether a call that returns a view if possible has made a copy; True if the values do not show it."""
     own, shown = node.meta.get("val"), source.meta.get("val")
     if not (isinstance(own, Tensor) and isinstance(shown, Tensor)):
         return True

@@ -1,12 +1,12 @@
 """The order in which ranks launch collectives, and possible deadlocks.
 
-If all ranks run one graph, they launch the same collectives in the same order. So the first collective that some rank
-has not reached is the next one for all its members that are behind, and all reach it: no order in one graph leads to a
-deadlock, whatever the groups, and whichever of them share ranks, a stream or a process group. That holds if
+If all ranks run the same graph, they launch the same collectives in the same order. So the first collective that some
+rank has not reached is the next for all its members that are behind, and all reach it: no order in a single graph leads
+to a deadlock, whatever the groups, and whichever of them share ranks, a stream or a process group. This holds if
 
-1. every collective names a group that there is, and each rank belongs to one instance of it,
+1. every collective names an existing group, and each rank belongs to a single instance of it,
 2. the call counts as many ranks as the group has,
-3. all ranks reach it: it does not stand in a graph that data chooses to run.
+3. all ranks reach it: it is not in a branch that depends on data.
 
 If ranks have different graphs, their orders are compared (`harness.operators.crossings`).
 
@@ -46,7 +46,7 @@ def name_of_call(call: At) -> str:
 
 
 def one_order(turns: Sequence[Turn], groups: Mapping[str, Partition] | None) -> list[Deadlock]:
-    """Reasons why some rank may not reach a collective that others launch: see the top of this file."""
+    """Reasons why a rank may not reach a collective that others launch: see the top of this file."""
     found = []
     for turn in turns:
         if turn.waits is not None:
@@ -105,9 +105,9 @@ RanksIn = Callable[[str], tuple[int, ...] | None]
 
 
 def rank_turns(turns: Sequence[Turn], ranks_in: RanksIn, rank: int | None = None) -> list[RankTurn]:
-    """A rank's launches and waits as data. `ranks_in` has the ranks of its instance of a group.
+    """A rank's launches and waits as data. `ranks_in` returns the ranks of its instance of a group.
 
-    Groups that it does not know are left out; so are messages from one rank to another if `rank`, this one, is unknown.
+    Unknown groups are left out; so are messages between single ranks if `rank`, this rank's number, is unknown.
     """
     found: list[RankTurn] = []
     launched: dict[At, int] = {}
@@ -139,9 +139,9 @@ def rank_turns(turns: Sequence[Turn], ranks_in: RanksIn, rank: int | None = None
 
 
 def _ends(call: At, message: PeerMessage, rank: int, ranks: tuple[int, ...]) -> tuple[int, int] | None:
-    """The ranks from which and to which a message goes; None if the call names its peer by no number.
+    """The sender and the receiver of a message; None if the call's peer is not a number.
 
-    torch's own operators count the ranks of their group, functional ones those of the whole run.
+    torch's own operators number the ranks within the group, functional operators within the whole run.
     """
     peer, is_own = message.peer, _counts_in_group(call)
     if not isinstance(peer, int) or (is_own and not 0 <= peer < len(ranks)):
@@ -155,7 +155,7 @@ def _counts_in_group(call: At) -> bool:
 
 
 def _takes(call: At) -> str:
-    """The dtype of what a collective is given, and its sizes unless ranks may give other numbers of rows."""
+    """The dtype of a collective's input, and its sizes unless ranks may have different numbers of rows."""
     values = [x.meta.get("val") for x in call.node.all_input_nodes]
     value = next((x for x in values if isinstance(x, Tensor)), None)
     if value is None:
@@ -166,7 +166,7 @@ def _takes(call: At) -> str:
 
 
 def _form(value: object) -> str:
-    """The dtype and sizes of a tensor; "" for anything else."""
+    """A tensor's dtype and sizes; "" for other values."""
     if not isinstance(value, Tensor):
         return ""
     return f"{str(value.dtype).removeprefix('torch.')}{[*value.shape]}"

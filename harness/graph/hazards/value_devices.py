@@ -1,4 +1,4 @@
-"""Where a graph's values lie, and which of its calls hold the host up."""
+"""The devices of a graph's values, and the calls that block the host."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.fx import GraphModule, Node
 from bitproof.harness.torch_operators import schema_of
 
 ON_CUDA, ON_HOST, ELSEWHERE = 1, 2, 4
-"""Where values lie, as bits; the last is for numbers, other devices and what is not known."""
+"""Devices as bits; ELSEWHERE is for numbers, other devices and unknown values."""
 
 
 def places_of(value: Any) -> int:
-    """The places of a value, or of all of several."""
+    """The devices of a value, or of all its parts."""
     if isinstance(value, Tensor):
         return {"cuda": ON_CUDA, "cpu": ON_HOST}.get(value.device.type, ELSEWHERE)
     if isinstance(value, (tuple, list)) and value:

@@ -1,9 +1,9 @@
-"""Follows a graph's calls in order, for `harness.operators.happens_before`: each one's stream and memory.
+"""Follows a graph's calls in order, for `harness.operators.happens_before`, with each call's stream and memory.
 
 1. Values get memory: a key for each piece; a value may use several. Nested graphs are followed, too, if their inputs
-   can be matched with operands.
-2. A call runs on a stream: the current one, unless the graph names another. In a graph for CUDA, calls without device
-   tensors run on the host, and copies between the two block the host unless they are non-blocking.
+  can be matched with operands.
+2. A call runs on a stream: the current stream, unless the graph names another. In a graph for CUDA, calls without
+  device tensors run on the host, and copies between the two block the host unless they are non-blocking.
 3. Launches of collectives, and waits for them, are recorded in order, as the rank's turns.
 """
 
@@ -29,7 +29,7 @@ from bitproof.harness.torch_operators import schema_of
 Memory = tuple[Key, ...]
 """The pieces of memory that a value may use."""
 Held = Memory | Mapping[Any, Any]
-"""A value's memory; for several results, that of each by its index."""
+"""A value's memory; for several results, the memory of each by its index."""
 
 CHOOSES = ("cond", "while_loop")
 """Higher-order operators that run a graph depending on data."""
@@ -37,7 +37,7 @@ CHOOSES = ("cond", "while_loop")
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """A call: its node, and, in a nested graph, the graph's description; of several messages that it launches, one."""
+    """A call: its node; in a nested graph the graph's description; if it launches several messages, the message."""
 
     node: Node
     where: str = ""
@@ -49,8 +49,10 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A collective that a rank launches, or, with `waits`, waits for. `choice` is the call that runs it depending on
-    data."""
+    """A collective that a rank launches, or, with `waits`, waits for.
+
+    `choice` is the data-dependent call (e.g. `cond`) whose branch contains it.
+    """
 
     call: At
     waits: At | None = None
@@ -58,7 +60,7 @@ class Turn:
 
 
 class GraphWalk:
-    """One pass over a graph. `races` has each race with its second call and the time."""
+    """A pass over a graph. `races` has each race with its second call and the time."""
 
     def __init__(self, module: GraphModule, last_use: Mapping[Key, float] | None = None) -> None:
         nodes = [node for m in module.modules() if isinstance(m, GraphModule) for node in m.graph.nodes]
@@ -128,7 +130,7 @@ class GraphWalk:
         return _structure(node.args[0] if node.args else None, held)
 
     def _call(self, node: Node, held: dict[Node, Held], where: str) -> Held:
-        """Follow one call; returns the memory of its result."""
+        """Follow a call; returns the memory of its result."""
         if not isinstance(node.target, OpOverload):
             self._follow_graphs_of(node, held, where)
         self._time += 1
@@ -153,14 +155,16 @@ class GraphWalk:
             self._launch(At(node, where), effects, reads, writes, result, stream)
         elif self._is_single:
             opened, freed = self._order.open, self._order.freed
+            # Most calls run while nothing is in flight: this test is much cheaper than looking for races.
             if (opened or freed) and any(key in opened or key in freed for key in (*reads, *writes)):
                 self._found(At(node, where), self._order.races(reads, writes))
-        elif places == ON_CUDA and not self.names_streams:  # memory that one stream uses, and the host never
+        elif places == ON_CUDA and not self.names_streams:  # only one stream uses this memory, and never the host
             if races := self._order.call_of_one(reads, writes, stream):
                 self._found(At(node, where), races)
             if effects.syncs_host:
                 self._order.wait_stream(HOST, stream)
         else:
+            # New memory counts as written: the allocator may reuse memory that another stream still uses.
             made = _flat([result]) if not effects.shares else ()
             self._found(At(node, where), self._order.call(At(node, where), reads, (*writes, *made), stream))
             if stream != HOST and (effects.syncs_host or (self._has_cuda and holds_up_host(node))):
@@ -172,9 +176,9 @@ class GraphWalk:
         return result
 
     def _follow_graphs_of(self, node: Node, held: Mapping[Node, Held], where: str) -> None:
-        """Follow the graphs among which a call chooses by data, and those whose inputs are not its operands.
+        """Follow the branches of a data-dependent call, and graphs whose inputs are not its operands.
 
-        A wait in one branch alone is none for what comes after the choice.
+        A wait in a single branch does not count after the choice, since the branch may not run.
         """
         bodies = [(x, body) for x in node.all_input_nodes if (body := operators.graph_of(x)) is not None]
         if not bodies:
@@ -202,13 +206,13 @@ class GraphWalk:
             self.turns.append(Turn(call, choice=self._choice))
 
     def _send(self, call: At, effects: Effects, held: Mapping[Node, Held], result: Held, stream: Stream) -> None:
-        """Follow messages to other ranks and from them: each is on its way until its own wait."""
+        """Follow messages between single ranks: each is in flight until its own wait."""
         assert effects.row.launch is not None
         sent = [each for each in effects.messages if each.is_sent]
         reads = _flat([held[each.tensor] for each in sent])
         writes = _flat([held[each.tensor] for each in effects.messages if not each.is_sent])
         self._found(call, self._order.call(call, reads, writes, stream))
-        own = () if effects.shares else _flat([result])  # a `Work` of its own, which fills no tensor
+        own = () if effects.shares else _flat([result])  # a `Work`, which fills no tensor
         for message in effects.messages:
             at, memory = At(call.node, call.where, message), _flat([held[message.tensor]])
             fills, takes = (own, memory) if message.is_sent else (memory, ())
@@ -244,7 +248,7 @@ class GraphWalk:
         return {place: self._new(At(node, where)) for place in dict.fromkeys([*places, None])}
 
     def _behind_token(self, node: Node, effects: Effects, held: Mapping[Node, Held], where: str) -> Held:
-        """The results of a call with effects: a token, then those of the operator that it runs."""
+        """The results of a call with effects: a token, then the results of its operator."""
         taken = [x.args[1] for x in node.users if x.target is operator.getitem and isinstance(x.args[1], int)]
         places = [place for place in dict.fromkeys(taken) if place > 0]
         if effects.shares:
@@ -284,7 +288,7 @@ class GraphWalk:
         return current if places & ON_CUDA else HOST
 
     def _places_of(self, node: Node, inputs: Sequence[Node]) -> int:
-        """Where a call's result and what it is given lie; of each value this is asked once."""
+        """The devices of a call's inputs and result; cached by value."""
         known, found = self._places, 0
         for x in (node, *inputs):
             if (places := known.get(x)) is None:
@@ -323,7 +327,7 @@ class GraphWalk:
         self._found(call, self._order.free(gone, call))
 
 
-# -- where values lie -------------------------------------------------------------------------------
+# -- memory of values ------------------------------------------------------------------------------
 
 
 def _flat(values: Iterable[Held]) -> Memory:
@@ -339,7 +343,7 @@ def _parts(value: Held) -> list[Memory]:
 
 
 def _structure(argument: Any, held: Mapping[Node, Held]) -> Held:
-    """The memory of an argument; for a list or tuple, that of each of its parts."""
+    """The memory of an argument; for a list or tuple, the memory of each part."""
     if isinstance(argument, Node):
         return held[argument]
     if isinstance(argument, (list, tuple)):
@@ -369,7 +373,7 @@ def _body(node: Node) -> tuple[GraphModule, Sequence[Any]] | None:
 
 
 def _operands(node: Node, body: GraphModule) -> list[Any] | None:
-    """What a call hands to the inputs of a graph: the arguments behind its graphs, if there are as many."""
+    """The operands of a nested graph's inputs: the arguments after the graphs, if their number matches."""
     places = [place for place, x in enumerate(node.args) if isinstance(x, Node) and operators.graph_of(x) is not None]
     if not places:
         return None

@@ -1,1 +1,1 @@
-"""A micro-batch's finished graph in stages: its parts, the order of a rank's work, and its runner."""
+"""A micro-batch's finished graph in stages: its parts, the order of a rank's actions, and their runner."""

@@ -1,6 +1,6 @@
-"""The order of a rank's work as plain data: forwards and backwards of micro-batches through its stages.
+"""The order of a rank's actions as plain data: forwards and backwards of micro-batches through its stages.
 
-A stage's forwards and backwards take micro-batches in order, whatever the schedule: so gradients are added in that
+A stage's forwards and backwards take micro-batches in order, whatever the schedule. So gradients are added in that
 order, and messages arrive in the order in which the next stage reads them.
 """
 
@@ -24,10 +24,11 @@ class Action(NamedTuple):
 
 
 def actions_of(schedule: Schedule, num_ranks: int, rank: int) -> list[Action]:
-    """The ordered work of one of `num_ranks` pipeline ranks.
+    """The ordered actions of a pipeline rank, out of `num_ranks`.
 
-    A rank with several stages runs `num_ranks` micro-batches through one stage before the next. Under 1f1b
-    (https://arxiv.org/abs/2104.04473) its backwards start when the first micro-batch can have returned.
+    A rank with several stages runs `num_ranks` micro-batches through a stage before the next stage. Under 1f1b
+    (https://arxiv.org/abs/2104.04473) its backwards start when the first micro-batch can have returned. For example,
+    with 2 ranks and 3 micro-batches rank 0 runs F0 F1 B0 F2 B1 B2.
     """
     count, several = schedule.micro_batches, schedule.stages_per_rank
     total = count * several
@@ -39,6 +40,7 @@ def actions_of(schedule: Schedule, num_ranks: int, rank: int) -> list[Action]:
         own = own if half == "forward" else several - 1 - own
         return Action(half, own * num_ranks + rank, lap * num_ranks + micro_batch)
 
+    # Forwards before the first backward: one for each later rank, more if stages are interleaved.
     behind = num_ranks - 1 - rank
     ahead = total if schedule.order == "gpipe" else behind if several == 1 else 2 * behind + (several - 1) * num_ranks
     ahead = min(ahead, total)

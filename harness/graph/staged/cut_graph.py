@@ -1,13 +1,13 @@
-"""Cuts the finished graph of one micro-batch into stages, and each stage into forward and backward.
+"""Cuts the finished graph of a micro-batch into stages, and each stage into forward and backward.
 
-Needs:    a graph whose calls say where they come from, forward's before backward's; layers that are named layers.N.
+Needs:    a graph whose calls state their origin, forward's before backward's; layers that are named layers.N.
 Promises: every call is in one part, in its order; numbers and views computed only from the graph's inputs are
-          repeated in each part that reads them. Run one after the other, the parts equal the graph.
-Refuses:  what placed_calls.py refuses.
+         repeated in each part that reads them. Run one after the other, the parts equal the graph.
+Refuses:  graphs that placed_calls.py refuses.
 
 1. Place calls in stages and halves (placed_calls.py).
-2. Values between parts: activations to the next stage, gradients to the previous one, and backward's inputs from
-   its own stage's forward.
+2. Values between parts: activations to the next stage, gradients to the previous stage, and backward's inputs from
+  its own stage's forward.
 3. Write each part as a graph.
 """
 
@@ -41,8 +41,10 @@ class Part:
 
 @dataclass(frozen=True)
 class CutGraph:
-    """All parts, by stage and half, and the names of the whole graph's inputs and outputs, in order: each parameter's
-    gradient by the stages that have it."""
+    """All parts, by stage and half, with the names of the whole graph's inputs and outputs, in order.
+
+    Each parameter's gradients are listed by the stages that compute them.
+    """
 
     by_place: dict[tuple[int, Half], Part]
     placeholders: tuple[str, ...]
@@ -57,7 +59,7 @@ class CutGraph:
 
 
 def cut(module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> CutGraph:
-    """The graph in parts; `module` stays unchanged. `open_dim` has the size of the remaining symbol, if any.
+    """Cut a graph into parts; `module` is not modified. `open_dim` has the size of the remaining symbol, if any.
 
     Raises PassError: see above.
     """

@@ -13,7 +13,7 @@ from bitproof.harness.graph.origin import origin_of
 _LAYER = re.compile(r"layers\.(\d+)(\.|$)")
 
 STAGE_KEY = "stage"
-"""The metadata key of a call's stage, in a graph that was put together from its stages' graphs."""
+"""The metadata key of a call's stage, in a graph that was joined from its stages' graphs."""
 
 
 @dataclass(frozen=True)

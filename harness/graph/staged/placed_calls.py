@@ -1,15 +1,15 @@
-"""Places a graph's calls in stages, and each stage's in forward and backward; says which values go from one to another.
+"""Places a graph's calls in stages, and each stage's calls in forward and backward; finds the values between stages.
 
-A layer's calls belong to its stage; others to the latest stage of their inputs (in backward the earliest, as gradients
-flow back), or, without inputs from a stage, to that of their first reader. Numbers and views that are computed only
-from the graph's inputs belong to no stage: each one that reads them computes them.
+A layer's calls belong to its stage. Other calls belong to the latest stage of their inputs (in backward the earliest,
+as gradients flow back), or, without inputs from a stage, to the stage of their first reader. Numbers and views computed
+only from the graph's inputs belong to no stage: each stage that reads them computes them.
 
 A parameter that two stages read has a gradient from each. The addition that joins the two belongs to no stage, either:
-over micro-batches each stage adds its own, and both sums are joined once a step.
+over micro-batches each stage adds its own gradients, and both sums are joined once per step.
 
-Refused: a value that skips a stage or flows against its direction, such as that of a call that joins calls of two
-stages; a message that is no dense tensor of known size; more messages than tags; a parameter of two stages whose
-gradients are not the sum of one from each.
+Refused: a value that skips a stage or flows against its direction, e.g. of a call that joins calls of two stages; a
+message that is not a dense tensor of known size; more messages than tags; a parameter of two stages whose gradient is
+not the sum of both stages' gradients.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from bitproof.harness.graph.symbols import number, source_of
 from bitproof.harness.graph.tracing.trace import ChunkSymbol
 
 MOST_CROSSINGS = 16
-"""The most values that a stage sends its neighbour in one half; each has its own tag."""
+"""Maximum number of values that a stage sends its neighbour in a half; each has its own tag."""
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """A tensor that one stage sends its neighbour: the graph's node that computes it, and its layout."""
+    """A tensor that a stage sends its neighbour: the graph's node that computes it, and its layout."""
 
     name: str
     shape: tuple[int, ...]
@@ -43,10 +43,11 @@ class Crossing:
 
 
 class PlacedCalls:
-    """A graph's calls with their stages and halves. `inputs` and `results` are the graph's, `results` the loss and the
-    gradients; `open_dim` has the size of a remaining symbol.
+    """A graph's calls with their stages and halves.
 
-    `gradients` has each parameter's gradient in each stage that reads it, `joins` the additions that join those of two.
+    `inputs` and `results` are the graph's; `results` are the loss and the gradients. `open_dim` has the size of a
+    remaining symbol. `gradients` has each parameter's gradient in each stage that reads it, `joins` the additions of
+    two stages' gradients.
     """
 
     def __init__(self, module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> None:
@@ -78,16 +79,18 @@ class PlacedCalls:
         return self._own.get((stage, half), [])
 
     def given(self, own: Iterable[Node]) -> list[Node]:
-        """What calls read from elsewhere: graph inputs, and values of other calls that are in stages."""
+        """The values that calls read from elsewhere: graph inputs, and values of other calls that are in stages."""
         return [node for node in self._needed(own) if node.op == "placeholder" or node in self.stages]
 
     def with_numbers(self, own: Iterable[Node]) -> list[Node]:
-        """These calls and the numbers and views of inputs that they need, in order."""
+        """These calls, with the numbers and views of inputs that they need, in order."""
         return self._in_order({*own, *(node for node in self._needed(own) if node in self._free)})
 
     def received(self, stage: int, half: Half, given: Iterable[Node]) -> list[Node]:
-        """The values sent to a half that is given these, in the order of their computation; for forward also those that
-        only backward reads. Raises PassError: see above."""
+        """The values sent to a half with these inputs, in the order of their computation.
+
+        Forward also receives values that only backward reads. Raises PassError: see above.
+        """
         arriving = {node for node in given if node in self.stages and self._arrives(node, stage, half)}
         if half == "forward":
             later = [x for x in self._needed(self.own(stage, "backward")) if x in self.stages]
@@ -102,7 +105,7 @@ class PlacedCalls:
         return self._in_order(arriving)
 
     def sent(self, own: Iterable[Node]) -> list[Node]:
-        """Those of a stage's calls that another stage reads."""
+        """The calls of a stage that another stage reads."""
         return [
             node for node in own if any(self.stages.get(x, self.stages[node]) != self.stages[node] for x in node.users)
         ]
@@ -149,7 +152,7 @@ class PlacedCalls:
         return found
 
     def crossing(self, node: Node) -> Crossing:
-        """A value that crosses, with its layout. Raises PassError if that is not known before the step."""
+        """A value sent between stages, with its layout. Raises PassError if its layout is not known before the step."""
         value, symbol = node.meta.get("val"), self._open_dim
         if not isinstance(value, Tensor):
             raise _unfit(node, f"a {type(value).__name__}")
@@ -188,6 +191,7 @@ class PlacedCalls:
             elif read:
                 gradients = [x for x in read if x in self._backward]
                 stages[node] = min(stages[x] for x in gradients or read)
+        # Calls without inputs from a stage, e.g. constants: computed by their first reader.
         for node in reversed(self.calls):
             if node not in stages and node not in self._free:
                 readers = [stages[user] for user in node.users if user in stages]
@@ -196,7 +200,7 @@ class PlacedCalls:
         return stages
 
     def _needed(self, own: Iterable[Node]) -> Iterator[Node]:
-        """What calls read from elsewhere, through the numbers that they repeat; each value once."""
+        """The values that calls read from elsewhere, through the numbers that they repeat, without duplicates."""
         inside, seen = set(own), set[Node]()
 
         def needed(nodes: Iterable[Node]) -> Iterator[Node]:
@@ -214,7 +218,7 @@ class PlacedCalls:
         return needed(own)
 
     def _arrives(self, value: Node, stage: int, half: Half) -> bool:
-        """Whether a half receives an input from another stage, and not from its own stage's forward."""
+        """Whether a half receives a value from another stage, not from its own stage's forward."""
         there, way = self.stages[value], self.half(value)
         if (there, way) == (stage, "forward"):
             return False

@@ -1,19 +1,19 @@
-"""Divides a traced step into its stages' graphs, and puts these together again after the passes have run on each.
+"""Divides a traced step into its stages' graphs, and joins these again after the passes have run on each.
 
-Needs:    a graph whose calls say where they come from, forward's before backward's; layers that are named layers.N.
+Needs:    a graph whose calls state their origin, forward's before backward's; layers that are named layers.N.
 Promises: a stage's graph is a joint graph: its parameters come first among its inputs, in the order of their gradients,
-          and each of its calls states its half. What a stage is sent it reads as an input. Numbers and views computed
-          only from the graph's inputs are repeated in each stage that reads them. Put together without a pass between,
-          the stages compute what the graph did.
-Refuses:  what placed_calls.py refuses, and a module that runs in two stages.
+         and each of its calls states its half. Received values are inputs. Numbers and views computed only from the
+         graph's inputs are repeated in each stage that reads them. Joined without a pass in between, the stages
+         compute the same as the graph.
+Refuses:  graphs that placed_calls.py refuses, and a module that runs in two stages.
 
-A stage's outputs are the loss (None but in the last stage), its gradients, and a tuple of what it sends: activations,
-then gradients of what it was sent. Without stages there is one graph, the step itself.
+A stage's outputs are the loss (None except in the last stage), its gradients, and a tuple of sent values: activations,
+then gradients of received values. Without stages there is a single graph, the step itself.
 
 1. Place calls in stages and halves (placed_calls.py).
 2. Write each stage as a graph.
-3. Put together: all stages' forwards, from the first stage on, then their backwards, from the last stage on. Each call
-   then states its stage, too: cut_graph.py reads it.
+3. Join: all stages' forwards, from the first stage on, then their backwards, from the last stage on. Each call then
+  states its stage, too: cut_graph.py reads it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ from bitproof.harness.torch_compat import LazyGraphModule
 
 @dataclass
 class StageGraph:
-    """A stage's graph, which passes replace; the names of modules that run in it; and by the names of the traced
-    graph's nodes what it is sent, what it sends, and its parameters."""
+    """A stage's graph, which passes replace, and the names of modules that run in it.
+
+    Received values, sent values and parameters are given by the names of the traced graph's nodes.
+    """
 
     module: GraphModule
     modules: frozenset[str] = frozenset()
@@ -56,7 +58,7 @@ class StageGraphs:
 
     @staticmethod
     def of(module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> StageGraphs:
-        """Divide a graph, which stays unchanged but for the halves of its calls. Raises PassError: see above."""
+        """Divide a graph, which is not modified except for the halves of its calls. Raises PassError: see above."""
         if cuts.num_stages == 1:
             return StageGraphs(module, [StageGraph(module)])
         _refuse_shared_modules(module, cuts)
@@ -70,7 +72,7 @@ class StageGraphs:
         return StageGraphs(module, graphs, placed)
 
     def context_of(self, graph: StageGraph, context: PassContext) -> PassContext:
-        """A case's context for a stage: without the modules that run in other stages alone."""
+        """A case's context for a stage, without the modules that only run in other stages."""
         if len(self.graphs) == 1:
             return context
         elsewhere = frozenset().union(*(other.modules for other in self.graphs)) - graph.modules
@@ -81,12 +83,12 @@ class StageGraphs:
         return replace(context, module_calls=own, chunking=chunking, facts={})
 
     def joined(self) -> GraphModule:
-        """Step 3: one graph of all stages' graphs, as they are now."""
+        """Step 3: a graph of all stages' current graphs."""
         return self.graphs[0].module if self.placed is None else _Joined(self, self.placed).module()
 
 
 def _stage_graph(placed: PlacedCalls, stage: int, also_read: list[Node]) -> StageGraph:
-    """Steps 1 and 2. `also_read` are inputs that the graph has without reading them."""
+    """Steps 1 and 2. `also_read` are inputs that the graph gets although it does not read them."""
     own: dict[Half, list[Node]] = {"forward": placed.own(stage, "forward"), "backward": placed.own(stage, "backward")}
     received: list[Node] = []
     for half, calls in own.items():
@@ -165,7 +167,7 @@ class _Joined:
         return LazyGraphModule(self._attributes, self._graph)
 
     def _copy(self, index: int, half: Half) -> None:
-        """Copy a half of a stage's calls, and note what it gives."""
+        """Copy the calls of a stage's half, and note its results."""
         stage = self._stages.graphs[index]
         is_backward = False
         for node in stage.module.graph.nodes:
@@ -208,7 +210,7 @@ class _Joined:
         return self._read(len(self._stages.graphs) - 1, outputs[0])
 
     def _results(self) -> list[Node]:
-        """Each parameter's gradient: of two stages, joined as the traced graph does."""
+        """Each parameter's gradient; gradients of two stages are joined as in the traced graph."""
         env = {x: self._gradients[p.name, i] for p, each in self._placed.gradients.items() for i, x in each.items()}
         for node in self._placed.joins:
             env[node] = self._graph.node_copy(node, env.__getitem__)

@@ -1,11 +1,11 @@
-"""Messages between stages: which group carries them, and whether ranks could wait for each other for ever.
+"""Messages between stages: the groups that carry them, and whether ranks could wait for each other forever.
 
-NCCL knows no tags: in a group, messages from one rank to another arrive in the order in which they were sent. A send
-may end only once its receive has begun, and a rank's messages in one group may pass one after the other. So two ranks
-that first send to each other in one group, as 1F1B's neighbours do, may wait for ever. Hence there are two groups: one
-for messages to ranks of higher index, one for those to lower ones. In each of them messages flow one way.
+NCCL has no tags: in a group, messages from one rank to another arrive in the order in which they were sent. A send may
+end only once its receive has begun, and a rank's messages in a group may be serialized. So two ranks that first send to
+each other in the same group, like 1F1B's neighbours, may deadlock. Hence there are two groups: messages to higher ranks
+use the first, messages to lower ranks the second. In each of them messages flow in a single direction.
 
-`refuse_waiting` tries a schedule under these rules.
+`refuse_waiting` simulates a schedule under these rules.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bitproof.harness.graph.staged.actions import Action
 
 
 class Message(NamedTuple):
-    """A rank's end of what an action sends, or of what it reads from another: `sender` is the action that sends it."""
+    """A rank's end of a message: `sender` is the action that sends it."""
 
     sender: Action
     is_sent: bool
@@ -28,19 +28,19 @@ class Message(NamedTuple):
 
 Queue = deque[Message]
 Queues = dict[tuple[int, bool], Queue]
-"""By rank and by whether messages go up: each in the order in which the rank sends and receives them."""
+"""By rank and direction (whether messages go up): messages in the order in which the rank sends and receives them."""
 
 
 def goes_up(sender: int, receiver: int) -> bool:
-    """Which of the two groups carries a message, by the indices of its ranks."""
+    """Whether a message uses the group for higher receivers, by the indices of its ranks."""
     return sender < receiver
 
 
 def refuse_waiting(actions: Sequence[Sequence[Action]], num_stages: int) -> None:
-    """Raise PassError if ranks with these actions could wait for each other for ever, or read another's message.
+    """Raise PassError if ranks with these actions could deadlock, or read another message than intended.
 
-    An action runs once what it reads has arrived. A message arrives if it is the next one in its group on both of its
-    ranks, and its sender has run.
+    An action runs once its messages have arrived. A message arrives if it is the next message of its group on both of
+    its ranks, and its sender has run.
     """
     queues = _queues(actions, num_stages)
     waiting = [deque(own) for own in actions]
@@ -89,7 +89,7 @@ def _read_by(action: Action, num_stages: int, ranks: int) -> Action | None:
 
 
 def _passing(queues: Queues, rank: int, up: bool, ran: set[Action]) -> Message | None:
-    """Take the next message that a rank receives in a group off both queues; None if it cannot pass yet."""
+    """Take the next message that a rank receives in a group off both queues; None if it cannot arrive yet."""
     own = queues[rank, up]
     if not own or own[0].is_sent or own[0].sender not in ran:
         return None

@@ -1,13 +1,12 @@
 """Runs a rank's part of a pipeline's step: its actions in order, and messages between stages.
 
 Needs:    the parts of its stages, its actions (actions.py), and two groups of the ranks with the same coordinates in
-          each stage, for messages to higher and to lower ranks (stage_messages.py says why).
+         each stage, for messages to higher and to lower ranks (stage_messages.py explains why).
 Promises: gradients and losses are added in the order of micro-batches; a rank waits for each receive, but for a send
-          only after the answer has arrived, or at the end of the step. So ranks with orders that `refuse_waiting`
-          accepts cannot deadlock.
+         only after the answer has arrived, or at the end of the step. So ranks with orders that `refuse_waiting`
+         accepts cannot deadlock.
 
-Every message has a unique tag, where a backend knows tags. A stage's forward values are kept until its backward has
-run.
+Every message has a unique tag, for backends with tags. A stage's forward values are kept until its backward has run.
 """
 
 from __future__ import annotations
@@ -32,9 +31,11 @@ Values = Mapping[str, Any]
 
 
 class StagedStep:
-    """A rank's step. `running` is the action that runs. `groups` carry messages to higher and to lower ranks; none are
-    needed without a pipeline. `join` is what the trainer does afterwards, once a step: it adds the gradients, by the
-    names of parameters, of what two stages share."""
+    """A rank's step. `running` is the current action. `groups` carry messages to higher and to lower ranks.
+
+    Without a pipeline no groups are needed. `join` is called by the trainer, once per step: it adds the gradients, by
+    parameter name, of parameters that two stages share.
+    """
 
     def __init__(
         self, parts: CutGraph, actions: Sequence[Action], groups: Sequence[dist.ProcessGroup], device: torch.device
@@ -59,12 +60,14 @@ class StagedStep:
             known = {**self.taken(action), **self.received(action, part)}
             given = {**state, **self.inputs(action, micro_batches), **known}
             found = dict(zip(part.outputs, self._run(part.module)(*(given[name] for name in part.inputs)), strict=True))
+            # Sent at once, so the neighbour can start while this rank continues.
             for index, name in enumerate(part.sent):
                 self.send(action, index, found[name])
             if action.half == "backward":
-                self._await_sent(action._replace(half="forward"))  # whose gradient has arrived
+                self._await_sent(action._replace(half="forward"))  # its gradient has arrived
             else:
                 later = self.parts.by_place[action.stage, "backward"].inputs
+                # Everything else of this micro-batch is freed here.
                 kept = {name: x for name, x in {**known, **found}.items() if name in later}
                 self._kept[action.stage, action.micro_batch] = kept
             for name in part.results:
@@ -101,7 +104,8 @@ class StagedStep:
         return {x.name: self.receive(neighbour, index, x) for index, x in enumerate(part.received)}
 
     def receive(self, sender: Action, index: int, crossing: Crossing) -> Tensor:
-        """Wait for one of an action's messages."""
+        """Wait for a message of another stage's action."""
+        # The layout is known from the trace, so no message describes it.
         value = torch.empty(crossing.shape, dtype=crossing.dtype, device=self._device)
         source = self._rank_of(sender.stage)
         work = dist.irecv(value, group=self._group(source, True), group_src=source, tag=tag_of(sender, index))
@@ -110,7 +114,7 @@ class StagedStep:
         return value
 
     def send(self, action: Action, index: int, value: Tensor) -> None:
-        """Send one of the values of an action to the stage that needs it."""
+        """Send a value to the stage that needs it."""
         to = self._rank_of(action.stage + (1 if action.half == "forward" else -1))
         value = value.contiguous()
         work = dist.isend(value, group=self._group(to, False), group_dst=to, tag=tag_of(action, index))
@@ -122,7 +126,7 @@ class StagedStep:
             work.wait()
 
     def add(self, total: Tensor, gradient: Tensor) -> Tensor:
-        """Add one more micro-batch's gradient of a parameter to the sum so far."""
+        """Add a micro-batch's gradient of a parameter to the sum of the previous micro-batches."""
         return total + gradient
 
     def finish(self, losses: list[Tensor], gradients: dict[str, Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
@@ -138,6 +142,5 @@ class StagedStep:
 
 
 def tag_of(sender: Action, index: int) -> int:
-    """A message's tag: from its action, and its index among the action's messages, which are fewer than
-    MOST_CROSSINGS."""
+    """A message's unique tag, from its action and its index among the action's messages (below MOST_CROSSINGS)."""
     return ((sender.micro_batch * 512 + sender.stage) * 2 + (sender.half == "backward")) * MOST_CROSSINGS + index

@@ -31,7 +31,7 @@ class SensitivityOptions:
 
 
 class SensitivityCheck(Check):
-    """Make each call of a step wrong by one ULP, one at a time, and count which the case would notice."""
+    """Make each call of a step wrong by 1 ULP, one at a time, and count the calls that the case would notice."""
 
     name = "sensitivity"
     Options = SensitivityOptions

@@ -1,4 +1,4 @@
-"""One `bitproof sensitivity`: run cases, measure and print their sensitivity, and return the exit status."""
+"""`bitproof sensitivity`: run cases, measure and print their sensitivity, and return the exit status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Examine one call of a step: its output off by 1 ULP, grossly wrong, and computed by neighbouring formulas."""
+"""Examine a call of a step: its output off by 1 ULP, grossly wrong, and computed by neighbouring formulas."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Examiner:
         return self._followed({(slot, rank): wrong}, is_safe(value))
 
     def _is_blind(self, call: ReplayedCall, targets: Sequence[int]) -> Fate | None:
-        """What absorbed gross errors in every element, first on one rank, then on all; None if they were seen."""
+        """The calls that absorbed gross errors, on a single rank and on all ranks; None if they were seen."""
         fate = Fate()
         for turn in range(3):
             chance = random.Random(f"{self._seed} {call.index} gross {turn}")

@@ -19,7 +19,7 @@ from bitproof.harness.prove.evaluate import NotEvaluatedError, collective
 from bitproof.harness.torch_operators import storage_key
 
 Get = Callable[[int], Any]
-"""Returns a slot's value on one rank."""
+"""Returns a slot's value on a rank."""
 
 Ranks = Sequence[Sequence[Any]]
 """The values of all slots: `ranks[rank][slot]`."""
@@ -56,6 +56,7 @@ def run_collective(call: ReplayedCall, group: Sequence[int], gets: Sequence[Get]
     """
     arguments: list[Any] = [() for _ in gets]
     for rank in group:
+        # The last argument is the group's name.
         arguments[rank] = filled(call.args, gets[rank])[:-1]
     if call.operator == "all_to_all_single":
         for place, rank in enumerate(group):
@@ -91,6 +92,7 @@ def run_step(program: Program, before: Sequence[dict[Source, Tensor]]) -> list[l
                     ranks[rank][call.result] = value
         except NotEvaluatedError as error:
             raise PassError(f"a collective cannot be carried in one process: {error}") from error
+    # All ranks run the same program, so rank 0 shows which slots share memory.
     _refuse_written_views(program, ranks[0])
     return ranks
 

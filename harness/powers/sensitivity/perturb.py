@@ -42,7 +42,7 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 
 def replaced(value: Any, old: Tensor, new: Tensor) -> Any:
-    """The value with one of its tensors replaced."""
+    """The value with tensor `old` replaced by `new`."""
     if value is old:
         return new
     if isinstance(value, (tuple, list)):
@@ -86,10 +86,11 @@ def by_one_ulp(value: Any, chance: random.Random) -> Any:
 def _off_by_one(x: Tensor, bits: Any, chance: random.Random) -> Any:
     if x.dtype == torch.bool:
         return not bits
-    if x.is_floating_point() or x.is_complex():  # sign and magnitude: one more is the next larger magnitude
+    if x.is_floating_point() or x.is_complex():  # sign and magnitude: adding 1 moves away from zero
         infinity = int(as_integers(torch.tensor(float("inf"), dtype=x.real.dtype)))
         magnitude = bits & ((1 << (infinity.bit_length())) - 1)
-        if magnitude == 0 or magnitude + 1 >= infinity:  # the largest finite one, and infinity, become smaller
+        # A finite number must stay finite: an infinity would be seen everywhere, unlike 1 ULP.
+        if magnitude == 0 or magnitude + 1 >= infinity:  # the largest finite number, and infinity, become smaller
             return bits + (1 if magnitude == 0 else -1)
         return bits + chance.choice((-1, 1))
     return bits - 1 if bits == int(x.max()) and bits > int(x.min()) else bits + 1
@@ -131,7 +132,9 @@ def grossly(value: Any, chance: random.Random) -> Any:
             low, high = int(x.min()), int(x.max())
             drawn = torch.randint(low, high + 1, x.shape, generator=generator)
             new = (drawn if high > low else x + 1).to(x.dtype)
-        once = tuple(slice(0, 1) if s == 0 else slice(None) for s in x.stride())  # an expanded dim is one element
+        once = tuple(
+            slice(0, 1) if s == 0 else slice(None) for s in x.stride()
+        )  # elements of an expanded dim share memory
         wrong[once] = new[once]
         value = replaced(value, x, wrong)
     return value

@@ -1,6 +1,6 @@
-"""A step of every rank as one list of calls over numbered slots: a graph's nodes, then the calls of the update.
+"""A step of every rank as a list of calls over numbered slots: a graph's nodes, then the calls of the update.
 
-A slot has one value on each rank. A call that writes an argument fills a new slot, and later readers of that memory
+A slot has a value on each rank. A call that writes an argument fills a new slot, and later readers of that memory
 read the new slot. So nothing is overwritten, and a call can be repeated at any time. For example, `x.add_(y)` reads
 slot 3 and fills slot 7; `x` means slot 7 from then on. A step that writes memory while an earlier view of it is still
 to be read has no such form and is refused.
@@ -42,7 +42,7 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayedCall:
-    """One call of the step.
+    """A call of the step.
 
     `result` is the slot of its return value; `writes` pairs each slot that it writes with the new slot. `partition` has
     the ranks of a collective's groups. `counts` is false for calls that compute nothing: an element of a tuple, a wait,

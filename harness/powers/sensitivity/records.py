@@ -24,7 +24,7 @@ class Effort:
 
 @dataclass(frozen=True, kw_only=True)
 class SensitivityRow:
-    """The calls of one module pattern in one direction: how many exist, were tried, detected, and are inherently blind.
+    """The calls of a module pattern in a direction: how many exist, were tried, detected, and are inherently blind.
 
     `at_once` counts the calls detected with the first element, in the first step.
     """
@@ -42,7 +42,7 @@ class SensitivityRow:
 
 @dataclass(frozen=True, kw_only=True)
 class UnseenCall:
-    """A call whose error of one ULP was not detected, or that is inherently blind, and what absorbed the error."""
+    """A call whose error of 1 ULP was not detected, or that is inherently blind, and `reason`: the absorbing calls."""
 
     __pydantic_config__ = GROWING
 
@@ -71,7 +71,7 @@ class FormulaRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Sensitivity:
-    """The errors that one case's compared tensors detect. If nothing was measured, `reason` states why.
+    """The errors that a case's compared tensors detect. If nothing was measured, `reason` states why.
 
     `steps` counts the measured steps. `sampled` means that not all calls were tried: then `interval` is Wilson's 95%
     interval for the share. `unseen` lists undetected and inherently blind calls, `formulas` the results of neighbouring
@@ -102,7 +102,7 @@ class Sensitivity:
 
     @property
     def share(self) -> float | None:
-        """The share of detected calls among the tried ones that are not inherently blind; None if there are none."""
+        """The share of detected calls among tried calls that are not inherently blind; None if there are none."""
         return self.total("seen") / self.can_see if self.can_see else None
 
     @property

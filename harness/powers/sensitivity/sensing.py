@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def outcome_of(task: Sensing) -> Sensitivity:
-    """Measure one case. If it cannot be measured, the result only has the reason."""
+    """Measure a case. If it cannot be measured, the result only has the reason."""
     from bitproof.harness.capture.recording_files import read_recording
     from bitproof.harness.graph.graph_options import GraphOptions
     from bitproof.harness.machine.determinism import set_determinism
@@ -120,6 +120,7 @@ class _Search:
         for finding in self._examined(pending, deadline):
             self._note(finding)
             tried += 1
+        # A later step counts only if every open call was tried in it.
         if tried == len(pending) or is_first:
             self._num_steps += 1
         late = deadline is not None and time.monotonic() > self._began + (self._task.effort.seconds or 0)

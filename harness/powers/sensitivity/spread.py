@@ -75,6 +75,7 @@ def follow(
     found = _Wrong(program, ranks, compared)
     for (slot, rank), value in wrong.items():
         found.note(slot, rank, value)
+    # Indices ascend in program order, so a call is repeated once, after all its wrong inputs are known.
     while found.shown is None and found.waiting:
         index = heapq.heappop(found.waiting)
         try:
@@ -89,6 +90,7 @@ def readers_agree(program: Program, ranks: Ranks, slot: int, rank: int, value: A
     """Whether all readers of a slot on a rank repeat their recorded bits from a copy of its value."""
     found = _Wrong(program, ranks)
     found.give(slot, rank, value)
+    # The control experiment: if readers of an unchanged copy differ, kernels are not repeatable here.
     for index in program.readers[slot]:
         found.repeat(program.calls[index], {rank})
     return not found.has_noted
@@ -129,7 +131,7 @@ class _Wrong:
             self.lost.append(-1)
 
     def repeat(self, call: ReplayedCall, wrong_on: set[int]) -> None:
-        """Repeat a call on the ranks where it reads something wrong."""
+        """Repeat a call on the ranks with wrong inputs."""
         if call.partition is None:
             for rank in sorted(wrong_on):
                 self._hold(call, rank, run_call(call, functools.partial(self._get, rank)))

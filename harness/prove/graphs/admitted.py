@@ -193,7 +193,7 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
             "two dtypes, all tensors in rows or all alike, none without dims beside others"
         )
     mixed = [names(mixture)[name] for mixture in mixtures]
-    if written_names(target):  # its result lies as it was given, whatever it read
+    if written_names(target):  # an in-place result keeps its layout
         mixed = [LOOSE if layout == ANY else layout for layout in mixed]
     allowed = min((allowed, *mixed), key=LAYOUTS.index)
     if LAYOUTS.index(layout_of(given)) <= LAYOUTS.index(allowed):

@@ -26,7 +26,7 @@ def runs_otherwise(module: GraphModule) -> str | None:
         return "a function in its place"
     parts = [part for part in module.modules() if isinstance(part, GraphModule)]
     if any(type(part).__mro__[1] not in (GraphModule, LazyGraphModule) for part in parts):
-        return "a class of its own"  # torch makes a subclass of one of these for each graph module
+        return "a class of its own"  # torch creates a subclass for each graph module
     if any(wraps_its_call(part) for part in parts):
         return "a function in its place"
     if any(rewrites_code(part.graph) for part in parts):

@@ -278,7 +278,7 @@ class _Exporter:
         if node.op != "call_function" or not (operators.is_wait(node) or node.target is _UNSAFE_VIEW):
             return layout
         source = self.calls[self.index[node.all_input_nodes[0]]].value
-        self.storages[self.repeats.memory_of(value)] = source.storage  # and of all values that share this one's memory
+        self.storages[self.repeats.memory_of(value)] = source.storage  # for all values that share this memory
         return source if operators.is_wait(node) else replace(layout, storage=source.storage, offset=source.offset)
 
     def _layout(self, node: Node, value: Any) -> Any:

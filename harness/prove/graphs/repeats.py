@@ -79,7 +79,7 @@ class Repeats:
         if layout is None:
             return value
         known = self._of_fake.setdefault(id(value), Lying(layout, self.memory_of(value), value))
-        known.lies = layout  # a call may change how its argument lies, and return it
+        known.lies = layout  # a call may change its argument's layout and return it
         self._firsts.setdefault(known.memory, known)
         return known
 

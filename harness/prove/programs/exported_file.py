@@ -110,7 +110,7 @@ def read_exported(file: Path) -> SavedProgram:
         raise _refused(file, str(error)) from error
     except (UsageError, RefusedError):
         raise
-    except Exception as error:  # torch refuses what is no graph, or no size, in many ways
+    except Exception as error:  # torch raises many kinds of errors for an invalid graph or size
         reason = str(error).splitlines()[0] if str(error) else ""
         raise _refused(file, f"{type(error).__name__}: {reason}") from error
 

@@ -385,7 +385,7 @@ def has_values(x: Any) -> bool:
     return isinstance(x, Tensor) and not isinstance(x, FakeTensor) and x.device.type != "meta"
 
 
-# -- what all calls share -----------------------------------------------------------------------------
+# -- state shared by calls -----------------------------------------------------------------------------
 
 
 class Around:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
-# Limits of one page, shared by its cases.
+# Limits of the page, shared by its cases.
 MAX_CELLS = 6_000
 MAX_PASS_ROWS = 2_500
 MAX_ERRORS_CHARS = 100_000

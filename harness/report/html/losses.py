@@ -154,5 +154,6 @@ def _ulps(reference: str, candidate: str) -> int | None:
     if any(struct.unpack("<f", struct.pack("<f", value))[0] != value for value in values):
         return None
     left, right = (struct.unpack("<i", struct.pack("<f", value))[0] for value in values)
+    # Sign and magnitude to two's complement, so that neighbouring floats are neighbouring integers across zero.
     ordered = [number if number >= 0 else -(number & 0x7FFFFFFF) for number in (left, right)]
     return abs(ordered[0] - ordered[1])

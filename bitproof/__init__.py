@@ -54,11 +54,11 @@ if TYPE_CHECKING:
         UsageError,
     )
     from bitproof.harness.machine.compiler import compiler_problem
+    from bitproof.harness.powers.proofs.prover.pairs import PairProof
+    from bitproof.harness.powers.proofs.prover.programs.keeps_bits import keeps_bits
+    from bitproof.harness.powers.proofs.prover.programs.subjects import prove_equal
     from bitproof.harness.powers.proofs.records import ProofOutcome, ProofVerdict
     from bitproof.harness.powers.sensitivity.records import Sensitivity
-    from bitproof.harness.prove.pairs import PairProof
-    from bitproof.harness.prove.programs.keeps_bits import keeps_bits
-    from bitproof.harness.prove.programs.subjects import prove_equal
     from bitproof.harness.records import (
         Bisection,
         CaseResult,
@@ -119,9 +119,9 @@ _HOME = {
     "Sensitivity": "bitproof.harness.powers.sensitivity.records",
     "setting": "bitproof.harness.settings",
     "Mesh": "bitproof.reference.parallel.mesh",
-    "keeps_bits": "bitproof.harness.prove.programs.keeps_bits",
-    "PairProof": "bitproof.harness.prove.pairs",
-    "prove_equal": "bitproof.harness.prove.programs.subjects",
+    "keeps_bits": "bitproof.harness.powers.proofs.prover.programs.keeps_bits",
+    "PairProof": "bitproof.harness.powers.proofs.prover.pairs",
+    "prove_equal": "bitproof.harness.powers.proofs.prover.programs.subjects",
     "watch": "bitproof.harness.systems.watched_step",
     "compiler_problem": "bitproof.harness.machine.compiler",
     "__version__": "bitproof.harness",

@@ -19,9 +19,9 @@ from bitproof.runs import Asked, Run, System, asked, run_asked
 if TYPE_CHECKING:
     from bitproof.harness.case import Case
     from bitproof.harness.options import OnEvent
+    from bitproof.harness.powers.proofs.prover.pairs import PairProof
     from bitproof.harness.powers.proofs.records import ProofOutcome
     from bitproof.harness.powers.sensitivity.records import Sensitivity
-    from bitproof.harness.prove.pairs import PairProof
     from bitproof.harness.records import Bisection, Shrunk
 
 
@@ -129,7 +129,7 @@ def prove(
     if dynamic_shapes is not None and not others:
         raise TypeError("prove(case) takes no dynamic_shapes: those are of prove(f, g, *inputs)")
     if others:
-        from bitproof.harness.prove.programs.subjects import prove_equal
+        from bitproof.harness.powers.proofs.prover.programs.subjects import prove_equal
 
         if settings:
             raise TypeError(f"prove(f, g, *inputs) takes no {', '.join(settings)}: those are a case's")

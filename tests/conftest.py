@@ -59,7 +59,7 @@ TRACES = (
     "tests/harness/localize/test_foreign.py",
     "tests/harness/localize/test_shrink_case.py",
     "tests/harness/localize/standalone/",
-    "tests/harness/prove/",
+    "tests/harness/powers/proofs/",
     "tests/harness/powers/sensitivity/test_measure.py",
     "tests/harness/systems/test_cached_graph.py",
     "tests/harness/systems/test_compiled.py",

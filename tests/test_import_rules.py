@@ -104,7 +104,7 @@ FLOORS = (
     {"bitproof.harness.disturb", "bitproof.harness.placement"},
     {"bitproof.harness.compare", "bitproof.harness.report", "bitproof.harness.systems"},
     {"bitproof.harness.precompile"},
-    {"bitproof.harness.localize", "bitproof.harness.prove"},
+    {"bitproof.harness.localize"},
     {"bitproof.harness.execute", "bitproof.harness.gpu_checks"},
     {"bitproof.builtin_cases"},
     {"bitproof.harness.commands"},

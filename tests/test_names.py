@@ -24,21 +24,20 @@ FILES = {
         *(
             "accept.py",
             "bisection.py",
-            "check_certificate.py",
             "doctor.py",
             "faults.py",
             "localize.py",
             "merge.py",
             "precompile.py",
         ),
-        *("prove.py", "record.py", "report.py", "run.py", "shard.py", "shrink.py"),
+        *("record.py", "report.py", "run.py", "shard.py", "shrink.py"),
     ],
     "a family of cases or faults, and the module that these are about": [
         *("attention.py", "autoplace.py", "backends.py", "chunking.py", "collectives.py", "compiled.py", "fsdp.py"),
         *("gradients.py", "kernels.py", "memory.py", "models.py", "moe.py", "optimizer.py", "precompiled.py"),
         *("optimizers.py", "ranks.py", "tensor.py"),
     ],
-    "a power's parts, and the core's": ["check.py", "command.py"],
+    "a power's parts, and the core's": ["check.py", "cli.py", "command.py", "records.py"],
     "what is done, and its records": ["artifact.py", "partition.py"],
 }
 MOST_PRIVATE_NAMES = 20

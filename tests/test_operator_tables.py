@@ -29,11 +29,11 @@ ALLOWED = {
     "harness/graph/plain.py": (1, "Python's arithmetic on sizes, by the names in a file"),
     "harness/graph/tracing/one_by_one.py": (2, "what runs in place of an operator over lists: code, by operator"),
     "harness/localize/logs/joined_logs.py": (1, "names in a log, of torch's own messages to one rank"),
-    "harness/prove/known_operators.py": (
+    "harness/powers/proofs/prover/known_operators.py": (
         9,
         "operators that hand on a value, take one dtype, choose elements or may mix dtypes, as a test tries of each",
     ),
-    "harness/prove/rules.py": (2, "rules by the kind of a term, and which terms have signs"),
+    "harness/powers/proofs/prover/rules.py": (2, "rules by the kind of a term, and which terms have signs"),
     "harness/powers/sensitivity/formulas.py": (3, "which formula computes an operator otherwise: code, by operator"),
     "harness/torch_sizes.py": (1, "what torch's sizes compute, by the names of its methods"),
     "reference/layers/router.py": (2, "the scores that a router may have, as a case names them"),

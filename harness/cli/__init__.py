@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 # isort: off
 # Commands are listed in the order of these imports.
-from bitproof.harness.cli import listing, run, prove, check_certificate, faults, localize, shrink, record  # noqa: F401
+from bitproof.harness.cli import listing, run, faults, localize, shrink, record  # noqa: F401
 from bitproof.harness.cli import accept, precompile, report, merge, doctor  # noqa: F401
 
 # isort: on

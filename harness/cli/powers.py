@@ -5,7 +5,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 
-COMMANDS = {"sensitivity": "bitproof.harness.powers.sensitivity.cli"}
+COMMANDS = {
+    "prove": "bitproof.harness.powers.proofs.cli",
+    "check-certificate": "bitproof.harness.powers.proofs.cli",
+    "sensitivity": "bitproof.harness.powers.sensitivity.cli",
+}
 """The module that declares each command."""
 
 

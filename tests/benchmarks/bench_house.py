@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = ("bitproof", "harness", "reference", "cases")
 POWERS = {
     "proofs": (
-        "harness/prove/",
+        "harness/powers/proofs/",
         "harness/certificate_checker.py",
         "harness/cli/prove.py",
         "harness/cli/check_certificate.py",

@@ -60,8 +60,8 @@ def measure(
     """Prove one configuration in this process, and write its certificate into `folder`."""
     from bitproof.builtin_cases import CASES
     from bitproof.harness.case import Batch, Memory, Parallelism, Pipeline
-    from bitproof.harness.prove.certify import certificate_of, subject_of, write_certificate
-    from bitproof.harness.prove.prove import prove_case
+    from bitproof.harness.powers.proofs.prover.certify import certificate_of, subject_of, write_certificate
+    from bitproof.harness.powers.proofs.prover.prove import prove_case
 
     case = CASES[name]
     case = replace(

@@ -37,12 +37,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bitproof.harness import certificate_checker as checker
 from bitproof.harness.certificate_checker import ASSUMPTIONS, TWO, RejectedError, rejecting
-from bitproof.harness.prove import rules as prover
-from bitproof.harness.prove.answers import prove_graphs
-from bitproof.harness.prove.evaluate import same_bits
-from bitproof.harness.prove.proof_data import Call, Certificate, Graph, Tensor, Term
-from bitproof.harness.prove.terms import Table
-from bitproof.harness.prove.windows import joined
+from bitproof.harness.powers.proofs.prover import rules as prover
+from bitproof.harness.powers.proofs.prover.answers import prove_graphs
+from bitproof.harness.powers.proofs.prover.evaluate import same_bits
+from bitproof.harness.powers.proofs.prover.proof_data import Call, Certificate, Graph, Tensor, Term
+from bitproof.harness.powers.proofs.prover.terms import Table
+from bitproof.harness.powers.proofs.prover.windows import joined
 from tests.harness.certificate.samples import check
 
 Array = torch.Tensor

@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bitproof.harness import certificate_checker as checker
 from bitproof.harness.certificate_checker import SIDES, RejectedError, rejecting
-from bitproof.harness.prove.certify import call_data, step_data
-from bitproof.harness.prove.proof_data import Call, Certificate, Graph, ProofStep, Tensor
+from bitproof.harness.powers.proofs.prover.certify import call_data, step_data
+from bitproof.harness.powers.proofs.prover.proof_data import Call, Certificate, Graph, ProofStep, Tensor
 from tests.harness.certificate.corruption import corrupt
 from tests.harness.certificate.samples import W, X, check, parts, whole
 
@@ -42,8 +42,8 @@ WHOLE_TOO = 500
 
 def example() -> Certificate:
     """The certificate that tests corrupt."""
-    from bitproof.harness.prove.certify import certificate_of
-    from tests.harness.prove.toy_graphs import compare
+    from bitproof.harness.powers.proofs.prover.certify import certificate_of
+    from tests.harness.powers.proofs.toy_graphs import compare
 
     return certificate_of("example", compare(parts, whole, W, X))
 

@@ -1,6 +1,6 @@
 """Does PROVED ever meet different bits, whatever operators a program has? `fuzz_operators.py [MUTANTS] [SEED]`.
 
-Random programs of operators that torch can trace (`tests/harness/prove/random_programs.py`), with views, writes in
+Random programs of operators that torch can trace (`random_programs.py`), with views, writes in
 place, statistics and random draws, are changed ten times each: by what keeps every bit, by what nearly does, and by
 what does not. Each mutant is proved against its program, and both run on three sets of inputs, two of them full of
 zeros, denormals and equal numbers; inputs on which a NaN appears say nothing. Every ten programs have a process of
@@ -27,8 +27,8 @@ from typing import NoReturn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.harness.prove.fuzzing import random_subject
-from tests.harness.prove.rewrites import KEEPS
+from tests.harness.powers.proofs.fuzzing import random_subject
+from tests.harness.powers.proofs.rewrites import KEEPS
 
 PROGRAMS, MUTANTS_EACH, SECONDS = 10, 10, 60
 MOST_UNPROVED = 0.04

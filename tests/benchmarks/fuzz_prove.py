@@ -1,6 +1,6 @@
 """Does PROVED ever meet different bits? `python tests/benchmarks/fuzz_prove.py [MUTANTS] [SEED] [CASE]`, 10,000 from 0.
 
-Mutants of three small steps on four ranks (`tests/harness/prove/mutants.py`), or of a case's reference with one MoE
+Mutants of three small steps on four ranks (`mutants.py`), or of a case's reference with one MoE
 layer on two ranks, each with one change that is exact, inexact or plainly wrong, are proved against their step and run:
 small ones on two sets of inputs, layers on one; on the first once more with each collective as late as it may be.
 Budget: no output that is PROVED and differs. Told besides, by mutation: outputs that are not proved and whose bits
@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.harness.prove.fuzzing import Fuzzer, one_layer
+from tests.harness.powers.proofs.fuzzing import Fuzzer, one_layer
 
 
 def main(mutants: int, seed: int, case: str | None) -> int:

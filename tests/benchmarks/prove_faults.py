@@ -36,15 +36,16 @@ from bitproof.harness.disturb.faults import Entry, Site
 from bitproof.harness.disturb.mutate import mutate
 from bitproof.harness.errors import UsageError
 from bitproof.harness.graph.graph_options import GraphOptions
+from bitproof.harness.graph.in_one_process import NotEvaluatedError
 from bitproof.harness.graph.operators import written_arguments
-from bitproof.harness.prove.answers import BUFFER, NOT_PROVED, PROVED, REFUSED, prove_graphs
-from bitproof.harness.prove.evaluate import NotEvaluatedError, run_graph
-from bitproof.harness.prove.explain import Shown
-from bitproof.harness.prove.graphs.export import RefusedError, export_graph
-from bitproof.harness.prove.pairs import same_value
-from bitproof.harness.prove.proof_data import Graph
-from bitproof.harness.prove.prove import random_inputs
-from bitproof.harness.prove.reference import of_the_reference, traced_reference
+from bitproof.harness.powers.proofs.prover.answers import BUFFER, NOT_PROVED, PROVED, REFUSED, prove_graphs
+from bitproof.harness.powers.proofs.prover.evaluate import run_graph
+from bitproof.harness.powers.proofs.prover.explain import Shown
+from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError, export_graph
+from bitproof.harness.powers.proofs.prover.pairs import same_value
+from bitproof.harness.powers.proofs.prover.proof_data import Graph
+from bitproof.harness.powers.proofs.prover.prove import random_inputs
+from bitproof.harness.powers.proofs.prover.reference import of_the_reference, traced_reference
 from bitproof.harness.systems.step_graphs import step_graph
 from tests.benchmarks.where_it_ends import steps_of, where_it_ends
 from tests.small import small

@@ -33,7 +33,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bitproof.harness.prove.pairs import PairProof
+from bitproof.harness.powers.proofs.prover.pairs import PairProof
 
 
 class Attention(nn.Module):

@@ -2,10 +2,10 @@
 
 Each admitted overload of aten and prims with a dim, or with a number beside tensors, is called twice on real values:
 with a dim from the start and from the end, for every dim; with several dims in both orders; with a number as a whole
-and as a real one. Calls are torch's own samples, forward and backward (`tests/harness/prove/scan_calls.py`), in float32
+and as a real one. Calls are torch's own samples, forward and backward (`scan_calls.py`), in float32
 and with their real tensors cast to bfloat16 and float64. A form is listed if results agreed in bits, dtypes, shapes and
 strides in LEAST pairs of calls or more, and never differed. Status 1: a listed form differed. `--write` writes the list
-(`harness/prove/graphs/argument_forms.txt`) anew.
+(`harness/powers/proofs/prover/graphs/argument_forms.txt`) anew.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from torch.utils import _pytree as pytree
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bitproof.harness.machine.determinism import set_determinism
-from bitproof.harness.prove.graphs import admitted, argument_forms
-from bitproof.harness.prove.graphs.fitting import misfits
+from bitproof.harness.powers.proofs.prover.graphs import admitted, argument_forms
+from bitproof.harness.powers.proofs.prover.graphs.fitting import misfits
 from bitproof.harness.torch_compat import OpOverload
-from tests.harness.prove.scan import replaced
-from tests.harness.prove.scan_calls import by_stem, calls_of, operators, recorded
-from tests.harness.prove.scan_variants import Arguments, by_name, tensors_of
+from tests.harness.powers.proofs.scan import replaced
+from tests.harness.powers.proofs.scan_calls import by_stem, calls_of, operators, recorded
+from tests.harness.powers.proofs.scan_variants import Arguments, by_name, tensors_of
 
 LEAST, SECONDS = 4, 60
 DIMS = ("dim", "dims")

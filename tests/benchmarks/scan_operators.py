@@ -1,8 +1,8 @@
 """Do torch's operators do what their schemas say? `python tests/benchmarks/scan_operators.py [--write] [NAME ...]`.
 
 Every overload of aten and prims for which arguments can be made, each in a process of its own, is called in several
-layouts, dtypes and forms, on real values and on fake ones (`tests/harness/prove/scan.py`). Printed is a row for each
-that misbehaves, and counts. Status 1: an operator that a proof admits (`harness/prove/admitted.txt`) misbehaves, or did
+layouts, dtypes and forms, on real values and on fake ones (`scan.py`). Printed is a row for each
+that misbehaves, and counts. Status 1: an operator that a proof admits (`admitted.txt`) misbehaves, or did
 not run at all. `--write` takes from that list what was contradicted, and leaves it the layouts in which nothing was:
 another scan may have seen what this one did not, so nothing is added. Of NAMEs (`aten.add.Tensor`), which are scanned
 alone, it writes the rows anew. With `--mixture` the admitted operators are called with tensors of several dtypes, and
@@ -36,11 +36,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import torch
 
 from bitproof.harness.machine.determinism import set_determinism
-from bitproof.harness.prove.graphs import admitted
+from bitproof.harness.powers.proofs.prover.graphs import admitted
 from bitproof.harness.torch_compat import OpOverload
-from tests.harness.prove.scan import Scanned, is_to_be_tried, scan, try_call
-from tests.harness.prove.scan_calls import by_stem, calls_of, operators, recorded, that_mix
-from tests.harness.prove.scan_variants import Arguments, by_name, every_mix, tensors_of
+from tests.harness.powers.proofs.scan import Scanned, is_to_be_tried, scan, try_call
+from tests.harness.powers.proofs.scan_calls import by_stem, calls_of, operators, recorded, that_mix
+from tests.harness.powers.proofs.scan_variants import Arguments, by_name, every_mix, tensors_of
 
 AT_MOST = 40
 MOST_MIXED = 160

@@ -20,8 +20,8 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from bitproof.harness.graph.groups import Partition
-from bitproof.harness.prove.evaluate import run_graph
-from bitproof.harness.prove.graphs.constants import digest_of
+from bitproof.harness.powers.proofs.prover.evaluate import run_graph
+from bitproof.harness.powers.proofs.prover.graphs.constants import digest_of
 
 Inputs = Sequence[Sequence[Any]]
 Bits = tuple[str, ...]

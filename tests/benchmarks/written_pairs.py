@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from bitproof.harness.prove.evaluate import same_bits
+from bitproof.harness.powers.proofs.prover.evaluate import same_bits
 
 Draw = Callable[[torch.dtype, int], tuple[Any, ...]]
 """Inputs of a dtype, at a size: new ones at each call."""

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.harness.commands.test_check_certificate import change, write
 
 from bitproof.harness import certificate_checker as checker
 from bitproof.harness.certificate_checker import ASSUMPTIONS, FILES, RULES
-from bitproof.harness.prove.certify import contents_of
+from bitproof.harness.powers.proofs.prover.certify import contents_of
 from tests.benchmarks.forge_certificates import forged_certificate
 from tests.harness.certificate.corruption import corrupt
 from tests.harness.certificate.json_changes import changed_as_json
@@ -29,7 +30,6 @@ from tests.harness.certificate.samples import (
     said,
     said_of,
 )
-from tests.harness.commands.test_check_certificate import change, write
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "certificate.md"
 

@@ -1,1 +1,4 @@
-"""Static proofs that two systems compute equal bits for every input, and what they add to a run: `--prove-first`."""
+"""Static proofs that two systems' steps compute equal bits for every input.
+
+Commands: `prove` and `check-certificate` (`cli`). Check: `--prove-first` (`check`). The prover is in `prover`.
+"""

@@ -50,9 +50,9 @@ def outcome_of(case: Case, extra_passes: Sequence[str]) -> ProofOutcome:
     """Prove a case, without computing terms on values: the following run compares bits."""
     from bitproof.harness.errors import BitproofError
     from bitproof.harness.graph.graph_options import GraphOptions
-    from bitproof.harness.prove.answers import NOT_PROVED, PROVED, REFUSED
-    from bitproof.harness.prove.certify import assumed
-    from bitproof.harness.prove.prove import prove_case
+    from bitproof.harness.powers.proofs.prover.answers import NOT_PROVED, PROVED, REFUSED
+    from bitproof.harness.powers.proofs.prover.certify import assumed
+    from bitproof.harness.powers.proofs.prover.prove import prove_case
 
     began = time.perf_counter()
     try:

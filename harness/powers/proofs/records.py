@@ -10,7 +10,7 @@ from bitproof.harness.validate import GROWING
 
 
 class ProofVerdict(enum.StrEnum):
-    """The outcome of a proof: see `harness.prove.answers`. NOT TRIED if no proof was requested or possible."""
+    """The outcome of a proof: see `prover.answers`. NOT TRIED if no proof was requested or possible."""
 
     PROVED = "PROVED"
     NOT_PROVED = "NOT PROVED"

@@ -10,8 +10,8 @@ from dataclasses import asdict
 from typing import Any
 
 from bitproof.harness.errors import RecordingError
+from bitproof.harness.powers.proofs.prover.answers import LAID_OUT_OTHERWISE
 from bitproof.harness.powers.proofs.records import ProofOutcome, ProofVerdict
-from bitproof.harness.prove.answers import LAID_OUT_OTHERWISE
 from bitproof.harness.records import BlamedCall, CaseResult, Code, Divergence, Finding, Verdict
 from bitproof.harness.report import text
 from bitproof.harness.validate import read

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from bitproof.harness.errors import PassError
+from bitproof.harness.graph.in_one_process import NotEvaluatedError, collective
 from bitproof.harness.powers.sensitivity.perturb import copied, tensors_of
 from bitproof.harness.powers.sensitivity.program import Program, ReplayedCall, Source, filled
-from bitproof.harness.prove.evaluate import NotEvaluatedError, collective
 from bitproof.harness.torch_operators import storage_key
 
 Get = Callable[[int], Any]

@@ -10,7 +10,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from bitproof.harness.prove.proof_data import Call, Certificate, Graph, ProofStep, Tensor, terms_in
+from bitproof.harness.powers.proofs.prover.proof_data import Call, Certificate, Graph, ProofStep, Tensor, terms_in
 
 
 def corrupt(certificate: Certificate, chance: random.Random) -> tuple[str, Certificate]:

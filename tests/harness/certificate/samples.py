@@ -13,16 +13,16 @@ from torch.fx import GraphModule
 
 from bitproof.harness import certificate_checker as checker
 from bitproof.harness.certificate_checker import FILES, RejectedError, covers_any_number, rejecting
-from bitproof.harness.prove.answers import prove_graphs
-from bitproof.harness.prove.certify import certificate_of, contents_of
-from bitproof.harness.prove.graphs.export import export_graph
-from bitproof.harness.prove.proof_data import Certificate, Subject
-from tests.harness.prove.mutants import copied as copy_of
-from tests.harness.prove.random_programs import NAMES, random_program
-from tests.harness.prove.rewrites import BREAKS, KEEPS
-from tests.harness.prove.test_canonical import copied
-from tests.harness.prove.test_rules import SOUND, UNSOUND
-from tests.harness.prove.toy_graphs import GROUPS, aten, c10d, compare, randn, trace
+from bitproof.harness.powers.proofs.prover.answers import prove_graphs
+from bitproof.harness.powers.proofs.prover.certify import certificate_of, contents_of
+from bitproof.harness.powers.proofs.prover.graphs.export import export_graph
+from bitproof.harness.powers.proofs.prover.proof_data import Certificate, Subject
+from tests.harness.powers.proofs.mutants import copied as copy_of
+from tests.harness.powers.proofs.random_programs import NAMES, random_program
+from tests.harness.powers.proofs.rewrites import BREAKS, KEEPS
+from tests.harness.powers.proofs.test_canonical import copied
+from tests.harness.powers.proofs.test_rules import SOUND, UNSOUND
+from tests.harness.powers.proofs.toy_graphs import GROUPS, aten, c10d, compare, randn, trace
 
 REJECTED, ANY_NUMBER = "rejected", "any number of steps"
 Said = dict[str, int] | str

@@ -3,9 +3,9 @@
 import pytest
 
 from bitproof.harness.certificate_checker import ASSUMPTIONS
-from bitproof.harness.prove.certify import assumed
-from bitproof.harness.prove.proof_data import Call, Graph
-from bitproof.harness.prove.rules import reduce_of_cat
+from bitproof.harness.powers.proofs.prover.certify import assumed
+from bitproof.harness.powers.proofs.prover.proof_data import Call, Graph
+from bitproof.harness.powers.proofs.prover.rules import reduce_of_cat
 
 PLAIN = ("view", "aten.mul.Tensor")
 ALWAYS = [text for name, text in ASSUMPTIONS if not name]

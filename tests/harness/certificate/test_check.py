@@ -14,12 +14,12 @@ from bitproof.harness.certificate_checker import (
     rejecting,
     take_step,
 )
-from bitproof.harness.prove.certify import certificate_of, contents_of, write_certificate
+from bitproof.harness.powers.proofs.prover.certify import certificate_of, contents_of, write_certificate
 from tests.harness.certificate.corruption import corrupt
 from tests.harness.certificate.samples import REJECTED, W, X, check, parsed, parts, reduced, said, whole
-from tests.harness.prove.test_canonical import copied
-from tests.harness.prove.test_rules import SOUND
-from tests.harness.prove.toy_graphs import c10d, compare, randn
+from tests.harness.powers.proofs.test_canonical import copied
+from tests.harness.powers.proofs.test_rules import SOUND
+from tests.harness.powers.proofs.toy_graphs import c10d, compare, randn
 
 
 class Terms:
@@ -183,8 +183,8 @@ def test_each_rule_is_one_of_the_checkers_and_it_knows_every_call_that_leads_to_
 
 
 def test_a_rule_that_is_not_sound_is_no_rule_of_the_checker():
-    from bitproof.harness.prove import rules
-    from tests.harness.prove.test_rules import reassociate
+    from bitproof.harness.powers.proofs.prover import rules
+    from tests.harness.powers.proofs.test_rules import reassociate
 
     unsound = rules.RULES | {"exact": [reassociate, *rules.RULES["exact"]]}
     proof = compare(lambda w, x: (w + x) + w, lambda w, x: w + (x + w), W, X, rules=unsound)

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from bitproof.harness.prove.certify import certificate_of
+from bitproof.harness.powers.proofs.prover.certify import certificate_of
 from tests.harness.certificate.samples import REJECTED, said_of
-from tests.harness.prove.toy_graphs import compare, randn
+from tests.harness.powers.proofs.toy_graphs import compare, randn
 
 W, X = randn(4, 6), randn(4, 6)
 

@@ -5,9 +5,9 @@ import torch
 
 from bitproof.harness import certificate_checker as own
 from bitproof.harness.certificate_checker import GATHER
-from bitproof.harness.prove import known_operators, rules
-from bitproof.harness.prove.in_flight import InFlight
-from bitproof.harness.prove.proof_data import FLOATS, WHOLE, Call, Graph, Tensor
+from bitproof.harness.powers.proofs.prover import known_operators, rules
+from bitproof.harness.powers.proofs.prover.in_flight import InFlight
+from bitproof.harness.powers.proofs.prover.proof_data import FLOATS, WHOLE, Call, Graph, Tensor
 
 
 def full_names(names):

@@ -8,7 +8,7 @@ import torch
 from bitproof.harness import certificate_checker as checker
 from bitproof.harness.certificate_checker import flat, full, row_major
 from tests.harness.certificate.test_check import as_json
-from tests.harness.prove.test_windows import numbered, shapes, some_view
+from tests.harness.powers.proofs.test_windows import numbered, shapes, some_view
 
 
 def normal(shape, strides, offset):

@@ -13,8 +13,8 @@ from bitproof.harness.case import Autoplace, Case, Model, Parallelism, Plan, wit
 from bitproof.harness.errors import CaseError, PlacementError
 from bitproof.harness.placement.build import SPLIT, STATE_BYTES, WHOLE
 from bitproof.harness.placement.solve import MIB, least_bytes, solve
-from bitproof.harness.prove.answers import PROVED
-from bitproof.harness.prove.prove import prove_case
+from bitproof.harness.powers.proofs.prover.answers import PROVED
+from bitproof.harness.powers.proofs.prover.prove import prove_case
 from bitproof.harness.records import Placed
 from bitproof.harness.systems import autoplace
 from bitproof.harness.systems.autoplace import Traced, by_hand, place, placed_case, plan_hash, trace_placements

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from bitproof.harness.graph.tracing.one_by_one import FUNCTIONS, one_by_one
-from bitproof.harness.prove.evaluate import same_bits
-from tests.harness.prove.toy_graphs import randn
+from bitproof.harness.powers.proofs.prover.evaluate import same_bits
+from tests.harness.powers.proofs.toy_graphs import randn
 
 X = randn(4, 6)
 ELEMENTWISE = {

@@ -1,0 +1,50 @@
+"""Collectives of all ranks, computed in one process: each value is a list with an entry per rank.
+
+Reductions add in the group's order, first rank first.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitproof.harness.graph.groups import Partition
+
+
+class NotEvaluatedError(Exception):
+    """A call that cannot be computed in one process: a random draw, a higher-order operator, an unknown collective."""
+
+
+def collective(op: str, partition: Partition, arguments: Sequence[Sequence[Any]]) -> list[Any]:
+    """A collective's result on every rank. `arguments` are each rank's: its tensor first, without the group."""
+    found: list[Any] = [None] * len(arguments)
+    for group in partition:
+        xs = [arguments[rank][0] for rank in group]
+        for place, rank in enumerate(group):
+            found[rank] = _delivered(op.split(".")[1], xs, [arguments[peer][1:] for peer in group], place)
+    return found
+
+
+def _delivered(name: str, xs: list[Tensor], rest: list[Sequence[Any]], place: int) -> Tensor:
+    match name:
+        case "all_gather_into_tensor":
+            return torch.cat(xs)
+        case "reduce_scatter_tensor":
+            return reduced([x.chunk(len(xs))[place] for x in xs], rest[place][0])
+        case "all_reduce":
+            return reduced(xs, rest[place][0])
+        case "all_to_all_single":
+            return torch.cat([x.split(list(sizes))[place] for x, (_, sizes) in zip(xs, rest, strict=True)])
+    raise NotEvaluatedError(name)
+
+
+def reduced(xs: Sequence[Tensor], operation: str) -> Tensor:
+    """The sum, or the average, added in this order."""
+    if operation not in ("sum", "avg"):
+        raise NotEvaluatedError(f"a reduction by {operation}")
+    total = functools.reduce(torch.add, xs).clone()
+    return total / len(xs) if operation == "avg" else total

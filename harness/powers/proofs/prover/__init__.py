@@ -1,0 +1,6 @@
+"""The prover: two steps' graphs as terms, rewritten until equal values are one term.
+
+systems' steps as graphs ─► graphs/export   every call with its layout, recomputed from fake values
+                        ─► canonical        equal values become one term, by the rewrites in `rules`
+                        ─► answers          an answer for each output: PROVED, NOT PROVED or REFUSED
+"""

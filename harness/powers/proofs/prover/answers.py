@@ -1,0 +1,242 @@
+"""The answer for each output of two graphs as data.
+
+1. Both graphs' calls become terms in one table.
+2. Outputs are the step's return values, and every input that either graph writes.
+3. An output is PROVED if both sides have the same term, and the term reads a parameter and an input of the step.
+   A constant is REFUSED, as its equality shows nothing, and so is an output with an unsupported call on either side.
+4. Any other output is NOT PROVED: these rules do not make its terms equal, but its bits may still be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bitproof.harness.powers.proofs.prover.canonical import Canonicalizer
+from bitproof.harness.powers.proofs.prover.explain import FirstDifferences, explain, row_splits
+from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
+from bitproof.harness.powers.proofs.prover.proof_data import Graph, Tensor, terms_in
+from bitproof.harness.powers.proofs.prover.rules import RULES
+from bitproof.harness.powers.proofs.prover.terms import Rule, Table
+
+PROVED, NOT_PROVED, REFUSED = "PROVED", "NOT PROVED", "REFUSED"
+
+DIFFERS, NO_RULE = "differs on an input tried", "no rule proves them equal"
+"""Meanings of NOT PROVED: the output was seen to differ, or it was not."""
+
+PARAMETER, BUFFER, INPUT = "parameter ", "buffer ", "input "
+"""Prefixes of the names of a graph's inputs."""
+
+LAID_OUT_OTHERWISE = "equal values, laid out otherwise in memory, which what follows the step may depend on"
+SHOWN_OUTPUTS = 3
+
+MUST_READ = (PARAMETER, INPUT)
+"""Kinds of inputs; a proved output must depend on at least one of each."""
+
+
+@dataclass(frozen=True)
+class OutputAnswer:
+    """An output's answer: verdict, the terms' indices, the reason of a refusal, the first difference of its sides.
+
+    If it is PROVED, `layouts` has both memory layouts if they differ. If it is NOT PROVED, `witness` describes how its
+    sides differed on equal inputs, and `agreed` counts the sets of inputs on which they did not.
+    """
+
+    output: str
+    verdict: str
+    terms: tuple[int, int] = (-1, -1)
+    reason: str | None = None
+    finding: FirstDifferences | None = None
+    layouts: tuple[str, str] | None = None
+    witness: str | None = None
+    agreed: int = 0
+
+    @property
+    def meaning(self) -> str | None:
+        """The meaning of NOT PROVED: the output differs, or no rule proves it equal. None for other verdicts."""
+        if self.verdict != NOT_PROVED:
+            return None
+        if self.witness:
+            return DIFFERS
+        tried = f"they agreed on every input tried ({self.agreed})" if self.agreed else "no input was tried"
+        return f"{NO_RULE}; {tried}"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """All outputs' answers, and their evidence. `sides` are the two graphs' terms, reference first.
+
+    `reads_something` is False if all outputs are PROVED and none reads an input."""
+
+    answers: tuple[OutputAnswer, ...]
+    table: Table
+    sides: tuple[Canonicalizer, Canonicalizer]
+    row_splits: tuple[str, ...] = ()
+    reads_something: bool = True
+
+    def count(self, verdict: str) -> int:
+        """The number of outputs with this verdict."""
+        return sum(answer.verdict == verdict for answer in self.answers)
+
+    @property
+    def laid_out_otherwise(self) -> list[str]:
+        """The PROVED outputs with different strides on the two sides, on which later code may depend."""
+        return [answer.output for answer in self.answers if answer.verdict == PROVED and answer.layouts]
+
+    @property
+    def verdict(self) -> str:
+        """PROVED if all outputs are; else REFUSED if one is or there are none; else NOT PROVED."""
+        if not self.answers or self.count(REFUSED):
+            return REFUSED
+        return NOT_PROVED if self.count(NOT_PROVED) else PROVED
+
+
+def prove_graphs(
+    reference: Graph,
+    candidate: Graph,
+    rules: dict[str, list[Rule]] | None = None,
+    must_read: Sequence[str] = MUST_READ,
+    table: Table | None = None,
+) -> Proof:
+    """Compare two graphs of the same step. `rules` are the project's own by default, tests may pass others.
+
+    A `table` with its own rules already has terms of other graphs, which need not be rewritten again. A proved output
+    must depend on an input of each kind in `must_read`, which are prefixes of inputs' names.
+    """
+    table = Table(RULES if rules is None else rules) if table is None else table
+    sides = Canonicalizer(table, reference, 0), Canonicalizer(table, candidate, 1)
+    for side in sides:
+        side.run()
+    outputs = [*_outputs(sides)]
+    terms = [_terms_of(sides, pair) for _, pair in outputs]
+    reads = _reads_of(table, (*must_read, ""))
+    answers = [
+        _answer(must_read, reads, sides, name, pair, found) for (name, pair), found in zip(outputs, terms, strict=True)
+    ]
+    parted = any(answer.verdict == NOT_PROVED for answer in answers)
+    reads_something = any(x.verdict != PROVED or reads[x.terms[0]] >> len(must_read) & 1 for x in answers)
+    return Proof(tuple(answers), table, sides, row_splits(*sides) if parted else (), reads_something)
+
+
+def _reads_of(table: Table, kinds: Sequence[str]) -> list[int]:
+    """For each term of a table, the kinds of inputs that it depends on, as bits. Rewritten terms are not computed."""
+    found: list[int] = []
+    for step in table.steps:
+        bits = 0
+        if step.term[0] == "input":
+            bits = sum(1 << i for i, kind in enumerate(kinds) if step.term[1].startswith(kind))
+        for place in () if step.rule else terms_in(step.term):
+            bits |= found[place]  # a term's parts precede it
+        found.append(bits)
+    return found
+
+
+Pair = tuple[int | None, int | None]
+"""The call that computes an output on each side; None if a side has no such output."""
+
+
+def _outputs(sides: tuple[Canonicalizer, Canonicalizer]) -> Iterable[tuple[str, Pair]]:
+    """Every output's name, and the calls that compute it.
+
+    A graph without in-place writes may return an input's final value instead: such an output has the same name as the
+    written input.
+    """
+    returned = [dict(side.graph.outputs) for side in sides]
+    inputs = [
+        {f"written {call.name}": i for i, call in enumerate(side.graph.calls) if call.op in ("input", "constant")}
+        for side in sides
+    ]
+    written = [[f"written {side.graph.calls[i].name}" for i in side.written_inputs()] for side in sides]
+    names = [*returned[0], *returned[1], *written[0], *written[1]]
+    for name in dict.fromkeys(names):
+        both = [
+            returned[side].get(name, inputs[side].get(name)) if name not in written[side] else inputs[side][name]
+            for side in (0, 1)
+        ]
+        twice = any(name in returned[side] and name in written[side] for side in (0, 1))
+        yield name, (None, None) if twice else (both[0], both[1])
+
+
+def _terms_of(sides: tuple[Canonicalizer, Canonicalizer], pair: Pair) -> tuple[int, int] | RefusedError:
+    """An output's terms, or the reason why it has none."""
+    places = []
+    for side, index in zip(sides, pair, strict=True):
+        if index is None:
+            return RefusedError("one of the two graphs has no such output", where="the graphs' outputs")
+        try:
+            places.append(side.output(index))
+        except RefusedError as error:
+            return error
+    return places[0], places[1]
+
+
+def _answer(
+    must_read: Sequence[str],
+    reads: Sequence[int],
+    sides: tuple[Canonicalizer, Canonicalizer],
+    name: str,
+    pair: Pair,
+    terms: tuple[int, int] | RefusedError,
+) -> OutputAnswer:
+    if None in pair:
+        return OutputAnswer(name, REFUSED, reason="one of the two graphs has no such output")
+    if isinstance(terms, RefusedError):
+        return OutputAnswer(name, REFUSED, reason=f"{terms.what}, in {terms.where}")
+    assert pair[0] is not None and pair[1] is not None
+    if terms[0] != terms[1]:
+        return OutputAnswer(name, NOT_PROVED, terms, finding=explain(*sides, pair[0], pair[1]))
+    for bit, kind in enumerate(must_read):
+        if not reads[terms[0]] >> bit & 1:
+            return OutputAnswer(name, REFUSED, terms, reason=f"it reads no {kind}of the step, so it shows nothing")
+    one, other = _layout(sides[0].graph.calls[pair[0]].value), _layout(sides[1].graph.calls[pair[1]].value)
+    return OutputAnswer(name, PROVED, terms, layouts=None if one == other else (one, other))
+
+
+def meaning_of(proof: Proof) -> str:
+    """The meaning of NOT PROVED for a proof's outputs, in words; empty if all are PROVED or REFUSED."""
+    differ = sum(answer.witness is not None for answer in proof.answers)
+    others = [answer for answer in proof.answers if answer.meaning and not answer.witness]
+    told = [f"{differ} {'differs' if differ == 1 else 'differ'} on an input tried"] if differ else []
+    told += [f"of {len(others)} {others[0].meaning}"] if others else []
+    return "".join(f"; {part}" for part in told)
+
+
+def _layout(x: Any) -> str:
+    """A tensor's memory layout in words, if its sizes are numbers; dims of size 1 have no stride."""
+    if not isinstance(x, Tensor):
+        return "a number"
+    numbers = zip(x.shape, x.strides, strict=True)
+    strides = ["?" if not isinstance(s, int) else "-" if n == 1 else str(s) for n, s in numbers]
+    return f"strides [{', '.join(strides)}]"
+
+
+def answer_lines(proof: Proof, *, all_in: str) -> list[str]:
+    """Lines about the outputs that are not simply PROVED. Outputs that first differ at the same calls share a line.
+
+    `all_in` names the place of the complete list, if only some are printed.
+    """
+    lines = []
+    if otherwise := [answer for answer in proof.answers if answer.output in proof.laid_out_otherwise]:
+        lines.append(f"  {LAID_OUT_OTHERWISE} ({len(otherwise)}):")
+        for answer in otherwise[:SHOWN_OUTPUTS]:
+            assert answer.layouts is not None
+            lines.append(
+                f"    {answer.output}: {answer.layouts[0]} in the reference, {answer.layouts[1]} in the candidate"
+            )
+        if len(otherwise) > SHOWN_OUTPUTS:
+            lines.append(f"    and {len(otherwise) - SHOWN_OUTPUTS} more; {all_in} lists them")
+    alike: dict[tuple[str, ...], list[OutputAnswer]] = {}
+    for answer in proof.answers:
+        if answer.verdict != PROVED:
+            found = answer.finding.lines() if answer.finding else []
+            alike.setdefault((answer.verdict, answer.meaning or answer.reason or "", *found), []).append(answer)
+    for (verdict, reason, *found), (first, *rest) in [*alike.items()][:SHOWN_OUTPUTS]:
+        others = f", and {len(rest)} more" if rest else ""
+        lines.append(f"  {first.output}{others}: {verdict}" + (f": {reason}" if reason else ""))
+        lines += [f"    seen to differ: {first.witness}"] if first.witness else []
+        lines += [f"    {line}" for line in found]
+    if len(alike) > SHOWN_OUTPUTS:
+        count = sum(len(answers) for answers in [*alike.values()][SHOWN_OUTPUTS:])
+        lines.append(f"  and {count} more; {all_in} lists them")
+    return lines

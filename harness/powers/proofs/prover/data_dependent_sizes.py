@@ -1,0 +1,78 @@
+"""Sizes that depend on data: each symbol's name is the term from which its number is read.
+
+Two graphs may use different symbols for one number, or one symbol for different numbers. A symbol's meaning is its
+source: a number read from a tensor, a size of a call's result, or the rows that an all-to-all delivers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError, refuse
+from bitproof.harness.powers.proofs.prover.proof_data import Call, Size, Tensor
+from bitproof.harness.powers.proofs.prover.terms import Table
+
+
+class Symbols:
+    """The terms of a graph's symbols."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self._terms: dict[str, int] = {}
+
+    def size(self, size: Size) -> Size:
+        """A size with each symbol replaced by its term. Raises RefusedError for a symbol without a source."""
+        if isinstance(size, int):
+            return size
+        if unknown := [name for product in size[1:] for name in product[1:] if name not in self._terms]:
+            raise RefusedError(f"a size of a symbol that is not understood: {unknown[0]}", where="a call's arguments")
+        products = [(product[0], *sorted(self._terms[name] for name in product[1:])) for product in size[1:]]
+        return ("size", *sorted(products, key=lambda product: (product[1:], product[0])))
+
+    def sizes(self, sizes: tuple[Size, ...]) -> tuple[Size, ...]:
+        """Several sizes."""
+        return tuple(self.size(size) for size in sizes)
+
+    def unknown(self, value: Any) -> list[str]:
+        """The symbols that first occur in a result."""
+        return [name for name in dict.fromkeys(symbols_in(value)) if name not in self._terms]
+
+    def name_item(self, call: Call, term: int) -> None:
+        """Name the symbol of a number that a call reads from a tensor."""
+        for symbol in self.unknown(call.value):
+            if call.value != ("size", (1, symbol)):
+                raise refuse(call, "a number that is not understood")
+            self._terms[symbol] = term
+
+    def name_extents(self, call: Call, term: int, shape: tuple[Size, ...]) -> None:
+        """Name the new symbols in a result's sizes by their position; each must be a whole size."""
+        for name in self.unknown(call.value):
+            if ("size", (1, name)) not in shape:
+                raise refuse(call, f"a size that depends on data in a way that is not understood: {name}")
+            self._terms[name] = self.table.make(("extent", term, shape.index(("size", (1, name)))))
+
+    def name_rows(self, call: Call) -> None:
+        """For more than two ranks, the received rows are the first split plus one symbol for all others."""
+        first, *others = dict(call.args)["output_split_sizes"][1:]
+        for name in self.unknown(call.value):
+            if call.value.shape[0] != _sum_of(first, name):
+                raise refuse(call, f"a number of rows that is not understood: {call.value.shape[0]}")
+            self._terms[name] = self.table.make(("rows", self.sizes(tuple(others))))
+
+
+def symbols_in(value: Any) -> list[str]:
+    """The symbols in a call's result, or in its arguments, in order."""
+    match value:
+        case Tensor():
+            return [s for size in (*value.shape, *value.strides, value.offset) for s in symbols_in(size)]
+        case ("size", *products):
+            return [symbol for _, *symbols in products for symbol in symbols]
+        case tuple():
+            return [symbol for item in value for symbol in symbols_in(item)]
+    return []
+
+
+def _sum_of(size: Size, symbol: str) -> Size:
+    """The sum of a size and a symbol."""
+    products = size[1:] if isinstance(size, tuple) else ((size,),) if size else ()
+    return ("size", *sorted((*products, (1, symbol)), key=lambda product: (product[1:], product[0])))

@@ -1,0 +1,275 @@
+"""Describes the first difference of an output's two sides: module, direction, chunk, operator, source line.
+
+A call has a partner if the other graph computes its term, by whatever calls. The sides first differ at the calls
+without a partner whose inputs all have one. If both sides have equally many additions without partners, additions were
+moved: before a reduction on one side, after it on the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bitproof.harness.operators import names
+from bitproof.harness.powers.proofs.prover import known_operators
+from bitproof.harness.powers.proofs.prover.canonical import Canonicalizer
+from bitproof.harness.powers.proofs.prover.graphs.export import CallOrigin
+from bitproof.harness.powers.proofs.prover.layouts import shows
+from bitproof.harness.powers.proofs.prover.proof_data import Call, Tensor
+from bitproof.harness.powers.proofs.prover.terms import Table
+
+_MOST = 3
+_ADD = "aten.add.Tensor"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A call, for a reader. `changed` are the arguments that differ from the corresponding call of the other side.
+
+    If it has no module, `beside` is the nearest call with a module.
+    """
+
+    operator: str
+    node: str
+    module: str | None
+    direction: str | None
+    chunk: int | None
+    source: str | None
+    shape: tuple[str, ...]
+    beside: str | None = None
+    changed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        chunk = "" if self.chunk is None else f", chunk {self.chunk}"
+        source = "" if self.source is None else f", {self.source}"
+        where = f"in {self.module or 'no module'} ({self.direction}{chunk}{source})"
+        if self.beside is not None:
+            where = self.beside
+        changed = f" with {', '.join(self.changed)}" if self.changed else ""
+        return f"{self.operator} `{self.node}` [{', '.join(self.shape)}]{changed} {where}"
+
+
+@dataclass(frozen=True)
+class FirstDifferences:
+    """For each side, reference first, the first calls without a partner, and the additions that were moved."""
+
+    first: tuple[tuple[Shown, ...], tuple[Shown, ...]]
+    moved: tuple[tuple[Shown, ...], tuple[Shown, ...]]
+
+    def lines(self) -> list[str]:
+        """The finding for a reader, one call per line."""
+        lines = []
+        for side, first, moved in zip(("reference", "candidate"), self.first, self.moved, strict=True):
+            shown: dict[Shown, str] = dict.fromkeys(first, "only the {} computes")
+            shown |= dict.fromkeys(moved, "the {} adds here:")
+            lines += [f"{words.format(side)} {call}" for call, words in shown.items()]
+        return [*dict.fromkeys(lines)]
+
+
+def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, other: int) -> FirstDifferences:
+    """The first difference of an output's two sides, which the calls `wanted` and `other` compute."""
+    sides = reference, candidate
+    known = [side.computed for side in sides]
+    alone = [
+        [i for i in _behind(side, root) if not _has_partner(side.table, side.values[i], known[1 - place])]
+        for place, (side, root) in enumerate(zip(sides, (wanted, other), strict=True))
+    ]
+    added = [[i for i in calls if side.graph.calls[i].op == _ADD] for side, calls in zip(sides, alone, strict=True)]
+    was_moved = len(added[0]) == len(added[1]) <= _MOST
+    starts = [_starts(side, own, there)[:_MOST] for side, there, own in zip(sides, known[::-1], alone, strict=True)]
+    changed = _changed(sides, starts)
+    first = [
+        tuple(_shown(side, i, changed.get((place, i), ())) for i in starts[place]) for place, side in enumerate(sides)
+    ]
+    moved: list[tuple[Shown, ...]] = [(), ()]
+    if was_moved:
+        moved = [tuple(_shown(side, i) for i in calls) for side, calls in zip(sides, added, strict=True)]
+    return FirstDifferences((first[0], first[1]), (moved[0], moved[1]))
+
+
+def _starts(side: Canonicalizer, alone: list[int], known: set[int]) -> list[int]:
+    """The first calls without a partner, and the first calls after them that move elements differently.
+
+    A concatenation in another order has a partner, since its parts have theirs; the first opaque operator that reads
+    it, several casts and sums later, has none. So the search goes back from there through all calls that the other side
+    does not compute in this form. An in-place write counts for no call, as its result is the value of all its aliases,
+    including the input.
+    """
+    calls = side.graph.calls
+    lonely = {i for i in alone if calls[i].op != "input" and not calls[i].writes}
+    starts = [i for i in alone if calls[i].op != "input" and not lonely.intersection(side.reads[i])]
+    moves: set[int] = set()
+    stack, seen = list(starts), set(starts)
+    while stack:
+        index = stack.pop()
+        others = [read for read in calls[index].reads if calls[read].op != "input" and _is_moved(side, read, known)]
+        if not others and index not in lonely:
+            moves.add(index)
+        stack += [read for read in others if read not in seen]
+        seen.update(others)
+    return sorted({*starts, *moves})
+
+
+def _is_moved(side: Canonicalizer, index: int, known: set[int]) -> bool:
+    """Whether the other side has no such value in this form."""
+    value = side.values[index]
+    return isinstance(value, int) and value not in known
+
+
+def row_splits(reference: Canonicalizer, candidate: Canonicalizer) -> tuple[str, ...]:
+    """Opaque operators that one side runs on a whole tensor and the other on its two halves, by name.
+
+    No rule states that a kernel computes a row's bits independently of the other rows, so a chunked step is never
+    proved equal to an unchunked step.
+    """
+    found: dict[str, None] = {}
+    groups: list[dict[Any, list[tuple[Any, ...]]]] = [{}, {}]
+    for calls, side, other in ((groups[0], reference, candidate), (groups[1], candidate, reference)):
+        known = other.computed
+        for index, call in enumerate(side.graph.calls):
+            if not (isinstance(call.value, Tensor) and _is_opaque(call, side.graph.calls)):
+                continue
+            if not _has_partner(side.table, side.values[index], known):
+                place = CallOrigin(*call.place)
+                key = call.op, place.module, place.direction
+                calls.setdefault(key, []).append(call.value.shape)
+    for key in groups[0].keys() & groups[1].keys():
+        for one, two in ((groups[0], groups[1]), (groups[1], groups[0])):
+            shapes = set(two[key])
+            if len(two[key]) == 2 * len(one[key]) and any(_is_half(h, w) for w in one[key] for h in shapes):
+                found[key[0].removeprefix("aten.").removesuffix(".default")] = None
+    return tuple(sorted(found))
+
+
+_MOVES = names(lambda row: row.moves or row.is_constant)
+"""Names, without overload, of operators that create or move elements: they may be split, but are never the cause."""
+
+
+def _is_half(half: tuple[Any, ...], whole: tuple[Any, ...]) -> bool:
+    if len(half) != len(whole) or not all(isinstance(n, int) for n in (*half, *whole)):
+        return False
+    other = [(h, w) for h, w in zip(half, whole, strict=True) if h != w]
+    return len(other) == 1 and other[0][0] * 2 == other[0][1]
+
+
+def _is_opaque(call: Call, calls: Sequence[Call]) -> bool:
+    known = known_operators.COPIES.keys() | known_operators.EXACT.keys() | {"input", "constant", "getitem"}
+    if call.op in known or shows(call, calls):
+        return False
+    return call.op.split(".")[1] not in _MOVES
+
+
+def _has_partner(table: Table, value: Any, known: set[int]) -> bool:
+    places = [place for place in (value if isinstance(value, list) else [value]) if place is not None]
+    return bool(places) and all(_is_known(table, place, known) for place in places)
+
+
+def _is_known(table: Table, place: int, known: set[int]) -> bool:
+    """Whether the other side has a term, or all parts of a concatenation or view."""
+    match table[place]:
+        case _ if place in known:
+            return True
+        case ("cat", places, _):
+            return all(_is_known(table, part, known) for part in places)
+        case ("view", base, *_):
+            return _is_known(table, base, known)
+    return False
+
+
+def _behind(side: Canonicalizer, root: int) -> list[int]:
+    """The calls behind an output in graph order, including those that wrote its memory."""
+    seen, stack = set(), [root]
+    while stack:
+        index = stack.pop()
+        if index not in seen:
+            seen.add(index)
+            stack.extend(side.reads[index])
+            stack.extend(writer for writer in side.memory.writers(index) if writer <= root or index == root)
+    return sorted(seen)
+
+
+def _changed(
+    sides: tuple[Canonicalizer, Canonicalizer], starts: list[list[int]]
+) -> dict[tuple[int, int], tuple[str, ...]]:
+    """The differing arguments of an operator that each side calls once in a module and direction."""
+    by_place: tuple[dict[Any, list[int]], dict[Any, list[int]]] = ({}, {})
+    for found, side, own in zip(by_place, sides, starts, strict=True):
+        for index in own:
+            call = side.graph.calls[index]
+            origin = CallOrigin(*call.place)
+            found.setdefault((call.op, origin.module, origin.direction), []).append(index)
+    changed: dict[tuple[int, int], tuple[str, ...]] = {}
+    for key in by_place[0].keys() & by_place[1].keys():
+        if len(by_place[0][key]) == len(by_place[1][key]) == 1:
+            pair = by_place[0][key][0], by_place[1][key][0]
+            args = [dict(side.graph.calls[i].args) for side, i in zip(sides, pair, strict=True)]
+            for place in (0, 1):
+                changed[place, pair[place]] = tuple(
+                    f"{name} {_argument(sides[place], args[place].get(name))}"
+                    for name in dict.fromkeys([*args[0], *args[1]])
+                    if not _same_argument(sides, args[0].get(name), args[1].get(name))
+                )
+    return changed
+
+
+def _same_argument(sides: tuple[Canonicalizer, Canonicalizer], one: Any, other: Any) -> bool:
+    """Whether two calls' arguments are the same value."""
+    match one, other:
+        case ("node", i), ("node", j):
+            return sides[0].values[i] is not None and bool(sides[0].values[i] == sides[1].values[j])
+        case ("list", *some), ("list", *others) if len(some) == len(others):
+            return all(_same_argument(sides, x, y) for x, y in zip(some, others, strict=True))
+    return bool(one == other)
+
+
+def _argument(side: Canonicalizer, value: Any) -> str:
+    match value:
+        case None:
+            return "left out"
+        case ("node", index):
+            return f"`{side.graph.calls[index].name}`"
+        case ("list", *items):
+            return f"[{', '.join(_argument(side, x) for x in items)}]"
+        case ("float", text):
+            return repr(float.fromhex(text))
+        case ("none",):
+            return "None"
+        case ("size", *_):
+            return _size(value)
+        case (str(), text):
+            return str(text)
+    return str(value)
+
+
+def _size(size: Any) -> str:
+    """A size in words: a number, or a sum of products of symbols by their names."""
+    if not isinstance(size, tuple):
+        return str(size)
+    products = (" * ".join([*([str(n)] if n != 1 or not names else []), *names]) for n, *names in size[1:])
+    return " + ".join(products) or "0"
+
+
+def _shown(side: Canonicalizer, index: int, changed: tuple[str, ...] = ()) -> Shown:
+    call = side.graph.calls[index]
+    shape = tuple(map(_size, call.value.shape)) if isinstance(call.value, Tensor) else ()
+    operator = call.op.removesuffix(".default")
+    origin = CallOrigin(*call.place)
+    beside = _beside(side, index) if origin.module is None and origin.source is None else None
+    return Shown(operator, call.name, *origin, shape, beside, changed)
+
+
+def _beside(side: Canonicalizer, index: int) -> str | None:
+    """The neighbours of a call without an origin, such as one that a pass inserts: its inputs, and its first reader."""
+    calls = side.graph.calls
+    behind = [f"`{calls[read].name}`" for read in calls[index].reads]
+    readers = (f"`{call.name}`{_within(call)}" for call in calls[index + 1 :] if index in call.reads)
+    reader = next(readers, None)
+    told = [f"of {', '.join(behind)}{_within(calls[calls[index].reads[0]])}"] if behind else []
+    told += [f"read by {reader}"] if reader else []
+    return ", ".join(told) or None
+
+
+def _within(call: Call) -> str:
+    origin = CallOrigin(*call.place)
+    return f" in {origin.module} ({origin.direction})" if origin.module else ""

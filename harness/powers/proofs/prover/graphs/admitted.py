@@ -1,0 +1,311 @@
+"""The operators that a proof admits: in a scan, all their calls followed their schemas and fake values.
+
+The list is in `admitted.txt`; `tests/benchmarks/scan_operators.py` checks it, and writes it with `--write`. It lacks
+operators that the scan could not call. A call with tensors of several dtypes must also be on the list of its mixture:
+many operators promote such tensors differently from their fakes. The scan only tried two dtypes, with all tensors
+row-major or all with the same layout, so other mixtures are refused. In addition, each call's effects on memory, as its
+fake values show them, are compared with its schema.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitproof.harness.graph.operators import written_names
+from bitproof.harness.powers.proofs.prover import known_operators as known
+from bitproof.harness.powers.proofs.prover.graphs.fitting import misfits
+from bitproof.harness.powers.proofs.prover.windows import row_major
+from bitproof.harness.torch_compat import OpOverload, tree_leaves
+from bitproof.harness.torch_operators import schema_of, storage_key
+
+ROWS, INNER, ANY, LOOSE = LAYOUTS = ("rows", "inner-rows", "any-layout", "any-strides")
+"""Layouts of an operator's tensor arguments, from strict to loose.
+
+`rows`: row-major. `inner-rows`: contiguous in the last dim. `any-layout`: any except the next. `any-strides`: also
+tensors whose dims of size 1 have strides that change whether torch regards them as channels-last. No element is reached
+by such a stride, but a convolution chooses its layout by it, and many fakes have another stride there than the kernel.
+"""
+
+SCANNED = ("aten", "prims")
+"""Namespaces whose operators must be on the list."""
+
+UNKNOWN = {
+    *("quantized", "_quantized", "quantization", "quantized_decomposed", "onednn", "mkldnn", "mkldnn_prepacked", "mkl"),
+    *("sparse", "static_runtime", "inductor", "inductor_prims", "rngprims", "debugprims", "streams", "profiler"),
+    *("_native", "fsdp", "_dtensor", "export", "onnx", "flex_lib", "prim", "debug_mode_ops", "_test"),
+}
+"""torch's other namespaces, which no scan covers. A user's own operators are trusted to follow their schemas."""
+
+ALIKE = ""
+FLOATS, KINDS = MIXTURES = ("floats", "kinds")
+"""Mixtures of dtypes among a call's tensors.
+
+`floats`: several real dtypes. `kinds`: several of real numbers, complex numbers, integers and truth values.
+"""
+
+NUMBERS = ((bool, torch.SymBool), (int, torch.SymInt), (float, torch.SymFloat), (complex,))
+"""Kinds of numbers, in torch's order of promotion."""
+
+CHOOSING = (torch.int64, torch.int32, torch.bool)
+"""Dtypes of indices, of offsets and of masks."""
+
+FILES = {
+    mixture: Path(__file__).with_name(name)
+    for mixture, name in ((ALIKE, "admitted.txt"), (FLOATS, "mixed_floats.txt"), (KINDS, "mixed_kinds.txt"))
+}
+
+
+@functools.cache
+def names(mixture: str = ALIKE) -> Mapping[str, str]:
+    """Admitted layouts by operator, e.g.
+
+    `aten.add.Tensor`; with `mixture`, of operators that may mix dtypes this way.
+    """
+    rows = (line.split() for line in FILES[mixture].read_text().splitlines() if line and not line.startswith("#"))
+    return {f"{packet}.{overload}": layout for layout, packet, *own in rows for overload in own}
+
+
+def mixtures_of(name: str, given: Mapping[str, Any]) -> list[str]:
+    """The MIXTURES of the arguments of an operator's call."""
+    dtypes = _dtypes_of(name, given)
+    floats = {dtype for dtype in dtypes if dtype.is_floating_point}
+    sizes = {FLOATS: len(floats), KINDS: len(dtypes - floats) + bool(floats)}
+    return [mixture for mixture in MIXTURES if sizes[mixture] > 1]
+
+
+def mixes_as_tried(target: Any, given: Mapping[str, Any]) -> bool:
+    """Whether a call mixes dtypes only in ways that a scan tried.
+
+    That is: two dtypes, and all tensors row-major or of the same shape and strides. With other layouts, torch's kernels
+    order the result's dims by the original operands, but some fakes by the casted operands. Tensors without dims may
+    not be combined with others, since they are promoted differently, unless a test tried the operator with them.
+    In-place calls return their argument, so dtypes and layouts do not matter.
+    """
+    name, tensors = str(target), [*_tensors(given)]
+    if written_names(target):
+        return True
+    if len(_dtypes_of(name, given)) > 2:
+        return False
+    if name not in known.TAKES_NUMBERS_AS_TENSORS and len({x.dim() == 0 for x in tensors}) > 1:
+        return False
+    lies = {(tuple(map(str, x.shape)), tuple(map(str, x.stride()))) for x in tensors}
+    return name in known.LIES_BY_SHAPE or len(lies) == 1 or layout_of(given) == ROWS
+
+
+def _dtypes_of(name: str, given: Mapping[str, Any]) -> set[torch.dtype]:
+    """The dtypes of a call's tensors, except indices, offsets and masks: these do not take part in promotion."""
+    chosen = known.CHOOSES.get(name, ())
+    held = [(key, x) for key, value in given.items() for x in _tensors(value)]
+    return {x.dtype for key, x in held if not (key in chosen and x.dtype in CHOOSING)}
+
+
+def write(found: Mapping[str, str], mixture: str = ALIKE) -> None:
+    """Write a list: one row per operator and layout, with overloads."""
+    rows: dict[str, list[str]] = {}
+    for name, layout in sorted(found.items(), key=lambda item: (LAYOUTS.index(item[1]), item[0])):
+        packet, _, overload = name.rpartition(".")
+        rows.setdefault(f"{layout} {packet}", []).append(overload)
+    lines = [" ".join([row, *overloads]) for row, overloads in rows.items()]
+    told = f" --mixture {mixture}" if mixture else ""
+    FILES[mixture].write_text(
+        "\n".join([f"# Written by tests/benchmarks/scan_operators.py{told} --write.", *lines, ""])
+    )
+    names.cache_clear()
+
+
+def layout_of(given: Mapping[str, Any]) -> str:
+    """The strictest of LAYOUTS that all tensor arguments have. Only the first dim may have a data-dependent size.
+
+    A backward call with an `input_dtype` that no tensor has counts as the loosest layout.
+    """
+    tensors = [*_tensors(given)]
+    if given.get("input_dtype", None) not in {None, *(x.dtype for x in tensors)}:
+        return ANY
+    found = {_layout_of(x) for x in tensors}
+    return next(layout for layout in reversed(LAYOUTS) if layout in found | {ROWS})
+
+
+def _layout_of(x: Tensor) -> str:
+    shape, strides = tuple(x.shape), tuple(x.stride())
+    if not all(isinstance(n, int) for n in (*shape[1:], *strides)):
+        return ANY
+    if any(isinstance(n, int) and n == 0 for n in shape):
+        return ROWS
+    inner = row_major((1, *shape[1:])) if shape else ()
+    dims = [*zip(shape, strides, inner, strict=True)]
+    if is_channels_last(shape, strides) != is_channels_last(
+        shape, [t if isinstance(n, int) and n == 1 else s for n, s, t in dims]
+    ):
+        return LOOSE
+    if all(s == t for n, s, t in dims if not isinstance(n, int) or n != 1):
+        return ROWS
+    return INNER if all(s == 1 for n, s, _ in dims[-1:] if not isinstance(n, int) or n != 1) else ANY
+
+
+def is_channels_last(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
+    """Whether torch regards a tensor as channels-last (dim 1 is the innermost in memory): c10/core/MemoryFormat.h.
+
+    Data-dependent sizes count as more than 1.
+    """
+    if len(shape) not in (4, 5) or strides[1] == 0:
+        return False
+    least = 0
+    for dim in (1, *range(len(shape) - 1, 1, -1), 0):
+        if strides[dim] < least or (dim == 0 and least == strides[1]):
+            return False
+        least = strides[dim] * (shape[dim] if isinstance(shape[dim], int) else 2)
+    return True
+
+
+def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str | None:
+    """The reason why a proof does not admit a call with these arguments, on fake values; None if it does."""
+    if not isinstance(target, OpOverload):
+        return None
+    name, namespace = str(target), target.namespace
+    if namespace in UNKNOWN:
+        return f"{name} is not understood: it has not been tested against its schema"
+    is_known = name in known.DRAWS | known.REFUSED or name.split(".")[1] in known.UNINITIALIZED
+    if namespace not in SCANNED or is_known:
+        return None
+    if _is_drawn_dropout(name, given) or _is_norm_in_training(name, given) or _is_update(name, given):
+        return None
+    if misfits(name, given):
+        why = "it reads beyond its tensors, or its result has other strides or another shape than its fake"
+        return f"{name} does not check the shapes that it reads, and these do not fit: {why}"
+    allowed = names().get(name)
+    if allowed is None:
+        return f"{name} is not among the operators seen to do what their schemas and fake values say, and no more"
+    if name not in known.TAKES_ANY_NUMBER and _is_outranked(target, given):
+        return f"{name} with a number of another kind than its tensors of {_told(name, given)} is not among those tried"
+    mixtures = mixtures_of(name, given)
+    if not all(name in names(mixture) for mixture in mixtures):
+        return f"{name} with tensors of {_told(name, given)} is not among the calls of several dtypes that were tried"
+    if mixtures and not mixes_as_tried(target, given):
+        return (
+            f"{name} with tensors of {_told(name, given)} is not among the calls of several dtypes that were tried: "
+            "two dtypes, all tensors in rows or all alike, none without dims beside others"
+        )
+    mixed = [names(mixture)[name] for mixture in mixtures]
+    if written_names(target):  # an in-place result keeps its layout
+        mixed = [LOOSE if layout == ANY else layout for layout in mixed]
+    allowed = min((allowed, *mixed), key=LAYOUTS.index)
+    if LAYOUTS.index(layout_of(given)) <= LAYOUTS.index(allowed):
+        return None
+    odd = ", where dims of one element have strides as in rows" if layout_of(given) == LOOSE else ""
+    return f"{name} was seen to do what its schema and fake values say with tensors in {allowed} alone{odd}"
+
+
+def _is_outranked(target: OpOverload, given: Mapping[str, Any]) -> bool:
+    """Whether a number operand is of a higher kind than all tensors, e.g. 0.5 with integers, or all are truth values.
+
+    torch promotes by kinds, but some fakes do so differently. An in-place call keeps its dtype.
+    """
+    if written_names(target):
+        return False
+    values = [x for key in _operands(target) for x in tree_leaves(given.get(key))]
+    numbers = {kind for x in values for kind, types in enumerate(NUMBERS) if type(x) in types}
+    tensors = {_kind_of(x.dtype) for x in _tensors(given)}
+    return bool(numbers and tensors) and (max(numbers) > max(tensors) or max(tensors) == 0)
+
+
+def _kind_of(dtype: torch.dtype) -> int:
+    """The index of a dtype's kind in NUMBERS."""
+    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else int(dtype != torch.bool)
+
+
+@functools.cache
+def _operands(target: OpOverload) -> tuple[str, ...]:
+    """The names of arguments that may be numbers or tensors."""
+    return tuple(x.name for x in schema_of(target).arguments if "number" in str(x.type) or "Tensor" in str(x.type))
+
+
+def _told(name: str, given: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in _dtypes_of(name, given)))
+
+
+def _is_drawn_dropout(name: str, given: Mapping[str, Any]) -> bool:
+    """Whether a call is a dropout that draws its mask.
+
+    It differed from its fake only without a draw or without elements. It draws from the generator's state, like any
+    random call.
+    """
+    if name != "aten.native_dropout.default" or given.get("train") is not True:
+        return False
+    p, shape = given["p"], given["input"].shape
+    return type(p) is float and 0 < p < 1 and all(isinstance(n, int) and n > 0 for n in shape)
+
+
+def _is_norm_in_training(name: str, given: Mapping[str, Any]) -> bool:
+    """Whether a call is an admissible batch norm in training.
+
+    It writes both statistics, and with row-major tensors it had no other effects beyond its schema and its fake.
+    Statistics must share no memory with its inputs, and have one element per channel: it reads past the end of shorter
+    tensors. All must have the same dtype: for a 16-bit input with float32 parameters, the fake has 16-bit statistics;
+    and the functional form returns float32 statistics for 16-bit inputs.
+    """
+    if name not in {*known.BATCH_NORMS, *known.BATCH_NORMS.values()} or given.get("training") is not True:
+        return False
+    counted = {storage_key(x) for x in _tensors([given.get(x) for x in known.STATISTICS])}
+    others = {storage_key(x) for name, value in given.items() if name not in known.STATISTICS for x in _tensors(value)}
+    are_apart = len(counted) == len(known.STATISTICS) and not counted & others
+    sizes = {tuple(x.shape) for x in _tensors([given.get(x) for x in (*known.STATISTICS, "weight", "bias")])}
+    fits = sizes == {tuple(given["input"].shape[1:2])} and 0 not in given["input"].shape
+    dtypes = {x.dtype for x in _tensors(given)}
+    is_told = len(dtypes) == 1 and (name in known.BATCH_NORMS or dtypes <= {torch.float32, torch.float64})
+    return is_told and are_apart and fits and layout_of(given) == ROWS and type(given.get("momentum")) is float
+
+
+def _is_update(name: str, given: Mapping[str, Any]) -> bool:
+    """Whether a call is an admissible optimizer's kernel.
+
+    It takes equally long lists of row-major CPU tensors, of the same dtype and size at each index. It writes only
+    parameters and their state, which share no memory with anything else, as it does not scale gradients. It walks
+    memory linearly, so other strides would pair other elements.
+    """
+    if name not in known.FUSED or not all(given.get(x) is None for x in ("grad_scale", "found_inf")):
+        return False
+    lists = {key: x for key, x in given.items() if isinstance(x, list | tuple) and x}
+    if not all(isinstance(x, Tensor) and x.device.type == "cpu" for items in lists.values() for x in items):
+        return False
+    if len({len(items) for items in lists.values()}) != 1 or layout_of(given) != ROWS:
+        return False
+    steps = lists.pop("state_steps")
+    one_kind = all(len({(x.dtype, tuple(x.shape)) for x in own}) == 1 for own in zip(*lists.values(), strict=True))
+    updated = [storage_key(x) for key, items in lists.items() if key != "grads" for x in items]
+    others = {storage_key(x) for x in (*lists["grads"], *steps)}
+    return one_kind and len({*updated}) == len(updated) and not others.intersection(updated)
+
+
+def untold(target: Any, given: Mapping[str, Any], results: Any) -> str | None:
+    """A call's effects on memory that its operator's schema does not state, in words. `given` are its arguments by
+    name, on fake values."""
+    if not isinstance(target, OpOverload):
+        return None
+    says = {x.name for x in schema_of(target).arguments if x.alias_info is not None}
+    memory = {name: {storage_key(x) for x in _tensors(value)} for name, value in given.items()}
+    told = set().union(*(memory.get(name, set()) for name in says))
+    hidden = set().union(*memory.values()) - told
+    if str(target) not in known.SHARES_UNTOLD and any(storage_key(x) in hidden for x in _tensors(results)):
+        return f"{target} hands back memory that it was given, and does not say so"
+    written = set().union(*(memory.get(name, set()) for name in written_names(target)))
+    others = set().union(*(memory[name] for name in given if name not in written_names(target)))
+    if written & others and str(target) not in {*known.IN_PLACE, known.COPY_INTO}:
+        return f"{target} writes memory that it reads by another argument, too"
+    return None
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _tensors(tuple(value.values()))
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)

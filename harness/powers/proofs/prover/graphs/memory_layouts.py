@@ -1,0 +1,74 @@
+"""Checks that real results have the memory layouts of the graph as data, which a proof trusts.
+
+Fake values determine layouts and shared memory. When a step is computed, they are compared with the real values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Node
+
+from bitproof.harness.graph.symbols import source_of
+from bitproof.harness.powers.proofs.prover import proof_data as data
+from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
+
+
+class Layouts:
+    """Compares one graph's layouts with its calls' results on every rank, node by node, in order."""
+
+    def __init__(self, graph: data.Graph) -> None:
+        self._inputs = iter([call for call in graph.calls if call.op == "input"])
+        self._calls = {call.name: call for call in graph.calls if call.op != "input"}
+        self._storages: list[dict[int, int]] = []  # a rank's storages by number, and the numbers by storage
+        self._numbers: list[dict[int, int]] = []
+        self._held: list[Any] = []  # released memory may be reused
+
+    def __call__(self, node: Node, values: Sequence[Any]) -> None:
+        """Compare a node's results on each rank with the graph. Raises RefusedError, which names the node."""
+        call = next(self._inputs) if node.op == "placeholder" else self._calls.get(node.name)
+        if call is None:
+            return  # a number, or a check
+        self._held.append(values)
+        for rank, value in enumerate(values):
+            if rank == len(self._storages):
+                self._storages.append({})
+                self._numbers.append({})
+            for told, real in _pairs(call.value, value):
+                if otherwise := self._otherwise(rank, told, real):
+                    raise RefusedError(
+                        f"a call whose result lies in memory otherwise than its fake: {otherwise}"
+                        f" (`{node.name}`, {node.target})",
+                        where=source_of(node),
+                    )
+
+    def _otherwise(self, rank: int, told: data.Tensor, real: Tensor) -> str | None:
+        """How a tensor's layout differs from the declared one; None if it does not, as far as sizes are numbers."""
+        dtype = str(real.dtype).removeprefix("torch.")
+        if dtype != told.dtype:
+            return f"dtype {dtype}, not {told.dtype}"
+        if any(isinstance(n, int) and n != m for n, m in zip(told.shape, real.shape, strict=True)):
+            return f"shape {tuple(real.shape)}, not {told.shape}"
+        if real.numel() == 0:
+            return None  # there are no elements
+        sides = zip(real.shape, real.stride(), told.strides, strict=True)
+        if any(isinstance(t, int) and n > 1 and s != t for n, s, t in sides):
+            return f"strides {real.stride()}, not {told.strides}"
+        if isinstance(told.offset, int) and real.storage_offset() != told.offset:
+            return f"offset {real.storage_offset()}, not {told.offset}"
+        memory = real.untyped_storage().data_ptr()
+        if self._storages[rank].setdefault(told.storage, memory) != memory:
+            return "memory of its own, where its fake shares some"
+        if self._numbers[rank].setdefault(memory, told.storage) != told.storage:
+            return "memory that it shares, where its fake has some of its own"
+        return None
+
+
+def _pairs(told: Any, value: Any) -> Iterator[tuple[data.Tensor, Tensor]]:
+    if isinstance(told, data.Tensor) and isinstance(value, Tensor):
+        yield told, value
+    elif isinstance(value, (tuple, list)) and isinstance(told, tuple) and told[:1] != ("size",):
+        for one, other in zip(told, value, strict=False):
+            yield from _pairs(one, other)

@@ -1,0 +1,81 @@
+"""Open sizes of inputs: a tracer's symbols become bounded symbols on which no code can branch.
+
+A tracer has a number for each of its symbols and may have branched on it. Here the graph runs again on sizes with only
+bounds: a call that would branch on one fails, and is refused. Bounds start at 2 or above, as sizes 0 and 1 have other
+layouts and broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from bitproof.harness.graph import symbols
+from bitproof.harness.powers.proofs.prover.graphs.expressions import size_of
+from bitproof.harness.torch_compat import promise, range_of
+
+LEAST = 2
+"""The smallest size for which a proof over open sizes holds."""
+
+
+@dataclass
+class SizeBounds:
+    """The bounds of open sizes, by the place of their first use in the inputs: `dim 0 of input 1`."""
+
+    found: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+
+    def joined(self, other: SizeBounds) -> Iterator[str]:
+        """The intersection of both, in words."""
+        for place in dict.fromkeys([*self.found, *other.found]):
+            sides = [x.found[place] for x in (self, other) if place in x.found]
+            most = min((end for _, end in sides if end is not None), default=None)
+            least = max(begin for begin, _ in sides)
+            yield f"{place}: {least} or more" if most is None else f"{place}: {least} to {most}"
+
+
+class OpenSizes:
+    """One graph's open sizes, each with its own symbol. Use it within the fake mode of `shape_env`."""
+
+    def __init__(self, shape_env: ShapeEnv, bounds: SizeBounds) -> None:
+        self._shape_env = shape_env
+        self._bounds = bounds
+        self._own: dict[Any, Any] = {}
+
+    def size(self, size: Any, place: str) -> Any:
+        """A size, or its symbol. Raises ValueError unless the size is a sum of products of symbols."""
+        if isinstance(size, int):
+            return size
+        if not isinstance(size, torch.SymInt):
+            raise ValueError(f"a size that is a {type(size).__name__}")
+        expression = symbols.expression(size)
+        if isinstance(expression, int) or expression.is_Integer:
+            return int(expression)
+        for symbol in sorted(expression.free_symbols, key=str):
+            if symbol not in self._own:
+                self._own[symbol] = self._opened(range_of(size, symbol), place)
+        by_name = {str(symbol): own for symbol, own in self._own.items()}
+        found = 0
+        for coefficient, *names in _products(size_of(expression)):
+            product = coefficient
+            for name in names:
+                product = product * by_name[name]
+            found = found + product
+        return found
+
+    def _opened(self, bounds: tuple[int | None, int | None], place: str) -> Any:
+        least, most = max(LEAST, bounds[0] or 0), bounds[1]
+        with self._shape_env.ignore_fresh_unbacked_symbols():
+            own = self._shape_env.create_unbacked_symint()
+        promise(own >= least)
+        if most is not None:
+            promise(own <= most)
+        self._bounds.found[place] = least, most
+        return own
+
+
+def _products(size: Any) -> list[tuple[Any, ...]]:
+    return [(size,)] if isinstance(size, int) else list(size[1:])

@@ -1,0 +1,42 @@
+"""Strides of dims of size 1: no element depends on them, but many fakes have other values than kernels.
+
+Matrix products choose their kernel by these strides: a (1, 33) times (33, 1) product in float32 has different bits
+depending on the last stride of the second operand. If all tensors of a call are row-major, including such strides, its
+fake was seen to be right; otherwise the stride of a size-1 dim in its result is unsure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bitproof.harness.powers.proofs.prover.proof_data import Call, Tensor
+from bitproof.harness.powers.proofs.prover.windows import row_major
+
+MULTIPLIES = (
+    *("mm", "mv", "dot.", "linear", "matmul", "einsum", "inner", "conv", "linalg", "cdist", "rnn", "lstm", "gru"),
+    *("attention_math", "product_attention.default", "higher_order"),
+)
+"""Parts of the names of all operators that multiply matrices with such kernels, and of some others.
+
+Flash attention on the CPU is not listed: it computed the same bits for all such strides in 768 calls and their
+backwards, with 1 and 3 heads, 1 and 33 rows.
+"""
+
+
+def unsure_product(calls: Sequence[Call]) -> Call | None:
+    """The first product that reads a tensor with an unsure stride; None if there is none."""
+    unsure: set[int] = set()  # memory of results with an unsure stride
+    for call in calls:
+        read = [x for place in call.reads for x in calls[place].results]
+        if any(x.storage in unsure and 1 in x.shape for x in read) and any(part in call.op for part in MULTIPLIES):
+            return call
+        given = {x.storage for x in read}
+        made = {x.storage for x in call.results if 1 in x.shape} - given
+        if made and any(x.storage in unsure or not _is_in_rows(x) for x in read):
+            unsure |= made
+    return None
+
+
+def _is_in_rows(x: Tensor) -> bool:
+    """Whether a tensor is row-major, including the strides of dims of size 1."""
+    return all(type(n) is int for n in x.shape[1:]) and x.strides == row_major((1, *x.shape[1:]))[: len(x.shape)]

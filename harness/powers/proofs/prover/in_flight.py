@@ -1,0 +1,65 @@
+"""Collectives in flight in a graph as data, by `harness.operators.happens_before`."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+
+from bitproof.harness.operators import Operator, known
+from bitproof.harness.operators.happens_before import NEVER_FREED, Order, Race
+from bitproof.harness.powers.proofs.prover.known_operators import FILLS, is_unwritten
+from bitproof.harness.powers.proofs.prover.proof_data import Call, Graph
+
+
+class InFlight:
+    """One graph's collectives in flight while its calls run in order. Calls are identified by their index."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._calls = graph.calls
+        self._order = Order(_last_uses(graph))
+
+    def races(self, call: Call) -> list[Race]:
+        """The races of a call's reads. Waits, views, fills and uninitialized allocations read nothing."""
+        read = set(self._storages(call.reads))
+        is_shown = not call.writes and bool(read) and {x.storage for x in call.results} == read
+        reads_none = _row(call).wait or is_shown or call.op in FILLS or is_unwritten(call.op)
+        return [] if reads_none else self._order.races(read, ())
+
+    def races_of_write(self, storage: int) -> list[Race]:
+        """The races of a write to a storage now."""
+        return self._order.races((), [storage])
+
+    def run(self, index: int, call: Call, awaited: int | None) -> list[Race]:
+        """Run a call, which may be a launch or a wait. Returns memory that was freed too early."""
+        row = _row(call)
+        found = self._order.wait(row.wait, self._storages([awaited]), index) if row.wait and awaited is not None else []
+        if row.launch is not None:
+            results = [[x.storage] for x in call.results]
+            self._order.launch(call.name, index, row.launch, results, self._storages(call.reads))
+        return found
+
+    def is_filling(self, index: int) -> bool:
+        """Whether a launch without a wait so far fills the memory of a call's value."""
+        return self._order.is_filling(self._storages([index]))
+
+    def touching(self, storage: int) -> list[int]:
+        """The launches in flight that fill or read a storage."""
+        return [int(launched) for launched in self._order.touching([storage])]
+
+    def _storages(self, indices: Iterable[int]) -> list[int]:
+        return [x.storage for index in indices for x in self._calls[index].results]
+
+
+def _row(call: Call) -> Operator:
+    return known(call.op.rpartition(".")[0])
+
+
+def _last_uses(graph: Graph) -> dict[Hashable, float]:
+    """Each storage's last use, by the index of the call. The caller keeps inputs, constants and outputs alive."""
+    calls, found = graph.calls, dict[Hashable, float]()
+    for index, call in enumerate(calls):
+        for read in call.reads:
+            if 0 <= read < index:  # other code refuses a read of a later call
+                found |= {x.storage: float(index) for x in calls[read].results}
+    kept = [call for call in calls if call.op in ("input", "constant")]
+    kept += [calls[index] for _, index in graph.outputs if 0 <= index < len(calls)]
+    return found | {x.storage: NEVER_FREED for call in kept for x in call.results}

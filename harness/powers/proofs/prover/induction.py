@@ -1,0 +1,55 @@
+"""Extends a proof of one step to any number of steps, if equal state leads to equal state.
+
+1. State is everything that successive steps read: parameters, buffers, an optimizer's tensors, written inputs, the
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bitproof.harness.powers.proofs.prover.answers import PROVED, Proof
+from bitproof.harness.powers.proofs.prover.proof_data import Graph, Tensor
+
+WRITTEN = "written "
+GENERATOR = "the random generator's state"
+
+
+@dataclass(frozen=True)
+class Induction:
+    """Whether equal bits in one step imply equal bits in any number of steps.
+
+    `state` names the inputs that a step changes; `reason` is set if the induction fails.
+    """
+
+    holds: bool
+    state: tuple[str, ...] = ()
+    reason: str | None = None
+
+
+def induction(proof: Proof, graphs: tuple[Graph, Graph], verdict: str, keeps_less: Sequence[str | None]) -> Induction:
+    """Extend a proof of one step to the next ones. `keeps_less` are reasons why a side's next call would depend on
+    changes other than input values."""
+    state = tuple(x.output.removeprefix(WRITTEN) for x in proof.answers if x.output.startswith(WRITTEN))
+    state += (GENERATOR,) if proof.sides[0].generator != ("seed",) else ()
+    reasons = [
+        None if verdict == PROVED else "one step is not proved",
+        *keeps_less,
+        *(_moved(graph) for graph in graphs),
+        None if len({side.generator for side in proof.sides}) == 1 else "the two leave the generator in other states",
+    ]
+    reason = next(filter(None, reasons), None)
+    return Induction(reason is None, state, reason)
+
+
+def _moved(graph: Graph) -> str | None:
+    """Tensors that a graph returns for its inputs with another layout."""
+    inputs = {f"{WRITTEN}{call.name}": call.value for call in graph.calls if call.op == "input"}
+    for name, index in graph.outputs:
+        if name in inputs and _lies(graph.calls[index].value) != _lies(inputs[name]):
+            return f"{name.removeprefix(WRITTEN)} has another layout after the step, so that the next would be another"
+    return None
+
+
+def _lies(x: object) -> object:
+    return (x.dtype, x.device, x.shape, x.strides, x.offset) if isinstance(x, Tensor) else None

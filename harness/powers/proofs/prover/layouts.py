@@ -1,0 +1,139 @@
+"""Properties of layouts as data, and the elements that each view operator selects."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bitproof.harness.powers.proofs.prover import known_operators as known
+from bitproof.harness.powers.proofs.prover.known_operators import RESHAPES, SPLIT
+from bitproof.harness.powers.proofs.prover.proof_data import Call, Tensor, nodes_in
+from bitproof.harness.powers.proofs.prover.windows import Window, row_major, whole, window
+
+LINE = 64
+"""The alignment of allocated memory in bytes; no kernel depends on a larger one."""
+
+_ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
+"""Bytes per element. For any other dtype alignment is counted in elements, which is stricter than bytes."""
+
+
+def alignment_of(dtype: str, offset: int) -> int:
+    """The alignment in bytes of a tensor that starts `offset` elements into its storage."""
+    return offset * _ITEM_BYTES.get(dtype, 1) % LINE
+
+
+def overlaps(x: Tensor) -> bool:
+    """Whether two indices may be the same element: each stride must exceed the extent of all smaller ones."""
+    if any(not isinstance(n, int) for n in (*x.shape, *x.strides)):
+        return not _is_dense(x)
+    reach = 0
+    for stride, size in sorted((s, n) for n, s in zip(x.shape, x.strides, strict=True) if n > 1):
+        if stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
+
+
+def _is_dense(x: Tensor) -> bool:
+    """Whether a tensor with data-dependent sizes is contiguous; only its first dim may have such a size."""
+    inner = x.shape[1:]
+    if not all(isinstance(n, int) for n in inner) or not all(isinstance(s, int) for s in x.strides):
+        return False
+    return x.strides == row_major((1, *inner))
+
+
+def expanded(shape: tuple[int, ...], to: tuple[int, ...]) -> Window:
+    """The window that broadcasts a tensor of `shape` to shape `to`."""
+    strides = [0 if n == 1 else s for n, s in zip(shape, row_major(shape), strict=True)]
+    return window(to, [0] * (len(to) - len(shape)) + strides, 0)
+
+
+def shows(call: Call, calls: Sequence[Call]) -> bool:
+    """Whether a call's results only contain elements of its first argument, like views.
+
+    A view between complex numbers and pairs of real numbers computes, so it does not count; views as any other dtype
+    are refused later.
+    """
+    if call.writes or call.op == "getitem" or not call.results or not call.reads:
+        return False
+    x = calls[call.reads[0]].value
+    is_copy = call.op in (*RESHAPES, SPLIT)
+    is_view = isinstance(x, Tensor) and all(x.storage == y.storage for y in call.results)
+    return isinstance(x, Tensor) and (is_copy or (is_view and not _is_paired(x, call.results)))
+
+
+def _is_paired(x: Tensor, results: Sequence[Tensor]) -> bool:
+    """Whether results are the real and imaginary parts of `x`, or the reverse."""
+    return all({x.dtype, y.dtype} in ({"complex64", "float32"}, {"complex128", "float64"}) for y in results)
+
+
+def told_once(call: Call, calls: Sequence[Call]) -> Call:
+    """A call without the arguments that its layout implies for a view or a copy; dims are not negative."""
+    tensors = [x for read in call.reads for x in calls[read].results] + call.results
+    kept = dict(call.args)
+    if call.op in known.COPIES:
+        source, own = tensors
+        gone = ["layout", "memory_format", "pin_memory"]
+        gone += ["dtype"] if source.dtype == own.dtype or {source.dtype, own.dtype} <= known.FLOATS else []
+        gone += ["device", "non_blocking"] if source.device == own.device else []
+        kept = {name: x for name, x in call.args if name not in gone}
+    elif call.op in known.FILLS and known.number_filled(call) is not None:
+        kept = {name: x for name, x in call.args if name in (*call.writes, known.FILLS[call.op])}
+    elif shows(call, calls) and call.op not in known.WAITS and all(x.is_closed for x in tensors):
+        kept = {name: x for name, x in call.args if nodes_in(x) or (name == "dim" and call.op == known.SPLIT)}
+        if tensors[0].storage == call.results[0].storage:
+            call = replace(call, op=known.VIEW)
+    if call.op in (*known.JOINS, known.SPLIT) and "dim" in kept:
+        kept["dim"] %= len(call.results[0].shape)
+    return replace(call, args=tuple(kept.items()))
+
+
+def windows_of(call: Call, x: Tensor) -> list[Window | None]:
+    """For each result of a view, its window on `x`; None if there is no such window. All sizes are numbers."""
+    if call.op == SPLIT:
+        dim = dict(call.args).get("dim", 0)
+        ends = list(itertools.accumulate((y.shape[dim] for y in call.results), initial=0))
+        steps = row_major(x.shape)
+        return [window(y.shape, steps, end * steps[dim]) for y, end in zip(call.results, ends, strict=False)]
+    if call.results[0].storage != x.storage:
+        return [whole(call.value.shape)]
+    return [_seen(x.shape, x.strides, window(y.shape, y.strides, y.offset - x.offset)) for y in call.results]
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _seen(shape: tuple[int, ...], strides: tuple[int, ...], memory: Window) -> Window | None:
+    """Convert a window on memory into one on the elements of the tensor that starts there.
+
+    A tensor's index is an address in digits, one per dim, so this is `composed` with strides as the digits' weights.
+    """
+    if 0 in memory.shape:
+        return memory
+    if 0 in shape or memory.offset < 0:
+        return None
+    dims: list[list[int]] = []  # size, bytes apart counted in elements, elements apart in row-major order
+    for size, apart, step in zip(shape, strides, row_major(shape), strict=True):
+        if dims and dims[-1][1:] == [size * apart, size * step]:
+            dims[-1] = [dims[-1][0] * size, apart, step]
+        elif size > 1 and apart:
+            dims.append([size, apart, step])
+    # Digits with larger weights come first.
+    dims.sort(key=lambda dim: -dim[1])
+    reach, places = [0] * len(dims), []
+    for count, address in [
+        (1, memory.offset),
+        *((n - 1, s) for n, s in zip(memory.shape, memory.strides, strict=True)),
+    ]:
+        place = 0
+        for dim, (_, apart, step) in enumerate(dims):
+            digit, address = divmod(address, apart)
+            reach[dim] += count * digit
+            place += digit * step
+        # The address is between elements, or outside this tensor.
+        if address:
+            return None
+        places.append(place)
+    if any(far >= size for far, (size, _, _) in zip(reach, dims, strict=True)):
+        return None
+    return window(memory.shape, places[1:], places[0])

@@ -1,0 +1,221 @@
+"""`keeps_bits`: proves each graph after a pass equal to the graph before it.
+
+@bitproof.keeps_bits                            a pass on a graph or a graph module, in place or not
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, overload
+
+from torch.fx import Graph, GraphModule
+
+from bitproof.harness.errors import PassError
+from bitproof.harness.machine.determinism import Switches, keeping_switches
+from bitproof.harness.powers.proofs.prover.answers import PROVED, REFUSED
+from bitproof.harness.powers.proofs.prover.graphs.executed import runs_otherwise
+from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
+from bitproof.harness.powers.proofs.prover.pairs import PairProof, told
+from bitproof.harness.powers.proofs.prover.programs.provable import Held, held, is_plain
+from bitproof.harness.powers.proofs.prover.programs.really import check_run, not_run
+from bitproof.harness.powers.proofs.prover.programs.subjects import prove_held
+from bitproof.harness.runtime.sources import own_digest
+from bitproof.harness.torch_compat import disable_current_modes
+from bitproof.harness.torch_inductor import passes_watched, takes_as_hook
+
+SHOWN = 3
+"""Maximum number of outputs shown for a failing pass."""
+
+
+@dataclass(frozen=True)
+class PassProof:
+    """The proof of a pass over a graph. `changed` says whether the pass changed any node."""
+
+    name: str
+    proof: PairProof
+    changed: bool
+
+
+@dataclass
+class KeptPasses:
+    """The observed passes, in the order in which they ended."""
+
+    proofs: list[PassProof] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Raise PassError for the first pass that is not proved."""
+        for each in self.proofs:
+            if each.proof.verdict != PROVED:
+                raise _failure(each)
+
+
+@overload
+def keeps_bits(a_pass: Callable[..., Any], *, inputs: Sequence[Any] | None = None) -> KeptPass: ...
+
+
+@overload
+def keeps_bits(a_pass: None = None, *, check: bool = True) -> Any: ...
+
+
+def keeps_bits(
+    a_pass: Callable[..., Any] | None = None, *, inputs: Sequence[Any] | None = None, check: bool = True
+) -> Any:
+    """Wrap a pass so that it raises PassError, naming the node, unless its result is proved equal to its input.
+
+    Without a pass, a context that watches Inductor's own passes; the error is raised at its end, or never without
+    `check`.
+    """
+    if a_pass is None:
+        return _watching(check)
+    takes_as_hook(KeptPass)
+    return KeptPass(a_pass, inputs)
+
+
+class KeptPass:
+    """A pass that is proved each time it runs; also a hook for Inductor, whose cache identifies it by its source."""
+
+    def __init__(self, a_pass: Callable[..., Any], inputs: Sequence[Any] | None = None) -> None:
+        self._pass = a_pass
+        self._inputs = inputs
+        self.proofs: list[PassProof] = []
+        self.__name__ = str(getattr(a_pass, "__name__", type(a_pass).__name__))
+        self.__doc__ = a_pass.__doc__
+
+    def __call__(self, graph: Graph | GraphModule, *args: Any, **kwargs: Any) -> Any:
+        """Run the pass. Raises PassError unless it is proved to keep every bit."""
+        before = _Snapshot(graph, self._inputs)
+        with keeping_switches(f"pass {self.__name__}"):
+            found = self._pass(graph, *args, **kwargs)
+        left = found if isinstance(found, Graph | GraphModule) else graph
+        proof = before.proof(self.__name__, left)
+        self.proofs.append(proof)
+        if proof.proof.verdict != PROVED:
+            raise _failure(proof)
+        return found
+
+    def uuid(self) -> Any:
+        """The pass's identity for Inductor's cache; None, so nothing is cached, if its source is unknown."""
+        own = getattr(self._pass, "uuid", None)
+        try:
+            told_by = own() if callable(own) else inspect.getsource(self._pass)
+        except (OSError, TypeError):
+            return None
+        text = f"{own_digest()} {told_by}" if told_by is not None and not _has_state(self._pass) else None
+        return text and hashlib.sha256(text.encode()).hexdigest()
+
+
+def _has_state(a_pass: Any) -> bool:
+    """Whether a function reads variables of its surroundings, which its source does not show, and has no uuid."""
+    return not hasattr(a_pass, "uuid") and bool(getattr(a_pass, "__closure__", None) or not inspect.isfunction(a_pass))
+
+
+class _Snapshot:
+    """The graph's current state as data, or the reason of its refusal."""
+
+    def __init__(self, graph: Graph | GraphModule, inputs: Sequence[Any] | None) -> None:
+        self._inputs = list(inputs) if inputs is not None else None
+        self._text = _text(graph)
+        self._before = self._taken(graph)
+        with disable_current_modes():  # Inductor runs its passes under fake tensors
+            self._switches = Switches.now()
+
+    def proof(self, name: str, graph: Graph | GraphModule) -> PassProof:
+        """Prove a pass's result against this graph.
+
+        Both are computed under the switches from before the pass; a pass that changed some is REFUSED.
+        """
+        with disable_current_modes():
+            switched = self._switches.changes()
+            self._switches.restore()
+        after, changed = self._taken(graph), self._text != _text(graph)
+        if switched:
+            reason = f"the pass changes what holds for the whole process: {'; '.join(switched)}"
+            return PassProof(name, PairProof(REFUSED, reason=reason), changed)
+        for side in (self._before, after):
+            if isinstance(side, RefusedError):
+                return PassProof(name, PairProof(REFUSED, reason=told(side)), changed)
+        assert isinstance(self._before, Held) and isinstance(after, Held)
+        with disable_current_modes():
+            return PassProof(name, prove_held(self._before, after), changed)
+
+    def _taken(self, graph: Graph | GraphModule) -> Held | RefusedError:
+        module = graph if isinstance(graph, GraphModule) else graph.owning_module
+        try:
+            if module is None:
+                raise RefusedError("a graph that no module holds", where="the pass")
+            if otherwise := runs_otherwise(module):
+                raise RefusedError(f"a graph that is run with {otherwise}", where="the whole graph")
+            with disable_current_modes():
+                if self._inputs is None:
+                    self._inputs = _inputs_of(module)
+                # Code is made again: a pass may leave that to its caller, and change the graph again.
+                own = module.graph if isinstance(graph, GraphModule) else graph
+                found = held(GraphModule(module, _copy(own)), self._inputs)
+                found.program.exported  # noqa: B018  the graph's present state
+                if not is_plain(module) and not_run(found) is None:
+                    check_run(found)
+                found = replace(found, subject=None)
+        except RefusedError as error:
+            return error
+        return found
+
+
+def _copy(graph: Graph) -> Graph:
+    copy = Graph()
+    copy.output(copy.graph_copy(graph, {}))
+    return copy
+
+
+def _text(graph: Graph | GraphModule) -> list[str]:
+    nodes = (graph.graph if isinstance(graph, GraphModule) else graph).nodes
+    return [f"{x.op} {x.name} {x.target} {x.args} {x.kwargs}" for x in nodes]
+
+
+def _inputs_of(module: GraphModule) -> list[Any]:
+    """The fake values of a graph's inputs, from its placeholders."""
+    found = []
+    for node in module.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val", node.meta.get("example_value"))
+        if value is None:
+            what = f"placeholder `{node.name}` has no meta['val']: give keeps_bits the graph's inputs"
+            raise RefusedError(what, where="the graph's inputs")
+        found.append(value)
+    return found
+
+
+@contextmanager
+def _watching(check: bool) -> Iterator[KeptPasses]:
+    kept = KeptPasses()
+    running: list[_Snapshot] = []
+
+    def before(module: Any, name: str) -> None:
+        running.append(_Snapshot(module, None))
+
+    def after(module: Any, name: str) -> None:
+        kept.proofs.append(running.pop().proof(name, module))
+
+    with passes_watched(before, after):
+        yield kept
+    if check:
+        kept.check()
+
+
+def _failure(found: PassProof) -> PassError:
+    """The error about a pass that is not proved, with the first calls that differ."""
+    lines = [] if found.proof.reason is None else [found.proof.reason]
+    others = [answer for answer in found.proof.answers if answer.verdict != PROVED]
+    for answer in others[:SHOWN]:
+        why = answer.meaning or answer.reason
+        lines.append(f"{answer.output}: {answer.verdict}" + (f": {why}" if why else ""))
+        lines += [f"  seen to differ: {answer.witness}"] if answer.witness else []
+        lines += [f"  {line}" for line in answer.finding.lines()] if answer.finding else []
+    more = f"\n    and {len(others) - SHOWN} more outputs" if len(others) > SHOWN else ""
+    return PassError(
+        f"pass {found.name} is not proved to keep every bit",
+        expected="every output PROVED equal to what came in",
+        found="\n    ".join([found.proof.verdict, *lines]) + more,
+    )

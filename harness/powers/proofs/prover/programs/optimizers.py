@@ -1,0 +1,65 @@
+"""Optimizers among a program's inputs: their state is input and output, by name, like a module's parameters.
+
+    optimizer NAME.KEY      state tensor KEY of parameter NAME; `written optimizer NAME.KEY` is its value after a step
+
+State other than tensors, and settings, are part of the program. If a step changes them, the next step is another
+program, and is not proved.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
+
+OPTIMIZER = "optimizer "
+
+
+class HeldOptimizers:
+    """The optimizers among a program's inputs; `names` maps the ids of the modules' parameters to their names."""
+
+    def __init__(self, optimizers: Sequence[Optimizer], names: Mapping[int, str]) -> None:
+        self.optimizers = optimizers
+        self._slots: dict[str, tuple[Optimizer, Tensor, str]] = {}
+        self._names: dict[int, str] = {}
+        for optimizer in optimizers:
+            for parameter in (x for group in optimizer.param_groups for x in group["params"]):
+                if id(parameter) not in names:
+                    what = "an optimizer of a parameter that no module among the inputs has"
+                    raise RefusedError(what, where="the inputs")
+                name = self._names[id(parameter)] = names[id(parameter)]
+                for key, value in optimizer.state.get(parameter, {}).items():
+                    if isinstance(value, Tensor):
+                        self._slots[f"{OPTIMIZER}{name}.{key}"] = optimizer, parameter, key
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """The state tensors, by name."""
+        return {name: optimizer.state[parameter][key] for name, (optimizer, parameter, key) in self._slots.items()}
+
+    @contextmanager
+    def swapped(self, given: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Iterator[None]:
+        """Context in which the optimizers update these parameters, with these state tensors, by name."""
+        kept = [(x, [dict(group) for group in x.param_groups], x.state) for x in self.optimizers]
+        try:
+            for optimizer, _, state in kept:
+                optimizer.state = copy.copy(state)
+                optimizer.state.clear()
+                for group in optimizer.param_groups:
+                    old, group["params"] = group["params"], [parameters[self._names[id(x)]] for x in group["params"]]
+                    pairs = zip(old, group["params"], strict=True)
+                    optimizer.state.update({own: dict(state[x]) for x, own in pairs if x in state})
+            for name, (optimizer, parameter, key) in self._slots.items():
+                optimizer.state[parameters[self._names[id(parameter)]]][key] = given[name]
+            yield
+        finally:
+            for optimizer, groups, state in kept:
+                optimizer.state = state
+                for group, own in zip(optimizer.param_groups, groups, strict=False):
+                    group.clear()
+                    group.update(own)

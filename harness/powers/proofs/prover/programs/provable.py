@@ -1,0 +1,524 @@
+"""A user's object as a program that can be proved: a function, a module, a graph, or an exported program.
+
+    function, module    traced as it runs on the given inputs, including backward and in-place writes. Inputs are the
+                       tensors anywhere among its arguments, by position; the parameters and buffers of modules among
+                       them, and of the function if it is a module, by name; and the state tensors of optimizers.
+                       Everything else is part of the program.
+   graph module        its own nodes, if these are operators; otherwise traced, node by node
+   exported program    its own nodes, run only on fake values, operator by operator
+
+Open sizes come with an exported program; a function or a module is exported to have some.
+"""
+
+from __future__ import annotations
+
+import operator
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.graph import CodeGen
+from torch.optim import Optimizer
+
+from bitproof.harness.graph.origin import META_KEY, Origin, OriginRecorder, user_line
+from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
+from bitproof.harness.graph.tracing.one_by_one import one_by_one, without_regions
+from bitproof.harness.graph.tracing.trace import fixed_fake, keeping_state
+from bitproof.harness.machine.determinism import Switches
+from bitproof.harness.powers.proofs.prover import known_operators as known
+from bitproof.harness.powers.proofs.prover.answers import BUFFER, INPUT, PARAMETER
+from bitproof.harness.powers.proofs.prover.graphs.executed import runs_otherwise
+from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
+from bitproof.harness.powers.proofs.prover.pairs import MOST_ELEMENTS, Provable
+from bitproof.harness.powers.proofs.prover.programs.exported_file import SavedProgram
+from bitproof.harness.powers.proofs.prover.programs.one_setting import under_one_setting
+from bitproof.harness.powers.proofs.prover.programs.optimizers import OPTIMIZER, HeldOptimizers
+from bitproof.harness.powers.proofs.prover.programs.reachable import (
+    GRADIENT,
+    Around,
+    Reached,
+    changed,
+    copied,
+    has_values,
+    plain_token,
+)
+from bitproof.harness.torch_compat import (
+    HigherOrderOperator,
+    OpOverload,
+    backward_told,
+    flattened,
+    has_open_sizes,
+    hooks_of_gradients,
+    is_wrapper_subclass,
+    keys_of,
+    swapped_state,
+    symbolic_graph,
+)
+from bitproof.harness.torch_compile import lazily_compiled
+from bitproof.harness.torch_tracing import failures_told
+from bitproof.harness.within_user_code import refusals_raised, refused
+
+NO_STEP = "a graph says nothing of what calls it"
+
+OUTPUT, WRITTEN, LOSS = "output ", "written ", "loss"
+
+
+@dataclass(frozen=True)
+class Held:
+    """A program, and its inputs' original values, by name; without those that have no values."""
+
+    program: Provable
+    values: Mapping[str, Any]
+    keeps_less: str | None = NO_STEP
+    """The reason why the next call would read more than this call's outputs; None if there is none."""
+    subject: Any = None
+    """The object to call with `inputs` in a real run; None if the program is only a graph."""
+    inputs: Sequence[Any] = ()
+    effects: Mapping[str, Any] = field(default_factory=dict)
+    """The changes of a call other than tensors, by path, e.g. a counter or a list's length. Tensors are outputs."""
+    keys: Sequence[tuple[Any, ...]] | None = None
+    """The keys of each output; None if unknown."""
+
+    @property
+    def called(self) -> str:
+        """The program's name, for messages."""
+        return str(getattr(self.subject, "__qualname__", type(self.subject).__name__))
+
+
+def held(subject: Any, inputs: Sequence[Any], dynamic_shapes: Any = None) -> Held:
+    """Convert a user's object to a program. Raises RefusedError, naming the object, if that is impossible."""
+    if isinstance(subject, ExportedProgram | SavedProgram):
+        return _exported(subject)
+    if dynamic_shapes is not None:
+        found = _exported(_export(subject, inputs, dynamic_shapes))
+        return replace(found, values={**found.values, **_state(_modules(subject, ()))}, subject=subject, inputs=inputs)
+    if isinstance(subject, GraphModule) and is_plain(subject) and not runs_otherwise(subject):
+        return replace(of_graph(subject, inputs), subject=subject, inputs=inputs)
+    if not callable(subject):
+        raise RefusedError(f"a {type(subject).__name__} is no program", where="what is to be proved")
+    return _traced(subject, inputs)
+
+
+# -- graphs -------------------------------------------------------------------------------------------
+
+
+def is_plain(module: GraphModule) -> bool:
+    """Whether a graph only calls operators, so it needs no trace."""
+    return all(
+        node.op in ("placeholder", "get_attr", "output")
+        or (node.op == "call_function" and (isinstance(node.target, _READABLE) or node.target in known.ARITHMETIC))
+        or node.target is operator.getitem
+        for node in module.graph.nodes
+    )
+
+
+_READABLE = (OpOverload, HigherOrderOperator)
+
+
+def of_graph(module: GraphModule, inputs: Sequence[Any]) -> Held:
+    """A copy of a graph's current state, unaffected by later changes. Its constant tensors are part of it."""
+    placeholders = module.graph.find_nodes(op="placeholder")
+    leaves = flattened(tuple(inputs))[0]
+    if len(leaves) != len(placeholders):
+        raise RefusedError(f"a graph of {len(placeholders)} inputs is given {len(leaves)}", where="its inputs")
+    names = [f"{INPUT}{i}" for i in range(len(leaves))]
+    copy = Graph()
+    returned = flattened(copy.graph_copy(module.graph, {}))[0]
+    first: dict[int, Node] = {}
+    for leaf, own in zip(leaves, copy.find_nodes(op="placeholder"), strict=True):
+        # A tensor passed twice is a single input; otherwise a proof would have to hold for two different tensors.
+        if (one := first.setdefault(id(leaf), own)) is not own and isinstance(leaf, Tensor):
+            own.replace_all_uses_with(one)
+            returned = [one if x is own else x for x in returned]
+    return Held(_program(GraphModule(module, copy), names, leaves, returned), dict(zip(names, leaves, strict=True)))
+
+
+def _program(module: GraphModule, names: Sequence[str], inputs: Sequence[Any], returned: Sequence[Any]) -> Provable:
+    """A program of a graph without an output node, which returns these values, by position."""
+    named = [(f"{OUTPUT}{i}", x) for i, x in enumerate(returned)]
+    return _returning(module, names, inputs, named)
+
+
+def _returning(
+    module: GraphModule, names: Sequence[str], inputs: Sequence[Any], returned: Sequence[tuple[str, Any]]
+) -> Provable:
+    nodes = [(name, x) for name, x in returned if isinstance(x, Node)]
+    module.graph.output([x for _, x in nodes])
+    others = tuple((name, repr(x)) for name, x in returned if not isinstance(x, Node))
+    if opaque := [(name, x) for name, x in returned if not isinstance(x, Node) and plain_token(x) is None]:
+        name, x = opaque[0]
+        what = f"{name} is a {type(x).__name__}, neither a tensor nor a plain value: return what it holds"
+        raise RefusedError(what, where="the outputs")
+    return Provable(module, names, inputs, [name for name, _ in nodes], others=others)
+
+
+# -- exported programs --------------------------------------------------------------------------------
+
+
+class _Function(nn.Module):
+    """A function as a module for torch.export."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        """Call the function."""
+        return self.function(*args)
+
+
+def _export(subject: Any, inputs: Sequence[Any], dynamic_shapes: Any) -> ExportedProgram:
+    module = subject if isinstance(subject, nn.Module) else _Function(subject)
+    shapes = dynamic_shapes if module is subject or not isinstance(dynamic_shapes, tuple | list) else (dynamic_shapes,)
+    try:
+        return torch.export.export(module, tuple(inputs), dynamic_shapes=shapes)
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else ""
+        raise RefusedError(f"it cannot be exported: {type(error).__name__}: {reason}", where="torch.export") from error
+
+
+def _exported(exported: ExportedProgram | SavedProgram) -> Held:
+    graph, signature = exported.graph_module.graph, exported.graph_signature
+    module = GraphModule(exported.graph_module, Graph())
+    env: dict[Node, Node] = {}
+    names: list[str] = []
+    inputs: list[Any] = []
+    values: dict[str, Any] = {}
+    users = iter(flattened(exported.example_inputs)[0] if exported.example_inputs else ())
+    for spec, node in zip(signature.input_specs, graph.find_nodes(op="placeholder"), strict=True):
+        kind = spec.kind.name
+        if kind == "CONSTANT_TENSOR":
+            constant = f"constant_{len(env)}"
+            module.register_buffer(constant, exported.constants[str(spec.target)])
+            env[node] = module.graph.get_attr(constant)
+            continue
+        if kind not in _INPUTS or not isinstance(node.meta.get("val"), Tensor | torch.SymInt | int):
+            raise RefusedError(f"an input of kind {kind} (`{node.name}`)", where="the exported program's inputs")
+        given = sum(name.startswith(INPUT) for name in names)
+        name = f"{INPUT}{given}" if kind == "USER_INPUT" else f"{_INPUTS[kind]}{spec.target}"
+        stored = exported.state_dict.get(str(spec.target), exported.constants.get(str(spec.target)))
+        values[name] = next(users, None) if kind == "USER_INPUT" else stored
+        env[node] = module.graph.node_copy(node)
+        names.append(name)
+        inputs.append(node.meta["val"])
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            raise RefusedError(f"a nested graph or an attribute (`{node.name}`)", where="the exported program's graph")
+        if node.op not in ("placeholder", "output"):
+            env[node] = module.graph.node_copy(node, env.__getitem__)
+            if node.target is torch.ops.aten.detach_.default:
+                env[node].target = torch.ops.aten.detach.default  # it changes no element, and shares the memory
+    returned = flattened(graph.output_node().args[0])[0]
+    by_argument = {
+        node.name: name for node, name in zip(graph.find_nodes(op="placeholder"), _kept(signature), strict=True)
+    }
+    named = [
+        (_output_name(spec, place, by_argument), env[x] if isinstance(x, Node) else x)
+        for place, (spec, x) in enumerate(zip(signature.output_specs, returned, strict=True))
+    ]
+    first = sum(name.startswith(WRITTEN) for name, _ in named)
+    named = [(f"{OUTPUT}{i - first}" if name == OUTPUT else name, x) for i, (name, x) in enumerate(named)]
+    program = _returning(module, names, inputs, named)
+    if isinstance(exported, SavedProgram):
+        program = replace(program, others=(*program.others, ("the outputs' structure", exported.returns)))
+    return Held(program, values)
+
+
+_INPUTS = {"PARAMETER": PARAMETER, "BUFFER": BUFFER, "USER_INPUT": INPUT}
+
+
+def _kept(signature: Any) -> Iterator[str]:
+    """The name of each input, in order."""
+    count = 0
+    for spec in signature.input_specs:
+        is_users = spec.kind.name == "USER_INPUT"
+        yield f"{INPUT}{count}" if is_users else f"{_INPUTS.get(spec.kind.name, '')}{spec.target}"
+        count += is_users
+
+
+def _output_name(spec: Any, place: int, inputs: Mapping[str, str]) -> str:
+    """The name of an output; an input's final value is named after the input, as if written."""
+    match spec.kind.name:
+        case "USER_OUTPUT":
+            return OUTPUT
+        case "LOSS_OUTPUT":
+            return LOSS
+        case "BUFFER_MUTATION":
+            return f"{WRITTEN}{BUFFER}{spec.target}"
+        case "PARAMETER_MUTATION":
+            return f"{WRITTEN}{PARAMETER}{spec.target}"
+        case "USER_INPUT_MUTATION":
+            return f"{WRITTEN}{inputs[spec.target]}"
+        case "GRADIENT_TO_PARAMETER":
+            return f"{GRADIENT}{spec.target}"
+        case "GRADIENT_TO_USER_INPUT":
+            return f"{GRADIENT}{inputs[spec.target]}"
+    raise RefusedError(f"output {place} is of kind {spec.kind.name}", where="the exported program's outputs")
+
+
+# -- functions and modules ----------------------------------------------------------------------------
+
+
+def _modules(subject: Any, leaves: Sequence[Any]) -> dict[str, nn.Module]:
+    """The modules of a program by the prefix of their state: the program itself, and modules among its inputs."""
+    modules = {"": subject} if isinstance(subject, nn.Module) else {}
+    inner = [leaf for leaf in leaves if isinstance(leaf, nn.Module)]
+    return modules | {f"{i}." if modules or len(inner) > 1 else "": leaf for i, leaf in enumerate(inner)}
+
+
+def _state(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    state: dict[str, Tensor] = {}
+    for prefix, module in modules.items():
+        state |= {f"{PARAMETER}{prefix}{name}": x for name, x in module.named_parameters()}
+        state |= {f"{BUFFER}{prefix}{name}": x for name, x in module.named_buffers()}
+    return state
+
+
+def roots_of(subject: Any, inputs: Sequence[Any]) -> dict[str, Any]:
+    """The objects from which a program can reach anything, by name.
+
+    Modules and optimizers come first, so that they pair between two programs wherever they are passed.
+    """
+    leaves = flattened(tuple(inputs))[0]
+    modules = {f"module {prefix.removesuffix('.')}": x for prefix, x in _modules(subject, leaves).items()}
+    optimizers = [leaf for leaf in leaves if isinstance(leaf, Optimizer)]
+    return {
+        **modules,
+        **{f"optimizer {i}": x for i, x in enumerate(optimizers)},
+        **{f"argument {i}": x for i, x in enumerate(inputs)},
+        "function": subject,
+    }
+
+
+def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
+    """Trace a copy of a function on a copy of its inputs, so that tracing does not change the user's objects."""
+    own = copied({"subject": subject, "inputs": tuple(inputs)}, lambda x: x)
+    leaves, rebuilt = flattened(own["inputs"])
+    modules = _modules(own["subject"], leaves)
+    state = _state(modules)
+    names = {id(x): name.removeprefix(PARAMETER) for name, x in state.items() if name.startswith(PARAMETER)}
+    optimizers = HeldOptimizers([leaf for leaf in leaves if isinstance(leaf, Optimizer)], names)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    values = {**state, **optimizers.state, **{f"{INPUT}{i}": x for i, x in enumerate(tensors)}}
+    values |= {f"{GRADIENT}{name}": x.grad for name, x in values.items() if x.is_leaf and x.grad is not None}
+    for name, x in values.items():
+        is_seen_otherwise = x.is_nested or x.is_quantized or x.is_conj() or x.is_neg()
+        if x.layout != torch.strided or is_seen_otherwise or is_wrapper_subclass(type(x)):
+            raise RefusedError(f"{name} is a {type(x).__name__} that is not plain memory", where="the inputs")
+        if has_open_sizes(x):
+            raise RefusedError(f"{name} has open sizes, and the program is more than operators", where="the inputs")
+        if x.grad_fn is not None:
+            what = f"{name} was computed ({x.grad_fn.name()}), and a backward would go on into what computed it"
+            raise RefusedError(f"{what}: pass it as x.detach().requires_grad_()", where="the inputs")
+        if hooks_of_gradients(x):
+            raise RefusedError(f"{name} has hooks on its gradient, which no graph shows", where="the inputs")
+    tracing = _Tracing(own["subject"], own["inputs"], leaves, rebuilt, modules, optimizers, values)
+    fake_mode = step_fake_mode(ShapeEnv())
+    fakes = [fixed_fake(fake_mode, x, x.device) for x in values.values()]
+    before = Switches.now()
+    try:
+        with torch.autograd.set_multithreading_enabled(False), lazily_compiled(), _failing_refused(why_not_run(values)):
+            graph = symbolic_graph(lambda given: tracing.run(given), fake_mode, as_eager=True)(fakes)
+    except RefusedError:
+        raise
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else ""
+        what = f"it cannot be traced: {type(error).__name__}: {reason}"
+        raise RefusedError(what, where=tracing.where or _line_of(error)) from error
+    finally:
+        switched = before.changes()
+        before.restore()
+    if switched:
+        raise RefusedError(f"it changes what holds for the whole process: {'; '.join(switched)}", where="the program")
+    graph.graph.set_codegen(CodeGen())
+    output = without_regions(graph).graph.output_node()
+    traced = iter(output.args[0])  # type: ignore[arg-type]
+    graph.graph.erase_node(output)
+    returned = [(name, next(traced) if isinstance(x, Tensor | torch.SymInt) else x) for name, x in tracing.outputs]
+    read = {x for _, x in returned if isinstance(x, Node)}
+    for name, like, node in zip([*values], fakes, graph.graph.find_nodes(op="placeholder"), strict=True):
+        if name.startswith(GRADIENT) and not node.users and node not in read:
+            graph.graph.erase_node(node)  # it was there before and stays
+            fakes = [x for x in fakes if x is not like]
+            del values[name]
+    program = _returning(graph, list(values), fakes, returned)
+    there = next((name for name, x in values.items() if name.startswith(PARAMETER) and x.grad is not None), None)
+    begins = f"a gradient of {there} is there before the step, which may add to it" if there else None
+    keeps_less = begins or tracing.keeps_less
+    return Held(program, values, keeps_less, subject, inputs, tracing.effects, tracing.keys)
+
+
+def why_not_run(values: Mapping[str, Any]) -> str | None:
+    """The reason why a program with these inputs is not run; None if it is."""
+    tensors = [x for x in values.values() if isinstance(x, Tensor)]
+    if not all(map(has_values, tensors)):
+        return "the inputs have no values"
+    if sum(x.numel() for x in tensors) > MOST_ELEMENTS:
+        return "the program is too large to be run here"
+    if any(x.device.type != "cpu" for x in tensors):
+        return "the program is not on the CPU"
+    return None
+
+
+def _failing_refused(not_run: str | None) -> AbstractContextManager[Any]:
+    """For a program that is not run: refuse it at a failing call of torch, even if the program catches the exception.
+
+    A traced tensor cannot be read like a real tensor, so the trace may have taken the other branch.
+    """
+
+    def failed(what: str) -> None:
+        refused(RefusedError(f"{what} while it is traced, and nothing shows what it does then: {not_run}", where="it"))
+
+    return failures_told(failed) if not_run else nullcontext()
+
+
+def _line_of(error: BaseException) -> str:
+    """The innermost line of the user's code in an error's traceback."""
+    lines = (user_line(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__))
+    return next((line for line in reversed([*lines]) if line), "its first call")
+
+
+class _Tracing:
+    """A function that runs while it is traced; `where` is the node or line at which it stopped."""
+
+    def __init__(
+        self,
+        subject: Any,
+        inputs: Sequence[Any],
+        leaves: Sequence[Any],
+        rebuilt: Callable[[list[Any]], Any],
+        modules: Mapping[str, nn.Module],
+        optimizers: HeldOptimizers,
+        values: Mapping[str, Tensor],
+    ) -> None:
+        self.subject = subject
+        self.inputs = inputs
+        self.leaves = leaves
+        self.rebuilt = rebuilt
+        self.modules = modules
+        self.optimizers = optimizers
+        self.values = values
+        self.outputs: list[tuple[str, Any]] = []
+        self.effects: dict[str, Any] = {}
+        self.keys: list[tuple[Any, ...]] = []
+        self.keeps_less: str | None = None
+        self.where: str | None = None
+
+    def run(self, given: list[Tensor]) -> list[Any]:
+        """Run the function with these tensors as its inputs; return its outputs and final state, flattened."""
+        by_name = self._one_for_one(given)
+        tracer = cast(Any, get_proxy_mode()).tracer
+        tensors = iter(x for name, x in by_name.items() if name.startswith(INPUT))
+        args = self.rebuilt([next(tensors) if isinstance(x, Tensor) else x for x in self.leaves])
+        recorder = OriginRecorder(next(iter(self.modules.values()), nn.Module()))
+        known = {id(x): name for name, x in reversed(by_name.items())}
+        with ExitStack() as stack:
+            for prefix, module in self.modules.items():
+                own = {
+                    name.removeprefix(kind + prefix): x
+                    for kind in (PARAMETER, BUFFER)
+                    for name, x in by_name.items()
+                    if name.startswith(kind + prefix)
+                }
+                stack.enter_context(swapped_state(module, _known(module, own)))
+                stack.enter_context(keeping_state(module))
+            parameters = {name.removeprefix(PARAMETER): x for name, x in by_name.items() if name.startswith(PARAMETER)}
+            stack.enter_context(self.optimizers.swapped(by_name, parameters))
+            before = Reached(roots_of(self.subject, args), known)
+            surroundings = Around(before, in_place=False)
+            stack.enter_context(under_one_setting())
+            stack.enter_context(one_by_one())
+            stack.enter_context(recorder.recording(tracer))
+            stack.enter_context(backward_told(recorder.before_backward, recorder.after_backward))
+            if isinstance(self.subject, GraphModule) and not runs_otherwise(self.subject):
+                found = _Named(self.subject, self, tracer).run(*args)
+            else:
+                with refusals_raised():
+                    found = self.subject(*args)
+            self._refuse_replaced(by_name)
+            surroundings.refuse_changes()
+            after = Reached(roots_of(self.subject, args) | {"returned": found}, known)
+        changes = changed(before, after, without="returned")
+        self.effects = {place: x for place, x in changes.items() if not isinstance(x, Tensor)}
+        self.keeps_less = self._kept_less(changes)
+        self.keys = keys_of(found)
+        self.outputs = [(f"{OUTPUT}{i}", x) for i, x in enumerate(flattened(found)[0])]
+        self.outputs += [(f"{WRITTEN}{place}", x) for place, x in changes.items() if isinstance(x, Tensor)]
+        return [x for _, x in self.outputs if isinstance(x, Tensor | torch.SymInt)]
+
+    def _one_for_one(self, given: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The given tensors by name; two names of the same original tensor get the same tensor."""
+        first: dict[int, Tensor] = {}
+        by_name = {
+            name: first.setdefault(id(x), own) for (name, x), own in zip(self.values.items(), given, strict=True)
+        }
+        for name, x in by_name.items():
+            if (gradient := by_name.get(f"{GRADIENT}{name}")) is not None:
+                x.grad = gradient
+        return by_name
+
+    def _refuse_replaced(self, given: Mapping[str, Tensor]) -> None:
+        """Refuse a program that replaces a parameter by another tensor: the next step would not train it."""
+        for prefix, module in self.modules.items():
+            for name, x in module.named_parameters(remove_duplicate=False):
+                if given.get(f"{PARAMETER}{prefix}{name}", x) is not x:
+                    what = f"it puts another tensor in the place of parameter {prefix}{name}"
+                    raise RefusedError(what, where="the program")
+
+    def _kept_less(self, changes: Mapping[str, Any]) -> str | None:
+        """State other than inputs that the next call would find changed, as a reason; None if there is none."""
+        tensors = {place: x for place, x in changes.items() if isinstance(x, Tensor)}
+        optimizers = {place: x for place, x in tensors.items() if place.startswith(OPTIMIZER)}
+        left = [place for place in tensors if place.startswith(f"{GRADIENT}{PARAMETER}")]
+        if others := [place for place in changes if place not in {*optimizers, *left}]:
+            return f"the step changes what is no tensor: {', '.join(others[:3])}"
+        if new := [place for place, x in optimizers.items() if not _lies_as(x, self.values.get(place))]:
+            return f"the optimizer makes state in this step, or lays it out again: {new[0]}; take a step before"
+        if left:
+            name = left[0].removeprefix(f"{GRADIENT}{PARAMETER}")
+            return f"the step leaves a gradient of {name}, to which the next may add: end it by zero_grad()"
+        return None
+
+
+def _lies_as(x: Tensor, other: Tensor | None) -> bool:
+    kinds = [(y.dtype, y.device, y.shape, y.stride(), y.storage_offset()) for y in (x, other) if y is not None]
+    return len(kinds) == 2 and kinds[0] == kinds[1]
+
+
+def _known(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    names = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+    return {name: x for name, x in state.items() if name in names}
+
+
+class _Named(Interpreter):
+    """A graph run node by node; each traced call carries the name and source line of its node."""
+
+    def __init__(self, module: GraphModule, tracing: _Tracing, tracer: Any) -> None:
+        super().__init__(module)
+        self._tracing, self._tracer = tracing, tracer
+
+    def run_node(self, n: Node) -> Any:
+        """Run a node and attach its name to all traced calls."""
+        self._tracing.where = f"`{n.name}`"
+        create_node = self._tracer.create_node
+
+        def named(*args: Any, **kwargs: Any) -> Node:
+            made: Node = create_node(*args, **kwargs)
+            own = made.meta.get(META_KEY)
+            if own is not None:
+                made.meta[META_KEY] = Origin(own.module, own.direction, own.source or f"`{n.name}`")
+            return made
+
+        self._tracer.create_node = named
+        try:
+            return super().run_node(n)
+        finally:
+            self._tracer.create_node = create_node

@@ -1,0 +1,494 @@
+"""Every object that a call can reach, by path; a call's changes to them; and copies on which to run it.
+
+    function, inputs ─► modules, optimizers, containers, objects, closures ─► tensors, plain values
+
+A path leads from a root to an object: `module kept[0]`, `input 1['mask']`. Two equal calls leave the same at every
+path: the same tensor or number, in the same containers, with the same objects shared.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import enum
+import functools
+import hashlib
+import io
+import itertools
+import logging
+import os
+import sys
+import sysconfig
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, Node
+from torch.optim import Optimizer
+
+from bitproof import harness
+from bitproof.harness.powers.proofs.prover.evaluate import same_bits
+from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
+from bitproof.harness.torch_compat import (
+    FakeTensor,
+    HigherOrderOperator,
+    OpOverload,
+    OpOverloadPacket,
+    hooks_of_gradients,
+    module_attributes,
+)
+from bitproof.harness.torch_compile import is_of_compiler
+from bitproof.harness.torch_operators import is_view, storage_key
+
+GRADIENT = "gradient of "
+
+MOST_BYTES = 80_000_000
+"""Maximum memory for drawn values that replace missing values."""
+
+Token = Any
+"""An object's content as comparable data: exact numbers and texts, the kind and length of a container."""
+
+
+class Reached:
+    """The objects reached from `roots`, in a fixed order. `known` maps ids of tensors to their names, used as paths.
+
+    `tokens` has the content at each path, `tensors` the tensor, and `objects` everything, including tensors.
+    """
+
+    def __init__(self, roots: Mapping[str, Any], known: Mapping[int, str] | None = None) -> None:
+        self.tokens: dict[str, Token] = {}
+        self.tensors: dict[str, Tensor] = {}
+        self.objects: list[Any] = []
+        self._known = known or {}
+        self._first: dict[int, str] = {}
+        stack = [*roots.items()][::-1]
+        while stack:
+            place, x = stack.pop()
+            stack += reversed([*self._met(place.replace(" .", " "), x)])
+
+    def _met(self, place: str, x: Any) -> Iterator[tuple[str, Any]]:
+        """Note an object and its path; yield the objects that can be reached from it."""
+        if (token := plain_token(x)) is not None:
+            self.tokens[place] = token
+            return
+        if isinstance(x, Tensor):
+            self.tensors[place] = x
+            if (name := self._known.get(id(x), place)) != place:
+                self.tokens[place] = "tensor", name
+                place = name
+        if (first := self._first.setdefault(id(x), place)) != place or place in self.tokens:
+            self.tokens.setdefault(place, ("the same as", first))
+            return
+        self.objects.append(x)  # holds it, since otherwise another object could get its id
+        if isinstance(x, types.GeneratorType | types.CoroutineType | types.AsyncGeneratorType):
+            raise RefusedError(f"{place} is a {type(x).__name__}, which no two runs can read", where="the inputs")
+        self.tokens[place] = _token(x)
+        self.tensors |= {place: x} if isinstance(x, Tensor) else {}
+        yield from ((name, child) for name, child in _children(place, x, self._known))
+
+
+def changed(before: Reached, after: Reached, *, without: str | None = None) -> dict[str, Token | Tensor]:
+    """The content at each path that a call changed: a new tensor, or a token; None if it is gone.
+
+    Paths below the root `without` are left out.
+    """
+    found: dict[str, Token | Tensor] = {}
+    for place in dict.fromkeys([*before.tokens, *after.tokens]):
+        if without is not None and place.removeprefix(GRADIENT).startswith(without):
+            continue
+        x = after.tensors.get(place)
+        if x is not None and before.tensors.get(place) is not x:
+            found[place] = x
+        elif before.tokens.get(place) != after.tokens.get(place):
+            found[place] = after.tokens.get(place)
+    return found
+
+
+def plain_token(x: Any) -> Token:
+    """A plain value exactly: -0.0 is not 0.0, and True is not 1. None for other objects."""
+    if isinstance(x, float) and type(x) is float:
+        return "float", x.hex()
+    if isinstance(x, complex) and type(x) is complex:
+        return "complex", x.real.hex(), x.imag.hex()
+    if isinstance(x, enum.Enum):
+        return "enum", type(x).__qualname__, x.name
+    if x is None or type(x) in _PLAIN:
+        return type(x).__name__, repr(x)
+    return None
+
+
+_PLAIN = {
+    *(bool, int, str, bytes, type(...), type(NotImplemented), range),
+    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
+}
+
+
+def _token(x: Any) -> Token:
+    match x:
+        case Tensor():
+            return "tensor", str(x.dtype), tuple(map(str, x.shape)), x.requires_grad, hooks_of_gradients(x)
+        case numpy.ndarray() if x.dtype != object:
+            return "array", str(x.dtype), x.shape, hashlib.sha256(numpy.ascontiguousarray(x).tobytes()).hexdigest()
+        case torch.Generator():
+            return "generator", hashlib.sha256(x.get_state().numpy().tobytes()).hexdigest()
+        case bytearray() | memoryview():
+            return type(x).__name__, bytes(x).hex()
+        case set() | frozenset():
+            return type(x).__name__, len(x), sorted(repr(plain_token(y) or type(y).__name__) for y in x)
+        case weakref.ref():
+            return "weak reference", x() is None
+        case _ if _is_atom(x):
+            return "object", type(x).__qualname__, id(x)
+        case dict():
+            return type(x).__qualname__, [repr(plain_token(key) or type(key).__name__) for key in x]
+        case list() | tuple() | collections.deque():
+            return type(x).__qualname__, len(x)
+    return "object", type(x).__module__, type(x).__qualname__
+
+
+def _is_atom(x: Any) -> bool:
+    """Whether an object is neither copied nor inspected: code, files, and objects that a process has only one of."""
+    if isinstance(x, types.FunctionType):
+        return not (x.__closure__ or x.__defaults__ or x.__kwdefaults__ or vars(x)) or is_of_compiler(x)
+    return isinstance(x, _ATOMS) or (callable(x) and not hasattr(x, "__dict__") and not isinstance(x, _CALLS))
+
+
+_CALLS = (types.MethodType, functools.partial)
+_ATOMS = (
+    *(types.ModuleType, type, types.BuiltinFunctionType, types.CodeType, property),
+    *(logging.Logger, io.IOBase, Graph, Node, torch.TypedStorage, torch.UntypedStorage, torch.SymInt),
+    *(OpOverload, OpOverloadPacket, HigherOrderOperator),
+)
+
+
+def _children(place: str, x: Any, known: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
+    """The objects inside an object, each with its path."""
+    if _is_atom(x) or isinstance(x, torch.Generator):
+        return
+    match x:
+        case Tensor():
+            if (x.is_leaf or x.retains_grad) and x.grad is not None:
+                yield f"{GRADIENT}{place}", x.grad
+            if not isinstance(x, FakeTensor):
+                yield from ((f"{place}.{key}", value) for key, value in vars(x).items())
+            return
+        case numpy.ndarray():
+            yield from ((f"{place}[{i}]", y) for i, y in enumerate(x.reshape(-1).tolist() if x.dtype == object else []))
+            return
+        case weakref.ref():
+            yield f"{place}()", x()
+            return
+        case types.FunctionType():
+            names = x.__code__.co_freevars
+            yield from ((f"{place} {name}", _content(c)) for name, c in zip(names, x.__closure__ or (), strict=True))
+            yield f"{place} defaults", x.__defaults__
+            yield f"{place} keyword defaults", x.__kwdefaults__
+        case types.MethodType():
+            yield f"{place} self", x.__self__
+            yield f"{place} function", x.__func__
+        case functools.partial():
+            yield from ((f"{place} {key}", getattr(x, key)) for key in ("func", "args", "keywords"))
+        case nn.Module():
+            yield from ((f"{place}.{key}", value) for key, value in module_attributes(x))
+            return
+        case Optimizer():
+            yield from _optimizers(place, x, known)
+            return
+        case dict():
+            for i, (key, value) in enumerate(x.items()):
+                if (token := plain_token(key)) is None:
+                    yield f"{place} key {i}", key
+                yield f"{place}[{key!r}]" if token is not None else f"{place}[key {i}]", value
+        case list() | tuple() | collections.deque():
+            yield from ((f"{place}[{i}]", y) for i, y in enumerate(x))
+        case set() | frozenset():
+            yield from ((f"{place} item {i}", y) for i, y in enumerate(x) if plain_token(y) is None)
+    own = getattr(x, "__dict__", None)
+    slots = [key for kind in type(x).__mro__ for key in _slots(kind) if hasattr(x, key)]
+    yield from ((f"{place}.{key}", value) for key, value in (own.items() if isinstance(own, dict) else ()))
+    yield from ((f"{place}.{key}", getattr(x, key)) for key in slots)
+    if own is None and not slots and not isinstance(x, dict | list | tuple | set | frozenset | collections.deque):
+        state = _reduced(x)
+        yield from ((f"{place} part {i}", y) for i, y in enumerate(state[1:] if state else ()))
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _slots(kind: type) -> Sequence[str]:
+    own = vars(kind).get("__slots__", ())
+    return [key for key in ([own] if isinstance(own, str) else own) if key not in ("__dict__", "__weakref__")]
+
+
+def _reduced(x: Any) -> tuple[Any, ...] | None:
+    """Pickle's parts of an object; None if it cannot be pickled, e.g. a lock."""
+    try:
+        found = x.__reduce_ex__(4)
+    except Exception:
+        return None
+    return found if isinstance(found, tuple) else None
+
+
+def _optimizers(place: str, x: Optimizer, known: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
+    for number, group in enumerate(x.param_groups):
+        yield f"{place} groups", len(x.param_groups)
+        yield from ((f"{place} group {number} {key}", value) for key, value in group.items())
+    for number, (parameter, state) in enumerate(x.state.items()):
+        name = known.get(id(parameter), f"{place} parameter {number}").removeprefix("parameter ")
+        name = name if name.startswith("optimizer ") else f"optimizer {name}"
+        if isinstance(state, dict):
+            yield from ((f"{name}.{key}", value) for key, value in state.items())
+        else:
+            yield name, state
+    yield from ((f"{place} {key}", value) for key, value in vars(x).items() if key not in ("param_groups", "state"))
+
+
+# -- copies -------------------------------------------------------------------------------------------
+
+
+def copied(roots: Mapping[str, Any], tensor: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    """A copy of the objects, with sharing preserved and `tensor(x)` in place of each tensor.
+
+    Raises RefusedError unless the copy is the same at every path. Python's own deepcopy leaves out attributes that
+    classes leave out of a pickle, as optimizers do, and shares functions' closures. Here functions are copied with
+    their closures.
+    """
+    reached = Reached(roots)
+    memo: dict[int, Any] = {}
+    later: list[Callable[[], None]] = []
+    try:
+        for x in reached.objects:
+            if isinstance(x, Tensor):
+                memo[id(x)] = tensor(x)
+        for x in reached.objects:
+            if isinstance(x, types.FunctionType) and not _is_atom(x):
+                memo[id(x)] = _function(x, memo, later)
+            elif isinstance(x, nn.Module | Optimizer):
+                memo[id(x)] = _object(x, memo, later)
+            elif _is_atom(x) or (not hasattr(x, "__dict__") and _reduced(x) is None):
+                memo[id(x)] = x
+        for x in reached.objects:
+            if type(x) is weakref.ref and x() is not None:
+                memo[id(x)] = weakref.ref(copy.deepcopy(x(), memo))
+        made = {name: copy.deepcopy(root, memo) for name, root in roots.items()}
+        for each in later:
+            each()
+        for x in reached.objects:
+            if isinstance(x, Tensor) and memo[id(x)] is not x:
+                _attributes(x, memo)
+    except RefusedError:
+        raise
+    except Exception as error:
+        what = f"it cannot be copied, so that nothing shows what it does: {type(error).__name__}: {error}"
+        raise RefusedError(what.splitlines()[0], where="the program or its inputs") from error
+    again = Reached(made)
+    if unlike := [x for x in {**reached.tokens, **again.tokens} if reached.tokens.get(x) != again.tokens.get(x)]:
+        raise RefusedError(f"a copy of it is another at {unlike[0]}", where="the program or its inputs")
+    return made
+
+
+def _function(x: types.FunctionType, memo: dict[int, Any], later: list[Callable[[], None]]) -> types.FunctionType:
+    cells = tuple(types.CellType() for _ in x.__closure__ or ())
+    made = types.FunctionType(x.__code__, x.__globals__, x.__name__, None, cells)
+    made.__qualname__, made.__module__, made.__doc__ = x.__qualname__, x.__module__, x.__doc__
+    made.__annotations__ = x.__annotations__
+
+    def fill() -> None:
+        for own, cell in zip(cells, x.__closure__ or (), strict=True):
+            try:
+                own.cell_contents = copy.deepcopy(cell.cell_contents, memo)
+            except ValueError:
+                continue  # a variable that has no value yet
+        made.__defaults__ = copy.deepcopy(x.__defaults__, memo)
+        made.__kwdefaults__ = copy.deepcopy(x.__kwdefaults__, memo)
+        vars(made).update(copy.deepcopy(vars(x), memo))
+
+    later.append(fill)
+    return made
+
+
+def _object(x: Any, memo: dict[int, Any], later: list[Callable[[], None]]) -> Any:
+    """An object of the same class, which gets copies of all attributes."""
+    made = object.__new__(type(x))
+    later.append(lambda: vars(made).update({key: copy.deepcopy(value, memo) for key, value in vars(x).items()}))
+    return made
+
+
+def _attributes(x: Tensor, memo: dict[int, Any]) -> None:
+    made = memo[id(x)]
+    if (x.is_leaf or x.retains_grad) and x.grad is not None:
+        made.grad = memo[id(x.grad)]
+    for key, value in vars(x).items():
+        setattr(made, key, copy.deepcopy(value, memo))
+
+
+class Memories:
+    """Copies of tensors; tensors that share memory have copies that share memory, with the same layouts."""
+
+    def __init__(self) -> None:
+        self._copies: dict[int, Any] = {}
+        self.made: dict[int, Tensor] = {}
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The copy. Raises RefusedError for a tensor that is not plain memory."""
+        name = f"a {type(x).__name__} of shape {list(x.shape)}"
+        if hooks_of_gradients(x):
+            raise RefusedError(f"{name} has hooks on its gradient, which no graph shows", where="the inputs")
+        if type(x) not in (Tensor, nn.Parameter) or x.layout != torch.strided or x.is_quantized:
+            raise RefusedError(f"{name} is not plain memory, and cannot be copied", where="the inputs")
+        memory = storage_key(x)
+        if memory not in self._copies:
+            self._copies[memory] = x.untyped_storage().clone()
+        made = torch.empty(0, dtype=x.dtype, device=x.device)
+        with torch.no_grad():
+            made.set_(self._copies[memory], x.storage_offset(), x.shape, x.stride())
+            made = made.view_as(made) if is_view(x) else made
+        made = nn.Parameter(made, x.requires_grad) if isinstance(x, nn.Parameter) else made
+        self.made[id(x)] = made.requires_grad_(x.requires_grad)
+        return made
+
+
+def valued(roots: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The same objects, with zeros on the CPU in place of tensors without values.
+
+    None if all have values, or if the missing values would be too large. Raises RefusedError.
+    """
+    lacking = {id(x): x for x in Reached(roots).objects if isinstance(x, Tensor) and not has_values(x)}
+    if not lacking or sum(x.untyped_storage().nbytes() for x in lacking.values()) > MOST_BYTES:
+        return None
+    memories: dict[object, Tensor] = {}
+
+    def tensor(x: Tensor) -> Tensor:
+        if id(x) not in lacking:
+            return x
+        if x.layout != torch.strided or x.grad_fn is not None:
+            raise RefusedError(f"a {type(x).__name__} that is not plain memory", where="the inputs")
+        memory = memories.setdefault(storage_key(x), torch.zeros(x.untyped_storage().nbytes(), dtype=torch.uint8))
+        with torch.no_grad():
+            made = memory.view(x.dtype).as_strided(x.shape, x.stride(), x.storage_offset())
+        made = nn.Parameter(made) if isinstance(x, nn.Parameter) else made
+        return made.requires_grad_(x.requires_grad)
+
+    return copied(roots, tensor)
+
+
+def has_values(x: Any) -> bool:
+    """Whether this is a tensor with values, not a fake or meta tensor."""
+    return isinstance(x, Tensor) and not isinstance(x, FakeTensor) and x.device.type != "meta"
+
+
+# -- state shared by calls -----------------------------------------------------------------------------
+
+
+class Around:
+    """The current values of global variables and class attributes that a user's functions and methods name.
+
+    Copies do not have them, so a call that changes or adds any is refused. `in_place` is false while tracing, when no
+    such object can be written.
+    """
+
+    def __init__(self, reached: Reached, *, in_place: bool = True) -> None:
+        self._objects = [*reached.objects]
+        found, kinds = _around(self._objects)
+        modules = [vars(x) for name, x in [*sys.modules.items()] if _is_users_module(name)]
+        spaces = [("", x) for x in modules] + [(f"{x.__qualname__}.", vars(x)) for x in kinds]
+        self._variables = [(name, space, dict(space)) for name, space in spaces]
+        self._reached = Reached(found)
+        real = {place: x for place, x in self._reached.tensors.items() if in_place and not isinstance(x, FakeTensor)}
+        self._bits = {place: x.detach().clone() for place, x in real.items() if x.device.type != "meta"}
+
+    def refuse_changes(self) -> None:
+        """Raise RefusedError for the first variable that a call has changed."""
+        added = (
+            f"the variable {name}{key}"
+            for name, space, before in self._variables
+            for key in dict.fromkeys([*space, *before])
+            if not key.startswith("__") and not isinstance(space.get(key), types.ModuleType)
+            if space.get(key, space) is not before.get(key, before)
+        )
+        now = Reached(_around(self._objects)[0])
+        written = (
+            place for place, was in self._bits.items() if not same_bits(was, self._reached.tensors[place].detach())
+        )
+        if (place := next(itertools.chain(changed(self._reached, now), added, written), None)) is not None:
+            raise RefusedError(f"it changes {place}, which is no input", where="it")
+
+
+def _around(objects: Sequence[Any]) -> tuple[dict[str, Any], list[type]]:
+    """The variables that the user's code names around these objects, and the user's classes there."""
+    found: dict[str, Any] = {}
+    kinds: list[type] = []
+    seen: set[int] = set()
+    stack = [*objects]
+    while stack:
+        x = stack.pop()
+        if id(x) in seen:
+            continue
+        seen.add(id(x))
+        kind = x if isinstance(x, type) else type(x)
+        if _is_users(kind) and kind not in kinds:
+            kinds.append(kind)
+            for key, value in vars(kind).items():
+                stack.append(getattr(value, "__func__", value))
+                if not callable(value) and not key.startswith("__"):
+                    found[f"{kind.__qualname__}.{key}"] = value
+        if isinstance(x, property):
+            stack += [f for f in (x.fget, x.fset) if f]
+        if isinstance(x, types.MethodType):
+            stack.append(x.__func__)
+        if isinstance(x, types.FunctionType) and _is_users_file(x.__code__.co_filename):
+            stack += [_content(cell) for cell in x.__closure__ or ()]
+            for name, value in _named(x):
+                if isinstance(value, types.FunctionType | type):
+                    stack.append(value)
+                elif not isinstance(value, types.ModuleType) and not _is_atom(value):
+                    found[f"the variable {name}"] = value
+                    stack.append(value)
+    return found, kinds
+
+
+def _named(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """The globals that a function's code names; for the user's modules among them, also the named variables."""
+    names, codes = set[str](), [function.__code__]
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names)
+        codes += [x for x in code.co_consts if isinstance(x, types.CodeType)]
+    for name in sorted(names):
+        if name not in function.__globals__:
+            continue
+        value = function.__globals__[name]
+        yield name, value
+        if isinstance(value, types.ModuleType) and _is_users_file(
+            str(getattr(value, "__file__", None) or _INSTALLED[0])
+        ):
+            yield from ((f"{name}.{key}", vars(value)[key]) for key in sorted(names) if key in vars(value))
+
+
+def _is_users(kind: type) -> bool:
+    return _is_users_module(kind.__module__)
+
+
+def _is_users_module(name: str) -> bool:
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return name == "__main__" or (isinstance(file, str) and _is_users_file(file))
+
+
+def _is_users_file(path: str) -> bool:
+    return not path.startswith(_INSTALLED)
+
+
+_INSTALLED = (
+    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    *(os.path.dirname(path) + os.sep for path in (torch.__file__, harness.__file__)),
+    "<frozen",
+)
+"""Folders of code that is not the caller's. Interactive code and code made by `exec` are the user's."""

@@ -1,0 +1,219 @@
+"""Really runs a program, and compares it with its own graph.
+
+A proof is about a graph. That the graph matches the function is not proved but tried: on copies of the given inputs,
+and of random inputs, from the same state of the random generators, with the caller's threads, precision, autocast and
+gradients. Compared are
+
+1. the returned values, and the bits of every input afterwards;
+2. all reachable changes: gradients, attributes, containers, optimizer state;
+3. random generators and the switches of the process.
+
+Any difference refuses the proof, whatever its cause: an operator that traces as another, a fast path that tracing
+turns off, memory that is exchanged, a hook. If the next step is claimed as well, a second step follows the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitproof.harness.machine.determinism import Switches
+from bitproof.harness.powers.proofs.prover.evaluate import FailsError, laid_out, run_graph, same_bits
+from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
+from bitproof.harness.powers.proofs.prover.pairs import filling_memory, same_value, witness_of
+from bitproof.harness.powers.proofs.prover.programs.provable import OUTPUT, WRITTEN, Held, roots_of, why_not_run
+from bitproof.harness.powers.proofs.prover.programs.reachable import (
+    Around,
+    Memories,
+    Reached,
+    changed,
+    copied,
+    plain_token,
+)
+from bitproof.harness.torch_compat import flattened
+
+SEED = 0x5EED_0FB1_7500_F00D
+"""Initial seed of random generators; a program that sets its own seed then ends in another state than its graph."""
+
+
+def not_run(held: Held) -> str | None:
+    """The reason why a program is not run; None if it is run, or is only a graph."""
+    if held.subject is None:
+        return None
+    return why_not_run(held.values)
+
+
+def check_run(held: Held, drawn: Mapping[str, Any] | None = None, *, num_steps: int = 1) -> None:
+    """Run a program and its graph on the given inputs, or on `drawn` inputs, step after step.
+
+    Raises RefusedError, which names the first difference, and NotEvaluatedError if the graph cannot be computed. Drawn
+    inputs on which both fail show nothing.
+    """
+    before = Switches.now()
+    try:
+        unlike, outputs = _difference(held, drawn, num_steps)
+        if unlike is not None:
+            # Memory that neither writes holds anything, such as an earlier run's values. It is filled only if outputs
+            # of the program or of its graph vary with it.
+            with filling_memory():
+                again, filled = _difference(held, drawn, num_steps)
+            reads_old_memory = not all(map(same_value, outputs, filled))
+            unlike = again if reads_old_memory else unlike
+    finally:
+        before.restore()
+    if unlike is not None:
+        raise RefusedError(f"the graph is not what the program does: {unlike}", where=held.called)
+
+
+@dataclass
+class _Call:
+    """A call: outputs by name, changes by path, and the generator's state afterwards."""
+
+    outputs: dict[str, Any]
+    changes: dict[str, Any]
+    generator: Tensor
+
+
+def _difference(held: Held, drawn: Mapping[str, Any] | None, num_steps: int) -> tuple[str | None, list[Any]]:
+    """The first difference between a program and its graph in words, and the values returned by both."""
+    memories = Memories()
+    world = copied({"subject": held.subject, "inputs": tuple(held.inputs)}, memories)
+    named = {name: memories.made[id(x)] for name, x in held.values.items() if isinstance(x, Tensor)}
+    if drawn is not None:
+        fill(named, drawn)
+    originals = {name: x for name, x in held.values.items() if isinstance(x, Tensor)}
+    kept = {name: x.detach().clone() for name, x in originals.items()}
+    runs = _Real(world, named)
+    found: list[Any] = []
+    torch.manual_seed(SEED)
+    for _ in range(num_steps):
+        given = [_own(runs.now(name), value) for name, value in _all_inputs(held)]
+        begins = torch.get_rng_state()
+        try:
+            real = runs.step()
+        except FailsError:
+            if drawn is not None and _graph_fails(held, given):
+                return None, found  # e.g. a loss that only accepts numbers between 0 and 1
+            raise
+        torch.set_rng_state(begins)
+        with ExitStack() as stack:
+            for device in ("cpu", "cuda"):
+                stack.enter_context(torch.autocast(device, enabled=False))
+            assert held.program.module is not None, "what is run has a graph"
+            returned, after = run_graph(held.program.module, [given], held.program.groups.partitions())
+        outputs = {
+            name: x for name, x in zip(held.program.outputs, (own[0] for own in _by_output(returned)), strict=True)
+        }
+        memory = dict(zip(held.program.names, after[0], strict=True))
+        found += [*outputs.values(), *memory.values(), *real.outputs.values()]
+        if unlike := _unlike(held, real, outputs, memory, torch.get_rng_state(), runs):
+            return unlike, found
+        torch.set_rng_state(real.generator)
+    if touched := next((name for name, x in originals.items() if not same_bits(x.detach(), kept[name])), None):
+        return f"run on copies, it changes {touched} itself", found
+    return None, found
+
+
+def _graph_fails(held: Held, given: Sequence[Any]) -> bool:
+    """Whether a program's graph fails on these inputs."""
+    assert held.program.module is not None, "what is run has a graph"
+    try:
+        run_graph(held.program.module, [given], held.program.groups.partitions())
+    except FailsError:
+        return True
+    return False
+
+
+def _by_output(returned: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
+    """Each output's values by rank."""
+    return [*zip(*returned, strict=True)]
+
+
+def _all_inputs(held: Held) -> Iterator[tuple[str, Any]]:
+    yield from ((name, held.values.get(name)) for name in held.program.names)
+
+
+def _own(x: Tensor | None, value: Any) -> Any:
+    return value if x is None else laid_out(x.detach(), x.shape, x.stride(), 0)
+
+
+def fill(named: Mapping[str, Tensor], drawn: Mapping[str, Any]) -> None:
+    """Write these values into the tensors of the same names."""
+    with torch.no_grad():
+        for name, x in named.items():
+            if isinstance(value := drawn.get(name), Tensor):
+                place = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.stride())
+                x.detach()[place].copy_(value[place]) if place else x.detach().copy_(value)
+
+
+class _Real:
+    """A copy of a program and its inputs, which runs step by step."""
+
+    def __init__(self, world: dict[str, Any], named: Mapping[str, Tensor]) -> None:
+        self._subject, self._inputs = world["subject"], world["inputs"]
+        self.named = named
+        self._known = {id(x): name for name, x in [*named.items()][::-1]}
+        self._last = self._reached()
+
+    def _reached(self, **more: Any) -> Reached:
+        return Reached(roots_of(self._subject, self._inputs) | more, self._known)
+
+    def now(self, name: str) -> Tensor | None:
+        """The tensor that currently has an input's path."""
+        return self._last.tensors.get(name, self.named.get(name))
+
+    def step(self) -> _Call:
+        """Run the program once. Raises RefusedError if it fails, or changes something that copies do not have."""
+        switches, surroundings = Switches.now(), Around(self._last)
+        try:
+            result = self._subject(*self._inputs)
+        except Exception as error:
+            reason = str(error).splitlines()[0] if str(error) else ""
+            raise FailsError(f"it fails when it really runs: {type(error).__name__}: {reason}", where="it") from error
+        generator = torch.get_rng_state()
+        told = [x for x in switches.changes() if x != "the state of torch's random number generator"]
+        if told:
+            raise RefusedError(f"it changes what holds for the whole process: {'; '.join(told)}", where="it")
+        surroundings.refuse_changes()
+        after = self._reached(returned=result)
+        changes = changed(self._last, after, without="returned")
+        self._last = after
+        return _Call({f"{OUTPUT}{i}": x for i, x in enumerate(flattened(result)[0])}, changes, generator)
+
+
+def _unlike(
+    held: Held, real: _Call, outputs: Mapping[str, Any], memory: Mapping[str, Any], generator: Tensor, runs: _Real
+) -> str | None:
+    """The first difference between a program's run and its graph, in words."""
+    told = {name for name, _ in held.program.others} | {*outputs}
+    returned = {name for name in told if name.startswith(OUTPUT)}
+    if returned != {*real.outputs}:
+        return f"it returns {len(real.outputs)} values, and its graph {len(returned)}"
+    for name, text in held.program.others:
+        if plain_token(real.outputs[name]) is None or repr(real.outputs[name]) != text:
+            return f"{name} is {real.outputs[name]!r}, and in its graph {text}"
+    written = {f"{WRITTEN}{place}": x for place, x in real.changes.items() if isinstance(x, Tensor)}
+    for name in [*outputs, *(x for x in written if x not in outputs)]:
+        if name not in outputs:
+            return f"it leaves a tensor as {name.removeprefix(WRITTEN)}, and its graph does not"
+        x = {**real.outputs, **written}.get(name, runs.named.get(name.removeprefix(WRITTEN)))
+        x = x.detach() if isinstance(x, Tensor) else x
+        if not same_value(x, outputs[name]):
+            return f"{name} has other bits: {witness_of(x, outputs[name])} in its graph"
+    for name, x in runs.named.items():
+        if name in memory and f"{WRITTEN}{name}" not in outputs and not same_value(x.detach(), memory[name]):
+            return f"{name} is left with other bits: {witness_of(x.detach(), memory[name])} in its graph"
+    for place in dict.fromkeys([*real.changes, *held.effects]):
+        x = real.changes.get(place)
+        if not isinstance(x, Tensor) and (place not in held.effects or held.effects[place] != x):
+            return (
+                f"it changes {place} to {x}, and its trace {'does not' if place not in held.effects else 'otherwise'}"
+            )
+    if not torch.equal(generator, real.generator):
+        return "it leaves the random generator in another state: does it set a seed?"
+    return None

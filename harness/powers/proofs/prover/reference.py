@@ -1,0 +1,144 @@
+"""A case's reference: its step, traced and as data, once for all cases that share it.
+
+A step that is too large to be computed is only needed as data: another process may trace it, while this process traces
+the candidate.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from bitproof.harness.case import PRECOMPILED, Case
+from bitproof.harness.graph.graph_options import GraphOptions
+from bitproof.harness.graph.groups import GroupTable
+from bitproof.harness.graph.tracing.trace import StepGraph
+from bitproof.harness.powers.proofs.prover.answers import BUFFER, INPUT, PARAMETER
+from bitproof.harness.powers.proofs.prover.graphs.open_sizes import SizeBounds
+from bitproof.harness.powers.proofs.prover.pairs import MOST_ELEMENTS, Provable
+from bitproof.harness.powers.proofs.prover.precompiled import precompiled_step
+from bitproof.harness.powers.proofs.prover.proof_data import Graph
+from bitproof.harness.processes.forked import Send, fork
+from bitproof.harness.systems.step_graphs import num_parameters, step_graph
+from bitproof.harness.torch_compat import FakeTensorMode
+
+PATIENCE_SECONDS = 60.0
+"""Additional seconds for the process that traces the reference, beyond three times the time of its parent."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A reference's step. It is never changed. `inputs` are fake; only their layouts matter.
+
+    If another process traced it, `module` is None, and `written` is the graph as data.
+    """
+
+    parameter_names: list[str]
+    buffer_names: list[str]
+    inputs: list[Tensor]
+    groups: GroupTable
+    module: GraphModule | None
+    written: tuple[Graph, SizeBounds] | None = None
+
+    @property
+    def num_inputs(self) -> int:
+        """The number of inputs other than parameters and buffers."""
+        return len(self.inputs) - len(self.parameter_names) - len(self.buffer_names)
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """The names of its inputs."""
+        return [
+            *(PARAMETER + name for name in self.parameter_names),
+            *(BUFFER + name for name in self.buffer_names),
+            *(f"{INPUT}{index}" for index in range(self.num_inputs)),
+        ]
+
+    @functools.cached_property
+    def outputs(self) -> list[str]:
+        """The names of its outputs."""
+        return ["loss", *(f"gradient of {name}" for name in self.parameter_names)]
+
+    @functools.cached_property
+    def program(self) -> Provable:
+        """The reference as a provable program, converted to data once."""
+        return Provable(self.module, self.names, self.inputs, self.outputs, self.groups, written=self.written)
+
+
+def graph_of(case: Case, system: str, device: torch.device, options: GraphOptions) -> tuple[StepGraph, GroupTable]:
+    """A system's step, and the groups that it names."""
+    return (
+        precompiled_step(case, system, device) if system == PRECOMPILED else step_graph(case, system, device, options)
+    )
+
+
+def of_the_reference(case: Case) -> Case:
+    """The case reduced to settings that its reference depends on.
+
+    Cases with the same reference then share its trace.
+    """
+    kept = ("reference", "chunking", "model", "parallelism", "batch", "schedule", "precision", "seed", "autoplace")
+    return Case(name="reference", family="prove", **{name: getattr(case, name) for name in kept})
+
+
+@functools.lru_cache(maxsize=6)
+def traced_reference(case: Case, device: torch.device) -> Reference:
+    """A case's reference. Few are cached, since whole steps are large."""
+    step, groups = graph_of(case, case.reference, device, GraphOptions())
+    inputs = [node.meta["val"] for node in step.module.graph.find_nodes(op="placeholder")]
+    assert len(inputs) == len(step.parameter_names) + len(step.buffer_names) + step.num_inputs
+    return Reference(step.parameter_names, step.buffer_names, inputs, groups, step.module)
+
+
+@contextmanager
+def reference_of(case: Case, device: torch.device, *, in_turn: bool) -> Iterator[Callable[[], Reference]]:
+    """Context that yields a function, which returns a case's reference.
+
+    It is traced first; or, unless `in_turn`, by a forked process at the same time if it is too large to be computed. If
+    that process fails or is late, it is traced again here, and errors are raised. Nothing is forked while other threads
+    run, since locks held by them would stay locked in the fork.
+    """
+    if in_turn or threading.active_count() > 1 or num_parameters(case) <= MOST_ELEMENTS:
+        reference = traced_reference(case, device)
+        yield lambda: reference
+        return
+    with tempfile.TemporaryDirectory(prefix="bitproof-") as folder:
+        file = Path(folder) / "reference"
+
+        def trace(_: Send) -> int:
+            reference = traced_reference(case, device)
+            lies = [(tuple(x.shape), x.stride(), x.dtype) for x in reference.inputs]
+            kept = reference.parameter_names, reference.buffer_names, lies, reference.groups, reference.program.exported
+            file.write_bytes(pickle.dumps(kept))
+            return 0
+
+        began, child = time.monotonic(), fork(trace, log=Path(folder) / "log")
+
+        def wait() -> Reference:
+            limit = PATIENCE_SECONDS + 2 * (time.monotonic() - began)
+            child.inlet.wait(limit)  # it sends nothing: until it ends
+            child.wait(1.0 if child.inlet.is_over else 0.0)
+            return _read(file, device) if child.status == 0 else traced_reference(case, device)
+
+        try:
+            yield wait
+        finally:
+            child.kill()
+
+
+def _read(file: Path, device: torch.device) -> Reference:
+    parameter_names, buffer_names, lies, groups, written = pickle.loads(file.read_bytes())
+    with FakeTensorMode():
+        inputs = [torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in lies]
+    return Reference(parameter_names, buffer_names, inputs, groups, None, written)

@@ -1,0 +1,368 @@
+"""The rules that rewrite terms. Each keeps every bit and states why; none relies on real-number arithmetic.
+
+Their common aim: everything that only moves elements is brought into a single form, a concatenation of
+element-by-element operators on windows of the remaining terms. For example, `cat(neg(x[:2]), neg(x[2:]))` becomes
+`neg(x)`. Rules only move operators inwards, so rewriting ends.
+
+An operator is exact if it computes each element of its result only from the elements at the same index, with a single
+correctly rounded operation, so neither layout nor other elements matter (`operators.py` lists them;
+docs/explanation/proving.md states the assumptions about a machine). A NaN's sign and payload are not covered: operands
+may be exchanged.
+"""
+
+from __future__ import annotations
+
+import math
+
+from bitproof.harness.powers.proofs.prover.known_operators import COMMUTING, FLIP, FLOATS, WHOLE, holds
+from bitproof.harness.powers.proofs.prover.proof_data import Term
+from bitproof.harness.powers.proofs.prover.terms import Rule, Table
+from bitproof.harness.powers.proofs.prover.windows import Window, coalesced, composed, cut, joined, row_major, whole
+
+# -- views: the selected elements ---------------------------------------------------------------------
+
+
+def view_of_whole(table: Table, term: Term) -> int | None:
+    """A window that shows all elements in order and in the same shape equals its term."""
+    _, place, *w = term
+    return place if tuple(w) == whole(table.shape(place)) else None
+
+
+def view_of_view(table: Table, term: Term) -> int | None:
+    """A view of a view is a view: nothing is computed, so dtypes do not matter."""
+    _, place, *w = term
+    if table[place][0] != "view":
+        return None
+    _, base, *inner = table[place]
+    window = composed(Window(*inner), Window(*w))
+    return None if window is None else table.view(base, window)
+
+
+def view_of_same_order(table: Table, term: Term) -> int | None:
+    """A window counts elements in row-major order, so the order of the inner view's elements matters, not its shape."""
+    _, place, *w = term
+    if table[place][0] != "view":
+        return None
+    _, base, *inner = table[place]
+    flat = coalesced(Window(*inner))
+    return None if flat == tuple(inner) else table.view(table.view(base, flat), Window(*w))
+
+
+def view_of_exact(table: Table, term: Term) -> int | None:
+    """A view of an exact operator equals the exact operator of views.
+
+    All operands have the result's shape, so the same window selects corresponding elements. This is false for other
+    operators, whose kernels may depend on layouts.
+    """
+    _, place, *w = term
+    if table[place][0] != "exact" or table.open_shape(place) is None:
+        return None
+    *operator, operands = table[place]
+    return table.make((*operator, tuple(table.view(x, Window(*w)) for x in operands)))
+
+
+def view_of_cat(table: Table, term: Term) -> int | None:
+    """A view of a concatenation consists of views of its parts.
+
+    If a window crosses several parts along one of its dims, the views of the parts are concatenated along that dim. Any
+    other window is left unchanged.
+    """
+    _, place, *w = term
+    if table[place][0] != "cat":
+        return None
+    _, parts, dim = table[place]
+    found = cut(Window(*w), [table.shape(part) for part in parts], dim)
+    if found is None:
+        return None
+    along, pieces = found
+    shown = [table.view(parts[piece.part], piece.window) for piece in pieces]
+    result = shown[0] if along is None else table.make(("cat", tuple(shown), along))
+    hints = tuple((piece.part, tuple(piece.window)) for piece in pieces)
+    table.hint = (hints,) if along is None else (hints, along)
+    return result
+
+
+# -- concatenations -----------------------------------------------------------------------------------
+
+
+def cat_of_nothing(table: Table, term: Term) -> int | None:
+    """A part without elements adds nothing to a concatenation; a single part is the whole, even if it is empty."""
+    _, parts, dim = term
+    kept = tuple(part for part in parts if table.shape(part)[dim]) or parts[:1]
+    if len(kept) == 1:
+        return kept[0]
+    return None if len(kept) == len(parts) else table.make(("cat", kept, dim))
+
+
+def cat_of_cat(table: Table, term: Term) -> int | None:
+    """A concatenation of concatenations along the same dim is a concatenation of all parts, in order."""
+    _, parts, dim = term
+    flat: list[int] = []
+    for part in parts:
+        inner = table[part]
+        flat += inner[1] if inner[0] == "cat" and inner[2] == dim else [part]
+    return None if len(flat) == len(parts) else table.make(("cat", tuple(flat), dim))
+
+
+def cat_of_neighbours(table: Table, term: Term) -> int | None:
+    """Two consecutive windows of the same term are a single window; likewise for results of an exact operator.
+
+    For example, `cat(x[:2], x[2:4])` is `x[:4]`. The windows' strides must agree, and the second must start at the end
+    of the first. For an exact operator the same holds for its operands. A checker only checks that the joined term
+    starts with the first window and continues with the second.
+    """
+    _, parts, dim = term
+    for index in range(len(parts) - 1):
+        pair = parts[index], parts[index + 1]
+        both = _join(table, *pair, dim)
+        if both is not None and _shown(table, both, dim, [table.shape(part)[dim] for part in pair]) == pair:
+            result = table.make(("cat", (*parts[:index], both, *parts[index + 2 :]), dim))
+            table.hint = (index, both)
+            return result
+    return None
+
+
+def _shown(table: Table, place: int, dim: int, sizes: list[int]) -> tuple[int, ...]:
+    """Consecutive parts of a term along a dim, with these sizes."""
+    shape, begin, found = table.shape(place), 0, []
+    for size in sizes:
+        here = Window((*shape[:dim], size, *shape[dim + 1 :]), row_major(shape), begin * row_major(shape)[dim])
+        found.append(table.view(place, here))
+        begin += size
+    return tuple(found)
+
+
+def _join(table: Table, first: int, second: int, dim: int) -> int | None:
+    key = first, second, dim
+    if key not in table.joins:
+        table.joins[key] = _joined(table, first, second, dim)
+    return table.joins[key]
+
+
+def _joined(table: Table, first: int, second: int, dim: int) -> int | None:
+    one, two = table[first], table[second]
+    if one[0] == two[0] == "exact" and one[:4] == two[:4] and len(one[4]) == len(two[4]):
+        orders = [two[4], two[4][::-1]] if one[1] in COMMUTING else [two[4]]
+        for order in orders:
+            pairs: list[int] = []
+            for a, b in zip(one[4], order, strict=True):
+                if (pair := _join(table, a, b, dim)) is None:
+                    break
+                pairs.append(pair)
+            else:
+                return table.make((*one[:4], tuple(pairs)))
+        return None
+    (base, a), (other, b) = table.as_window(first), table.as_window(second)
+    window = joined(a, b, dim) if base == other else None
+    return None if window is None else table.view(base, window)
+
+
+# -- exact operators ----------------------------------------------------------------------------------
+
+
+def exact_of_number(table: Table, term: Term) -> int | None:
+    """The negative of a number is a number, and so is a cast number if its dtype has it exactly: nothing is rounded."""
+    _, name, dtype, _, operands = term
+    number = table.number(operands[0])
+    if number is None or name not in ("neg", "cast"):
+        return None
+    if name == "neg":
+        number = -number if dtype in FLOATS else 0 - number  # no whole number is -0.0
+    return table.filled(table.shape(operands[0]), dtype, number) if holds(dtype, number) else None
+
+
+def exact_of_neutral(table: Table, term: Term) -> int | None:
+    """x * 1 is x, and x + -0.0 is x: nothing is rounded; for integers, so is x + 0.
+
+    x + 0.0 has no rule: it turns -0.0 into +0.0.
+    """
+    _, name, dtype, _, operands = term
+    for x, other in zip(operands, operands[::-1], strict=True):
+        number = table.number(other)
+        if (name, number) == ("mul", 1):
+            return x
+        if number == 0 and name == "add" and (dtype in WHOLE or math.copysign(1, number) < 0):
+            return x
+    return None
+
+
+def exact_difference(table: Table, term: Term) -> int | None:
+    """a - b is a + -b, including the sign of zeros, by IEEE 754.
+
+    -(b - a) would differ: if a equals b, it is -0.0, but a - b is +0.0.
+    """
+    _, name, dtype, device, operands = term
+    if name != "sub":
+        return None
+    negative = table.make(("exact", "neg", dtype, device, operands[1:]))
+    return table.make(("exact", "add", dtype, device, (operands[0], negative)))
+
+
+def exact_twice(table: Table, term: Term) -> int | None:
+    """x + x is x * 2: both round the same exact number. x + x + x is not x * 3: each sum rounds."""
+    _, name, dtype, device, operands = term
+    if name != "add" or operands != operands[:1] * 2 or table.open_shape(operands[0]) is None:
+        return None
+    two = table.filled(table.shape(operands[0]), dtype, 2.0)
+    return table.make(("exact", "mul", dtype, device, (operands[0], two)))
+
+
+def exact_of_neg(table: Table, term: Term) -> int | None:
+    """-(-x) is x; a negation moves out of a product or a cast, and the negation of a number is a number.
+
+    A product's sign depends only on its factors' signs, and rounding to nearest is symmetric around 0. A negation does
+    not move out of a sum: -a + a is +0.0, but -(a + -a) is -0.0.
+    """
+    _, name, dtype, device, operands = term
+    if name not in ("neg", "mul", "cast"):
+        return None
+    for index, x in enumerate(operands):
+        if (plain := _without_sign(table, x)) is None:
+            continue
+        if name == "neg":
+            return plain
+        made = table.make((*term[:4], (*operands[:index], plain, *operands[index + 1 :])))
+        return table.make(("exact", "neg", dtype, device, (made,)))
+    return None
+
+
+def _without_sign(table: Table, place: int) -> int | None:
+    """The operand of a negation, or the opposite of a negative number; None for any other term."""
+    if table[place][:2] == ("exact", "neg"):
+        return int(table[place][4][0])
+    number = table.number(place)
+    if number is None or math.copysign(1, number) > 0:
+        return None
+    return table.filled(table.shape(place), table.dtype(place), -number)
+
+
+def exact_through_wider(table: Table, term: Term) -> int | None:
+    """A cast to a wider dtype, which has every number of the narrower dtype, can be skipped before another cast.
+
+    For example, bfloat16 -> float32 -> float16 is bfloat16 -> float16, and bfloat16 -> float32 -> bfloat16 is no cast.
+    Neither of bfloat16 and float16 is wider than the other.
+    """
+    _, name, dtype, device, operands = term
+    inner = table[operands[0]]
+    if name != "cast" or inner[:2] != ("exact", "cast"):
+        return None
+    x = inner[4][0]
+    source = table.dtype(x)
+    if inner[2] not in _WIDER.get(source, ()):
+        return None
+    return int(x) if source == dtype else table.make(("exact", "cast", dtype, device, (x,)))
+
+
+_WIDER = {"bfloat16": ("float32", "float64"), "float16": ("float32", "float64"), "float32": ("float64",)}
+"""For each dtype, the dtypes that have all of its numbers: at least as many digits, and at least its exponents."""
+
+
+def exact_of_one_choice(table: Table, term: Term) -> int | None:
+    """A choice between x and x is x; a choice by a constant condition is known."""
+    if term[1] != "where":
+        return None
+    condition, yes, no = term[4]
+    if yes == no:
+        return int(yes)
+    number = table.number(condition)
+    return None if number is None else int(yes if number else no)
+
+
+def exact_in_order(table: Table, term: Term) -> int | None:
+    """a + b is b + a, and a * b is b * a, including the sign of zeros; only NaNs may differ.
+
+    (a + b) + c is not a + (b + c), and a - b is not b - a: those have no rule.
+    """
+    *operator, operands = term
+    if term[1] not in COMMUTING or operands == tuple(sorted(operands)):
+        return None
+    return table.make((*operator, tuple(sorted(operands))))
+
+
+def exact_of_cat(table: Table, term: Term) -> int | None:
+    """An exact operator of a concatenation is a concatenation of the operator on each part.
+
+    Its other operands are cut at the same indices.
+    """
+    *operator, operands = term
+    cats = [x for x in operands if table[x][0] == "cat"]
+    if not cats:
+        return None
+    _, parts, dim = table[cats[0]]
+    sizes = [table.shape(part)[dim] for part in parts]
+    places = zip(*(_shown(table, x, dim, sizes) for x in operands), strict=True)
+    return table.make(("cat", tuple(table.make((*operator, here)) for here in places), dim))
+
+
+# -- collectives --------------------------------------------------------------------------------------
+
+
+def gather_of_view(table: Table, term: Term) -> int | None:
+    """A gather of views is a view of the gather: all ranks run the same program, and gathering only moves elements."""
+    _, place, ranks = term
+    if table[place][0] != "view" or table.open_shape(table[place][1]) is None:
+        return None
+    _, base, shape, strides, offset = table[place]
+    everywhere = table.make(("gather", base, ranks))
+    size = math.prod(table.shape(base))
+    return table.view(everywhere, Window((len(ranks[0]), *shape), (size, *strides), offset))
+
+
+def gather_of_exact(table: Table, term: Term) -> int | None:
+    """A gather of an exact operator is the exact operator of gathered operands."""
+    _, place, ranks = term
+    if table[place][0] != "exact":
+        return None
+    *operator, operands = table[place]
+    return table.make((*operator, tuple(table.make(("gather", x, ranks)) for x in operands)))
+
+
+def gather_of_cat(table: Table, term: Term) -> int | None:
+    """A gather of a concatenation is a concatenation of gathers; the ranks are a new first dim."""
+    _, place, ranks = term
+    if table[place][0] != "cat":
+        return None
+    _, parts, dim = table[place]
+    return table.make(("cat", tuple(table.make(("gather", part, ranks)) for part in parts), dim + 1))
+
+
+def reduce_of_cat(table: Table, term: Term) -> int | None:
+    """A reduction over ranks of concatenated (W, n) columns is a concatenation of reductions.
+
+    This requires that the order of a column's sum depends neither on the number of columns nor on their position: the
+    certificate lists it as an assumption. gloo's sums in rank order, as this project makes them, satisfy it; NCCL does
+    not promise it.
+    """
+    _, place, operation, ranks = term
+    if table[place][0] != "cat" or table[place][2] != 1:
+        return None
+    parts = table[place][1]
+    return table.make(("cat", tuple(table.make(("reduce", part, operation, ranks)) for part in parts), 0))
+
+
+# -- elements at other indices -------------------------------------------------------------------------
+
+
+def move_of_flip(table: Table, term: Term) -> int | None:
+    """Reversing twice along the same dims restores the order."""
+    _, operator, arguments, _, shape = term
+    if operator != FLIP:
+        return None
+    inner = table[dict(arguments)["self"][1]]
+    if inner[:2] != ("move", FLIP):
+        return None
+    dims = [{dim % len(shape) for dim in dict(given)["dims"][1:]} for given in (arguments, inner[2])]
+    return int(dict(inner[2])["self"][1]) if dims[0] == dims[1] else None
+
+
+RULES: dict[str, list[Rule]] = {
+    "view": [view_of_whole, view_of_view, view_of_same_order, view_of_exact, view_of_cat],
+    "cat": [cat_of_nothing, cat_of_cat, cat_of_neighbours],
+    "exact": [
+        *(exact_of_number, exact_of_neutral, exact_of_neg, exact_difference, exact_twice),
+        *(exact_through_wider, exact_of_one_choice, exact_in_order, exact_of_cat),
+    ],
+    "move": [move_of_flip],
+    "gather": [gather_of_view, gather_of_exact, gather_of_cat],
+    "reduce": [reduce_of_cat],
+}

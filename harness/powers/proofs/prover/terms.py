@@ -1,0 +1,133 @@
+"""A table of unique terms, with the term to which each was rewritten.
+
+Two values are proved equal if their terms are rewritten to the same term. A term's operands are final forms.
+`Table.make` adds a term, or finds it, and returns the index of its final form.
+
+The table is also the record of the proof: for every term the rule that rewrote it, in an order in which each step
+depends only on earlier steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from bitproof.harness.powers.proofs.prover.proof_data import ProofStep, Term, terms_in
+from bitproof.harness.powers.proofs.prover.windows import Window, whole, window
+
+Hint = tuple[object, ...]
+
+Rule = Callable[["Table", Term], int | None]
+"""Rewrites a term: returns the index of an equal term, or None if the rule does not apply."""
+
+
+class Table:
+    """Terms and steps. `rules` are tried in order, by the kind of the term; `used` names the rules that applied.
+
+    `joins` and `hint` are for the rules. `joins` caches, for two terms and a dim, whether they join into a single term.
+    `hint` is a rule's intermediate result, which the step records for the checker.
+    """
+
+    def __init__(self, rules: dict[str, list[Rule]]) -> None:
+        self.rules = rules
+        self.steps: list[ProofStep] = []
+        self.joins: dict[tuple[int, int, int], int | None] = {}
+        self.hint: Hint = ()
+        self._places: dict[Term, int] = {}
+        self._shapes: dict[int, tuple[int, ...] | None] = {}
+
+    def __getitem__(self, place: int) -> Term:
+        return self.steps[place].term
+
+    def make(self, term: Term) -> int:
+        """The index of a term's final form."""
+        if term in self._places:
+            return self.steps[self._places[term]].equals
+        for rule in self.rules.get(term[0], ()):
+            found = rule(self, term)
+            if found is not None:
+                hint, self.hint = self.hint, ()
+                return self._put(term, rule.__name__, found, hint)
+        return self._put(term, "", None, ())
+
+    def _put(self, term: Term, rule: str, equals: int | None, hint: Hint) -> int:
+        place = len(self.steps)
+        self._places[term] = place
+        self.steps.append(ProofStep(term, rule, place if equals is None else equals, hint))
+        return self.steps[place].equals
+
+    def used(self) -> set[str]:
+        """The names of the rules that rewrote any term."""
+        return {step.rule for step in self.steps if step.rule}
+
+    def shape(self, place: int) -> tuple[int, ...]:
+        """The shape of a term whose sizes are all numbers."""
+        found = self.open_shape(place)
+        assert found is not None
+        return found
+
+    def open_shape(self, place: int) -> tuple[int, ...] | None:
+        """A term's shape; None if a size depends on data."""
+        if place not in self._shapes:
+            self._shapes[place] = self._shape_of(self[place])
+        return self._shapes[place]
+
+    def _shape_of(self, term: Term) -> tuple[int, ...] | None:
+        match term:
+            case ("view", _, shape, _, _):
+                return tuple(shape)
+            case ("number", _, _):
+                return ()
+            case ("cat", places, dim):
+                parts = [self.shape(place) for place in places]
+                return (*parts[0][:dim], sum(part[dim] for part in parts), *parts[0][dim + 1 :])
+            case ("exact", _, _, _, places):
+                return self.open_shape(places[0])
+            case ("gather", place, ranks):
+                return (len(ranks[0]), *self.shape(place))
+            case ("reduce", place, _, _):
+                return self.shape(place)[1:]
+            case (*_, shape) if isinstance(shape, tuple) and all(isinstance(size, int) for size in shape):
+                return shape
+        return None
+
+    def view(self, place: int, w: Window) -> int:
+        """The term of a window on another term."""
+        return self.make(("view", place, *window(*w)))
+
+    def as_window(self, place: int) -> tuple[int, Window]:
+        """A term as a window on another term: a view's own window, otherwise the whole term."""
+        match self[place]:
+            case ("view", base, shape, strides, offset):
+                return base, Window(shape, strides, offset)
+        return place, whole(self.shape(place))
+
+    def dtype(self, place: int) -> str:
+        """The dtype of a term that is a tensor."""
+        match self[place]:
+            case ("view" | "gather" | "reduce", below, *_) | ("cat", (below, *_), _):
+                return self.dtype(below)
+            case ("exact", _, dtype, *_) | ("number", dtype, _):
+                return str(dtype)
+            case (*_, dtype, _):
+                return str(dtype)
+        raise AssertionError(f"{self[place]} has no dtype")
+
+    def number(self, place: int) -> float | None:
+        """The number that fills a term; None if there is none."""
+        term = self[self[place][1]] if self[place][0] == "view" else self[place]
+        return float.fromhex(term[2]) if term[0] == "number" else None
+
+    def filled(self, shape: tuple[int, ...], dtype: str, number: float) -> int:
+        """A tensor filled with a number."""
+        place = self.make(("number", dtype, number.hex()))
+        return self.view(place, Window(shape, (0,) * len(shape), 0)) if shape else place
+
+    def reachable(self, roots: Iterable[int]) -> set[int]:
+        """Every term that these terms depend on, including themselves."""
+        seen, stack = set(), list(roots)
+        while stack:
+            place = stack.pop()
+            if place not in seen:
+                seen.add(place)
+                stack.extend(terms_in(self[place]))
+        return seen

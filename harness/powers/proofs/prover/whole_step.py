@@ -1,0 +1,161 @@
+"""Proves the end of a case's step after its graph: experts are balanced, and the optimizer updates shards.
+
+1. Trace `Trainer.update`, which all of our systems run, with gradients in a side's own layouts, and with optimizer
+state
+  as after the first step; before the first step it is zeros on both sides.
+2. Join it to that side's step: it reads the step's outputs, in their memory.
+3. Prove the two sides' joined graphs: outputs are the final parameters, buffers and optimizer state.
+4. If these and the step are PROVED, so is any number of steps from equal state (`induction`).
+
+The terms are added to those of the step's proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from bitproof.harness.case import Case
+from bitproof.harness.graph.groups import GroupTable
+from bitproof.harness.powers.proofs.prover import proof_data as data
+from bitproof.harness.powers.proofs.prover.answers import (
+    BUFFER,
+    PARAMETER,
+    PROVED,
+    REFUSED,
+    OutputAnswer,
+    Proof,
+    prove_graphs,
+)
+from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError, export_graph
+from bitproof.harness.powers.proofs.prover.induction import WRITTEN, Induction, induction
+from bitproof.harness.powers.proofs.prover.pairs import PairProof, told
+from bitproof.harness.powers.proofs.prover.programs.optimizers import OPTIMIZER
+from bitproof.harness.powers.proofs.prover.proof_data import Graph
+from bitproof.harness.systems.update_graph import update_graph
+
+GRADIENT = "gradient of "
+NOT_FOLLOWED = Induction(False, reason="what follows the step is not proved")
+
+
+@dataclass(frozen=True)
+class UpdateProof:
+    """The proof of a case's update: an answer for each value that a whole step leaves, and the induction over steps.
+
+    `proof` is of the joined graphs, None if they were refused as a whole.
+    """
+
+    verdict: str
+    answers: tuple[OutputAnswer, ...] = ()
+    reason: str | None = None
+    induction: Induction = NOT_FOLLOWED
+    proof: Proof | None = None
+
+    def count(self, verdict: str) -> int:
+        """The number of outputs with a verdict."""
+        return sum(answer.verdict == verdict for answer in self.answers)
+
+
+def prove_update(case: Case, step: PairProof, groups: Sequence[GroupTable], device: torch.device) -> UpdateProof:
+    """Prove the update after a case's step, given its two graphs. The answer states the reason if it was refused."""
+    assert step.graphs is not None and step.proof is not None
+    if case.schedule is not None:
+        return UpdateProof(REFUSED, reason="one micro-batch is proved, and no graph says how a step adds up several")
+    try:
+        updates = _Updates(case, device)
+        joined = [join(graph, updates.of(graph, own)) for graph, own in zip(step.graphs, groups, strict=True)]
+    except RefusedError as error:
+        return UpdateProof(REFUSED, reason=told(error))
+    proof = prove_graphs(joined[0], joined[1], must_read=(), table=step.proof.table)
+    answers = tuple(answer for answer in proof.answers if answer.output.startswith(WRITTEN))
+    verdict = replace(proof, answers=answers).verdict
+    both = verdict if step.verdict == PROVED else step.verdict
+    return UpdateProof(verdict, answers, induction=induction(proof, (joined[0], joined[1]), both, ()), proof=proof)
+
+
+class _Updates:
+    """A case's update as data, traced once for each combination of the gradients' layouts."""
+
+    def __init__(self, case: Case, device: torch.device) -> None:
+        self._case = case
+        self._device = device
+        self._traced: dict[Any, tuple[GraphModule, dict[str, Tensor]]] = {}
+        self._written: dict[Any, Graph] = {}
+
+    def of(self, step: Graph, groups: GroupTable) -> Graph:
+        """The update for the gradient layouts of a step. Raises RefusedError."""
+        lie = {name: step.calls[index].value for name, index in step.outputs if name.startswith(GRADIENT)}
+        if not all(isinstance(x, data.Tensor) and x.is_closed for x in lie.values()):
+            raise RefusedError("a gradient whose layout depends on data", where="the step's outputs")
+        inputs = {
+            call.value.storage for call in step.calls if call.op == "input" and isinstance(call.value, data.Tensor)
+        }
+        if shared := next((name for name, x in lie.items() if x.storage in inputs), None):
+            raise RefusedError(
+                f"{shared} lies in memory of an input, which the update writes", where="the step's outputs"
+            )
+        key = tuple((name, x.dtype, x.shape, x.strides) for name, x in lie.items())
+        if key not in self._traced:
+            like = {name.removeprefix(GRADIENT): _on_meta(x) for name, x in lie.items()}
+            self._traced[key] = self._trace(like)
+        module, fakes = self._traced[key]
+        place = key, str(groups.partitions())
+        if place not in self._written:
+            self._written[place] = export_graph(module, list(fakes), list(fakes.values()), [], groups)
+        return self._written[place]
+
+    def _trace(self, like: dict[str, Tensor]) -> tuple[GraphModule, dict[str, Tensor]]:
+        """The graph of the update, and its inputs as fake values, by name."""
+        try:
+            module, *inputs = update_graph(self._case, like, self._device)
+        except Exception as error:
+            reason = str(error).splitlines()[0] if str(error) else ""
+            what = f"the update cannot be traced: {type(error).__name__}: {reason}"
+            raise RefusedError(what, where="what follows the step") from error
+        kinds = zip((PARAMETER, BUFFER, GRADIENT, OPTIMIZER), inputs, strict=True)
+        return module, {kind + name: x for kind, own in kinds for name, x in own.items()}
+
+
+def _on_meta(x: data.Tensor) -> Tensor:
+    return torch.empty_strided(x.shape, x.strides, dtype=getattr(torch, x.dtype), device="meta")
+
+
+def join(step: Graph, update: Graph) -> Graph:
+    """Join both graphs. An input of the update named like an output of the step becomes that output, in its memory.
+
+    Other inputs of the update become inputs of the joined graph.
+    """
+    known = {call.name: index for index, call in enumerate(step.calls) if call.op == "input"} | dict(step.outputs)
+    calls = [*step.calls]
+    num_storages = 1 + max((x.storage for call in calls for x in call.results), default=-1)
+    places: list[int] = []
+    memory: dict[int, tuple[int, int]] = {}  # an update's storage, as a storage and an offset of the joined graph
+
+    def told(x: Any) -> Any:
+        match x:
+            case data.Tensor():
+                storage, offset = memory.get(x.storage, (num_storages + x.storage, 0))
+                return replace(x, storage=storage, offset=x.offset + offset)
+            case ("node", index):
+                return ("node", places[index])
+            case tuple():
+                return tuple(map(told, x))
+        return x
+
+    for call in update.calls:
+        if call.op == "input" and call.name in known:
+            places.append(known[call.name])
+            value = step.calls[places[-1]].value
+            memory[call.value.storage] = value.storage, value.offset - call.value.offset
+            if told(call.value) != value:
+                raise RefusedError(f"{call.name} has another layout after the step than before", where="the update")
+        else:
+            places.append(len(calls))
+            args = tuple((name, told(x)) for name, x in call.args)
+            calls.append(replace(call, args=args, value=told(call.value)))
+    return Graph(tuple(calls), step.outputs)

@@ -37,12 +37,14 @@ class Regroup:
 class Across:
     """What a run is asked for where two systems lay tensors out otherwise: the digests of cells, by these cuts.
 
-    Its values are kept where they may be measured. With `regroup` its sums are taken in other orders.
+    Its values are kept where they may be measured. With `regroup` its sums are taken in other orders, with
+    `in_float64` all is computed in float64.
     """
 
     cuts: dict[str, Cuts]
     keeps_values: bool = False
     regroup: Regroup | None = None
+    in_float64: bool = False
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from bitproof.harness.capture.values import write_values
 from bitproof.harness.case import Kind
 from bitproof.harness.disturb.faults import Injector
 from bitproof.harness.disturb.stress import stressed
+from bitproof.harness.disturb.widen import Widened
 from bitproof.harness.execute.host.job import Job
 from bitproof.harness.execute.instruments.profile import phase, showing_digests
 from bitproof.harness.execute.instruments.stopwatch import Stopwatch, counts_flops
@@ -47,6 +48,7 @@ class RankSteps:
         self.recorder = Recorder(rank, record, run.values_to_keep, cuts=cuts)
         self.monitor = ActivityMonitor(collectives_in_memory)
         self.sums = Sums(is_asked=run.across is not None)
+        self.widened = Widened() if run.across and run.across.in_float64 else None
         is_counted = counts_flops(run.system, rank)
         self.stopwatch = Stopwatch(self.recorder, device, is_on=job.is_timed, counts=is_counted)
         self.seconds = 0.0
@@ -61,6 +63,7 @@ class RankSteps:
     def at_work(self) -> Iterator[None]:
         """Disturb and watch what runs, from before the system is made until its last step has ended."""
         from bitproof.harness.disturb.regroup import regrouped
+        from bitproof.harness.disturb.widen import computed_in_float64
         from bitproof.harness.systems.default_group import lent
 
         run, rank = self._job.run, self.recorder.rank
@@ -70,6 +73,7 @@ class RankSteps:
             refusals_raised(),
             lent(self.device),
             disturbed,
+            computed_in_float64(self.widened),
             regroup,
             self.sums.at_work(),
             self._injector.at_work(),

@@ -6,8 +6,8 @@ rounding, however small it is.
 
 A mode below autograd sees every operator call, from before the system is made:
 
-1. Each dtype that a call asks for (`x.float()`, `torch.zeros(3, dtype=torch.bfloat16)`) becomes float64, and so does the
-   default dtype. complex64 becomes complex128. float8 stays, as its scales mean nothing in float64.
+1. Each dtype that a call asks for (`x.float()`, `torch.zeros(3, dtype=torch.bfloat16)`) becomes float64, and so does
+   the default dtype. complex64 becomes complex128. float8 stays, as its scales mean nothing in float64.
 2. Random numbers are drawn in float32 and then widened, so weights and masks are those of the plain run.
 3. A tensor that torch did not compute here (of a file, of NumPy, of a module that was imported before) is widened when
    it is read. Whether its numbers were rounded on one side alone cannot be known: `Widened.narrow` names the first such
@@ -71,15 +71,12 @@ def computed_in_float64(found: Widened | None) -> Iterator[None]:
                 if torch.Tag.nondeterministic_seeded in function.tags:
                     return _draw(function, *asked)
                 args, kwargs = asked
-                if any(map(_is_rounded, tree_leaves(asked))):
-                    note(function)
                 if function.namespace not in _SENT:
-                    args, kwargs = _read(function, args, kwargs)
+                    args, kwargs, is_rounded = _read(function, args, kwargs)
+                    if is_rounded and not found.narrow:
+                        line = innermost_user_line(sys._getframe(1))
+                        found.narrow = f"{function}{f' ({line})' if line else ''}"
                 return theirs(function, *args, **kwargs)
-
-    def note(function: Any) -> None:
-        line = innermost_user_line(sys._getframe(2))
-        found.narrow = found.narrow or f"{function}{f' ({line})' if line else ''}"
 
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
@@ -117,19 +114,28 @@ def _is_rounded(x: Any) -> bool:
     return not torch.equal(x.to(torch.bfloat16).to(x.dtype).nan_to_num(), x.nan_to_num())
 
 
-def _read(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call, narrow ones widened, but for those that it writes or returns views of."""
+def _read(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
+    """The arguments of a call, narrow ones widened, but for those that it writes or returns views of.
+
+    And whether it reads numbers that may be rounded.
+    """
     import torch
 
-    from bitproof.harness.torch_compat import tree_map_only
+    from bitproof.harness.torch_compat import tree_leaves, tree_map_only
 
-    is_kept = {argument.name: argument.alias_info is not None for argument in function._schema.arguments}
-
-    def wide(x: Any) -> Any:
-        return tree_map_only(torch.Tensor, lambda x: x.to(_wide_dtype(x.dtype)), x)
-
-    read = (x if kept else wide(x) for x, kept in zip(args, is_kept.values(), strict=False))
-    return tuple(read), {name: x if is_kept[name] else wide(x) for name, x in kwargs.items()}
+    aliases = {argument.name: argument.alias_info for argument in function._schema.arguments}
+    given = dict(zip(aliases, args, strict=False)) | kwargs
+    found = {
+        name: x if aliases[name] else tree_map_only(torch.Tensor, lambda x: x.to(_wide_dtype(x.dtype)), x)
+        for name, x in given.items()
+    }
+    read = [x for name, x in given.items() if aliases[name] is None or aliases[name].is_write]
+    is_rounded = any(map(_is_rounded, tree_leaves(read)))
+    return (
+        tuple(found[name] for name in given if name not in kwargs),
+        {name: found[name] for name in kwargs},
+        is_rounded,
+    )
 
 
 def _draw(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -143,6 +149,9 @@ def _draw(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if first.dtype != torch.float64:
             return theirs(function, *args, **kwargs)
         return first.copy_(theirs(function, torch.empty_like(first, dtype=torch.float32), *args[1:], **kwargs))
+    if function._schema.name in ("aten::bernoulli", "aten::multinomial"):
+        found = theirs(function, args[0].float(), *args[1:], **kwargs)
+        return found.double() if found.is_floating_point() else found
     asked = kwargs.get("dtype") or (first.dtype if first is not None else torch.float64)
     is_float = asked == torch.float64 and not function._schema.name.startswith(("aten::randint", "aten::randperm"))
     if is_float and any(argument.name == "dtype" for argument in function._schema.arguments):

@@ -109,12 +109,12 @@ def _in_float64(plain: BoundsRequest, record: Record, sample: Callable[..., Reco
     across = Across(cuts={}, keeps_values=True, in_float64=True)
     try:
         sides = {role: record(role, FLOAT64, across) for role in ROLES}
-        samples = [sample(seed, in_float64=True) for seed in range(1, FEWEST_SAMPLES + 1)]
+        other = sample(1, in_float64=True)
     except BitproofError as error:
         return InFloat64(failed="; ".join(filter(None, (error.what, error.found))))
     folders = {role: side.folder for role, side in sides.items()}
-    found = ask(Float64Request(**folders, samples=[each.folder for each in samples], plain=plain))
-    narrow = next((side.narrow for side in (*sides.values(), *samples) if side.narrow), None)
+    found = ask(Float64Request(**folders, samples=[other.folder], plain=plain))
+    narrow = next((side.narrow for side in (*sides.values(), other) if side.narrow), None)
     return replace(found, narrow=narrow)
 
 

@@ -134,8 +134,8 @@ class Done:
     was to keep; `is_alone`: it ran no collective with another rank in any step, and its system does not say that ranks
     are independent; `compiled` is what torch.compile made of its code; `races` are those of the graph that a system of
     a user's shows, and `turns` the collectives that it launches and waits for; `unshown` is the state that the system
-    keeps, and steps have changed, and no record has; `shows_every_buffer` and `meetings` are the manifest's; `narrow` is
-    the first call that read fewer bits than float64 has, where that was asked for; `graph` is what was captured while
+    keeps, and steps have changed, and no record has; `shows_every_buffer` and `meetings` are the manifest's; `narrow`
+    is the first call that read fewer bits than float64 has, in a run in float64; `graph` is what was captured while
     steps ran, where that is the system.
     """
 

@@ -83,7 +83,11 @@ def judged(case: Case, micro: int, defect: str | None) -> tuple[str, str, float]
             [
                 written(Path(folder) / f"{wide}{number}", case, taken(case, parts, what, order, wide), parts)
                 for number, (parts, what, order) in enumerate(
-                    [(1, None, None), (micro, defect, None), *((1, None, order) for order in orders)]
+                    [
+                        (1, None, None),
+                        (micro, defect, None),
+                        *((1, None, order) for order in orders[: 1 if wide else None]),
+                    ]
                 )
             ]
             for wide in (False, True)

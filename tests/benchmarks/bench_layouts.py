@@ -155,7 +155,8 @@ def run_small(words: str) -> int:
         if words == "fresh":  # of the correct pairs, half are of other layouts: experts, a ring, optimizers of matrices
             others = (case for case in map(drawn, itertools.count(FIRST_FRESH)) if case.expected == "CLOSE")
             cases[-(len(chosen) // 2) :] = itertools.islice(others, len(chosen) // 2)
-        for result in run_cases(cases, RunOptions(device="cpu"), Path(folder)):
+        mixed = [case for pair in zip(cases[: len(chosen)], cases[len(chosen) :], strict=True) for case in pair]
+        for result in run_cases(mixed, RunOptions(device="cpu"), Path(folder)):
             defect, layouts = result.case.options.get("defect"), result.layouts
             signs = "a small defect is possible", "is less accurate", "the second test"
             is_told = any(sign in remark for remark in result.remarks for sign in signs)

@@ -6,7 +6,7 @@ import json
 
 import jsonschema
 
-from bitproof.harness.records import LayoutBounds, LayoutRow
+from bitproof.harness.records import InFloat64, LayoutBounds, LayoutRow
 from bitproof.harness.report import json as report_json
 from bitproof.harness.report import markdown, schema
 
@@ -56,5 +56,8 @@ def test_close_of_two_layouts_needs_bounds_that_hold(make_result):
     assert contradiction(replace(good, layouts=replace(within, beyond=1))) is not None
     assert contradiction(replace(good, layouts=replace(within, samples=0))) is not None
     assert contradiction(replace(good, layouts=replace(within, rows=[]))) is not None
+    stays = InFloat64(beyond=1, rows=[ROW])
+    assert contradiction(replace(good, layouts=replace(within, in_float64=InFloat64()))) is None
+    assert contradiction(replace(good, layouts=replace(within, in_float64=stays))) is not None
     assert contradiction(replace(good, layouts=replace(within, rows=[replace(ROW, apart=True)]))) is not None
     assert contradiction(replace(good, layouts=replace(within, rows=[replace(ROW, rank=99)]))) is not None

@@ -55,6 +55,8 @@ def computed_in_float64(found: Widened | None) -> Iterator[None]:
     from bitproof.harness.graph.origin import innermost_user_line
     from bitproof.harness.torch_compat import OpOverload, TorchDispatchMode, tree_leaves, tree_map_only
 
+    noted = found
+
     class Widening(TorchDispatchMode):
         supports_higher_order_operators = True
 
@@ -73,9 +75,9 @@ def computed_in_float64(found: Widened | None) -> Iterator[None]:
                 args, kwargs = asked
                 if function.namespace not in _SENT:
                     args, kwargs, is_rounded = _read(function, args, kwargs)
-                    if is_rounded and not found.narrow:
+                    if is_rounded and not noted.narrow:
                         line = innermost_user_line(sys._getframe(1))
-                        found.narrow = f"{function}{f' ({line})' if line else ''}"
+                        noted.narrow = f"{function}{f' ({line})' if line else ''}"
                 return theirs(function, *args, **kwargs)
 
     before = torch.get_default_dtype()

@@ -114,7 +114,9 @@ class LayoutBounds:
         if not self.samples or self.confidence is None:
             return told
         used = max((row.used for row in self.rows if row.used is not None), default=0.0)
-        wide = "" if self.in_float64 is None or self.in_float64.failed else f"; in float64 {self.in_float64.beyond} are"
+        wide = ""
+        if self.in_float64 is not None and not self.in_float64.failed:
+            wide = f"; in float64, {self.in_float64.beyond} differ by more than rounding"
         return (
             f"{told}; {self.beyond} are beyond what {self.samples} runs with sums in other orders explain at "
             f"{100 * self.confidence:g}%, and the largest used share of a bound is {100 * used:.3g}%{wide}"

@@ -430,7 +430,8 @@ def _target(node: Node) -> Any:
         order = {each: place for place, each in enumerate(node.graph.nodes)} if is_new else {}
         if is_new and all(order[user] <= order[node] for user in source.users):
             return torch.ops.aten.transpose.int
-    return known.SPLITS.get(node.target, node.target)  # type: ignore[arg-type]
+    target: Any = node.target
+    return known.SPLITS.get(target, target)
 
 
 def _operator(node: Node) -> str:

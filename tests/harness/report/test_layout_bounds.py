@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import jsonschema
 
@@ -40,9 +41,14 @@ def test_the_report_for_people_has_each_tensors_bound_and_what_it_used_of_it(mak
     )
 
 
-def test_close_of_two_layouts_needs_bounds_that_hold(make_result):
-    from dataclasses import replace
+def test_the_sentence_says_what_the_second_test_found():
+    assert (
+        replace(FOUND, in_float64=InFloat64(beyond=3)).tell().endswith("; in float64, 3 differ by more than rounding")
+    )
+    assert replace(FOUND, in_float64=InFloat64(failed="it raised")).tell() == FOUND.tell()
 
+
+def test_close_of_two_layouts_needs_bounds_that_hold(make_result):
     from bitproof.harness.case import Parallelism
     from bitproof.harness.consistency import contradiction
 

@@ -1,4 +1,4 @@
-"""Computes a system's run in float64, to tell a small defect from rounding.
+"""Computes a system's run in float64, to separate a small defect from rounding.
 
 Rounding in float64 is 2^29 times smaller than in float32. A candidate that computes something else, such as a norm with
 another eps, differs from the reference by as much as before. So what two systems still differ by in float64 is no

@@ -232,7 +232,7 @@ SPLITS = {
     torch.ops.aten.unsafe_split.Tensor: torch.ops.aten.split.Tensor,
     torch.ops.aten.unsafe_split_with_sizes.default: torch.ops.aten.split_with_sizes.default,
 }
-"""Operators that return views of parts as others do, and promise autograd that nobody writes them: their schemas and
+"""Operators that return views of parts as others do, and promise autograd that nothing writes them: their schemas and
 fakes do not say that the memory is shared."""
 
 CHECKS = overloads(lambda row: row.checks)

@@ -228,7 +228,7 @@ def _unfounded_close(result: CaseResult) -> Iterator[Contradiction]:
 
 def _unfounded_layouts(result: CaseResult, found: LayoutBounds) -> Iterator[Contradiction]:
     """CLOSE of two layouts needs a difference, and all of it within measured bounds."""
-    if not found.is_within or not found.rows or len(found.rows) > found.regrouped:
+    if not found.is_rounding or not found.rows or len(found.rows) > found.regrouped:
         yield _no(result, "as no evidence shows every tensor within what sums in other orders explain")
     elif max(row.rank for row in found.rows) >= result.case.parallelism.world_size:
         yield _no(result, "as a bound is of a rank that the case does not have")

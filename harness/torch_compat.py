@@ -204,9 +204,21 @@ def keys_of(value: Any) -> list[tuple[Any, ...]]:
     return [tuple(str(key) for key in path if isinstance(key, kinds)) for path, _ in leaves]
 
 
-def swapped_state(model: nn.Module, state: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-    """A context in which a module reads these tensors in place of its parameters and buffers, tied ones together."""
-    return _reparametrize_module(model, dict(state), tie_weights=True)
+@contextmanager
+def swapped_state(model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[None]:
+    """A context in which a module reads these tensors in place of its parameters and buffers, tied ones together.
+
+    Recurrent modules keep their parameters in a list as well; it is rebuilt, so that forward reads these tensors.
+    """
+    recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
+    try:
+        with _reparametrize_module(model, dict(state), tie_weights=True):
+            for module in recurrent:
+                module._init_flat_weights()
+            yield
+    finally:
+        for module in recurrent:
+            module._init_flat_weights()
 
 
 def joint_graph(module: nn.Module, inputs: tuple[Tensor, ...]) -> GraphModule:

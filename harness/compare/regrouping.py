@@ -33,13 +33,19 @@ from bitproof.harness.compare.bits import bits_equal, is_unlike
 from bitproof.harness.compare.order import computation_order
 from bitproof.harness.compare.phases import PHASES, apart_from, is_exact, regrouped_between
 from bitproof.harness.compare.relaid import LogicalTensor, box_of, by_rank, lies_otherwise
-from bitproof.harness.records import CHANGED, Key, LayoutBounds, LayoutRow, Recording
+from bitproof.harness.records import CHANGED, InFloat64, Key, LayoutBounds, LayoutRow, Recording
 from bitproof.harness.records.layout import Box, alike, joint_cuts
 from bitproof.harness.records.layout_bounds import MAX_ROWS
 
 CONFIDENCE = 0.99
 FEWEST_UNITS = 4
 NEAR_SPREADS = 2.5
+MARGIN = 2.0**14
+"""How many spreads a difference in float64 must have to be no rounding. From float32 to float64 rounding shrinks by
+2^29 and a defect does not, so half of these bits are far from both, and one sample is enough to know a spread.
+"""
+NEARLY_ALL = 0.95
+"""Of tensors that differ: a loss of accuracy shows in many, and a single small one may be exact by chance."""
 
 
 def measure_layouts(
@@ -93,6 +99,49 @@ def measure_layouts(
     )
 
 
+def measure_in_float64(
+    wide: tuple[Path, Path, Sequence[Path]],
+    plain: tuple[Path, Path, Sequence[Path]],
+    apart: Collection[LogicalTensor] = (),
+) -> InFloat64:
+    """The second test: the reference, the candidate and samples in float64, and the plain runs.
+
+    A tensor that differs in the plain runs is no rounding if in float64 it moves by MARGIN spreads. Then all plain runs
+    are compared with the reference in float64, which is right by comparison: is the candidate less accurate than the
+    reference in four orders?
+
+    Raises RecordingError where a value is not the one that was recorded.
+    """
+    folders = (wide[0], wide[1], *wide[2], plain[0], plain[1], *plain[2])
+    recordings = [read_recording(folder) for folder in folders]
+    num_wide = 2 + len(wide[2])
+    rows: list[LayoutRow] = []
+    ratios: list[float] = []
+    with ExitStack() as stack:
+        sides = [_Side(folder, recording, stack) for folder, recording in zip(folders, recordings, strict=True)]
+        in_float64, (reference, candidate, *samples) = sides[:num_wide], sides[num_wide:]
+        names = [tensor for tensor in candidate.parts if tensor in reference.parts and tensor not in apart]
+        for tensor in names:
+            if not _distances(tensor, (reference, candidate)).error:
+                continue
+            found = _distances(tensor, in_float64)
+            bound, error = MARGIN * found.bound(1.0), _finite(found.relative(found.error))
+            rows.append(LayoutRow(**tensor._asdict(), error=error, bound=bound, rank=found.rank))
+            rounding = _distances(tensor, (in_float64[0], candidate, reference, *samples), of_one_dtype=False)
+            if rounding.spread:
+                ratios.append(rounding.error / rounding.spread)
+    order = computation_order(recordings[0].records)
+    rows.sort(key=lambda row: order(Key(row.step, row.kind, row.name, 0)))
+    rows.sort(key=lambda row: (not row.is_beyond, 0.0 if row.is_beyond else -(row.used or 0.0)))
+    ratio = sorted(ratios)[int(NEARLY_ALL * (len(ratios) - 1))] if ratios else 0.0
+    is_explained = ratio <= student_quantile(1 - CONFIDENCE, 1 + len(samples))
+    return InFloat64(
+        beyond=sum(row.is_beyond for row in rows),
+        less_accurate=None if is_explained or not math.isfinite(ratio) else ratio,
+        rows=rows[:MAX_ROWS],
+    )
+
+
 def student_quantile(level: float, degrees: int) -> float:
     """How many standard deviations, estimated from so many distances, a normal error exceeds with this probability.
 
@@ -135,14 +184,18 @@ class Distances:
 
     def bound(self, factor: float) -> float:
         """The largest relative error that sums in other orders explain."""
-        spread = math.sqrt(sum(distance * distance for distance in self.samples) / len(self.samples))
+        spread = self.spread
         return self.relative(max(factor * spread, self.least)) if math.isfinite(spread) else math.inf
+
+    @property
+    def spread(self) -> float:
+        """The root mean square of the samples' distances."""
+        return math.sqrt(sum(distance * distance for distance in self.samples) / len(self.samples))
 
     @property
     def is_near(self) -> bool:
         """Whether it moved farther than rounding usually does, so that more samples are worth their time."""
-        spread = math.sqrt(sum(distance * distance for distance in self.samples) / len(self.samples))
-        return self.error > NEAR_SPREADS * spread and self.error > self.least / FEWEST_UNITS
+        return self.error > NEAR_SPREADS * self.spread and self.error > self.least / FEWEST_UNITS
 
     def relative(self, distance: float) -> float:
         """A distance as a share of the tensor's norm; infinite if a tensor of zeros moved."""
@@ -171,7 +224,8 @@ class _Unit(NamedTuple):
     there: list[tuple[int, tuple[slice, ...]]]
 
 
-def _distances(tensor: LogicalTensor, sides: Sequence[_Side]) -> Distances:
+def _distances(tensor: LogicalTensor, sides: Sequence[_Side], *, of_one_dtype: bool = True) -> Distances:
+    """How far a tensor of the second and of further sides is from that of the first."""
     squares, norm, eps = [0.0] * (len(sides) - 1), 0.0, 0.0
     values: dict[tuple[int, int], Values] = {}
     ranks: set[int] = set()
@@ -179,6 +233,7 @@ def _distances(tensor: LogicalTensor, sides: Sequence[_Side]) -> Distances:
     def value(side: int, rank: int) -> Values:
         if (side, rank) not in values:
             found = sides[side].value(tensor, rank)
+            found = found if of_one_dtype or not found.is_floating_point() else found.double()
             values[side, rank] = found.reshape(-1) if is_flat else found
         return values[side, rank]
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from bitproof.harness.case import KINDS, Case, Kind
 from bitproof.harness.compare.chunked import unlike_chunks
-from bitproof.harness.compare.layout_verdict import decide_by_layout, first_beyond, told_near, told_without_call
+from bitproof.harness.compare.layout_verdict import decide_by_layout, first_beyond, remarks_on, told_without_call
 from bitproof.harness.compare.same_case import contradictions, unlike_digests
 from bitproof.harness.compare.vacuity import compiled_runs, unshown_state, vacuous_runs
 from bitproof.harness.records import (
@@ -190,7 +190,7 @@ def judge(
     # If a control differs no bound is measured, and the first record that differs may do so by rounding.
     is_beyond = layouts and verdict == Verdict.DIFFERENT and (layouts.samples or not layouts.regrouped)
     without_call = [told_without_call(first)] if is_beyond and first and not have_partners else []
-    near = told_near(layouts) if layouts and verdict == Verdict.CLOSE else None
+    near = remarks_on(layouts) if layouts and verdict == Verdict.CLOSE else []
     return Judgement(
         verdict=verdict,
         compared=dict(comparison.compared),
@@ -204,7 +204,7 @@ def judge(
         stress=_verdicts(stresses) if any(stresses.values()) else None,
         differing=comparison.differing,
         differing_left_out=comparison.differing_left_out,
-        remarks=(*comparison.remarks, *without_call, *([near] if near else [])),
+        remarks=(*comparison.remarks, *without_call, *near),
     )
 
 

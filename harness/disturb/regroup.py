@@ -37,12 +37,14 @@ class Regroup:
 class Across:
     """Request to a run if two systems have different layouts: digest cells of tensors, cut by `cuts`.
 
-    With `keeps_values` it stores values, so errors can be measured. With `regroup` it takes its sums in other orders.
+    With `keeps_values` it stores values, so errors can be measured. With `regroup` it takes its sums in other orders,
+    with `in_float64` it computes everything in float64.
     """
 
     cuts: dict[str, Cuts]
     keeps_values: bool = False
     regroup: Regroup | None = None
+    in_float64: bool = False
 
 
 @contextmanager

@@ -5,8 +5,11 @@
 2. The reference, converted to the candidate's layout, is compared with the candidate as usual.
 3. If bits differ in a tensor whose sums are ordered differently, the reference runs three more times with reordered
    sums. The values of all these runs give bounds, and the candidate is compared with them.
-4. If all tensors are within their bounds, and some differ by more than rounding usually does, the reference runs up to
-   twelve times: more runs narrow the bounds.
+4. If all tensors are within their bounds, a defect as small as rounding may hide there. So both systems, and the
+   reference with reordered sums, run once more in float64 (`disturb.widen`): rounding is 2^29 times smaller there, and
+   a defect is not.
+5. If a system cannot run in float64, and some tensors differ by more than rounding usually does, the reference runs up
+   to twelve times: more runs narrow the bounds.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from bitproof.harness.case import Case
 from bitproof.harness.compare.phases import PHASES, apart_from, is_exact, regrouped_between
@@ -29,15 +33,26 @@ from bitproof.harness.compare.relaid import (
 )
 from bitproof.harness.compare.verdict import compare
 from bitproof.harness.disturb.regroup import Across, Regroup
-from bitproof.harness.execute.requests import BoundsRequest
+from bitproof.harness.errors import BitproofError
+from bitproof.harness.execute.requests import BoundsRequest, Float64Request
 from bitproof.harness.options import ROLES, Role
-from bitproof.harness.records import Comparison, LayoutBounds, Recording, Verdict
+from bitproof.harness.records import Comparison, InFloat64, LayoutBounds, Recording, Verdict
 from bitproof.harness.records.layout_bounds import FEWEST_SAMPLES, MOST_SAMPLES
 
 CELLS = "cells"
 
-Record = Callable[[Role, str, Across], Path]
-"""Runs a side as a named arm of the case; returns the folder of its recording."""
+FLOAT64 = "float64"
+
+
+class Recorded(NamedTuple):
+    """The folder of a recording, and the first call of a run in float64 that read fewer bits."""
+
+    folder: Path
+    narrow: str | None = None
+
+
+Record = Callable[[Role, str, Across], Recorded]
+"""Runs a side as a named arm of the case."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +73,11 @@ def compare_layouts(
     firsts: Mapping[Role, Recording],
     record: Record,
     read: Callable[[Path], Recording],
-    ask: Callable[[BoundsRequest], LayoutBounds],
+    ask: Callable[[Any], Any],
 ) -> AcrossLayouts:
     """Compare two systems that lay tensors out differently; `firsts` are the recordings of their first runs."""
     cuts = common_cuts(firsts["reference"], firsts["candidate"])
-    folders = {role: record(role, CELLS, Across(cuts=cuts, keeps_values=True)) for role in ROLES}
+    folders = {role: record(role, CELLS, Across(cuts=cuts, keeps_values=True)).folder for role in ROLES}
     cells = {role: read(folder) for role, folder in folders.items()}
     controls = {role: compare(firsts[role], cells[role], case.of(role)) for role in ROLES}
     cells["reference"] = cells["reference"].from_step(case.first_step)
@@ -75,19 +90,37 @@ def compare_layouts(
         # At least two parts: a sum in a single part has no other order.
         parts, start = max(2, case.most_ranks), apart_from(firsts["candidate"].manifest)
         apart = [(tensor.step, tensor.kind, tensor.name) for tensor in sorted(other.parted | _one_sided(cells))]
-        # Each round adds seeds to the samples of the round before, so no run is repeated.
-        samples: list[Path] = []
-        for number in (FEWEST_SAMPLES, MOST_SAMPLES):
-            for seed in range(len(samples) + 1, number + 1):
-                regroup = Regroup(seed=seed, parts=parts, first_step=start)
-                samples.append(
-                    record("reference", f"regrouped{seed}", Across(cuts={}, keeps_values=True, regroup=regroup))
-                )
-            layouts = ask(BoundsRequest(**folders, samples=samples, apart=apart))
-            if not (layouts.is_within and layouts.near):
-                break
+
+        def sample(seed: int, *, in_float64: bool = False) -> Recorded:
+            regroup = Regroup(seed=seed, parts=parts, first_step=start)
+            across = Across(cuts={}, keeps_values=True, regroup=regroup, in_float64=in_float64)
+            return record("reference", f"{FLOAT64 if in_float64 else ''}regrouped{seed}", across)
+
+        samples = [sample(seed).folder for seed in range(1, FEWEST_SAMPLES + 1)]
+        plain = BoundsRequest(**folders, samples=samples, apart=apart)
+        layouts = ask(plain)
+        if layouts.is_within:
+            layouts = replace(layouts, in_float64=_in_float64(plain, record, sample, ask))
+            if layouts.in_float64.failed and layouts.near:
+                more = [sample(seed).folder for seed in range(FEWEST_SAMPLES + 1, MOST_SAMPLES + 1)]
+                narrower = ask(replace(plain, samples=samples + more))
+                layouts = replace(narrower, in_float64=layouts.in_float64)
     have_partners = lack_parts_alone(case, firsts["reference"], firsts["candidate"])
     return AcrossLayouts(comparison=comparison, controls=controls, layouts=layouts, have_partners=have_partners)
+
+
+def _in_float64(plain: BoundsRequest, record: Record, sample: Callable[..., Recorded], ask: Any) -> InFloat64:
+    """The second test; where a system does not run in float64, why."""
+    across = Across(cuts={}, keeps_values=True, in_float64=True)
+    try:
+        sides = {role: record(role, FLOAT64, across) for role in ROLES}
+        other = sample(1, in_float64=True)
+    except BitproofError as error:
+        return InFloat64(failed="; ".join(filter(None, (error.what, error.found))))
+    folders = {role: side.folder for role, side in sides.items()}
+    found = ask(Float64Request(**folders, samples=[other.folder], plain=plain))
+    narrow = next((side.narrow for side in (*sides.values(), other) if side.narrow), None)
+    return replace(found, narrow=narrow)
 
 
 def _one_sided(cells: Mapping[Role, Recording]) -> set[LogicalTensor]:

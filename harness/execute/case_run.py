@@ -18,7 +18,7 @@ from bitproof.harness.compare.relaid import are_laid_out_otherwise
 from bitproof.harness.compare.verdict import Judgement, compare, judge, races_beside, repeats
 from bitproof.harness.disturb.regroup import Across
 from bitproof.harness.errors import BitproofError, RankError
-from bitproof.harness.execute.across import AcrossLayouts, compare_layouts
+from bitproof.harness.execute.across import AcrossLayouts, Recorded, compare_layouts
 from bitproof.harness.execute.concurrency import Arm, Begun, begun, groups_of, steps_of_control
 from bitproof.harness.execute.find_cause import Explainer
 from bitproof.harness.execute.folders import CaseFolders
@@ -303,9 +303,9 @@ class CaseRun:
         if self.case.bound is not None or not are_laid_out_otherwise(self.case, *firsts.values()):
             return None
 
-        def record(role: Role, arm: str, across: Across) -> Path:
-            self._run(replace(self._request(role, arm), across=across), self.client)
-            return self.folders.recording(role, arm).resolve()
+        def record(role: Role, arm: str, across: Across) -> Recorded:
+            answer = self._run(replace(self._request(role, arm), across=across), self.client)
+            return Recorded(self.folders.recording(role, arm).resolve(), answer.narrow)
 
         return compare_layouts(self.case, firsts, record, read_recording, self._ask)
 

@@ -23,7 +23,7 @@ from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.localize.logs.replay import LoggedStep, Replay
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import RunOptions
-from bitproof.harness.records import Artifact, Closeness, Drift, LayoutBounds, Placed, Throughput
+from bitproof.harness.records import Artifact, Closeness, Drift, InFloat64, LayoutBounds, Placed, Throughput
 from bitproof.harness.systems.graph_key import traced_part
 
 A = TypeVar("A")
@@ -81,7 +81,8 @@ class RunAnswer:
     """The facts about a successful run.
 
     `peak_mib` is the largest device memory of a rank, None on a CPU; `kept` is the digest of the record that a replay
-    had to keep; `switches_changed` names the switches that the system changed; `races` are those of its graphs.
+    had to keep; `switches_changed` names the switches that the system changed; `races` are those of its graphs;
+    `narrow` is the first call of a run in float64 that read fewer bits.
     """
 
     graph: PreparedGraph | None = None
@@ -89,6 +90,7 @@ class RunAnswer:
     kept: str | None = None
     switches_changed: tuple[str, ...] = ()
     races: tuple[str, ...] = ()
+    narrow: str | None = None
     seconds: RunSeconds = field(default_factory=RunSeconds)
     throughput: Throughput | None = None
 
@@ -263,6 +265,17 @@ class BoundsRequest(Request[LayoutBounds]):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Float64Request(Request[InFloat64]):
+    """Compare runs in float64, and the plain runs of a BoundsRequest with them."""
+
+    answer = InFloat64
+    reference: Path
+    candidate: Path
+    samples: list[Path]
+    plain: BoundsRequest
+
+
+@dataclass(frozen=True, kw_only=True)
 class DriftAnswer:
     """The tensors that differ, as `harness.compare.drift` describes them."""
 
@@ -389,6 +402,7 @@ AnyRequest = (
     | BitsRequest
     | ClosenessRequest
     | BoundsRequest
+    | Float64Request
     | DriftRequest
     | SizesRequest
     | StandaloneRequest

@@ -133,8 +133,9 @@ class Done:
     rank ran no collective with another rank, and its system does not declare that ranks are independent; `compiled` is
     the result of torch.compile; `races` are those of the graph that a user's system shows; `turns` are its collectives,
     as launched and waited for; `unshown` is state that steps have changed and no record contains; `shows_every_buffer`
-    and `meetings` are the manifest's. Replays: `kept` is the digest of the record that a replay had to keep. `graph`
-    was captured while steps ran, if the system does that.
+    and `meetings` are the manifest's. Replays: `kept` is the digest of the record that a replay had to keep; `narrow`
+    is the first call that read fewer bits than float64 has, in a run in float64. `graph` was captured while steps ran,
+    if the system does that.
     """
 
     seconds: float = 0.0
@@ -158,6 +159,7 @@ class Done:
     shows_every_buffer: bool = False
     turns: tuple[RankTurn, ...] = ()
     meetings: tuple[Meeting, ...] | None = None
+    narrow: str | None = None
     graph: PreparedGraph | None = None
 
 

@@ -31,7 +31,7 @@ from bitproof.harness.records.faults import (
     Score,
 )
 from bitproof.harness.records.finding import Block, Code, Finding, Sentence, Table
-from bitproof.harness.records.layout_bounds import LayoutBounds, LayoutRow
+from bitproof.harness.records.layout_bounds import InFloat64, LayoutBounds, LayoutRow
 from bitproof.harness.records.partition import Partition
 from bitproof.harness.records.placed import Placed, PlacedTensor
 from bitproof.harness.records.recording import (
@@ -119,6 +119,7 @@ __all__ = [
     "Finding",
     "GraphIdentity",
     "Histogram",
+    "InFloat64",
     "KeptCalls",
     "Key",
     "KindName",

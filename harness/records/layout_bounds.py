@@ -46,6 +46,31 @@ class LayoutRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class InFloat64:
+    """The same two systems, computed in float64, where rounding is 2^29 times smaller than in float32.
+
+    `beyond` counts the tensors that still differ by far more than sums in other orders move them there; `rows` lists
+    them in the order of computation, or else those that used most of their bound. `narrow` is the first call, such as
+    "aten.mul.Tensor (train.py:12)", that read a float tensor of fewer bits which torch did not compute: one side alone
+    may have rounded that. `less_accurate` is how many times the candidate's rounding error is the reference's, if that
+    is more than other orders explain. `failed` says why there were no such runs.
+    """
+
+    __pydantic_config__ = GROWING
+
+    beyond: Count = 0
+    narrow: str | None = None
+    less_accurate: float | None = None
+    failed: str | None = None
+    rows: list[LayoutRow] = field(default_factory=list)
+
+    @property
+    def shows_defect(self) -> bool:
+        """Whether the candidate computes something else: a difference that is no rounding."""
+        return self.beyond > 0 and self.narrow is None
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayoutBounds:
     """Bounds and errors of two systems with different layouts.
 
@@ -54,7 +79,8 @@ class LayoutBounds:
     differ by rounding; `confidence` is the probability that rounding alone leaves all of them within bounds, which come
     from `samples` runs of the reference with reordered sums. `beyond` counts tensors that had to be equal and are not,
     or exceed their bound, `near` those within it that differ by more than rounding usually does. `rows` lists those
-    beyond first, in the order of computation, then the tensors that used most of their bound.
+    beyond first, in the order of computation, then the tensors that used most of their bound. `in_float64` is the
+    second test, of systems that are within their bounds.
     """
 
     __pydantic_config__ = GROWING
@@ -68,11 +94,17 @@ class LayoutBounds:
     beyond: Count = 0
     near: Count = 0
     rows: list[LayoutRow] = field(default_factory=list)
+    in_float64: InFloat64 | None = None
 
     @property
     def is_within(self) -> bool:
         """Whether every differing tensor may differ and is within its bound."""
         return self.samples > 0 and not self.beyond and not any(row.is_beyond for row in self.rows)
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether all are within their bounds, and none is beyond rounding in float64 either."""
+        return self.is_within and not (self.in_float64 and self.in_float64.shows_defect)
 
     def tell(self) -> str:
         """A sentence such as "12 tensors have another layout; 13 had to be equal, 26 may be regrouped, from backward
@@ -83,9 +115,12 @@ class LayoutBounds:
         if not self.samples or self.confidence is None:
             return told
         used = max((row.used for row in self.rows if row.used is not None), default=0.0)
+        wide = ""
+        if self.in_float64 is not None and not self.in_float64.failed:
+            wide = f"; in float64, {self.in_float64.beyond} differ by more than rounding"
         return (
             f"{told}; {self.beyond} are beyond what {self.samples} runs with sums in other orders explain at "
-            f"{100 * self.confidence:g}%, and the largest used share of a bound is {100 * used:.3g}%"
+            f"{100 * self.confidence:g}%, and the largest used share of a bound is {100 * used:.3g}%{wide}"
         )
 
     def table(self) -> list[tuple[str, ...]]:

@@ -2,18 +2,20 @@
 
     python tests/benchmarks/bench_layouts.py table [PAGE [EXPRESSION]]
     python tests/benchmarks/bench_layouts.py drawn [NUMBER] [FIRST_SEED]
-    python tests/benchmarks/bench_layouts.py defects | held_out
+    python tests/benchmarks/bench_layouts.py defects | held_out | fresh
 
 `table` runs the families' cases. It says how many tensors had to agree in every bit, how many may be regrouped, and the
 largest share of a bound that one used; given a page, it writes that between the page's marks. `drawn` draws a pair of
 systems, a number of ranks, sizes and a seed for each run, by its own number. Whatever is not EQUAL, or where sums are
 regrouped CLOSE, is an alarm: with one it exits with 1. `defects` runs each defect of `small_defects.py` in a pair of
 layouts, with sizes and a seed, that its number draws, and as many pairs without one: it counts CLOSE, CLOSE with a
-remark, and DIFFERENT. `held_out` does so with defects that were written when the rule had been chosen.
+remark, and DIFFERENT. `held_out` does so with defects that were written when a first rule had been chosen, `fresh` with
+those that were written when the second test had.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import subprocess
@@ -37,6 +39,7 @@ EXPRESSION = f"({' or '.join(FAMILIES)}) and not pipeline_ and not early_"
 """Their cases but those that lie alike: `pipeline_*`, and one of another family."""
 BEGIN, END = "<!-- layouts: begin -->", "<!-- layouts: end -->"
 AT_ONCE = 10
+FIRST_FRESH = 7000
 
 MESH, RING, STAGES, STEP = (
     f"bitproof.builtin_cases.examples.{module}"
@@ -143,19 +146,29 @@ def drawn_small(number: int, words: str, defect: str | None) -> Case:
 
 def run_small(words: str) -> int:
     """Run each defect, and as many pairs without one. Exits with 1 if one of these is not CLOSE."""
-    from tests.benchmarks.small_defects import DEFECTS, HELD_OUT
+    from tests.benchmarks.small_defects import DEFECTS, FRESH, HELD_OUT
 
-    chosen: list[str | None] = [*(DEFECTS if words == "defects" else HELD_OUT)]
+    chosen: list[str | None] = [*{"defects": DEFECTS, "held_out": HELD_OUT, "fresh": FRESH}[words]]
     counts: Counter[tuple[bool, str]] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         cases = [drawn_small(number, words, defect) for number, defect in enumerate(chosen + [None] * len(chosen))]
-        for result in run_cases(cases, RunOptions(device="cpu"), Path(folder)):
+        if words == "fresh":  # of the correct pairs, half are of other layouts: experts, a ring, optimizers of matrices
+            others = (case for case in map(drawn, itertools.count(FIRST_FRESH)) if case.expected == "CLOSE")
+            cases[-(len(chosen) // 2) :] = itertools.islice(others, len(chosen) // 2)
+        mixed = [case for pair in zip(cases[: len(chosen)], cases[len(chosen) :], strict=True) for case in pair]
+        for result in run_cases(mixed, RunOptions(device="cpu"), Path(folder)):
             defect, layouts = result.case.options.get("defect"), result.layouts
-            is_told = any("a small defect is possible" in remark for remark in result.remarks)
+            signs = "a small defect is possible", "is less accurate", "the second test"
+            is_told = any(sign in remark for remark in result.remarks for sign in signs)
             counts[defect is not None, f"{result.verdict}{' with a remark' if is_told else ''}"] += 1
             used = max((row.used or 0.0 for row in layouts.rows), default=0.0) if layouts else 0.0
             samples = layouts.samples if layouts else 0
-            print(f"{result.case.name}: {defect}: {result.verdict}, {used:.2f} of a bound of {samples}", flush=True)
+            wide = layouts.in_float64 if layouts else None
+            seen = "not run" if wide is None else f"{wide.beyond} beyond, accuracy {wide.less_accurate}, {wide.failed}"
+            told = f"{result.verdict}{' with a remark' if is_told else ''}, {used:.2f} of a bound of {samples}"
+            print(f"{result.case.name}: {defect}: {told}; in float64 {seen}", flush=True)
+            if result.verdict not in ("CLOSE", "DIFFERENT"):
+                print(f"  {result.error}", flush=True)
     print(*(f"{'defects' if bad else 'correct'}, {told}: {count}" for (bad, told), count in counts.items()), sep="\n")
     return int(any(not bad and told != "CLOSE" for bad, told in counts))
 
@@ -200,7 +213,7 @@ def main(what: str, *words: str) -> int:
     """Do what the command line says."""
     if what == "table":
         return write_table(Path(words[0]) if words else None, words[1] if words[1:] else EXPRESSION)
-    if what in ("defects", "held_out"):
+    if what in ("defects", "held_out", "fresh"):
         return run_small(what)
     number, first = (*map(int, words), *(200, 0)[len(words) :])
     return run_drawn(number, first)

@@ -30,8 +30,8 @@ from tests.benchmarks.ordinary_models import MODELS
 KNOWN: dict[str, str] = {
     "transformers T5": "wrote a part of its memory",  # the labels, shifted in place
     "Llama, complex RoPE": "aten._conj.default",  # the gradient of a complex product: conjugated when it is read
-    "LSTM": "aten.mkldnn_rnn_layer.default",  # eager's own kernel, which the Python dispatcher takes apart
-    "GRU": "aten.unsafe_split.Tensor",  # its results share memory, and its schema does not say so
+    "LSTM": "aten.mkldnn_rnn_layer.default",  # its fakes do not say what it does: workspace, gradients of biases
+    "GRU": "wrote a part of its memory",  # gates are parts of one product, and added to in place
     "ConvNeXt": "native_layer_norm_backward",  # of permuted inputs, where its fake has other strides than the kernel
     "MLP-Mixer": "native_layer_norm_backward",
     "DLRM": "aten._embedding_bag.default",  # a scan saw it misbehave

@@ -2,7 +2,7 @@
 
     bitproof run ... with "candidate": "tests.benchmarks.small_defects:fsdp", "options": {"defect": "norm_eps 0 1e-6"}
 
-A case's options name the defect and its numbers. `DEFECTS` is what `bench_layouts.py defects` runs.
+A case's options name the defect and its numbers. `DEFECTS`, `HELD_OUT` and `FRESH` are what `bench_layouts.py` runs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from bitproof import Case, Mesh
@@ -41,7 +42,23 @@ HELD_OUT = (
     *(f"optimizer {setting}" for setting in ("eps 1.5e-8", "weight_decay 0.01001", "lr 1.000001e-2")),
     *("optimizer betas 0.99899", "smoothing 5e-7", "tensor_cores 1", "bias 1 5e-7", "bias 0 -1e-6"),
 )
-"""Others, which were drawn after the rule was chosen."""
+"""Others, which were drawn after a first rule was chosen: bounds of twelve runs, and a remark near them."""
+
+FRESH = (
+    *(f"count {amount}" for amount in ("1e-4", "3e-5", "-5e-5")),
+    *(f"temperature {factor}" for factor in ("4e-7", "-8e-7", "3e-6")),
+    *(f"initial {name} {factor}" for name in ("up", "output", "norm") for factor in ("3e-7", "-7e-7")),
+    *(f"flush {size}" for size in ("1e-5", "3e-6")),
+    *(f"gelu_mix {block} {share}" for block in (0, 1) for share in ("1e-3", "2e-4")),
+    *(f"variance {block} {share}" for block in (0, 1) for share in ("1e-5", "3e-6")),
+    *(f"last_step {factor}" for factor in ("1.000002", "0.9999995")),
+    *(f"one_rank {name} {factor}" for name in ("down", "embedding") for factor in ("3e-6", "-9e-7")),
+    *(f"optimizer betas {beta}" for beta in ("0.999001", "0.9990003")),
+    *("optimizer eps 1.1e-8", "optimizer weight_decay 0.010003", "optimizer lr 1.0000005e-2"),
+    *("norm_eps 1 1.02e-5", "norm_eps 0 9.9e-6", "residual 1 4e-7", "bias 1 2e-7", "smoothing 2e-7"),
+    *(f"bits {name} {bits}" for name in ("up", "output") for bits in (5, 8)),
+)
+"""Others, which were written when the second test, in float64, had been chosen. `bits` alone is a loss of accuracy."""
 
 
 def _norm_eps(loop: MeshLoop, block: str, eps: str) -> None:
@@ -105,9 +122,106 @@ def _bias(loop: MeshLoop, block: str, amount: str) -> None:
     _blocks(loop, block, "norm")[0].register_forward_hook(lambda module, args, out: out + float(amount))
 
 
+def _count(loop: MeshLoop, amount: str) -> None:
+    """The mean over a number of tokens that is off."""
+    own = loop.loss
+
+    def loss(rows: Tensor) -> Tensor:
+        count = rows[:, 1:].numel()
+        return own(rows) * count / (count + float(amount))
+
+    loop.loss = loss  # type: ignore[method-assign]
+
+
+def _temperature(loop: MeshLoop, factor: str) -> None:
+    _bare(loop).output.register_forward_hook(lambda module, args, out: out * (1 + float(factor)))
+
+
+def _initial(loop: MeshLoop, name: str, factor: str) -> None:
+    with torch.no_grad():
+        for full, parameter in loop.model.named_parameters():
+            if f"{name}.weight" in full:
+                parameter.mul_(1 + float(factor))
+
+
+def _flush(loop: MeshLoop, size: str) -> None:
+    """Small elements of gradients are lost, as by a gradient of few bits."""
+
+    def change(name: str, gradient: Tensor) -> None:
+        gradient.masked_fill_(gradient.abs() < float(size), 0.0)
+
+    _after_backward(loop, change)
+
+
+def _gelu_mix(loop: MeshLoop, block: str, share: str) -> None:
+    """A share of the approximation by tanh."""
+    gelu = nn.functional.gelu
+
+    def mixed(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        up = module.up(module.norm(args[0]))  # type: ignore[operator]
+        return out + module.down(gelu(up, approximate="tanh") - gelu(up)) * float(share)  # type: ignore[operator]
+
+    _blocks(loop, block)[0].register_forward_hook(mixed)
+
+
+def _variance(loop: MeshLoop, block: str, share: str) -> None:
+    """A share of the variance with one degree of freedom less."""
+
+    def scaled(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        return out * (1 - float(share) / args[0].size(-1))
+
+    _blocks(loop, block, "norm")[0].register_forward_hook(scaled)
+
+
+def _last_step(loop: MeshLoop, factor: str) -> None:
+    own = loop.schedule.lr_lambdas[0]
+    loop.schedule.lr_lambdas[0] = lambda step: own(step) * (float(factor) if step else 1.0)
+
+
+def _one_rank(loop: MeshLoop, name: str, factor: str) -> None:
+    """One rank reduces a gradient that is off: of one rank, all of it."""
+
+    def change(full: str, gradient: Tensor) -> None:
+        if f"{name}.weight" in full:
+            part = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+            part[: 1 + len(part) // 2].mul_(1 + float(factor))
+
+    _after_backward(loop, change)
+
+
+def _bits(loop: MeshLoop, name: str, bits: str) -> None:
+    """A gradient loses its last bits."""
+
+    def change(full: str, gradient: Tensor) -> None:
+        if f"{name}.weight" in full:
+            part = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+            split = part * (2 ** int(bits) + 1)
+            part.copy_(split - (split - part))
+
+    _after_backward(loop, change)
+
+
+def _after_backward(loop: MeshLoop, change: Callable[[str, Tensor], None]) -> None:
+    own = loop.backward
+
+    def backward() -> Tensor:
+        total = own()
+        with torch.no_grad():
+            for name, parameter in loop.model.named_parameters():
+                assert parameter.grad is not None
+                change(name, parameter.grad)
+        return total
+
+    loop.backward = backward  # type: ignore[method-assign]
+
+
+def _bare(loop: MeshLoop) -> Any:
+    return loop.model.module if hasattr(loop.model, "module") else loop.model
+
+
 def _blocks(loop: MeshLoop, block: str, inner: str = "") -> list[Any]:
-    bare = loop.model.module if hasattr(loop.model, "module") else loop.model
-    chosen = [*bare.blocks] if block == "all" else [bare.blocks[int(block)]]  # type: ignore[union-attr,index,operator]
+    bare = _bare(loop)
+    chosen = [*bare.blocks] if block == "all" else [bare.blocks[int(block)]]
     return [each.get_submodule(inner) if inner else each for each in chosen]
 
 
@@ -121,6 +235,15 @@ APPLY: dict[str, Callable[..., None]] = {
     "smoothing": _smoothing,
     "tensor_cores": _tensor_cores,
     "bias": _bias,
+    "count": _count,
+    "temperature": _temperature,
+    "initial": _initial,
+    "flush": _flush,
+    "gelu_mix": _gelu_mix,
+    "variance": _variance,
+    "last_step": _last_step,
+    "one_rank": _one_rank,
+    "bits": _bits,
 }
 
 

@@ -31,6 +31,7 @@ from bitproof.harness.execute.requests import (
     ClosenessRequest,
     DriftAnswer,
     DriftRequest,
+    Float64Request,
     LocalRunRequest,
     Machine,
     MachineRequest,
@@ -58,7 +59,7 @@ from bitproof.harness.machine.determinism import first_changed, set_determinism,
 from bitproof.harness.machine.gpus import num_gpus, visible_gpus
 from bitproof.harness.operators.crossings import crossed
 from bitproof.harness.options import OnEvent
-from bitproof.harness.records import Closeness, GraphIdentity, LayoutBounds, Meeting, PassSettings
+from bitproof.harness.records import Closeness, GraphIdentity, InFloat64, LayoutBounds, Meeting, PassSettings
 from bitproof.harness.runtime.sources import Installation
 
 A = TypeVar("A")
@@ -100,6 +101,8 @@ class Answerer:
                 return compare_bits(request)
             case ClosenessRequest():
                 return measure_closeness(request)
+            case Float64Request():
+                return compare_in_float64(request)
             case BoundsRequest():
                 return find_layouts(request)
             case DriftRequest():
@@ -220,6 +223,7 @@ def finish_run(request: RunRequest, ends: list[End], parts: list[Path], before: 
         kept=next((rank.kept for rank in done if rank.kept), None),
         switches_changed=tuple(tell_changes(first_changed([rank.switches for rank in done]))),
         races=tuple(dict.fromkeys(races)),
+        narrow=next((rank.narrow for rank in done if rank.narrow), None),
         seconds=RunSeconds(
             prepare=max(end.prepare_seconds for end in ends),
             start_ranks=max(end.start_seconds for end in ends),
@@ -321,6 +325,15 @@ def find_layouts(request: BoundsRequest) -> LayoutBounds:
 
     apart = [LogicalTensor(*tensor) for tensor in request.apart]
     return measure_layouts(request.reference, request.candidate, request.samples, apart)
+
+
+def compare_in_float64(request: Float64Request) -> InFloat64:
+    """Whether two layouts that are within their bounds still differ in float64."""
+    from bitproof.harness.compare.regrouping import measure_in_float64
+    from bitproof.harness.compare.relaid import LogicalTensor
+
+    wide, plain = ((each.reference, each.candidate, each.samples) for each in (request, request.plain))
+    return measure_in_float64(wide, plain, [LogicalTensor(*tensor) for tensor in request.plain.apart])
 
 
 def find_drift(request: DriftRequest) -> DriftAnswer:

@@ -15,6 +15,7 @@ from bitproof.harness.capture.values import write_values
 from bitproof.harness.case import Kind
 from bitproof.harness.disturb.faults import Injector
 from bitproof.harness.disturb.stress import stressed
+from bitproof.harness.disturb.widen import Widened
 from bitproof.harness.execute.host.job import Job
 from bitproof.harness.execute.instruments.profile import phase, showing_digests
 from bitproof.harness.execute.instruments.stopwatch import Stopwatch, counts_flops
@@ -48,6 +49,7 @@ class RankSteps:
         self.monitor = ActivityMonitor(collectives_in_memory)
         # Only runs that record cells need the sums over ranks.
         self.sums = Sums(is_asked=run.across is not None)
+        self.widened = Widened() if run.across and run.across.in_float64 else None
         is_counted = counts_flops(run.system, rank)
         self.stopwatch = Stopwatch(self.recorder, device, is_on=job.is_timed, counts=is_counted)
         self.seconds = 0.0
@@ -62,6 +64,7 @@ class RankSteps:
     def at_work(self) -> Iterator[None]:
         """Activate faults, stress and monitors, from before the system is made until its last step has ended."""
         from bitproof.harness.disturb.regroup import regrouped
+        from bitproof.harness.disturb.widen import computed_in_float64
         from bitproof.harness.systems.default_group import lent
 
         run, rank = self._job.run, self.recorder.rank
@@ -71,6 +74,7 @@ class RankSteps:
             refusals_raised(),
             lent(self.device),
             disturbed,
+            computed_in_float64(self.widened),
             regroup,
             self.sums.at_work(),
             self._injector.at_work(),

@@ -154,6 +154,7 @@ def _done(
         is_alone=_is_alone(job, system, steps.monitor.collectives),
         compiled=steps.monitor.compiled,
         meetings=steps.sums.meetings,
+        narrow=steps.widened.narrow if steps.widened else None,
         races=tuple(users.races()) if users else (),
         unshown=tuple(users.unshown(recorder.rows)) if users else (),
         shows_every_buffer=users is not None and users.shows_every_buffer,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bitproof.harness.case import Case, Parallelism
-from bitproof.harness.compare.regrouping import FEWEST_UNITS, measure_layouts, student_quantile
+from bitproof.harness.compare.regrouping import FEWEST_UNITS, measure_in_float64, measure_layouts, student_quantile
 from bitproof.harness.compare.relaid import LogicalTensor
 from bitproof.harness.errors import RecordingError
 from tests.harness.forging import make_recording, vouch
@@ -136,3 +136,52 @@ def test_values_that_were_not_recorded_are_refused(tmp_path, measured):
     )
     with pytest.raises(RecordingError, match="damaged"):
         measure_layouts(tmp_path / "reference", tmp_path / "candidate", [tmp_path / "sample0"])
+
+
+@pytest.fixture
+def measured_in_float64(tmp_path):
+    """Hold a candidate whose parameter is off by `defect` against runs in float64; in plain runs it rounds as well."""
+
+    def measure(defect: float, rounding: float = EPS, *, candidate_rounds: float = 1.0, apart=()):
+        def run(name: str, *factors: float, wide: bool = False):
+            def change(key, x):
+                own = x.double() if wide and x.is_floating_point() else x
+                for factor in factors:
+                    own = own * (1 + factor) if key.kind == "param" else own
+                return own
+
+            return make_recording(tmp_path / name, CASE, change)
+
+        plain = run("a", 0.0), run("b", defect, candidate_rounds * rounding), [run(f"s{i}", rounding) for i in range(3)]
+        small = rounding * 2.0**-29
+        wide = run("A", 0.0, wide=True), run("B", defect, small, wide=True), [run("S", small, wide=True)]
+        return measure_in_float64(wide, plain, apart)
+
+    return measure
+
+
+@pytest.mark.parametrize("defect", [1e-4, -1e-6, 3e-7])
+def test_what_stays_in_float64_is_a_defect_and_named_with_its_size(measured_in_float64, defect):
+    found = measured_in_float64(defect)
+    assert found.beyond == 1 and found.shows_defect
+    (row,) = found.rows
+    assert (row.step, row.kind, row.name) == (0, "param", "w")
+    assert row.error == pytest.approx(abs(defect), rel=1e-6) and row.bound < 2e-11
+
+
+@pytest.mark.parametrize("rounding", [EPS, -EPS, 1e-5, 1e-3])
+def test_what_shrinks_as_rounding_does_is_none_however_large_it_was(measured_in_float64, rounding):
+    found = measured_in_float64(0.0, rounding)
+    assert found.beyond == 0 and not found.shows_defect and found.less_accurate is None
+    assert found.rows[0].used < 1e-3
+
+
+def test_a_side_that_rounds_much_more_than_four_orders_do_is_less_accurate(measured_in_float64):
+    assert measured_in_float64(0.0, 16 * EPS, candidate_rounds=3.0).less_accurate is None
+    found = measured_in_float64(0.0, 16 * EPS, candidate_rounds=20.0)
+    assert found.beyond == 0 and found.less_accurate > 10
+
+
+def test_a_tensor_whose_replicas_differ_has_no_second_test(measured_in_float64):
+    found = measured_in_float64(1e-4, apart=(LogicalTensor(0, "param", "w"),))
+    assert found.rows == [] and found.beyond == 0

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -50,6 +51,38 @@ mean_of_means = with_fault(mesh_loop.uneven_halves, "mean-of-means")
 generator_not_restored = with_fault(mesh_loop.fsdp, "generator-not-restored")
 moments_of_the_wrong_shard = with_fault(mesh_loop.fsdp, "moments-of-the-wrong-shard")
 schedule_not_restored = with_fault(mesh_loop.fsdp, "schedule-not-restored")
+
+
+def loss_off_by_little(case: Case, mesh: Mesh) -> MeshLoop:
+    """A loss that is off by two units in the last place."""
+    loop = mesh_loop.ddp(case, mesh)
+    own = loop.loss
+    loop.loss = lambda rows: own(rows) * (1 + 2e-7)  # type: ignore[method-assign]
+    return loop
+
+
+def float32_alone(case: Case, mesh: Mesh) -> MeshLoop:
+    """A trainer that refuses other dtypes."""
+    loop = mesh_loop.ddp(case, mesh)
+    own = loop.loss
+
+    def loss(rows: Tensor) -> Tensor:
+        found = own(rows)
+        if found.dtype != torch.float32:
+            raise TypeError(f"needs float32, not {found.dtype}")
+        return found
+
+    loop.loss = loss  # type: ignore[method-assign]
+    return loop
+
+
+def scaled_by_numpy(case: Case, mesh: Mesh) -> MeshLoop:
+    """The loss times a number, and by it again: NumPy rounded one of the two to float32."""
+    loop = mesh_loop.ddp(case, mesh)
+    own = loop.loss
+    third = torch.from_numpy(numpy.array(1 / 3, dtype=numpy.float32))
+    loop.loss = lambda rows: own(rows) * third * 3  # type: ignore[method-assign]
+    return loop
 
 
 def whole(case: Case, mesh: Mesh) -> Any:

@@ -49,6 +49,9 @@ CASES = [
     replace(
         case("none_fsdp1", f"{WRONG}:flattened", f"{WRONG}:flattened_without_one_gradient"), reference_parallelism=None
     ),
+    case("tiny", f"{LOOP}:ddp", f"{WRONG}:loss_off_by_little", ONE),
+    case("float32", f"{LOOP}:ddp", f"{WRONG}:float32_alone", ONE, expected="CLOSE"),
+    case("numpy", f"{LOOP}:ddp", f"{WRONG}:scaled_by_numpy", ONE, expected="CLOSE"),
     case("means", f"{LOOP}:uneven", f"{WRONG}:mean_of_means", ONE),
 ]
 
@@ -99,8 +102,35 @@ def test_fewer_ranks_and_other_experts_regroup_sums_and_are_close_within_derived
         assert (result.verdict, result.error) == (Verdict.CLOSE, None)
         assert result.as_expected and contradiction(result) is None
         samples = result.layouts.samples
-        assert samples in (FEWEST_SAMPLES, MOST_SAMPLES) and max(row.used for row in result.layouts.rows) < 1
-        assert runs[1][name][4:] == [f"regrouped{seed}" for seed in range(1, samples + 1)]
+        assert samples == FEWEST_SAMPLES and max(row.used for row in result.layouts.rows) < 1
+        orders = [f"regrouped{seed}" for seed in range(1, samples + 1)]
+        assert runs[1][name][4:] == [*orders, "float64", "float64", "float64regrouped1"]
+        wide = result.layouts.in_float64
+        assert (wide.beyond, wide.failed, wide.narrow) == (0, None, None) and result.remarks == ()
+
+
+def test_a_defect_as_small_as_rounding_is_seen_in_float64(runs):
+    result = runs[0]["tiny"]
+    assert (result.verdict, result.layouts.beyond) == (Verdict.DIFFERENT, 0) and result.layouts.is_within
+    assert contradiction(result) is None
+    assert result.error.startswith("in float64 the relative error of step 0, loss loss is still 2e-07")
+    assert (result.first_divergence.kind, result.first_divergence.name) == ("loss", "loss")
+
+
+def test_a_system_that_does_not_run_in_float64_is_close_with_a_remark_that_says_why(runs):
+    result = runs[0]["float32"]
+    assert result.verdict == Verdict.CLOSE and contradiction(result) is None
+    assert "needs float32" in result.layouts.in_float64.failed
+    assert any(remark.startswith("the second test, in float64, was not possible") for remark in result.remarks)
+    assert result.layouts.samples in (FEWEST_SAMPLES, MOST_SAMPLES)
+
+
+def test_numbers_that_numpy_rounded_make_what_stays_a_remark(runs):
+    result = runs[0]["numpy"]
+    assert result.verdict == Verdict.CLOSE and contradiction(result) is None
+    assert "laid_out.py:" in result.layouts.in_float64.narrow and result.layouts.in_float64.beyond
+    (remark,) = result.remarks
+    assert remark.startswith("a small defect is possible: in float64") and "laid_out.py:" in remark
 
 
 @pytest.mark.parametrize("name", ["none_fsdp2", "none_fsdp1"])

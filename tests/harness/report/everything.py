@@ -20,6 +20,7 @@ from bitproof.harness.records import (
     Closeness,
     Code,
     Finding,
+    InFloat64,
     Key,
     LayoutBounds,
     LayoutRow,
@@ -109,6 +110,10 @@ def everything(localized: CaseResult, make_result: Any, closeness: Closeness, dr
     layouts = LayoutBounds(
         across=2, exact=1, regrouped=1, regrouped_from="backward", samples=3, confidence=0.99, beyond=1,
         rows=[LayoutRow(step=1, kind="grad", name="w", error=0.5, bound=0.25)],
+        in_float64=InFloat64(
+            beyond=1, narrow="aten.mul.Tensor (a.py:1)", less_accurate=9.5, failed="it raised",
+            rows=[LayoutRow(step=1, kind="grad", name="w", error=0.5, bound=0.25)],
+        ),
     )  # fmt: skip
     baseline = BaselineResult(
         status=BaselineStatus.DRIFTED, path="baselines/x", reasons=["it drifted"], compared=9, mismatched=4,

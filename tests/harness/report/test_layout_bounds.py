@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import jsonschema
 
-from bitproof.harness.records import LayoutBounds, LayoutRow
+from bitproof.harness.records import InFloat64, LayoutBounds, LayoutRow
 from bitproof.harness.report import json as report_json
 from bitproof.harness.report import markdown, schema
 
@@ -40,9 +41,14 @@ def test_the_report_for_people_has_each_tensors_bound_and_what_it_used_of_it(mak
     )
 
 
-def test_close_of_two_layouts_needs_bounds_that_hold(make_result):
-    from dataclasses import replace
+def test_the_sentence_says_what_the_second_test_found():
+    assert (
+        replace(FOUND, in_float64=InFloat64(beyond=3)).tell().endswith("; in float64, 3 differ by more than rounding")
+    )
+    assert replace(FOUND, in_float64=InFloat64(failed="it raised")).tell() == FOUND.tell()
 
+
+def test_close_of_two_layouts_needs_bounds_that_hold(make_result):
     from bitproof.harness.case import Parallelism
     from bitproof.harness.consistency import contradiction
 
@@ -56,5 +62,8 @@ def test_close_of_two_layouts_needs_bounds_that_hold(make_result):
     assert contradiction(replace(good, layouts=replace(within, beyond=1))) is not None
     assert contradiction(replace(good, layouts=replace(within, samples=0))) is not None
     assert contradiction(replace(good, layouts=replace(within, rows=[]))) is not None
+    stays = InFloat64(beyond=1, rows=[ROW])
+    assert contradiction(replace(good, layouts=replace(within, in_float64=InFloat64()))) is None
+    assert contradiction(replace(good, layouts=replace(within, in_float64=stays))) is not None
     assert contradiction(replace(good, layouts=replace(within, rows=[replace(ROW, apart=True)]))) is not None
     assert contradiction(replace(good, layouts=replace(within, rows=[replace(ROW, rank=99)]))) is not None

@@ -52,10 +52,15 @@ class Shown:
 
 @dataclass(frozen=True)
 class FirstDifferences:
-    """For each side, reference first, the first calls without a partner, and the additions that were moved."""
+    """For each side, reference first, the first calls without a partner, and the additions that were moved.
+
+    `reshaped` are the first calls of one operator whose rounding may depend on the shape, which the two sides make on
+    other shapes: a product of all rows, and of some.
+    """
 
     first: tuple[tuple[Shown, ...], tuple[Shown, ...]]
     moved: tuple[tuple[Shown, ...], tuple[Shown, ...]]
+    reshaped: tuple[Shown, Shown] | None = None
 
     def lines(self) -> list[str]:
         """The finding for a reader, one call per line."""
@@ -64,6 +69,10 @@ class FirstDifferences:
             shown: dict[Shown, str] = dict.fromkeys(first, "only the {} computes")
             shown |= dict.fromkeys(moved, "the {} adds here:")
             lines += [f"{words.format(side)} {call}" for call, words in shown.items()]
+        if self.reshaped:
+            one, other = self.reshaped
+            shapes = f"[{', '.join(one.shape)}] in the reference and [{', '.join(other.shape)}] in the candidate"
+            lines.append(f"{one.operator} returns {shapes}: its kernel may round otherwise for another shape")
         return [*dict.fromkeys(lines)]
 
 
@@ -77,7 +86,8 @@ def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, oth
     ]
     added = [[i for i in calls if side.graph.calls[i].op == _ADD] for side, calls in zip(sides, alone, strict=True)]
     was_moved = len(added[0]) == len(added[1]) <= _MOST
-    starts = [_starts(side, own, there)[:_MOST] for side, there, own in zip(sides, known[::-1], alone, strict=True)]
+    every = [_starts(side, own, there) for side, there, own in zip(sides, known[::-1], alone, strict=True)]
+    starts = [own[:_MOST] for own in every]
     changed = _changed(sides, starts)
     first = [
         tuple(_shown(side, i, changed.get((place, i), ())) for i in starts[place]) for place, side in enumerate(sides)
@@ -85,7 +95,22 @@ def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, oth
     moved: list[tuple[Shown, ...]] = [(), ()]
     if was_moved:
         moved = [tuple(_shown(side, i) for i in calls) for side, calls in zip(sides, added, strict=True)]
-    return FirstDifferences((first[0], first[1]), (moved[0], moved[1]))
+    return FirstDifferences((first[0], first[1]), (moved[0], moved[1]), _reshaped(sides, every))
+
+
+def _reshaped(sides: tuple[Canonicalizer, Canonicalizer], starts: list[list[int]]) -> tuple[Shown, Shown] | None:
+    """The first calls of an opaque operator that both sides make, on other shapes."""
+    found: list[dict[str, int]] = []
+    for side, own in zip(sides, starts, strict=True):
+        calls = side.graph.calls
+        opaque = [i for i in own if isinstance(calls[i].value, Tensor) and _is_opaque(calls[i], calls)]
+        found.append({calls[i].op: i for i in reversed(opaque)})
+    for op, index in found[0].items():
+        if op in found[1]:
+            one, other = _shown(sides[0], index), _shown(sides[1], found[1][op])
+            if one.shape != other.shape and len(one.shape) == len(other.shape):
+                return one, other
+    return None
 
 
 def _starts(side: Canonicalizer, alone: list[int], known: set[int]) -> list[int]:

@@ -248,6 +248,13 @@ although neither its schema nor fake values state it.
 SHARES_UNTOLD = _by_default(lambda row: row.returns and row.name.startswith("aten."))
 """Operators whose results share their input's memory although their fakes do not: `export` handles them."""
 
+SPLITS = {
+    torch.ops.aten.unsafe_split.Tensor: torch.ops.aten.split.Tensor,
+    torch.ops.aten.unsafe_split_with_sizes.default: torch.ops.aten.split_with_sizes.default,
+}
+"""Operators that return views of parts as others do, and promise autograd that nothing writes them: their schemas and
+fakes do not say that the memory is shared."""
+
 CHECKS = overloads(lambda row: row.checks)
 """Operators whose only effect is to raise an error."""
 

@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from tests.harness.powers.proofs.toy_graphs import c10d, compare, randn
@@ -50,3 +51,29 @@ def test_what_has_a_size_from_what_differs_is_no_second_place_where_sides_part()
 
     found = finding(counted(torch.sigmoid), counted(torch.tanh))
     assert [nodes(first) for first in found.first] == [["sigmoid"], ["tanh"]]
+
+
+def chunked(call, chunks):
+    return lambda w, x: torch.cat([call(w, part) for part in x.chunk(chunks)])
+
+
+@pytest.mark.parametrize("chunks", [2, 4])
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda w, x: x @ w.t(), "aten.mm returns [4, 4] in the reference and [{}, 4] in the candidate"),
+        (lambda w, x: x.exp() + w[0], "aten.exp returns [4, 6] in the reference and [{}, 6] in the candidate"),
+    ],
+)
+def test_a_call_on_other_shapes_is_named_as_one_that_may_round_otherwise(call, told, chunks):
+    """In float32 products of rows, or of columns, differ on a CPU here, and so do sigmoid and gelu in chunks."""
+    lines = finding(call, chunked(call, chunks)).lines()
+    assert lines[-1] == f"{told.format(4 // chunks)}: its kernel may round otherwise for another shape"
+
+
+def test_columns_of_a_product_are_such_calls_and_what_rounds_each_element_by_itself_is_none():
+    columns = lambda w, x: torch.cat([x @ part for part in w.t().chunk(2, 1)], 1)  # noqa: E731
+    assert finding(lambda w, x: x @ w.t(), columns).reshaped is not None
+    each = lambda w, x: x * w[0] + w[1]  # noqa: E731
+    assert compare(each, chunked(each, 2), W, X).verdict == "PROVED"
+    assert finding(lambda w, x: (w * x).exp(), lambda w, x: (w * x).sin()).reshaped is None

@@ -51,6 +51,7 @@ from bitproof.harness.torch_compat import FakeTensor, FakeTensorMode, HigherOrde
 from bitproof.harness.torch_operators import schema_of
 
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
+_TRANSPOSES = torch.ops.aten.transpose_.default
 
 
 class CallOrigin(NamedTuple):
@@ -179,10 +180,11 @@ class _Exporter:
             return
         args, kwargs = map_arg((node.args, node.kwargs), lambda x: self._fake(x, op))
         given = _by_name(node, args, kwargs)
-        if op not in known.SIZES | known.CHECKS and (objection := admitted.why_not(node.target, given)):
+        target = _target(node)
+        if op not in known.SIZES | known.CHECKS and (objection := admitted.why_not(target, given)):
             raise _refused(node, objection)
         try:
-            value = node.target(*args, **kwargs)  # type: ignore[operator]
+            value = target(*args, **kwargs)
         except Exception as error:
             reason = str(error).splitlines()[0] if str(error) else ""
             raise _refused(node, f"a call that fails on fake values: {type(error).__name__}: {reason}") from error
@@ -201,7 +203,7 @@ class _Exporter:
             return  # a check, on which no bit depends; or an unneeded gradient among several
         if value is None and not operators.written_arguments(node):
             raise _refused(node, "a call that gives nothing, so that it is made for what else it does")
-        if objection := admitted.untold(node.target, given, value):
+        if objection := admitted.untold(target, given, value):
             raise _refused(node, objection)
         counts_as = known.BATCH_NORMS.get(op)
         results = results_of(value, given) if counts_as else value
@@ -260,8 +262,8 @@ class _Exporter:
         self.values[node] = value = self.repeats.told(value)
         self.index[node] = len(self.calls)
         writes: tuple[str, ...] = ()
-        if node.op == "call_function" and isinstance(node.target, OpOverload):
-            writes = operators.written_names(node.target)
+        if node.op == "call_function" and isinstance(target := _target(node), OpOverload):
+            writes = operators.written_names(target)
         call = Call(
             name=name,
             op=op,
@@ -315,7 +317,7 @@ class _Exporter:
             raise _refused(node, str(error)) from None
 
     def _arguments(self, node: Node) -> list[tuple[str, Any]]:
-        schema = schema_of(node.target)
+        schema = schema_of(_target(node))
         if schema is None:
             declared = [str(place) for place in range(len(node.args))]
         else:
@@ -329,7 +331,7 @@ class _Exporter:
                 found.append((name, ("ranks", self.partitions[value])))
             else:
                 found.append((name, self._argument(node, value)))
-        return canonical(node.target, found, self.calls)
+        return canonical(_target(node), found, self.calls)
 
     def _argument(self, node: Node, x: Any) -> Any:
         match x:
@@ -415,8 +417,25 @@ def _by_name(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict
     return dict(zip(names, args, strict=False)) | dict(kwargs)
 
 
-def _operator(node: Node) -> str:
+def _target(node: Node) -> Any:
+    """What a node calls. An unsafe split is the split that it is: both return views of parts of the same memory.
+
+    A transposition in place is a view if nothing else has the tensor: it is new, and no later call reads it by its old
+    name.
+    """
+    if node.target is _TRANSPOSES and isinstance(source := node.args[0], Node):
+        is_new = isinstance(source.target, OpOverload) and all(
+            x.alias_info is None for x in (*source.target._schema.arguments, *source.target._schema.returns)
+        )
+        order = {each: place for place, each in enumerate(node.graph.nodes)} if is_new else {}
+        if is_new and all(order[user] <= order[node] for user in source.users):
+            return torch.ops.aten.transpose.int
     target: Any = node.target
+    return known.SPLITS.get(target, target)
+
+
+def _operator(node: Node) -> str:
+    target = _target(node)
     if isinstance(target, OpOverload):
         return str(target)
     if isinstance(target, HigherOrderOperator):

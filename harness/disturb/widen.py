@@ -1,0 +1,161 @@
+"""Computes a system's run in float64, to separate a small defect from rounding.
+
+Rounding in float64 is 2^29 times smaller than in float32. A candidate that computes something else, such as a norm with
+another eps, differs from the reference by as much as before. So what two systems still differ by in float64 is no
+rounding, however small it is.
+
+A mode below autograd sees every operator call, from before the system is made:
+
+1. Each dtype that a call asks for (`x.float()`, `torch.zeros(3, dtype=torch.bfloat16)`) becomes float64, and so does
+   the default dtype. complex64 becomes complex128. float8 stays, as its scales mean nothing in float64.
+2. Random numbers are drawn in float32 and then widened, so weights and masks are those of the plain run.
+3. A tensor that torch did not compute here (of a file, of NumPy, of a module that was imported before) is widened when
+   it is read. Whether its numbers were rounded on one side alone cannot be known: `Widened.narrow` names the first such
+   call. Numbers of few digits, such as 0, 1 and 0.5, were not rounded.
+
+Example: `LayerNorm(eps=1e-6)` in place of 1e-5 moves a gradient by 3e-7 of its norm, both in float32 and in float64.
+Other orders of sums move it by 2e-7 and by 4e-16.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bitproof.harness.within_user_code import refusing, theirs
+
+if TYPE_CHECKING:
+    import torch
+
+_SENT = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp")
+"""Namespaces of collectives: what they are given they also fill, or another rank fills it."""
+
+
+@dataclass
+class Widened:
+    """`narrow` is the first call that read or returned a float tensor of fewer bits, such as "aten.mul.Tensor
+    (train.py:12)"; None if there was none.
+    """
+
+    narrow: str | None = None
+
+
+@contextmanager
+def computed_in_float64(found: Widened | None) -> Iterator[None]:
+    """Compute what this thread runs in float64, and note in `found` what is not; without it nothing changes."""
+    if found is None:
+        yield
+        return
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    from bitproof.harness.graph.origin import innermost_user_line
+    from bitproof.harness.torch_compat import OpOverload, TorchDispatchMode, tree_leaves, tree_map_only
+
+    noted = found
+
+    class Widening(TorchDispatchMode):
+        supports_higher_order_operators = True
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            given = (args, kwargs or {})
+            if function is torch.ops.aten.view.dtype or not isinstance(function, OpOverload):
+                return function(*given[0], **given[1])
+            with refusing():
+                torch.set_default_dtype(torch.float64)  # user code may have set another
+                asked = tree_map_only(torch.dtype, _wide_dtype, given)
+                is_asked = any(x is not y for x, y in zip(tree_leaves(given), tree_leaves(asked), strict=True))
+                if DTensor in types:  # it makes plain calls of this one, which come here
+                    return _again(self, function, asked) if is_asked else NotImplemented
+                if torch.Tag.nondeterministic_seeded in function.tags:
+                    return _draw(function, *asked)
+                args, kwargs = asked
+                if function.namespace not in _SENT:
+                    args, kwargs, is_rounded = _read(function, args, kwargs)
+                    if is_rounded and not noted.narrow:
+                        line = innermost_user_line(sys._getframe(1))
+                        noted.narrow = f"{function}{f' ({line})' if line else ''}"
+                return theirs(function, *args, **kwargs)
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with Widening():  # type: ignore[no-untyped-call]
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _again(mode: Any, function: Any, asked: tuple[Any, Any]) -> Any:
+    with mode:
+        return theirs(function, *asked[0], **asked[1])
+
+
+def _wide_dtype(x: torch.dtype) -> torch.dtype:
+    """The dtype to compute in where this one is asked for."""
+    import torch
+
+    if x in (torch.float32, torch.float16, torch.bfloat16):
+        return torch.float64
+    return torch.complex128 if x in (torch.complex64, torch.complex32) else x
+
+
+def _is_rounded(x: Any) -> bool:
+    """Whether a tensor has fewer bits than float64, and numbers that may be rounded: not all of few digits."""
+    import torch
+
+    from bitproof.harness.torch_compat import FakeTensor
+
+    if not isinstance(x, torch.Tensor) or isinstance(x, FakeTensor) or x.is_meta or not x.numel():
+        return False
+    if x.dtype != torch.float32:
+        return (x.is_floating_point() or x.is_complex()) and x.dtype not in (torch.float64, torch.complex128)
+    return not torch.equal(x.to(torch.bfloat16).to(x.dtype).nan_to_num(), x.nan_to_num())
+
+
+def _read(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
+    """The arguments of a call, narrow ones widened, but for those that it writes or returns views of.
+
+    And whether it reads numbers that may be rounded.
+    """
+    import torch
+
+    from bitproof.harness.torch_compat import tree_leaves, tree_map_only
+
+    aliases = {argument.name: argument.alias_info for argument in function._schema.arguments}
+    given = dict(zip(aliases, args, strict=False)) | kwargs
+    found = {
+        name: x if aliases[name] else tree_map_only(torch.Tensor, lambda x: x.to(_wide_dtype(x.dtype)), x)
+        for name, x in given.items()
+    }
+    read = [x for name, x in given.items() if aliases[name] is None or aliases[name].is_write]
+    is_rounded = any(map(_is_rounded, tree_leaves(read)))
+    return (
+        tuple(found[name] for name in given if name not in kwargs),
+        {name: found[name] for name in kwargs},
+        is_rounded,
+    )
+
+
+def _draw(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Draw random numbers as in float32, where a call reads no float64 number that decides them."""
+    import torch
+
+    from bitproof.harness.graph.operators import row_of
+
+    first = args[0] if args and isinstance(args[0], torch.Tensor) else None
+    if first is not None and function._overloadname in row_of(function).overwrites:
+        if first.dtype != torch.float64:
+            return theirs(function, *args, **kwargs)
+        return first.copy_(theirs(function, torch.empty_like(first, dtype=torch.float32), *args[1:], **kwargs))
+    if function._schema.name in ("aten::bernoulli", "aten::multinomial"):
+        found = theirs(function, args[0].float(), *args[1:], **kwargs)
+        return found.double() if found.is_floating_point() else found
+    asked = kwargs.get("dtype") or (first.dtype if first is not None else torch.float64)
+    is_float = asked == torch.float64 and not function._schema.name.startswith(("aten::randint", "aten::randperm"))
+    if is_float and any(argument.name == "dtype" for argument in function._schema.arguments):
+        return theirs(function, *args, **{**kwargs, "dtype": torch.float32}).double()
+    return theirs(function, *args, **kwargs)

@@ -26,8 +26,17 @@ from bitproof.harness.machine.determinism import Switches
 from bitproof.harness.prove.evaluate import FailsError, laid_out, run_graph, same_bits
 from bitproof.harness.prove.graphs.export import RefusedError
 from bitproof.harness.prove.pairs import filling_memory, same_value, witness_of
+from bitproof.harness.prove.programs.outside import refusing_outside
 from bitproof.harness.prove.programs.provable import OUTPUT, WRITTEN, Held, roots_of, why_not_run
-from bitproof.harness.prove.programs.reachable import Around, Memories, Reached, changed, copied, plain_token
+from bitproof.harness.prove.programs.reachable import (
+    Around,
+    Memories,
+    Reached,
+    changed,
+    copied,
+    is_users_file,
+    plain_token,
+)
 from bitproof.harness.torch_compat import flattened
 
 SEED = 0x5EED_0FB1_7500_F00D
@@ -164,7 +173,10 @@ class _Real:
         """Run the program once. Raises RefusedError if it fails, or changes what no copy has."""
         switches, surroundings = Switches.now(), Around(self._last)
         try:
-            result = self._subject(*self._inputs)
+            with refusing_outside(is_users_file):
+                result = self._subject(*self._inputs)
+        except RefusedError:
+            raise
         except Exception as error:
             reason = str(error).splitlines()[0] if str(error) else ""
             raise FailsError(f"it fails when it really runs: {type(error).__name__}: {reason}", where="it") from error

@@ -28,6 +28,7 @@ from bitproof.harness.prove.graphs.export import RefusedError
 from bitproof.harness.prove.induction import induction
 from bitproof.harness.prove.pairs import MOST_ELEMENTS, PairProof, Values, prove_programs, told
 from bitproof.harness.prove.programs.optimizers import OPTIMIZER
+from bitproof.harness.prove.programs.outside import of_file
 from bitproof.harness.prove.programs.provable import Held, held
 from bitproof.harness.prove.programs.reachable import GRADIENT, has_values, valued
 from bitproof.harness.prove.programs.really import check_run, fill, not_run
@@ -174,7 +175,8 @@ def _check_state(one: Held, other: Held) -> None:
 
 def _misplaced(values: Mapping[str, Any], graphs: Sequence[Graph]) -> str | None:
     """Inputs whose memory a proof does not support, in words: one begins within a line of 64 bytes, or two share memory
-    that a program writes. None for all others. Arrays of NumPy's may share memory, too, or begin anywhere."""
+    that a program writes. None for all others. Arrays of NumPy's may share memory, too, or begin anywhere; and a file
+    that is mapped twice is one memory at two addresses."""
     spans: dict[str, tuple[object, int, int]] = {}
     for name, x in values.items():
         if not isinstance(x, Tensor) or x.layout != torch.strided or has_open_sizes(x):
@@ -184,7 +186,8 @@ def _misplaced(values: Mapping[str, Any], graphs: Sequence[Graph]) -> str | None
         if x.numel() and (start + x.storage_offset() * x.itemsize) % 64:
             begins = f"{name} begins at element {x.storage_offset()} of its memory, and not at a line of 64 bytes"
             return f"{begins}: pass a copy of it, by clone()"
-        spans[name] = str(x.device) if is_real else storage_key(x), start, start + max(memory.nbytes(), 1)
+        where, begin = of_file(start) if x.device.type == "cpu" and is_real else (str(x.device), start)
+        spans[name] = where if is_real else storage_key(x), begin, begin + max(memory.nbytes(), 1)
     written = {name for graph in graphs for name in _written_inputs(graph)}
     for place, (name, (where, start, end)) in enumerate(spans.items()):
         for other in [*spans][place + 1 :] if written else ():

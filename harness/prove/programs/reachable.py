@@ -586,9 +586,11 @@ def _named(function: types.FunctionType) -> Iterator[tuple[str, Any, bool]]:
     while codes:
         code = codes.pop()
         names.update(code.co_names)
-        asked.update(str(x.argval) for x in dis.get_instructions(code) if x.opname in ("LOAD_GLOBAL", "IMPORT_NAME"))
+        loads = [x for x in dis.get_instructions(code) if x.opname.startswith(("LOAD_", "IMPORT_NAME"))]
+        asked.update(str(x.argval) for x in loads if x.opname in ("LOAD_GLOBAL", "IMPORT_NAME"))
+        asked.update(f"{x.argval}.{y.argval}" for x, y in itertools.pairwise(loads))
         codes += [x for x in code.co_consts if isinstance(x, types.CodeType)]
-    by_text = bool(asked & _BY_TEXT or names & _NAMESPACES or {"sys", "modules"} <= names)
+    by_text = bool(asked & _BY_TEXT or names & _NAMESPACES)
     modules: dict[int, tuple[str, types.ModuleType]] = {}
     space = function.__globals__
     for name in sorted({*names, *(space if by_text else ())}):
@@ -606,7 +608,7 @@ def _named(function: types.FunctionType) -> Iterator[tuple[str, Any, bool]]:
         name, module = waiting.pop()
         is_users = is_users_file(str(getattr(module, "__file__", None) or _INSTALLED[0]))
         is_users = is_users or _is_users_module(module.__name__)
-        if not is_users:
+        if not is_users and type(module) is types.ModuleType:  # others, as torch.ops.aten, look names up when asked
             yield name, module, False
         for key in sorted({*names, *(vars(module) if is_users and by_text else ())}):
             value = vars(module).get(key)
@@ -619,7 +621,7 @@ def _named(function: types.FunctionType) -> Iterator[tuple[str, Any, bool]]:
                 yield f"{name}.{key}", value, True
 
 
-_BY_TEXT = {"globals", "vars", "importlib", "__import__"}
+_BY_TEXT = {"globals", "vars", "importlib", "__import__", "sys.modules"}
 _NAMESPACES = {"f_globals", "__globals__"}
 
 

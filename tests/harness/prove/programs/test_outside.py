@@ -360,7 +360,7 @@ def ordinary(model, x):
         nothing.write("x")
     with open(__file__) as file:
         is_there = PATTERN.match("aa") and file.readline() and os.environ.get("HOME", "") is not None
-    pair = Pair(x, model(x))
+    pair = Pair(x, torch.ops.aten.hardswish(model(x)))
     return pair.first * factor(4) + pair.second if is_there else x
 
 

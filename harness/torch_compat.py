@@ -323,6 +323,19 @@ def checks_replaced(check: Callable[..., None]) -> Iterator[None]:
         torch._check_with = own
 
 
+@contextmanager
+def file_writers_told(told: Callable[[object], None]) -> Iterator[None]:
+    """Within this context `told` takes the file, or its path, that `torch.save` is about to write, before it does."""
+    own = torch._C.PyTorchFileWriter
+
+    def writer(file: Any, *args: Any) -> Any:
+        told(file)
+        return own(file, *args)
+
+    with mock.patch.object(torch._C, "PyTorchFileWriter", writer):
+        yield
+
+
 def rename(node: Node, name: str) -> None:
     """Give a node a name, or a similar name if it is taken."""
     node._rename(name)

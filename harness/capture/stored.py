@@ -42,6 +42,9 @@ KEPT_ROWS = 1_000_000
 _BATCH_ROWS = 10_000
 _MOST_UNPACKED = 256 << 20
 _MOST_TIMES = 1000
+_MOST_TEXT, _MOST_PARTS = 1 << 24, 1 << 18
+"""Bytes of one text, and row groups, in what a file says of itself: Arrow takes ten times as much memory for them."""
+
 """A table may be 256 MiB in memory however small its file is, or 1,000 times its file: digests hardly compress, yet
 those of parameters that nothing updates are the same at every step."""
 _LIES = ("step", "kind", "name", "box", "placements")
@@ -166,7 +169,9 @@ class DigestFile:
                     found=f"sha256 {found}",
                     fix="record the system again",
                 )
-            self._file = pq.ParquetFile(self._source)
+            self._file = pq.ParquetFile(
+                self._source, thrift_string_size_limit=_MOST_TEXT, thrift_container_size_limit=_MOST_PARTS
+            )
         except (pa.ArrowException, OSError, ValueError) as error:
             raise damaged(path, error) from error
         if not any(map(self._file.schema_arrow.equals, (*_WITHOUT, _FIRST_COLUMNS))):

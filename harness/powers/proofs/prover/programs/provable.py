@@ -41,6 +41,7 @@ from bitproof.harness.powers.proofs.prover.pairs import MOST_ELEMENTS, Provable
 from bitproof.harness.powers.proofs.prover.programs.exported_file import SavedProgram
 from bitproof.harness.powers.proofs.prover.programs.one_setting import under_one_setting
 from bitproof.harness.powers.proofs.prover.programs.optimizers import OPTIMIZER, HeldOptimizers
+from bitproof.harness.powers.proofs.prover.programs.outside import refusing_outside
 from bitproof.harness.powers.proofs.prover.programs.reachable import (
     GRADIENT,
     Around,
@@ -48,6 +49,7 @@ from bitproof.harness.powers.proofs.prover.programs.reachable import (
     changed,
     copied,
     has_values,
+    is_users_file,
     plain_token,
 )
 from bitproof.harness.torch_compat import (
@@ -64,7 +66,7 @@ from bitproof.harness.torch_compat import (
 )
 from bitproof.harness.torch_compile import lazily_compiled
 from bitproof.harness.torch_tracing import failures_told
-from bitproof.harness.within_user_code import refusals_raised, refused
+from bitproof.harness.within_user_code import refused
 
 NO_STEP = "a graph says nothing of what calls it"
 
@@ -433,15 +435,15 @@ class _Tracing:
             parameters = {name.removeprefix(PARAMETER): x for name, x in by_name.items() if name.startswith(PARAMETER)}
             stack.enter_context(self.optimizers.swapped(by_name, parameters))
             before = Reached(roots_of(self.subject, args), known)
-            surroundings = Around(before, in_place=False)
             stack.enter_context(under_one_setting())
             stack.enter_context(one_by_one())
             stack.enter_context(recorder.recording(tracer))
             stack.enter_context(backward_told(recorder.before_backward, recorder.after_backward))
+            surroundings = Around(before, in_place=False)
             if isinstance(self.subject, GraphModule) and not runs_otherwise(self.subject):
                 found = _Named(self.subject, self, tracer).run(*args)
             else:
-                with refusals_raised():
+                with refusing_outside(is_users_file):
                     found = self.subject(*args)
             self._refuse_replaced(by_name)
             surroundings.refuse_changes()

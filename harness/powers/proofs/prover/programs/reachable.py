@@ -4,21 +4,29 @@
 
 A path leads from a root to an object: `module kept[0]`, `input 1['mask']`. Two equal calls leave the same at every
 path: the same tensor or number, in the same containers, with the same objects shared.
+
+The state of an object is its attributes if its classes are written in Python; else the state that pickle keeps, as for
+an iterator or a generator of random numbers. An object without either, such as an open file, is refused.
 """
 
 from __future__ import annotations
 
+import abc
 import collections
 import copy
+import copyreg
+import dis
 import enum
 import functools
+import gc
 import hashlib
-import io
 import itertools
 import logging
 import os
 import sys
 import sysconfig
+import threading
+import traceback
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,8 +39,10 @@ from torch.fx import Graph, Node
 from torch.optim import Optimizer
 
 from bitproof import harness
+from bitproof.harness.machine.determinism import read_switches
 from bitproof.harness.powers.proofs.prover.evaluate import same_bits
 from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
+from bitproof.harness.powers.proofs.prover.programs.outside import of_file, process_state
 from bitproof.harness.torch_compat import (
     FakeTensor,
     HigherOrderOperator,
@@ -130,7 +140,8 @@ _PLAIN = {
 def _token(x: Any) -> Token:
     match x:
         case Tensor():
-            return "tensor", str(x.dtype), tuple(map(str, x.shape)), x.requires_grad, hooks_of_gradients(x)
+            memory = str(x.untyped_storage().nbytes()) if x.layout == torch.strided else None
+            return "tensor", str(x.dtype), tuple(map(str, x.shape)), x.requires_grad, hooks_of_gradients(x), memory
         case numpy.ndarray() if x.dtype != object:
             return "array", str(x.dtype), x.shape, hashlib.sha256(numpy.ascontiguousarray(x).tobytes()).hexdigest()
         case torch.Generator():
@@ -141,6 +152,16 @@ def _token(x: Any) -> Token:
             return type(x).__name__, len(x), sorted(repr(plain_token(y) or type(y).__name__) for y in x)
         case weakref.ref():
             return "weak reference", x() is None
+        case logging.Logger():
+            known = {key: plain_token(value) for key, value in vars(x).items()}
+            return "logger", len(x.handlers), len(x.filters), {key: y for key, y in known.items() if y is not None}
+        case _ if isinstance(x, _LOCKS):
+            return "lock", repr(x)
+        case functools._lru_cache_wrapper() if not _is_atom(x):
+            return "cache", None
+        case types.FunctionType():
+            told = {key: plain_token(value) for key, value in x.__annotations__.items()}
+            return "function", x.__name__, x.__qualname__, x.__doc__, told, _is_atom(x) and id(x)
         case _ if _is_atom(x):
             return "object", type(x).__qualname__, id(x)
         case dict():
@@ -154,13 +175,27 @@ def _is_atom(x: Any) -> bool:
     """Whether an object is neither copied nor inspected: code, files, and objects that a process has only one of."""
     if isinstance(x, types.FunctionType):
         return not (x.__closure__ or x.__defaults__ or x.__kwdefaults__ or vars(x)) or is_of_compiler(x)
-    return isinstance(x, _ATOMS) or (callable(x) and not hasattr(x, "__dict__") and not isinstance(x, _CALLS))
+    if isinstance(x, functools._lru_cache_wrapper):
+        return not is_users_file(getattr(getattr(x, "__wrapped__", None), "__code__", _OF_NOBODY).co_filename)
+    if isinstance(x, _BOUND):
+        of = x.__self__
+        return of is None or isinstance(of, types.ModuleType | type) or type(of).__name__ == "PyCapsule"
+    if any(x is stream for stream in (sys.stdin, sys.stdout, sys.stderr)):
+        return True
+    return isinstance(x, _ATOMS)
 
 
-_CALLS = (types.MethodType, functools.partial)
+_OF_NOBODY = (lambda: None).__code__
+_BOUND = (types.BuiltinMethodType, types.MethodWrapperType)
+"""Methods in C, as `[].append`, of the object to which they belong."""
+
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _ATOMS = (
-    *(types.ModuleType, type, types.BuiltinFunctionType, types.CodeType, property),
-    *(logging.Logger, io.IOBase, Graph, Node, torch.TypedStorage, torch.UntypedStorage, torch.SymInt),
+    *(types.ModuleType, type, types.CodeType, property, classmethod, staticmethod),
+    *(types.MemberDescriptorType, types.GetSetDescriptorType, type(vars(abc.ABC)["_abc_impl"])),
+    *(types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType),
+    *([torch.distributed.ProcessGroup] if torch.distributed.is_available() else []),
+    *(logging.Logger, Graph, Node, torch.TypedStorage, torch.UntypedStorage, torch.SymInt),
     *(OpOverload, OpOverloadPacket, HigherOrderOperator),
 )
 
@@ -190,6 +225,19 @@ def _children(place: str, x: Any, known: Mapping[int, str]) -> Iterator[tuple[st
         case types.MethodType():
             yield f"{place} self", x.__self__
             yield f"{place} function", x.__func__
+        case _ if isinstance(x, _BOUND):
+            yield f"{place} self", x.__self__
+            return
+        case functools._lru_cache_wrapper():
+            yield f"{place} function", x.__wrapped__
+            yield from ((f"{place} result {i}", y) for i, y in enumerate(_results(x)))
+            return
+        case types.MappingProxyType():
+            yield f"{place} of", dict(x)
+            return
+        case BaseException():
+            yield from ((f"{place} {key}", getattr(x, key)) for key in ("__cause__", "__context__"))
+            yield f"{place} lines", len([*traceback.walk_tb(x.__traceback__)])
         case functools.partial():
             yield from ((f"{place} {key}", getattr(x, key)) for key in ("func", "args", "keywords"))
         case nn.Module():
@@ -203,6 +251,7 @@ def _children(place: str, x: Any, known: Mapping[int, str]) -> Iterator[tuple[st
                 if (token := plain_token(key)) is None:
                     yield f"{place} key {i}", key
                 yield f"{place}[{key!r}]" if token is not None else f"{place}[key {i}]", value
+            yield from ([(f"{place} default", x.default_factory)] if isinstance(x, collections.defaultdict) else ())
         case list() | tuple() | collections.deque():
             yield from ((f"{place}[{i}]", y) for i, y in enumerate(x))
         case set() | frozenset():
@@ -211,9 +260,36 @@ def _children(place: str, x: Any, known: Mapping[int, str]) -> Iterator[tuple[st
     slots = [key for kind in type(x).__mro__ for key in _slots(kind) if hasattr(x, key)]
     yield from ((f"{place}.{key}", value) for key, value in (own.items() if isinstance(own, dict) else ()))
     yield from ((f"{place}.{key}", getattr(x, key)) for key in slots)
-    if own is None and not slots and not isinstance(x, dict | list | tuple | set | frozenset | collections.deque):
-        state = _reduced(x)
-        yield from ((f"{place} part {i}", y) for i, y in enumerate(state[1:] if state else ()))
+    if not isinstance(x, _LOOKED_INTO) and any(map(_has_more, type(x).__mro__)):
+        if (state := _reduced(x)) is None:
+            what = f"{place} is a {type(x).__module__}.{type(x).__qualname__}, whose state nothing shows"
+            raise RefusedError(what, where="the program or its inputs")
+        yield from ((f"{place} part {i}", y) for i, y in enumerate(state[1:]))
+
+
+_LOOKED_INTO = (
+    *(dict, list, tuple, set, frozenset, collections.deque, bytearray, memoryview, numpy.ndarray),
+    *(types.FunctionType, types.MethodType, functools.partial, *_LOCKS),
+)
+
+
+def _has_more(kind: type) -> bool:
+    """Whether objects of a class hold more than its base's and what its attributes show: it is written in C."""
+    if (base := kind.__base__) is None or kind.__itemsize__ != base.__itemsize__:
+        return kind is not object
+    shown = [*_slots(kind), *(key for key in ("__dict__", "__weakref__") if key in vars(kind))]
+    return kind.__basicsize__ - base.__basicsize__ > len(shown) * _POINTER
+
+
+_POINTER = type("_", (), {"__slots__": ("x",)}).__basicsize__ - object.__basicsize__
+
+
+def _results(cached: Any) -> Iterator[Any]:
+    """What a function's cache holds that can change, which only the garbage collector shows. A call may add results."""
+    for x in gc.get_referents(cached):
+        for y in x.values() if isinstance(x, dict) and x is not vars(cached) else ():
+            held = gc.get_referents(y) if type(y).__name__ == "_lru_list_elem" else [y]
+            yield from (z for z in held if not isinstance(z, Tensor) and plain_token(z) is None)
 
 
 def _content(cell: Any) -> Any:
@@ -225,16 +301,20 @@ def _content(cell: Any) -> Any:
 
 def _slots(kind: type) -> Sequence[str]:
     own = vars(kind).get("__slots__", ())
-    return [key for key in ([own] if isinstance(own, str) else own) if key not in ("__dict__", "__weakref__")]
+    keys = [key for key in ([own] if isinstance(own, str) else own) if key not in ("__dict__", "__weakref__")]
+    is_private = [key.startswith("__") and not key.endswith("__") for key in keys]
+    prefix = f"_{kind.__name__.lstrip('_')}"  # Python's name for what only the class's own code names
+    return [f"{prefix}{key}" if private else key for key, private in zip(keys, is_private, strict=True)]
 
 
 def _reduced(x: Any) -> tuple[Any, ...] | None:
     """Pickle's parts of an object; None if it cannot be pickled, e.g. a lock."""
     try:
-        found = x.__reduce_ex__(4)
+        reducer = copyreg.dispatch_table.get(type(x))
+        found = x.__reduce_ex__(4) if reducer is None else reducer(x)
     except Exception:
         return None
-    return found if isinstance(found, tuple) else None
+    return (found,) if isinstance(found, str) else found if isinstance(found, tuple) else None
 
 
 def _optimizers(place: str, x: Optimizer, known: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
@@ -248,6 +328,7 @@ def _optimizers(place: str, x: Optimizer, known: Mapping[int, str]) -> Iterator[
             yield from ((f"{name}.{key}", value) for key, value in state.items())
         else:
             yield name, state
+    yield f"{place} kind of state", [type(x.state), getattr(x.state, "__dict__", None)]
     yield from ((f"{place} {key}", value) for key, value in vars(x).items() if key not in ("param_groups", "state"))
 
 
@@ -262,6 +343,7 @@ def copied(roots: Mapping[str, Any], tensor: Callable[[Tensor], Tensor]) -> dict
     their closures.
     """
     reached = Reached(roots)
+    _refuse_shared([*reached.objects, *Reached(_around(reached.objects)[0]).objects])
     memo: dict[int, Any] = {}
     later: list[Callable[[], None]] = []
     try:
@@ -278,6 +360,8 @@ def copied(roots: Mapping[str, Any], tensor: Callable[[Tensor], Tensor]) -> dict
         for x in reached.objects:
             if type(x) is weakref.ref and x() is not None:
                 memo[id(x)] = weakref.ref(copy.deepcopy(x(), memo))
+            elif isinstance(x, _BOUND) and not _is_atom(x):
+                memo[id(x)] = getattr(copy.deepcopy(x.__self__, memo), x.__name__)
         made = {name: copy.deepcopy(root, memo) for name, root in roots.items()}
         for each in later:
             each()
@@ -293,6 +377,29 @@ def copied(roots: Mapping[str, Any], tensor: Callable[[Tensor], Tensor]) -> dict
     if unlike := [x for x in {**reached.tokens, **again.tokens} if reached.tokens.get(x) != again.tokens.get(x)]:
         raise RefusedError(f"a copy of it is another at {unlike[0]}", where="the program or its inputs")
     return made
+
+
+def _refuse_shared(objects: Sequence[Any]) -> None:
+    """Raise RefusedError if an array or buffer shares memory with another one or a tensor: copies would not."""
+    spans: dict[int, tuple[Any, object, int, int]] = {}
+    for x in objects:
+        try:
+            if isinstance(x, Tensor):
+                memory = x.untyped_storage() if has_values(x) and x.layout == torch.strided else None
+                begin, size = (memory.data_ptr(), memory.nbytes()) if memory and x.device.type == "cpu" else (0, 0)
+            else:
+                octets = numpy.frombuffer(x, numpy.uint8) if not isinstance(x, numpy.ndarray) else x
+                begin, end = numpy.lib.array_utils.byte_bounds(octets)
+                size = end - begin
+        except (TypeError, ValueError, RuntimeError):
+            continue  # no buffer
+        if size:
+            spans[id(x)] = (x, *of_file(begin), size)
+    for x, where, begin, size in spans.values():
+        for y, its, start, length in spans.values() if not isinstance(x, Tensor) else ():
+            if x is not y and where == its and begin < start + length and start < begin + size:
+                what = f"a {type(x).__name__} and a {type(y).__name__} share memory: pass a copy of one"
+                raise RefusedError(what, where="the program or its inputs")
 
 
 def _function(x: types.FunctionType, memo: dict[int, Any], later: list[Callable[[], None]]) -> types.FunctionType:
@@ -397,10 +504,10 @@ class Around:
 
     def __init__(self, reached: Reached, *, in_place: bool = True) -> None:
         self._objects = [*reached.objects]
-        found, kinds = _around(self._objects)
-        modules = [vars(x) for name, x in [*sys.modules.items()] if _is_users_module(name)]
-        spaces = [("", x) for x in modules] + [(f"{x.__qualname__}.", vars(x)) for x in kinds]
-        self._variables = [(name, space, dict(space)) for name, space in spaces]
+        found, named = _around(self._objects)
+        modules = [("", vars(x)) for name, x in [*sys.modules.items()] if _is_users_module(name)]
+        self._variables = [(name, space, dict(space)) for name, space in (*modules, *named)]
+        self._process, self._switches = process_state(), read_switches()
         self._reached = Reached(found)
         real = {place: x for place, x in self._reached.tensors.items() if in_place and not isinstance(x, FakeTensor)}
         self._bits = {place: x.detach().clone() for place, x in real.items() if x.device.type != "meta"}
@@ -411,21 +518,31 @@ class Around:
             f"the variable {name}{key}"
             for name, space, before in self._variables
             for key in dict.fromkeys([*space, *before])
-            if not key.startswith("__") and not isinstance(space.get(key), types.ModuleType)
+            if key not in _PYTHONS and not isinstance(space.get(key), types.ModuleType)
             if space.get(key, space) is not before.get(key, before)
         )
+        process = process_state()
+        settings = (x for x, value in {**self._process, **process}.items() if self._process.get(x) != process.get(x))
         now = Reached(_around(self._objects)[0])
         written = (
             place for place, was in self._bits.items() if not same_bits(was, self._reached.tensors[place].detach())
         )
-        if (place := next(itertools.chain(changed(self._reached, now), added, written), None)) is not None:
+        switches = read_switches()
+        if switched := [f"{x} {was} -> {switches[x]}" for x, was in self._switches.items() if switches[x] != was]:
+            raise RefusedError(f"it changes what holds for the whole process: {'; '.join(switched)}", where="it")
+        if (place := next(itertools.chain(changed(self._reached, now), added, written, settings), None)) is not None:
             raise RefusedError(f"it changes {place}, which is no input", where="it")
 
 
-def _around(objects: Sequence[Any]) -> tuple[dict[str, Any], list[type]]:
-    """The variables that the user's code names around these objects, and the user's classes there."""
+_PYTHONS = ("__annotations__", "__builtins__", "__warningregistry__", "__abstractmethods__", "__dynamo_disable")
+"""What Python itself writes into modules and classes, and the compiler into functions."""
+
+
+def _around(objects: Sequence[Any]) -> tuple[dict[str, Any], list[tuple[str, Mapping[str, Any]]]]:
+    """What a user's code names around these objects, and the namespaces there: of classes, and of what is named of
+    others' modules."""
     found: dict[str, Any] = {}
-    kinds: list[type] = []
+    spaces: dict[int, tuple[str, Mapping[str, Any]]] = {}
     seen: set[int] = set()
     stack = [*objects]
     while stack:
@@ -434,43 +551,94 @@ def _around(objects: Sequence[Any]) -> tuple[dict[str, Any], list[type]]:
             continue
         seen.add(id(x))
         kind = x if isinstance(x, type) else type(x)
-        if _is_users(kind) and kind not in kinds:
-            kinds.append(kind)
-            for key, value in vars(kind).items():
-                stack.append(getattr(value, "__func__", value))
-                if not callable(value) and not key.startswith("__"):
-                    found[f"{kind.__qualname__}.{key}"] = value
+        for each in kind.__mro__:
+            if id(each) not in spaces:
+                spaces[id(each)] = f"{each.__qualname__}.", vars(each)
+                own = vars(each).items() if _is_users(each) else ()
+                stack += [getattr(value, "__func__", value) for _, value in own]
+                found |= {
+                    f"{each.__qualname__}.{key}": getattr(value, "__func__", value)
+                    for key, value in own
+                    if not key.startswith("__") or isinstance(value, types.FunctionType)
+                    if not isinstance(value, type)
+                }
+                spaces |= {id(x): (f"{x}.", vars(x)) for _, x in own if isinstance(x, enum.Enum)}
         if isinstance(x, property):
             stack += [f for f in (x.fget, x.fset) if f]
         if isinstance(x, types.MethodType):
             stack.append(x.__func__)
-        if isinstance(x, types.FunctionType) and _is_users_file(x.__code__.co_filename):
+        if isinstance(x, types.FunctionType) and is_users_file(x.__code__.co_filename):
             stack += [_content(cell) for cell in x.__closure__ or ()]
-            for name, value in _named(x):
-                if isinstance(value, types.FunctionType | type):
+            for name, value, is_users in _named(x):
+                is_function = isinstance(value, types.FunctionType)
+                if not is_users or (is_function and not is_users_file(value.__code__.co_filename)):
+                    space = value if isinstance(value, dict) else getattr(value, "__dict__", None)
+                    if isinstance(value, list | set | collections.deque):
+                        found[f"the variable {name}"] = [*map(id, value)]
+                    elif isinstance(space, Mapping):
+                        spaces[id(value)] = f"{name}.", space
+                elif isinstance(value, type):
                     stack.append(value)
-                elif not isinstance(value, types.ModuleType) and not _is_atom(value):
+                elif is_function or isinstance(value, logging.Logger) or not _is_atom(value):
                     found[f"the variable {name}"] = value
                     stack.append(value)
-    return found, kinds
+    return found, [*spaces.values()]
 
 
-def _named(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """The globals that a function's code names; for the user's modules among them, also the named variables."""
+def _named(function: types.FunctionType) -> Iterator[tuple[str, Any, bool]]:
+    """The globals that a function's code names, and the named variables of modules among them.
+
+    Each has a flag: whether it is a user's. Code that reads variables by text, as `globals()["count"]`, may mean any
+    container there.
+    """
     names, codes = set[str](), [function.__code__]
+    asked = set[str]()
     while codes:
         code = codes.pop()
         names.update(code.co_names)
+        loads = [x for x in dis.get_instructions(code) if x.opname.startswith(("LOAD_", "IMPORT_NAME"))]
+        asked.update(str(x.argval) for x in loads if x.opname in ("LOAD_GLOBAL", "IMPORT_NAME"))
+        asked.update(f"{x.argval}.{y.argval}" for x, y in itertools.pairwise(loads))
         codes += [x for x in code.co_consts if isinstance(x, types.CodeType)]
-    for name in sorted(names):
-        if name not in function.__globals__:
-            continue
-        value = function.__globals__[name]
-        yield name, value
-        if isinstance(value, types.ModuleType) and _is_users_file(
-            str(getattr(value, "__file__", None) or _INSTALLED[0])
-        ):
-            yield from ((f"{name}.{key}", vars(value)[key]) for key in sorted(names) if key in vars(value))
+    by_text = bool(asked & _BY_TEXT or names & _NAMESPACES)
+    modules: dict[int, tuple[str, types.ModuleType]] = {}
+    space = function.__globals__
+    for name in sorted({*names, *(space if by_text else ())}):
+        value = space.get(name, sys.modules.get(name))
+        if isinstance(value, types.ModuleType):
+            modules[id(value)] = name, value
+        elif (name in names and name in space) or _is_container(name, value):
+            yield name, value, True
+        if "cache_info" in names and isinstance(value, functools._lru_cache_wrapper):
+            yield f"{name}.cache_info()", [*value.cache_info()], True
+    if by_text:
+        modules |= {id(x): (name, x) for name, x in [*sys.modules.items()] if _is_users_module(name)}
+    waiting = [*modules.values()]
+    while waiting:
+        name, module = waiting.pop()
+        is_users = is_users_file(str(getattr(module, "__file__", None) or _INSTALLED[0]))
+        is_users = is_users or _is_users_module(module.__name__)
+        if not is_users and type(module) is types.ModuleType:  # others, as torch.ops.aten, look names up when asked
+            yield name, module, False
+        for key in sorted({*names, *(vars(module) if is_users and by_text else ())}):
+            value = vars(module).get(key)
+            if isinstance(value, types.ModuleType) and id(value) not in modules:
+                modules[id(value)] = f"{name}.{key}", value
+                waiting.append(modules[id(value)])
+            elif key in names and value is not None and not isinstance(value, types.ModuleType):
+                yield f"{name}.{key}", value, is_users
+            elif _is_container(key, value):
+                yield f"{name}.{key}", value, True
+
+
+_BY_TEXT = {"globals", "vars", "importlib", "__import__", "sys.modules"}
+_NAMESPACES = {"f_globals", "__globals__"}
+
+
+def _is_container(name: str, x: Any) -> bool:
+    """Whether a variable is one that code may change in place."""
+    kinds = (dict, list, set, collections.deque, bytearray, numpy.ndarray, Tensor)
+    return isinstance(x, kinds) and not name.startswith("__")
 
 
 def _is_users(kind: type) -> bool:
@@ -478,17 +646,24 @@ def _is_users(kind: type) -> bool:
 
 
 def _is_users_module(name: str) -> bool:
-    file = getattr(sys.modules.get(name), "__file__", None)
-    return name == "__main__" or (isinstance(file, str) and _is_users_file(file))
+    module = sys.modules.get(name)
+    if type(module) is not types.ModuleType:
+        return False
+    file, spec = (getattr(module, key, None) for key in ("__file__", "__spec__"))
+    if file is None and spec is None and "." not in name:
+        return True  # made by hand, by code of no package
+    return name == "__main__" or (isinstance(file, str) and is_users_file(file))
 
 
-def _is_users_file(path: str) -> bool:
+def is_users_file(path: str) -> bool:
+    """Whether code of this file is the caller's, neither of an installed package nor ours."""
     return not path.startswith(_INSTALLED)
 
 
+_PACKAGE = str(sys.modules[harness.__name__.partition(".")[0]].__file__)
 _INSTALLED = (
     *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    *(os.path.dirname(path) + os.sep for path in (torch.__file__, harness.__file__)),
+    *(os.path.dirname(path) + os.sep for path in (torch.__file__, harness.__file__, _PACKAGE)),
     "<frozen",
 )
 """Folders of code that is not the caller's. Interactive code and code made by `exec` are the user's."""

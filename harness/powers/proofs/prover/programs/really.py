@@ -26,6 +26,7 @@ from bitproof.harness.machine.determinism import Switches
 from bitproof.harness.powers.proofs.prover.evaluate import FailsError, laid_out, run_graph, same_bits
 from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
 from bitproof.harness.powers.proofs.prover.pairs import filling_memory, same_value, witness_of
+from bitproof.harness.powers.proofs.prover.programs.outside import refusing_outside
 from bitproof.harness.powers.proofs.prover.programs.provable import OUTPUT, WRITTEN, Held, roots_of, why_not_run
 from bitproof.harness.powers.proofs.prover.programs.reachable import (
     Around,
@@ -33,6 +34,7 @@ from bitproof.harness.powers.proofs.prover.programs.reachable import (
     Reached,
     changed,
     copied,
+    is_users_file,
     plain_token,
 )
 from bitproof.harness.torch_compat import flattened
@@ -171,7 +173,10 @@ class _Real:
         """Run the program once. Raises RefusedError if it fails, or changes something that copies do not have."""
         switches, surroundings = Switches.now(), Around(self._last)
         try:
-            result = self._subject(*self._inputs)
+            with refusing_outside(is_users_file):
+                result = self._subject(*self._inputs)
+        except RefusedError:
+            raise
         except Exception as error:
             reason = str(error).splitlines()[0] if str(error) else ""
             raise FailsError(f"it fails when it really runs: {type(error).__name__}: {reason}", where="it") from error

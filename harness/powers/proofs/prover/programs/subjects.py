@@ -29,6 +29,7 @@ from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
 from bitproof.harness.powers.proofs.prover.induction import induction
 from bitproof.harness.powers.proofs.prover.pairs import MOST_ELEMENTS, PairProof, Values, prove_programs, told
 from bitproof.harness.powers.proofs.prover.programs.optimizers import OPTIMIZER
+from bitproof.harness.powers.proofs.prover.programs.outside import of_file
 from bitproof.harness.powers.proofs.prover.programs.provable import Held, held
 from bitproof.harness.powers.proofs.prover.programs.reachable import GRADIENT, has_values, valued
 from bitproof.harness.powers.proofs.prover.programs.really import check_run, fill, not_run
@@ -180,7 +181,7 @@ def _misplaced(values: Mapping[str, Any], graphs: Sequence[Graph]) -> str | None
     """The reason why the memory of inputs is unsupported; None if it is supported.
 
     An input may not start inside a 64-byte line, and two inputs may not share memory that a program writes. NumPy
-    arrays may do both.
+    arrays may do both, and a file that is mapped twice is one memory at two addresses.
     """
     spans: dict[str, tuple[object, int, int]] = {}
     for name, x in values.items():
@@ -191,7 +192,8 @@ def _misplaced(values: Mapping[str, Any], graphs: Sequence[Graph]) -> str | None
         if x.numel() and (start + x.storage_offset() * x.itemsize) % 64:
             begins = f"{name} begins at element {x.storage_offset()} of its memory, and not at a line of 64 bytes"
             return f"{begins}: pass a copy of it, by clone()"
-        spans[name] = str(x.device) if is_real else storage_key(x), start, start + max(memory.nbytes(), 1)
+        where, begin = of_file(start) if x.device.type == "cpu" and is_real else (str(x.device), start)
+        spans[name] = where if is_real else storage_key(x), begin, begin + max(memory.nbytes(), 1)
     written = {name for graph in graphs for name in _written_inputs(graph)}
     for place, (name, (where, start, end)) in enumerate(spans.items()):
         for other in [*spans][place + 1 :] if written else ():

@@ -1,0 +1,247 @@
+"""Refuses what a program does outside of the objects that it can reach: to files, processes, the environment.
+
+What a call changes in objects shows in copies of them (`reachable`). Files, other processes and environment variables
+have no copy, and a program that asks who calls it may do something else when it is proved. Python announces all of this
+to audit hooks before it happens (PEP 578). Announced by a program that is traced or run here, it is refused, and so it
+never happens. What imports and compilers write for the program is theirs.
+
+Example: a step that counts its calls in a file is refused at `open(path, "w")`.
+
+Nothing announces writes to a file that is already open, so the open files are compared; those of the standard streams
+are not, as a program may print. `torch.save` and safetensors open files outside of Python: their writers are patched
+meanwhile. A file that another library opens outside of Python, as Arrow does, is not seen.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import decimal
+import fcntl
+import functools
+import gc
+import inspect
+import mmap
+import os
+import signal
+import stat
+import sys
+import termios
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+import numpy
+import torch
+
+from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
+from bitproof.harness.torch_compat import file_writers_told
+from bitproof.harness.within_user_code import refusals_raised, refused
+
+_OUTWARD = ("os", "subprocess", "socket", "shutil", "sqlite3", "mmap", "pty", "fcntl", "resource", "syslog", "signal")
+"""Families of events that reach out of the process, but for those that only read."""
+
+_READING = {"os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.getxattr", "os.listxattr", "socket.gethostname"}
+
+_REFLECTIVE = {
+    *("sys._getframe", "sys._current_frames", "sys._current_exceptions", "sys.settrace", "sys.setprofile"),
+    *("sys.addaudithook", "gc.get_objects", "gc.get_referrers", "gc.get_referents", "exec", "compile"),
+    *("object.__setattr__", "object.__delattr__", "code.__new__"),
+}
+"""Events by which a program's own lines read or change what no comparison sees. A library may raise the same."""
+
+_LOOKING = (inspect.__file__, traceback.__file__)
+"""Files of functions that look at the stack for their caller."""
+
+_NOT_THE_PROGRAMS = (
+    "<frozen importlib",
+    *(os.path.join(os.path.dirname(torch.__file__), name) for name in ("_inductor", "_dynamo", "_logging")),
+)
+"""Files of code that writes by itself: bytecode, compiled code, logs."""
+
+_hearing: set[int] = set()
+"""Threads that are within `_heard`."""
+
+_watches: list[tuple[set[int], Callable[[str], bool]]] = []
+"""For each program that runs: the threads that were there before it, and which files are a user's."""
+
+
+@contextmanager
+def refusing_outside(is_users_file: Callable[[str], bool]) -> Iterator[None]:
+    """A program's call: raise RefusedError for what it does outside, whatever it does with the exception."""
+    _hook()
+    others = {x.ident for x in threading.enumerate() if x.ident is not None} - {threading.get_ident()}
+    watch = (others, is_users_file)
+    _watches.append(watch)
+    try:
+        with refusals_raised(), file_writers_told(_refuse_file), _safetensors_told():
+            yield
+    finally:
+        _watches.remove(watch)
+
+
+def _refuse_file(file: object) -> None:
+    """What writes a file without a word to Python."""
+    if isinstance(file, str | os.PathLike):
+        raise refused(RefusedError(f"it opens {str(file)!r} to write, which nothing compares", where="the program"))
+
+
+@contextmanager
+def _safetensors_told() -> Iterator[None]:
+    with ExitStack() as stack:
+        for module in filter(None, map(sys.modules.get, ("safetensors.torch", "safetensors.numpy"))):
+            own = vars(module)["serialize_file"]
+
+            def told(tensors: Any, file: object, *args: Any, own: Any = own, **kwargs: Any) -> Any:
+                _refuse_file(file)
+                return own(tensors, file, *args, **kwargs)
+
+            stack.enter_context(mock.patch.object(module, "serialize_file", told))
+        yield
+
+
+@functools.cache
+def _hook() -> None:
+    """Listen to this process's events. No hook can be taken back; outside of programs it does nothing."""
+    sys.addaudithook(_heard)
+
+
+def _heard(event: str, args: tuple[Any, ...]) -> None:
+    if not _watches or not _concerns(event):
+        return
+    (others, is_users_file), thread = _watches[-1], threading.get_ident()
+    if thread in others or thread in _hearing:
+        return
+    _hearing.add(thread)  # what follows is announced, too
+    try:
+        what = _told(event, args, sys._getframe(1), is_users_file)
+    finally:
+        _hearing.discard(thread)
+    if what:
+        raise refused(RefusedError(f"it {what}, which nothing compares", where="the program"))
+
+
+@functools.cache
+def _concerns(event: str) -> bool:
+    family = event.partition(".")[0]
+    return event == "open" or event in _REFLECTIVE or (family in (*_OUTWARD, "ctypes") and event not in _READING)
+
+
+def _told(event: str, args: tuple[Any, ...], frame: FrameType, is_users_file: Callable[[str], bool]) -> str | None:
+    """What a program does, in words; None if it only reads, or if its imports or compilers do it."""
+    if event in _REFLECTIVE or event.startswith("ctypes."):
+        caller: FrameType | None = frame
+        while caller is not None and caller.f_code.co_filename in _LOOKING:
+            caller = caller.f_back
+        is_own = caller is not None and is_users_file(caller.f_code.co_filename)
+        return f"calls {event}" if is_own else None
+    if event == "open" and not _opens_to_write(*args[:3]):
+        return None
+    if event == "mmap.__new__" and len(args) > 2 and args[2] in (mmap.ACCESS_READ, mmap.ACCESS_COPY):
+        return None
+    inner: FrameType | None = frame
+    while inner is not None and not is_users_file(name := inner.f_code.co_filename):
+        if name.startswith(_NOT_THE_PROGRAMS):
+            return None
+        inner = inner.f_back
+    return f"opens {args[0]!r} to write" if event == "open" else f"calls {event}"
+
+
+def _opens_to_write(path: Any, mode: str | None, flags: int | None) -> bool:
+    if path == os.devnull:
+        return False
+    if mode is not None:
+        return any(x in mode for x in "wax+")
+    return bool((flags or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND))
+
+
+def process_state() -> Mapping[str, Any]:
+    """What a process has one of, and what a call may leave changed in it without a word to any hook."""
+    threads = [(x.ident, x.name, len(vars(x))) for x in threading.enumerate()]
+    own = vars(threading.current_thread()).items()
+    plain = {key: value for key, value in own if isinstance(value, int | float | str)}
+    einsum = torch.backends.opt_einsum
+    found: dict[str, Any] = {
+        "the environment variables": dict(os.environ),
+        "the limit of recursion": sys.getrecursionlimit(),
+        "the threads' switch interval": sys.getswitchinterval(),
+        "the thresholds of the garbage collector": gc.get_threshold(),
+        "the threads": [threads, plain],
+        "the decimal context": repr(decimal.getcontext()),
+        "NumPy's treatment of errors": numpy.geterr(),
+        "NumPy's print options": {key: repr(value) for key, value in numpy.get_printoptions().items()},
+        "einsum's order of products": (einsum.enabled, einsum.strategy),
+        "the detection of anomalies": (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        "whether warnings are repeated": torch.is_warn_always_enabled(),
+        "the handlers of signals": {str(x): repr(signal.getsignal(x)) for x in signal.valid_signals()},
+        "the timer": signal.getitimer(signal.ITIMER_REAL)[0] > 0,
+        "the open files": _open_files(),
+        "the mask of new files": _mask_of_new_files(),
+    }
+    return found | {f"the context variable {x.name}": id(y) for x, y in contextvars.copy_context().items()}
+
+
+def _open_files() -> dict[int, Any]:
+    """Of each regular file that is open: which one it is, its size, and how far it is read or written; and of each pipe
+    that has both ends here, how much waits in it."""
+    found: dict[int, Any] = {}
+    pipes: dict[int, tuple[int, int]] = {}
+    try:
+        numbers = sorted(map(int, os.listdir("/proc/self/fd")))
+    except (OSError, ValueError):
+        return {}  # not on Linux
+    for number in numbers:
+        with suppress(OSError):  # the one that listed them
+            facts = os.fstat(number)
+            if stat.S_ISREG(facts.st_mode):
+                found[number] = facts.st_dev, facts.st_ino, facts.st_size, os.lseek(number, 0, os.SEEK_CUR)
+            elif stat.S_ISFIFO(facts.st_mode):
+                pipes[number] = facts.st_dev, facts.st_ino
+    streams = {found[x][:2] for x in (0, 1, 2) if x in found}
+    found = {number: facts for number, facts in found.items() if facts[:2] not in streams}
+    own = [number for number, facts in pipes.items() if [*pipes.values()].count(facts) > 1]
+    return found | {number: (*pipes[number], fcntl.ioctl(number, termios.FIONREAD, bytes(4))) for number in own}
+
+
+def _mask_of_new_files() -> str | None:
+    """Which permissions new files lack; None where the system says so only to those that change it."""
+    with suppress(OSError):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next((line for line in lines if line.startswith("Umask")), None)
+    return None
+
+
+def of_file(address: int) -> tuple[object, int]:
+    """The file that lies at an address of memory that others may share, and the byte of it; of other memory, it."""
+    found = next((x for x in _shared_mappings() if x.start <= address < x.end), None)
+    return (found.file, found.offset + address - found.start) if found else ("memory", address)
+
+
+@dataclass(frozen=True)
+class _Mapping:
+    """Addresses from `start` to `end`, at which a file lies from its byte `offset` on; writes reach the file."""
+
+    start: int
+    end: int
+    offset: int
+    file: tuple[str, int]
+
+
+def _shared_mappings() -> list[_Mapping]:
+    """The memory of this process that others may share, or that it has twice; none where the system does not say."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except (OSError, ValueError):
+        return []
+    found = []
+    for line in lines:
+        addresses, access, offset, device, inode, *_ = line.split(maxsplit=5)
+        if access.endswith("s"):
+            start, end = (int(x, 16) for x in addresses.split("-"))
+            found.append(_Mapping(start, end, int(offset, 16), (device, int(inode))))
+    return found

@@ -24,6 +24,7 @@ from bitproof.harness.records import (
     Verdict,
 )
 from bitproof.harness.report import faults
+from bitproof.harness.report.source_lines import shown_line
 
 CASE_FILE = "--case"
 """The option that names a case by its file; a report's other options select by name."""
@@ -186,7 +187,7 @@ def blame_of(call: BlamedCall | None) -> str:
     """An operator call, what is wrong with it, and where it is written; empty for none."""
     if call is None:
         return ""
-    facts = [f"node {call.node}" if call.node else None, call.source]
+    facts = [f"node {call.node}" if call.node else None, shown_line(call.source)]
     where = ", ".join(filter(None, facts))
     place = f"{call.operator} of {call.module or 'the step itself'} ({direction_of(call)})"
     return f"{place} on rank {call.rank} {call.how}" + (f" ({where})" if where else "")
@@ -268,7 +269,7 @@ def neighbour_rows(call: BlamedCall | None) -> list[tuple[str, ...]]:
             near.operator or "",
             near.module or "the step itself",
             direction_of(near),
-            near.source or "",
+            shown_line(near.source),
             "" if near.agrees is None else "yes" if near.agrees else "no",
         )
         for near in (call.neighbours if call else None) or ()
@@ -287,7 +288,7 @@ def chain_rows(call: BlamedCall | None) -> list[tuple[str, ...]]:
             link.module or "the step itself",
             direction_of(link),
             extent(link),
-            link.source or "",
+            shown_line(link.source),
             f"{link.left_out} call{'' if link.left_out == 1 else 's'}" if link.left_out else "",
         )
         for link in (call.chain if call else None) or ()

@@ -171,7 +171,8 @@ class RunFiles:
         found = _stat(path)
         if found is None or not self._is_earlier(path, found):
             return
-        is_emptied = "w" in mode if mode else flags & os.O_TRUNC
+        is_lock = not found.st_size and bool(flags & os.O_CREAT)  # opened alike whether or not it exists
+        is_emptied = is_lock or ("w" in mode if mode else flags & os.O_TRUNC)
         if is_read and not is_emptied:
             raise refused(
                 _refusal(f"the script {self._script} reads {path}, which an earlier run of this comparison wrote")

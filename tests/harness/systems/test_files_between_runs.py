@@ -117,6 +117,7 @@ def test_a_run_that_depends_on_a_file_of_an_earlier_run_is_refused_however_it_re
         lambda: subprocess.run("echo x > a; cat a", shell=True, capture_output=True),
         lambda: (write("new"), os.replace("new", "a"), Path("a").read_text()),
         lambda: os.makedirs("folder", exist_ok=True),
+        lambda: os.close(os.open("a.lock", os.O_RDWR | os.O_CREAT)),
     ],
 )
 def test_a_run_that_writes_a_file_anew_depends_on_none(run, does):

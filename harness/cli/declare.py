@@ -19,6 +19,7 @@ from typer.core import TyperCommand
 from bitproof.harness.checks.check import Check
 from bitproof.harness.checks.shipped import active
 from bitproof.harness.cli.app import app
+from bitproof.harness.cli.completion import COMPLETED
 from bitproof.harness.options import RunOptions
 from bitproof.harness.settings import Option, made, options_of, words_in
 
@@ -139,6 +140,7 @@ def _parameter(option: Option, default: Any, says: Mapping[str, str]) -> inspect
         min=option.least,
         callback=None if option.problem is None else _refusing(option.problem),
         show_default=default not in (None, False, ()),
+        autocompletion=COMPLETED.get(option.keyword),
     )
     return inspect.Parameter(
         option.keyword,

@@ -163,7 +163,9 @@ def diff(first: Path, second: Path, show: Callable[[str], None] = print) -> int:
 
         drift = measure_drift(first, second)
     differences = _manifest_differences(recordings[0].manifest, recordings[1].manifest)
-    for line in tell_diff(comparison, (first, second), drift, differences):
+    systems = recordings[0].manifest.system, recordings[1].manifest.system
+    name = str(recordings[0].manifest.case.get("name"))
+    for line in tell_diff(comparison, (first, second), drift, differences, systems, name):
         show(line)
     return STATUS[comparison.verdict]
 

@@ -12,6 +12,7 @@ from bitproof.harness.case.case import script_of
 from bitproof.harness.errors import bounded
 from bitproof.harness.records import (
     ROLES,
+    BaselineResult,
     BaselineStatus,
     BlamedCall,
     CaseResult,
@@ -97,15 +98,16 @@ def baselines(result: CaseResult, max_tensors: int = 10) -> Iterator[str]:
     """How each side stands to its baseline: one line for all, and more for a side that is not simply EQUAL."""
     if not result.baseline:
         return
-    yield "baselines: " + ", ".join(f"{side} {found.status}" for side, found in result.baseline.items())
-    for side, found in result.baseline.items():
+    sides = baseline_sides(result)
+    yield "baselines: " + ", ".join(f"{side} {found.status}" for side, _, found in sides)
+    for side, system, found in sides:
         if found.status == BaselineStatus.EQUAL:
             continue
         if found.status == BaselineStatus.NO_BASELINE:
-            yield f"  {side} {getattr(result.case, side)}: compared with no baseline, as there is none; {_DEMAND}"
+            yield f"  {side} {system}: compared with no baseline, as there is none; {_DEMAND}"
             continue
         against = f" against {found.path}" if found.path else ""
-        yield f"  {side} {getattr(result.case, side)}{against}: {found.status}"
+        yield f"  {side} {system}{against}: {found.status}"
         for reason in found.reasons:
             yield from (f"    {line}" for line in reason.splitlines())
         if found.compared:
@@ -115,6 +117,14 @@ def baselines(result: CaseResult, max_tensors: int = 10) -> Iterator[str]:
             yield f"    moved first: {blame_of(found.call)}"
         for line in drift(found.drift, ("in the baseline", "here"), found.tensors_drifted, max_tensors):
             yield f"    {line}"
+
+
+def baseline_sides(result: CaseResult) -> list[tuple[str, str, BaselineResult]]:
+    """Each side, its system and how it stands to its baseline. One system on both sides is one: it has one baseline."""
+    case, found = result.case, list(result.baseline.items())
+    if case.reference == case.candidate and len(found) == len(ROLES) and found[0][1] == found[1][1]:
+        return [("both sides", case.reference, found[0][1])]
+    return [(role, getattr(case, role), about) for role, about in found]
 
 
 def drift(entries: list[Drift], sides: tuple[str, str], num_tensors: int, max_tensors: int = 10) -> Iterator[str]:

@@ -160,7 +160,7 @@ class WatchedScript(WatchedLoop):
             return RecordingError(
                 f"the script {self._script.file} ended, and no torch.optim.Optimizer took a step in this process",
                 expected=f"{num_steps} optimizer steps",
-                found=f"sys.argv was {sys.argv!r}",
+                found=f"sys.argv was {sys.argv!r}; the rank's log has what it printed, such as that it needs a GPU",
                 fix=f"give arguments that train; if other processes train, or nothing of torch.optim does, {WATCH}",
             )
         return RecordingError(

@@ -60,7 +60,16 @@ class Command(TyperCommand):
         """Read a command line. A command of one case takes it as `-k CASE`, too, which other commands ask for."""
         if not any("-k" in param.opts for param in self.params) and any(each.name == "case" for each in self.params):
             args = [word.removeprefix("-k") for word in args if word != "-k"]
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, [*args])  # which takes words out of it
+        except Exception as error:  # of click, or of typer's copy of it
+            script = next((word for word in args if word.endswith(".py")), None)
+            if self.name == "run" and script and "--" not in args and hasattr(error, "option_name"):
+                error.message = (  # type: ignore[attr-defined]
+                    f"No such option: {error.option_name}. "
+                    f"The script's own arguments come after --: bitproof run {script} -- {error.option_name} ..."
+                )
+            raise
 
 
 def command(

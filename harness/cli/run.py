@@ -82,8 +82,8 @@ def run_command(
     if given and all(word.endswith(".json") for word in given) and not case_files:
         given, case_files = [], [Path(word) for word in given]
     is_named = bool(given) and not given[0].endswith(".py")
-    is_of_script = bool(given and not is_named) or (is_script(changes.candidate) and not (expression or case_files))
-    if (given or is_of_script) and (expression is not None or case_files):
+    is_of_script = not is_named if given else is_script(changes.candidate) and not (expression or case_files)
+    if given and (expression is not None or case_files):
         raise UsageError("cases are given twice", expected="cases, a script, -k or --case", found=shlex.join(given))
     if (reference_args or candidate_args) and not is_of_script:
         raise UsageError(

@@ -52,8 +52,8 @@ class Target:
     def __post_init__(self) -> None:
         if (self.out is None) == (self.baseline_dir is None) or (self.force and self.baseline_dir is None):
             raise UsageError(
-                "a recording needs one place to go to",
-                expected="--out DIR, or --baseline, which --force may go with",
+                "record needs exactly one of --out DIR and --baseline",
+                expected="--out DIR, or --baseline with or without --force",
                 found="both"
                 if self.out and self.baseline_dir
                 else "--force without --baseline"

@@ -171,7 +171,7 @@ class RunFiles:
         found = _stat(path)
         if found is None or not self._is_earlier(path, found):
             return
-        is_lock = not found.st_size and bool(flags & os.O_CREAT)  # opened alike whether or not it exists
+        is_lock = is_written and not found.st_size  # there is nothing to read
         is_emptied = is_lock or ("w" in mode if mode else flags & os.O_TRUNC)
         if is_read and not is_emptied:
             raise refused(

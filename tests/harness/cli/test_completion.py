@@ -46,6 +46,12 @@ def test_run_takes_cases_by_name_each_once_and_exactly_those(ran):
     assert replay == ["--steps", "2"]
 
 
+def test_a_named_case_takes_a_script_as_its_candidate(ran):
+    assert main(["run", "moe_seq", "--candidate", __file__]) == 0
+    ((cases, _),) = ran
+    assert [(case.name, case.candidate) for case in cases] == [("moe_seq", __file__)]
+
+
 def test_run_takes_the_file_of_a_case(ran, tmp_path):
     path = tmp_path / "mine.json"
     path.write_text('{"like": "moe_seq", "name": "mine"}')
@@ -60,6 +66,8 @@ def test_run_takes_the_file_of_a_case(ran, tmp_path):
         (["moe_sek"], "did you mean moe_seq?"),
         (["moe_seq", "-k", "moe"], "cases are given twice"),
         (["moe_seq", "--candidate-args=x"], "are for scripts"),
+        (["train.py", "--lr", "3e-4"], "own arguments come after --: bitproof run train.py -- --lr ..."),
+        (["moe_seq", "--lr", "3e-4"], "No such option: --lr"),
     ],
 )
 def test_a_name_that_fits_nothing_is_refused(ran, capsys, words, said):

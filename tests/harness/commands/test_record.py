@@ -208,8 +208,8 @@ def test_a_recording_goes_to_one_place(tmp_path, monkeypatch, capsys, arguments,
     monkeypatch.chdir(tmp_path)
     assert command(tmp_path, *arguments) == 2
     assert capsys.readouterr().err == (
-        "UsageError: a recording needs one place to go to\n"
-        "  expected: --out DIR, or --baseline, which --force may go with\n"
+        "UsageError: record needs exactly one of --out DIR and --baseline\n"
+        "  expected: --out DIR, or --baseline with or without --force\n"
         f"  found: {found}\n"
     )
     assert list(tmp_path.iterdir()) == []

@@ -41,6 +41,14 @@ def append_and_read(path):
     Path(path).read_text()
 
 
+def lock(path):
+    """Open a lock's file as the library filelock does."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        os.close(os.open(path, os.O_RDWR))
+
+
 def swallow(path):
     with contextlib.suppress(Exception):
         Path(path).read_text()
@@ -118,6 +126,7 @@ def test_a_run_that_depends_on_a_file_of_an_earlier_run_is_refused_however_it_re
         lambda: (write("new"), os.replace("new", "a"), Path("a").read_text()),
         lambda: os.makedirs("folder", exist_ok=True),
         lambda: os.close(os.open("a.lock", os.O_RDWR | os.O_CREAT)),
+        lambda: lock("a.lock"),
     ],
 )
 def test_a_run_that_writes_a_file_anew_depends_on_none(run, does):

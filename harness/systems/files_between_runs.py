@@ -137,11 +137,11 @@ class RunFiles:
                 ) from error
 
     def _is_earlier(self, path: str, found: os.stat_result) -> bool:
-        """Whether an earlier run wrote a file, and this run did not write it anew."""
+        """Whether an earlier run wrote a file, and this run did not overwrite it."""
         if not stat.S_ISREG(found.st_mode) or path.endswith(".pyc"):
             return False
-        identity, is_written_anew = (found.st_dev, found.st_ino), found.st_mtime_ns >= self._began.this
-        is_others = self._began.is_between(found) or (identity in self._earlier and not is_written_anew)
+        identity, is_overwritten = (found.st_dev, found.st_ino), found.st_mtime_ns >= self._began.this
+        is_others = self._began.is_between(found) or (identity in self._earlier and not is_overwritten)
         return (is_others or identity in self._appended) and not self._is_ours(os.path.realpath(path))
 
     def _is_ours(self, path: str) -> bool:
@@ -253,7 +253,7 @@ class _Reads:
                 )
 
     def found(self) -> Iterator[str]:
-        """The files that were read before they were written anew. Ends the watch."""
+        """The files that were read before they were overwritten. Ends the watch."""
         if self._descriptor < 0:
             return
         seen: dict[int, int] = {}

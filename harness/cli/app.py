@@ -8,6 +8,7 @@ import typer
 
 from bitproof.harness.case import Case
 from bitproof.harness.case.select import select
+from bitproof.harness.cli.completion import names_of_cases
 
 CASES, REPORTS = "Which cases", "Reports"
 """Groups of options in a command's help, in addition to those of `harness.settings`."""
@@ -46,6 +47,7 @@ Expression = Annotated[
         metavar="EXPR",
         help="Cases to run, in pytest's -k syntax: 'moe and not seq'.",
         rich_help_panel=CASES,
+        autocompletion=names_of_cases,
     ),
 ]
 

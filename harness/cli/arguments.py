@@ -14,6 +14,7 @@ from bitproof.harness.case.case_file import read_case
 from bitproof.harness.case.select import select
 from bitproof.harness.changes import Changes, change_case, named_case
 from bitproof.harness.cli.app import CASES, REPORTS, selected_cases
+from bitproof.harness.cli.completion import names_of_cases
 from bitproof.harness.errors import UsageError
 from bitproof.harness.options import check_seconds
 
@@ -24,7 +25,12 @@ WHERE = ("device", "share_gpus", "collectives", "no_kept_graph")
 """Options for the ranks' device, and for cached graphs."""
 
 CaseName = Annotated[
-    str, typer.Argument(metavar="CASE", help="A case's name, as `bitproof list` shows it, or its JSON file.")
+    str,
+    typer.Argument(
+        metavar="CASE",
+        help="A case's name, as `bitproof list` shows it, or its JSON file.",
+        autocompletion=names_of_cases,
+    ),
 ]
 CaseFiles = Annotated[
     list[Path] | None,

@@ -19,6 +19,7 @@ from typer.core import TyperCommand
 from bitproof.harness.checks.check import Check
 from bitproof.harness.checks.shipped import active
 from bitproof.harness.cli.app import app
+from bitproof.harness.cli.completion import COMPLETED
 from bitproof.harness.options import RunOptions
 from bitproof.harness.settings import Option, made, options_of, words_in
 
@@ -59,7 +60,16 @@ class Command(TyperCommand):
         """Parse a command line. A command with a single case also accepts `-k CASE`, as in other commands."""
         if not any("-k" in param.opts for param in self.params) and any(each.name == "case" for each in self.params):
             args = [word.removeprefix("-k") for word in args if word != "-k"]
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, [*args])  # which takes words out of it
+        except Exception as error:  # of click, or of typer's copy of it
+            script = next((word for word in args if word.endswith(".py")), None)
+            if self.name == "run" and script and "--" not in args and hasattr(error, "option_name"):
+                error.message = (  # type: ignore[attr-defined]
+                    f"No such option: {error.option_name}. "
+                    f"The script's own arguments come after --: bitproof run {script} -- {error.option_name} ..."
+                )
+            raise
 
 
 def command(
@@ -139,6 +149,7 @@ def _parameter(option: Option, default: Any, says: Mapping[str, str]) -> inspect
         min=option.least,
         callback=None if option.problem is None else _refusing(option.problem),
         show_default=default not in (None, False, ()),
+        autocompletion=COMPLETED.get(option.keyword),
     )
     return inspect.Parameter(
         option.keyword,

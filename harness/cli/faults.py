@@ -12,6 +12,7 @@ import typer
 from bitproof.harness.changes import Changes
 from bitproof.harness.cli.app import Expression
 from bitproof.harness.cli.arguments import CaseFiles, ReportDir, case_words, chosen_cases
+from bitproof.harness.cli.completion import names_of_faults
 from bitproof.harness.cli.declare import command, takes
 from bitproof.harness.errors import UsageError
 from bitproof.harness.options import RunOptions
@@ -58,7 +59,13 @@ def faults_command(
     expression: Expression = None,
     case_files: CaseFiles = None,
     fault: Annotated[
-        list[str] | None, typer.Option("--fault", metavar="NAME", help="Plant only this fault or family. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--fault",
+            metavar="NAME",
+            help="Plant only this fault or family. Repeatable.",
+            autocompletion=names_of_faults,
+        ),
     ] = None,
     list_only: Annotated[bool, typer.Option("--list", help="List the catalogue, and run nothing.")] = False,
     report_dir: ReportDir = Path("reports"),

@@ -17,7 +17,8 @@ from bitproof.harness.changes import Changes, change_case
 from bitproof.harness.checks.check import Check
 from bitproof.harness.checks.shipped import all_checks, shipped_checks
 from bitproof.harness.cli.app import CASES, Expression, app
-from bitproof.harness.cli.arguments import CaseFiles, ReportDir, case_words, chosen_cases
+from bitproof.harness.cli.arguments import CaseFiles, ReportDir, case_words, chosen_cases, find_case
+from bitproof.harness.cli.completion import names_of_cases
 from bitproof.harness.cli.declare import command, takes
 from bitproof.harness.commands.run import run_and_report
 from bitproof.harness.commands.scripts import is_script, script_case, script_sides
@@ -36,10 +37,11 @@ def run_command(
     script: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SCRIPT] [-- ARGS]",
-            help="A training script to compare, as it is, with --reference: git:REF or another script. Its arguments, "
-            "for both sides, come after --.",
+            metavar="CASE|SCRIPT",
+            help="Cases of these names; or a training script to compare, as it is, with --reference: git:REF or "
+            "another script. Its arguments, for both sides, come after --.",
             show_default=False,
+            autocompletion=names_of_cases,
         ),
     ] = None,
     expression: Expression = None,
@@ -76,23 +78,28 @@ def run_command(
     options: RunOptions,
 ) -> None:
     """Run cases on every rank, compare, and write a report."""
-    if script or (is_script(changes.candidate) and expression is None and not case_files):
-        changes = _of_script(script or [], changes, reference_args, candidate_args)
-        if expression is not None or case_files:
-            raise UsageError(
-                "a script is a case by itself", expected="no -k and no --case", found=str(changes.candidate)
-            )
-        cases = [change_case(script_case(str(changes.reference), str(changes.candidate)), changes)]
-    elif reference_args or candidate_args:
+    given = [*(script or [])]
+    if given and all(word.endswith(".json") for word in given) and not case_files:
+        given, case_files = [], [Path(word) for word in given]
+    is_named = bool(given) and not given[0].endswith(".py")
+    is_of_script = not is_named if given else is_script(changes.candidate) and not (expression or case_files)
+    if given and (expression is not None or case_files):
+        raise UsageError("cases are given twice", expected="cases, a script, -k or --case", found=shlex.join(given))
+    if (reference_args or candidate_args) and not is_of_script:
         raise UsageError(
             "--reference-args and --candidate-args are for scripts",
             expected="bitproof run train.py --candidate-args=...",
         )
+    if is_of_script:
+        changes = _of_script(given, changes, reference_args, candidate_args)
+        cases = [change_case(script_case(str(changes.reference), str(changes.candidate)), changes)]
+    elif is_named:
+        cases = [find_case(name, changes) for name in dict.fromkeys(given)]
     else:
         cases = chosen_cases(expression, case_files, changes)
     part = None if shard is None else parse_shard(shard, cases)
     cases = cases if part is None else cases_of(part)
-    not_run = {} if case_files or asks_for(expression) or script else _left_out(cases, options.device)
+    not_run = {} if case_files or asks_for(expression) or given else _left_out(cases, options.device)
     left_out = tuple(case for case in cases if case.name in not_run)
     cases = [case for case in cases if case.name not in not_run]
     replay = [*words(changes, options), *case_words(case_files)]
@@ -101,13 +108,6 @@ def run_command(
 
 def _of_script(words: list[str], changes: Changes, reference_args: str, candidate_args: str) -> Changes:
     """The changes, with the systems of a call that names a script. Raises UsageError for other words."""
-    if words and not words[0].endswith(".py"):
-        raise UsageError(
-            f"{words[0]} is no script",
-            expected="a Python file, such as train.py",
-            found=shlex.join(words),
-            fix=f"to run the case of that name: bitproof run -k {words[0]}",
-        )
     first, args = (words[0], words[1:]) if words else (str(changes.candidate), [])
     if words and changes.candidate is not None:
         raise UsageError("the candidate is given twice", expected="one script", found=f"{first}, {changes.candidate}")

@@ -51,8 +51,8 @@ class Target:
     def __post_init__(self) -> None:
         if (self.out is None) == (self.baseline_dir is None) or (self.force and self.baseline_dir is None):
             raise UsageError(
-                "a recording needs one place to go to",
-                expected="--out DIR, or --baseline, which --force may go with",
+                "record needs exactly one of --out DIR and --baseline",
+                expected="--out DIR, or --baseline with or without --force",
                 found="both"
                 if self.out and self.baseline_dir
                 else "--force without --baseline"
@@ -162,7 +162,9 @@ def diff(first: Path, second: Path, show: Callable[[str], None] = print) -> int:
 
         drift = measure_drift(first, second)
     differences = _manifest_differences(recordings[0].manifest, recordings[1].manifest)
-    for line in tell_diff(comparison, (first, second), drift, differences):
+    systems = recordings[0].manifest.system, recordings[1].manifest.system
+    name = str(recordings[0].manifest.case.get("name"))
+    for line in tell_diff(comparison, (first, second), drift, differences, systems, name):
         show(line)
     return STATUS[comparison.verdict]
 

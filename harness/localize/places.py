@@ -267,7 +267,8 @@ class Places:
     def _enter(self, module: nn.Module, _: Any) -> None:
         if self.stays_whole and torch.compiler.is_compiling():  # below, Dynamo would break the graph
             return
-        if not self._running and not is_backward_running():  # where that recomputes, it is no new one
+        is_trained = torch.is_grad_enabled() and not is_backward_running()
+        if not self._running and is_trained:  # an evaluation, or what backward recomputes, is no new micro-batch
             self._micro_batches[module] += 1
             self._micro_batch = self._micro_batches[module]
         unknown = None if isinstance(module, GraphModule) else ""

@@ -40,7 +40,7 @@ def _lines(result: CaseResult) -> Iterator[tuple[str, str]]:
         yield "to blame", text.blame(divergence) or "no call was found"
         if divergence.pass_:
             yield "pass", divergence.pass_
-    for role, about in result.baseline.items():
+    for role, _, about in text.baseline_sides(result):
         if about.status in (BaselineStatus.DRIFTED, BaselineStatus.MISSING, BaselineStatus.UNVERIFIED):
             call = text.blame_of(about.call)
             yield f"baseline of {role}", f"{about.status}, moved first: {call}" if call else about.status.value

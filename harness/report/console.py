@@ -7,12 +7,14 @@ to each piece of text before layout. Markup and emoji names have no effect.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.style import Style
 
+from bitproof.harness.report.source_lines import LINE, file_of
 from bitproof.harness.runtime.output import shown, styled
 
 PIPE_WIDTH = 200
@@ -31,10 +33,23 @@ class SafeConsole(Console):
         super().print(*objects, **{"soft_wrap": all(isinstance(each, str) for each in objects)} | facts)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Rendered text without unsafe characters and links."""
+        """Rendered text without unsafe characters; the only links are those to lines of files on this machine."""
         for segment in super().render(renderable, options):
             if segment.control:
                 yield segment
             else:
                 style = segment.style.update_link(None) if segment.style and segment.style.link else segment.style
-                yield Segment(shown(segment.text), style)
+                yield from (
+                    _linked(shown(segment.text), style) if self.is_terminal else [Segment(shown(segment.text), style)]
+                )
+
+
+def _linked(text: str, style: Style | None) -> Iterator[Segment]:
+    """A text whose lines of source, such as `train.py:14`, a terminal opens when they are clicked (OSC 8)."""
+    at = 0
+    for found in LINE.finditer(text):
+        if (file := file_of(found["path"])) is not None:
+            yield Segment(text[at : found.start()], style)
+            yield Segment(found[0], (style or Style()).update_link(file.as_uri()))
+            at = found.end()
+    yield Segment(text[at:], style)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,21 @@ from bitproof.harness.records import Comparison, Drift
 from bitproof.harness.report import text
 
 MAX_TENSORS = 20
+WIDTH = 80
+_LEAST = 12
+"""How much of each side's value a line shows however long the name is."""
+
+_CAUSES = {
+    "loss": "forward of this step, or its data: what came before it agrees",
+    "activation": "forward or backward of this step, in or before this module",
+    "grad": "backward of this step: its losses agree",
+    "grad_norm": "the norm or the clipping: the gradients agree",
+    "buffer": "what writes this buffer in this step",
+    "param": "the update: the gradients of this step agree",
+    "optimizer": "the update: the gradients of this step agree",
+    "rng": "a draw of random numbers: one side draws more often, or with another seed",
+}
+"""Where the cause of a first divergence is, by its kind: records are in the order in which a step makes them."""
 
 
 def tell_diff(
@@ -18,8 +34,13 @@ def tell_diff(
     folders: tuple[Path, Path],
     drift: list[Drift],
     manifest_differences: Iterable[tuple[str, tuple[Any, Any]]],
+    systems: tuple[str, str],
+    case: str,
 ) -> Iterator[str]:
-    """The verdict, records by kind, the first divergence, drift, and the differences of the manifests, by path."""
+    """The verdict, records by kind, the first divergence, where its cause is, drift, and the manifests' differences.
+
+    Lines have 80 columns where that is possible. `systems` are those of the two recordings of a `case`.
+    """
     yield f"{comparison.verdict}: {folders[0]} against {folders[1]}"
     if comparison.reason:
         yield comparison.reason.replace("the reference", "the first").replace("the candidate", "the second")
@@ -28,9 +49,33 @@ def tell_diff(
     if comparison.first_divergence:
         yield f"first divergence: {text.locate(comparison.first_divergence)}"
     yield from (f"  {line}" for line in text.drift(drift, ("in the first", "in the second"), len(drift), MAX_TENSORS))
+    if comparison.first_divergence:
+        yield from _about_the_cause(comparison.first_divergence.kind, systems, case)
     yield from comparison.layout_mismatches
     yield from comparison.remarks
     differences = list(manifest_differences)
     yield "the manifests agree" if not differences else "the manifests differ:"
     for path, (left, right) in differences:
-        yield f"  {json.dumps(path)[1:-1]}: {json.dumps(left)} against {json.dumps(right)}"
+        yield _narrow(f"  {json.dumps(path)[1:-1]}: ", json.dumps(left), json.dumps(right))
+
+
+def _about_the_cause(kind: str, systems: tuple[str, str], case: str) -> Iterator[str]:
+    """Where the cause must be, and which command names the call."""
+    yield f"  cause: {_CAUSES.get(kind, 'not known')}"
+    first, second = systems
+    if first != second:
+        yield "  to find the call, run both:"
+        yield "    " + shlex.join(["bitproof", "run", case, "--reference", first, "--candidate", second])
+    else:
+        yield "  to find the call, make a baseline where the first was recorded:"
+        yield "    " + shlex.join(["bitproof", "accept", "-k", case, "--new", "--why", "to find the call"])
+        yield "  and with its folder beside you, where the second was recorded:"
+        yield "    " + shlex.join(["bitproof", "run", case, "--baseline"])
+
+
+def _narrow(name: str, left: str, right: str) -> str:
+    """`  name: left against right`, with long values cut."""
+    room = max(_LEAST, (WIDTH - len(name) - len(" against ")) // 2)
+    if len(name) + len(left) + len(right) + len(" against ") > WIDTH:
+        left, right = (each if len(each) <= room else f"{each[: room - 3]}..." for each in (left, right))
+    return f"{name}{left} against {right}"

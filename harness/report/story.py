@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from bitproof.harness.records import NO_CALL, SCHEMA, CaseResult, Neighbour, TensorDifference, Verdict
 from bitproof.harness.report.json import divergence_to_dict
+from bitproof.harness.report.source_lines import shown_line
 from bitproof.harness.report.text import CHAIN, blame, chain_rows, direction_of, locate, outcome
 
 
@@ -77,7 +78,7 @@ def _tell_neighbours(neighbours: Sequence[Neighbour]) -> Iterator[str]:
             call.module or "the step itself",
             direction_of(call),
             "agrees" if call.agrees else "DIFFERS",
-            call.source or "",
+            shown_line(call.source),
         )
         for call in neighbours
     ]

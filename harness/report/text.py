@@ -12,6 +12,7 @@ from bitproof.harness.case.case import script_of
 from bitproof.harness.errors import bounded
 from bitproof.harness.records import (
     ROLES,
+    BaselineResult,
     BaselineStatus,
     BlamedCall,
     CaseResult,
@@ -24,6 +25,7 @@ from bitproof.harness.records import (
     Verdict,
 )
 from bitproof.harness.report import faults
+from bitproof.harness.report.source_lines import shown_line
 
 CASE_FILE = "--case"
 """The option that names a case by its file; other options of a report select by name."""
@@ -107,15 +109,16 @@ def baselines(result: CaseResult, max_tensors: int = 10) -> Iterator[str]:
     """The comparison of each side with its baseline: a line for both, and details of a side that is not EQUAL."""
     if not result.baseline:
         return
-    yield "baselines: " + ", ".join(f"{side} {found.status}" for side, found in result.baseline.items())
-    for side, found in result.baseline.items():
+    sides = baseline_sides(result)
+    yield "baselines: " + ", ".join(f"{side} {found.status}" for side, _, found in sides)
+    for side, system, found in sides:
         if found.status == BaselineStatus.EQUAL:
             continue
         if found.status == BaselineStatus.NO_BASELINE:
-            yield f"  {side} {getattr(result.case, side)}: compared with no baseline, as there is none; {_DEMAND}"
+            yield f"  {side} {system}: compared with no baseline, as there is none; {_DEMAND}"
             continue
         against = f" against {found.path}" if found.path else ""
-        yield f"  {side} {getattr(result.case, side)}{against}: {found.status}"
+        yield f"  {side} {system}{against}: {found.status}"
         for reason in found.reasons:
             yield from (f"    {line}" for line in reason.splitlines())
         if found.compared:
@@ -125,6 +128,14 @@ def baselines(result: CaseResult, max_tensors: int = 10) -> Iterator[str]:
             yield f"    moved first: {blame_of(found.call)}"
         for line in drift(found.drift, ("in the baseline", "here"), found.tensors_drifted, max_tensors):
             yield f"    {line}"
+
+
+def baseline_sides(result: CaseResult) -> list[tuple[str, str, BaselineResult]]:
+    """Each side, its system and how it stands to its baseline. One system on both sides is one: it has one baseline."""
+    case, found = result.case, list(result.baseline.items())
+    if case.reference == case.candidate and len(found) == len(ROLES) and found[0][1] == found[1][1]:
+        return [("both sides", case.reference, found[0][1])]
+    return [(role, getattr(case, role), about) for role, about in found]
 
 
 def drift(entries: list[Drift], sides: tuple[str, str], num_tensors: int, max_tensors: int = 10) -> Iterator[str]:
@@ -197,7 +208,7 @@ def blame_of(call: BlamedCall | None) -> str:
     """An operator call, its error and its source line; empty without a call."""
     if call is None:
         return ""
-    facts = [f"node {call.node}" if call.node else None, call.source]
+    facts = [f"node {call.node}" if call.node else None, shown_line(call.source)]
     where = ", ".join(filter(None, facts))
     place = f"{call.operator} of {call.module or 'the step itself'} ({direction_of(call)})"
     return f"{place} on rank {call.rank} {call.how}" + (f" ({where})" if where else "")
@@ -279,7 +290,7 @@ def neighbour_rows(call: BlamedCall | None) -> list[tuple[str, ...]]:
             near.operator or "",
             near.module or "the step itself",
             direction_of(near),
-            near.source or "",
+            shown_line(near.source),
             "" if near.agrees is None else "yes" if near.agrees else "no",
         )
         for near in (call.neighbours if call else None) or ()
@@ -298,7 +309,7 @@ def chain_rows(call: BlamedCall | None) -> list[tuple[str, ...]]:
             link.module or "the step itself",
             direction_of(link),
             extent(link),
-            link.source or "",
+            shown_line(link.source),
             f"{link.left_out} call{'' if link.left_out == 1 else 's'}" if link.left_out else "",
         )
         for link in (call.chain if call else None) or ()

@@ -1,56 +1,315 @@
-"""Refuse a script that reads a file from an earlier run of the same comparison: its runs began differently.
+"""Refuses a script whose run depends on a file that an earlier run of the same comparison wrote.
 
     reference    tokens.pt does not exist: tokenizes, and writes it
     candidate    torch.load("tokens.pt")                               refused
 
-All runs have the user's working directory. A file that was written after the first run of the command began, and before
-this run began, is from another run. Python's own bytecode and torch's caches of compiled code are not input.
+All runs have the user's working directory, so a later run finds the files that earlier runs left. It may overwrite
+them: the first run wrote them as well. It may not depend on them, in any of three ways:
 
-Each file that Python opens is checked, in workers of a DataLoader, too. Not checked are files that a library opens in
-its own code, such as those of safetensors and Arrow, files that another program reads for the script, and a script that
-only tests whether a file exists.
+1. Python opens such a file to read it, in this process or in a worker of a DataLoader: refused at once.
+2. Something else reads it: another program, such as `cat`, or a library that opens files itself, such as safetensors.
+   inotify reports such a read of each file below the watched folders; the run is refused at its end.
+3. The script asks whether it exists, or names it to another program, and never writes it: refused at the end. A script
+   that copies its configuration over the copy of the run before asks as well, but then it has written the file.
+
+A file is an earlier run's if it changed after the case's first run began and before this run began. Watched are the
+working directory, the script's folder, and files and folders that Python made anywhere. Python's bytecode and
+bitproof's own files are no input.
+
+Temporary files need no guard: each run has a `TMPDIR` of its own. So has it a folder for output, `{out}`.
+
+Not seen are a script that only lists a folder, a file elsewhere that another program wrote and another program reads
+without being named to it, and a file that another program appends to before another program reads it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
 import os
+import re
 import stat
+import struct
 import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from unittest import mock
 
-from bitproof.harness.errors import UsageError
-from bitproof.harness.within_user_code import refused
+from bitproof.harness.errors import BitproofError, UsageError
+from bitproof.harness.within_user_code import refused, refusing
 
-_FIRST = "first-script-run"
+OUT = "{out}"
+"""Stands for a run's own folder for output, in the arguments of a script."""
+
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+_NOT_WATCHED = {".git", "__pycache__"}
+_MOST_FILES = 200_000
+"""How many names of the watched folders are looked at, the shallow ones first."""
+
+_STARTS = {"subprocess.Popen": 1, "os.system": 0, "os.exec": 1, "os.posix_spawn": 1, "os.spawn": 2}
+"""Audit events of a new program, and which of their arguments has its words."""
+
+_BREAKS = re.compile(r"[\s=:,;'\"<>|&()]+")
+
+_READ, _MODIFIED, _WRITTEN, _LOOKED, _OPENED = 0x1, 0x2, 0x8, 0x10, 0x20
+"""inotify's events of a file: read, modified, closed after writing, closed after reading only, opened."""
+
+_Identity = tuple[int, int]
 
 
-def refuse_files_of_earlier_runs(script: str, work: Path) -> None:
-    """From now on, opening such a file raises UsageError. `work` is the run's name in the command's own folder."""
-    earlier, began = _stamp(work.parent / _FIRST), _stamp(work.with_suffix(".script-run"))
-    caches = [os.environ[name] for name in _CACHES if name in os.environ]
-    ours = tuple(f"{folder}{os.sep}" for folder in (work.parent.resolve(), *caches))
+class _Began(NamedTuple):
+    """When the case's first run and this run began, in nanoseconds of the file system's clock."""
 
-    def opened(event: str, args: tuple[Any, ...]) -> None:
-        if event != "open" or not _is_read(*args[1:3]) or not isinstance(args[0], str | bytes | os.PathLike):
+    first: int
+    this: int
+
+    def is_between(self, found: os.stat_result) -> bool:
+        """Whether a file changed between the two: `touch` and `cp -p` set its mtime, and nothing sets its ctime."""
+        return any(self.first <= when < self.this for when in (found.st_ctime_ns, found.st_mtime_ns))
+
+
+class RunFiles:
+    """What one run of a script has of its own, and what it must leave alone: files that earlier runs wrote.
+
+    `out` is an empty folder.
+    """
+
+    def __init__(self, script: str, case: str, work: Path, folders: Sequence[Path], ours: Sequence[Path] = ()) -> None:
+        """`work` is the run's name in the command's own folder. `folders` are watched, but for what is in `ours`."""
+        self._script = script
+        self._began = _Began(_stamp(work.parent / f"{case}.first-run"), _stamp(work / "script-run"))
+        self._notes = work.parent / f"{case}.written"
+        self.out = self._own_folder(work)
+        checkouts, caches = work.parent / "revisions", [os.environ[name] for name in _CACHES if name in os.environ]
+        self._checkouts = f"{os.path.realpath(checkouts)}{os.sep}"
+        self._ours = tuple(f"{os.path.realpath(each)}{os.sep}" for each in map(str, (work.parent, *ours, *caches)))
+        self._noted = set(self._notes.read_text().splitlines()) if self._notes.exists() else set()
+        self._asked: dict[str, None] = {}
+        self._appended: set[_Identity] = set()
+        self._earlier: set[_Identity] = set()
+        tops = dict.fromkeys(os.path.realpath(each) for each in (*map(str, folders), *self._noted))
+        found = ((path, _stat(path)) for path in _files_below(list(tops)))
+        earlier = {path: facts for path, facts in found if facts is not None and self._is_earlier(path, facts)}
+        self._earlier = {(facts.st_dev, facts.st_ino) for facts in earlier.values()}
+        self._reads = _Reads([*earlier])
+        self._asking = [mock.patch.object(os, name, self._telling(getattr(os, name))) for name in _ASKS]
+        self._is_on, self._within = False, threading.local()
+        sys.addaudithook(self._heard)
+
+    def _own_folder(self, work: Path) -> Path:
+        """Make the run's own folders, and have temporary files go into one: by a short path, as sockets need."""
+        short = work.parent / f"{self._began.this:x}"
+        for name in ("tmp", "out"):
+            (work / "own" / name).mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            short.symlink_to(work / "own")
+        os.environ["TMPDIR"] = tempfile.tempdir = str(short / "tmp")
+        return short / "out"
+
+    def __enter__(self) -> RunFiles:
+        self._is_on = True
+        for each in self._asking:
+            each.start()
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._is_on = False
+        for each in self._asking:
+            each.stop()
+        if not isinstance(error, BitproofError):
+            with refusing():
+                self._check(error)
+
+    def _check(self, error: BaseException | None) -> None:
+        """Refuse what the run read without Python, or asked for and left as it was."""
+        for path in self._reads.found():
+            raise _refusal(
+                f"{self._script}, or a program that it ran, reads {path}, which an earlier run of this comparison wrote"
+            ) from error
+        for path in self._asked:
+            if (found := _stat(path)) is not None and self._is_earlier(path, found):
+                raise _refusal(
+                    f"the script {self._script} looks at {path}, which an earlier run of this comparison wrote"
+                ) from error
+
+    def _is_earlier(self, path: str, found: os.stat_result) -> bool:
+        """Whether an earlier run wrote a file, and this run did not overwrite it."""
+        if not stat.S_ISREG(found.st_mode) or path.endswith(".pyc"):
+            return False
+        identity, is_overwritten = (found.st_dev, found.st_ino), found.st_mtime_ns >= self._began.this
+        is_others = self._began.is_between(found) or (identity in self._earlier and not is_overwritten)
+        return (is_others or identity in self._appended) and not self._is_ours(os.path.realpath(path))
+
+    def _is_ours(self, path: str) -> bool:
+        """Whether a file is bitproof's own; a script's revision is below bitproof's folder, too, and is not."""
+        return path.startswith(self._ours) and not path.startswith(self._checkouts)
+
+    def _heard(self, event: str, args: tuple[Any, ...]) -> None:
+        """Python's audit hook, which can never be removed."""
+        with self._unasked() as is_theirs:
+            if not is_theirs:
+                return
+            if event == "open" and isinstance(args[0], str | bytes | os.PathLike):
+                self._opened(os.fsdecode(args[0]), *args[1:3])
+            elif event == "sqlite3.connect" and isinstance(args[0], str | bytes | os.PathLike):
+                self._opened(os.fsdecode(args[0]), "r+", 0)
+            elif event in ("os.mkdir", "os.rename", "os.link", "os.symlink"):
+                self._note(os.fsdecode(args[0 if event == "os.mkdir" else 1]))
+            elif event in _STARTS:
+                for word in _words(args[_STARTS[event]]):
+                    self._ask(word)
+
+    def _opened(self, path: str, mode: str | None, flags: int) -> None:
+        is_read = "r" in mode or "+" in mode if mode else flags & os.O_ACCMODE != os.O_WRONLY
+        is_written = any(c in mode for c in "wax+") if mode else flags & os.O_ACCMODE != os.O_RDONLY
+        if is_written:
+            self._note(path)
+        found = _stat(path)
+        if found is None or not self._is_earlier(path, found):
             return
-        path = os.fsdecode(args[0])
+        is_lock = is_written and not found.st_size  # there is nothing to read
+        is_emptied = is_lock or ("w" in mode if mode else flags & os.O_TRUNC)
+        if is_read and not is_emptied:
+            raise refused(
+                _refusal(f"the script {self._script} reads {path}, which an earlier run of this comparison wrote")
+            )
+        if is_emptied:
+            self._appended.discard((found.st_dev, found.st_ino))
+        else:  # what was there stays
+            self._appended.add((found.st_dev, found.st_ino))
+
+    def _note(self, path: str) -> None:
+        """Have later runs watch a file or a folder that this run makes."""
+        path = os.path.realpath(path)
+        if path not in self._noted and not self._is_ours(path) and "\n" not in path:
+            self._noted.add(path)
+            notes = os.open(self._notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.write(notes, f"{path}\n".encode(errors="surrogateescape"))
+            os.close(notes)
+
+    @contextlib.contextmanager
+    def _unasked(self) -> Iterator[bool]:
+        """Whether the script does what is looked at; within, what we open and ask for ourselves is not."""
+        is_theirs = self._is_on and not getattr(self._within, "us", False)
+        if is_theirs:
+            self._within.us = True
         try:
-            found = os.stat(path)
-        except (OSError, ValueError):
+            yield is_theirs
+        finally:
+            if is_theirs:
+                self._within.us = False
+
+    def _ask(self, path: str, found: os.stat_result | None = None) -> None:
+        if (found := found or _stat(path)) is not None and self._is_earlier(path, found):
+            self._asked[os.path.abspath(path)] = None
+
+    def _telling(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of `os` that notes which file it is asked about."""
+
+        @functools.wraps(own)
+        def ask(path: Any, *args: Any, **kwargs: Any) -> Any:
+            result = own(path, *args, **kwargs)
+            with self._unasked() as is_theirs:
+                if is_theirs and isinstance(path, str | bytes | os.PathLike) and kwargs.get("dir_fd") is None:
+                    self._ask(os.fsdecode(path), result if isinstance(result, os.stat_result) else None)
+            return result
+
+        for can in (os.supports_dir_fd, os.supports_effective_ids, os.supports_fd, os.supports_follow_symlinks):
+            if own in can:  # shutil looks functions up in these
+                can.add(ask)
+        return ask
+
+
+_own_stat = os.stat
+_ASKS = ("stat", "lstat", "access")
+
+
+class _Reads:
+    """Reads of some files by any process, as inotify reports them."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths: dict[int, str] = {}
+        self._seen: dict[int, list[int]] = {}
+        self._descriptor = -1
+        library = ctypes.CDLL(None, use_errno=True)
+        if not paths or not hasattr(library, "inotify_init1"):  # no Linux
             return
-        is_others = earlier <= found.st_mtime_ns < began and stat.S_ISREG(found.st_mode)
-        if is_others and not path.endswith(".pyc") and not os.path.realpath(path).startswith(ours):
-            raise refused(_refusal(script, path))
+        self._descriptor = library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        mask = _READ | _MODIFIED | _WRITTEN | _LOOKED | _OPENED
+        for path in paths:
+            watch = library.inotify_add_watch(self._descriptor, os.fsencode(path), mask)
+            if watch >= 0:
+                self._paths[watch] = path
+            elif os.path.lexists(path):
+                raise UsageError(
+                    f"the {len(paths)} files that earlier runs of this comparison wrote cannot be watched",
+                    expected="room for them: another program that reads one would make runs begin differently",
+                    found=f"{path}: {os.strerror(ctypes.get_errno())}",
+                    fix="raise fs.inotify.max_user_watches or max_user_instances with sysctl, or have runs write less",
+                )
 
-    sys.addaudithook(opened)
+    def found(self) -> Iterator[str]:
+        """The files that were read before they were overwritten. Ends the watch."""
+        if self._descriptor < 0:
+            return
+        seen: dict[int, int] = {}
+        try:
+            while events := os.read(self._descriptor, 1 << 20):
+                for watch, event in _events(events):
+                    if not seen.get(watch, 0) & _MODIFIED or event & _MODIFIED:
+                        seen[watch] = seen.get(watch, 0) | event
+        except BlockingIOError:
+            pass
+        os.close(self._descriptor)
+        self._descriptor = -1
+        for watch, event in seen.items():
+            if event & (_READ | _LOOKED) or event & (_OPENED | _MODIFIED | _WRITTEN) == _OPENED:
+                yield self._paths.get(watch, "a file")
 
 
-def _is_read(mode: str | None, flags: int) -> bool:
-    if mode is not None:
-        return "r" in mode or "+" in mode
-    return flags & os.O_ACCMODE != os.O_WRONLY
+def _events(data: bytes) -> Iterator[tuple[int, int]]:
+    """The watch and the mask of each event that inotify reports."""
+    at = 0
+    while at < len(data):
+        watch, mask, _, length = struct.unpack_from("iIII", data, at)
+        at += 16 + length
+        yield watch, mask
+
+
+def _files_below(tops: Sequence[str]) -> Iterator[str]:
+    """Some files, and the regular files below some folders, shallow ones first; links are not followed."""
+    yield from (each for each in tops if os.path.isfile(each))
+    left, seen, num = [each for each in tops if os.path.isdir(each)], set(tops), 0
+    while left and num < _MOST_FILES:
+        inner: list[str] = []
+        for folder in left:
+            with contextlib.suppress(OSError), os.scandir(folder) as entries:
+                for each in entries:
+                    num += 1
+                    if each.is_file(follow_symlinks=False):
+                        yield each.path
+                    elif each.is_dir(follow_symlinks=False) and each.name not in _NOT_WATCHED and each.path not in seen:
+                        seen.add(each.path)
+                        inner.append(each.path)
+        left = inner
+
+
+def _stat(path: str) -> os.stat_result | None:
+    try:
+        return _own_stat(path)
+    except (OSError, ValueError):
+        return None
+
+
+def _words(given: Any) -> Iterator[str]:
+    """The words of a command line, and their parts: `--out=a.txt` has the part `a.txt`."""
+    for each in [given] if isinstance(given, str | bytes | os.PathLike) else given or ():
+        if isinstance(each, str | bytes | os.PathLike):
+            yield from {os.fsdecode(each), *_BREAKS.split(os.fsdecode(each))} - {""}
 
 
 def _stamp(path: Path) -> int:
@@ -60,9 +319,10 @@ def _stamp(path: Path) -> int:
     return path.stat().st_mtime_ns
 
 
-def _refusal(script: str, path: str) -> UsageError:
+def _refusal(what: str) -> UsageError:
     return UsageError(
-        f"the script {script} reads {path}, which an earlier run of this comparison wrote",
+        what,
         expected="runs that begin with the same files: each side runs twice, in one working directory",
-        fix="run the command again if the file is input, such as a download; else let the script write it elsewhere",
+        fix="run the command again if the file is input, such as a download; else let the script write to the folder "
+        "{out}, as in `-- --out-dir {out}`: it is new and empty in each run",
     )

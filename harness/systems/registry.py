@@ -67,7 +67,7 @@ import importlib
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -205,15 +205,16 @@ def program_name(name: str) -> str:
     return str(file_of(source) or _file_of_module(name, source) or source)
 
 
-def load_factory(name: str, work: Path = Path("run")) -> Factory:
+def load_factory(name: str, work: Path = Path("run"), ours: Sequence[Path] = ()) -> Factory:
     """The factory of a system that is not built in. Raises UsageError when it cannot be loaded.
 
-    `work` is the run's own name in the command's folder, which has the checkouts of revisions.
+    `work` is the run's own name in the command's folder, which has the checkouts of revisions. `ours` are folders of
+    reports.
     """
     if script := script_of(name):
         from bitproof.harness.systems.script import make_script
 
-        return Factory(make_script(script, work), {})
+        return Factory(make_script(script, work, ours), {})
     entries = registered()
     if name in entries:
         return Factory(plugins.load(entries[name]), {"distribution": plugins.distribution_of(entries[name])})

@@ -25,7 +25,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -33,7 +33,7 @@ from unittest import mock
 from bitproof.harness.case.case import Script
 from bitproof.harness.errors import RecordingError, UsageError
 from bitproof.harness.files.plain_files import read_plain
-from bitproof.harness.systems.files_between_runs import refuse_files_of_earlier_runs
+from bitproof.harness.systems.files_between_runs import OUT, RunFiles
 from bitproof.harness.systems.revisions import checkout_of, place_in, top_of
 from bitproof.harness.systems.watched_loop import WatchedLoop, held_by
 from bitproof.harness.systems.watched_step import Observe, bare, held_optimizers
@@ -59,8 +59,12 @@ _TORCHRUN = (
 class WatchedScript(WatchedLoop):
     """A system that runs a script, and records the models and optimizers that it creates, after each step."""
 
-    def __init__(self, script: Script, path: Path, folder: Path, rank: int, world_size: int) -> None:
+    def __init__(
+        self, script: Script, path: Path, folder: Path, rank: int, world_size: int, files: RunFiles | None = None
+    ) -> None:
+        """Without `files` nothing is known of other runs."""
         super().__init__(lambda: self._run(), [], [])
+        self._files = files
         self._script, self._path, self._folder = script, path, folder
         self._rank, self._world_size = rank, world_size
         self._code = read_plain(path)
@@ -73,7 +77,7 @@ class WatchedScript(WatchedLoop):
 
     def take_steps(self, num_steps: int, taking: Callable[[int], AbstractContextManager[Observe]]) -> None:
         """Run the script for so many optimizer steps. Raises RecordingError if it ends earlier."""
-        with _making_told(self._made), _spawning_here(self._rank, self._world_size):
+        with self._files or nullcontext(), _making_told(self._made), _spawning_here(self._rank, self._world_size):
             super().take_steps(num_steps, taking)
 
     def _run(self) -> None:
@@ -89,7 +93,8 @@ class WatchedScript(WatchedLoop):
         os.chdir(self._folder)
         self._module = module = types.ModuleType("__main__")  # its globals live as long as the rank
         module.__file__ = str(self._path)
-        sys.argv[:] = [self._script.file, *self._script.args]
+        out = str(self._files.out) if self._files else OUT
+        sys.argv[:] = [self._script.file, *(word.replace(OUT, out) for word in self._script.args)]
         find_beside(self._path.parent)
         check_own_modules(self._path, self._path.parent)
         ours, sys.modules["__main__"] = sys.modules["__main__"], module
@@ -158,7 +163,7 @@ class WatchedScript(WatchedLoop):
             return RecordingError(
                 f"the script {self._script.file} ended, and no torch.optim.Optimizer took a step in this process",
                 expected=f"{num_steps} optimizer steps",
-                found=f"sys.argv was {sys.argv!r}",
+                found=f"sys.argv was {sys.argv!r}; the rank's log has what it printed, such as that it needs a GPU",
                 fix=f"give arguments that train; if other processes train, or nothing of torch.optim does, {WATCH}",
             )
         return RecordingError(
@@ -181,16 +186,20 @@ class WatchedScript(WatchedLoop):
         return True
 
 
-def make_script(script: Script, work: Path) -> Callable[[Any, Any], WatchedScript]:
-    """A factory for a script's system. A script of a revision runs in its checkout, in the folder of `work`."""
+def make_script(script: Script, work: Path, ours: Sequence[Path] = ()) -> Callable[[Any, Any], WatchedScript]:
+    """A factory for a script's system. A script of a revision runs in its checkout, in the folder of `work`.
+
+    `ours` are bitproof's own folders, which may be below the script's folder.
+    """
 
     def make(case: Any, mesh: Any) -> WatchedScript:
         path, folder = Path(script.file).absolute(), Path.cwd()
         if script.revision:
             checkout = checkout_of(script, work.parent)
             path, folder = checkout / path.relative_to(top_of(script)), place_in(checkout, script, Path.cwd())
-        refuse_files_of_earlier_runs(script.file, work)
-        return WatchedScript(script, path, folder, mesh.rank, case.parallelism.world_size)
+        watched = {folder, path.parent, Path.cwd(), Path(script.file).absolute().parent}
+        files = RunFiles(script.file, case.name, work, sorted(watched), ours)
+        return WatchedScript(script, path, folder, mesh.rank, case.parallelism.world_size, files)
 
     return make
 

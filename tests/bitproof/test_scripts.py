@@ -65,3 +65,33 @@ def test_a_candidate_that_reads_what_the_reference_wrote_is_refused_and_a_file_f
     assert found.verdict == "ERROR" and "cache.pt, which an earlier run of this comparison wrote" in str(found), found
     again = bitproof.run(reference=str(path), candidate=str(path), **given)
     assert (again.verdict, again.result.world_size) == ("EQUAL", 1), again
+
+
+BY_ANOTHER_PROGRAM = """
+import subprocess, sys, torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Linear(3, 1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+value = "2.0" if "--other" in sys.argv else "1.0"
+cache = sys.argv[1]
+found = subprocess.run(["cat", cache], capture_output=True, text=True)
+if found.returncode:
+    open(cache, "w").write(value)
+x = torch.full((2, 3), float(found.stdout or value))
+for _ in range(9):
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_cache_that_another_program_reads_is_refused_and_in_the_folder_for_output_each_run_makes_its_own(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(BY_ANOTHER_PROGRAM)
+    given = {"steps": 2, "control": "never", "report_dir": tmp_path / "reports"}
+    cache = tmp_path / "cache.txt"
+    found = bitproof.run(reference=f"{path} {cache}", candidate=f"{path} {cache} --other", **given)
+    assert found.verdict == "ERROR" and "cache.txt, which an earlier run of this comparison wrote" in str(found), found
+    own = bitproof.run(reference=f"{path} {{out}}/a", candidate=f"{path} {{out}}/a --other", **given)
+    assert own.verdict == "DIFFERENT" and "full" in str(own), own

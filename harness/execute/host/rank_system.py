@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bitproof.harness.case import COMPILED, PREPARED, Case, Kind
@@ -112,7 +113,7 @@ def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_fo
     own = case.reference if is_compiled else name
     sys.argv[:] = [program_name(own)]  # a trainer must not see the command line of bitproof
     with user_code(f"system {own}"):
-        factory = load_factory(own, job.run.work)
+        factory = load_factory(own, job.run.work, _own_folders(job))
         try:
             made = make(factory.make, case, mesh)
         except ModuleNotFoundError as error:
@@ -129,6 +130,12 @@ def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_fo
         made.wrap_gradients(injector.wrap)
     tamper = injector.ignore if can_wrap else injector.tamper
     return UserSystem(name, made, names=job.run.options.names, tamper=tamper, origin=factory.origin, captured=captured)
+
+
+def _own_folders(job: Job) -> tuple[Path, ...]:
+    """Folders of reports, which a run's working directory may hold."""
+    logs = job.run.logs.parents[1]
+    return (job.run.out, logs.parent if logs.name == "logs" else job.run.logs)
 
 
 def checks_mixing(job: Job, rank: int) -> bool:

@@ -240,7 +240,10 @@ class Coordinator:
 
     def run(self, request: RunRequest) -> None:
         """Any other rank: run its part, and send rank 0 how it ended."""
-        account, files = self._run(self._localized(request))
+        localized = self._localized(request)
+        account, files = self._run(localized)
+        if localized is not request:  # rank 0 removes its own machine's
+            shutil.rmtree(localized.work, ignore_errors=True)
         self.peers.links.tell(self.peers.lines[0], account, files)
 
     def _run_all(self, request: RunRequest, on_event: OnEvent) -> RunAnswer:

@@ -14,6 +14,7 @@ from bitproof.harness.commands.record import Target, diff, record
 from bitproof.harness.errors import RankError, RecordingError, UsageError
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import Key
+from bitproof.harness.report.diff import _about_the_cause
 from tests.harness.forging import at, flip_lowest_bit, make_recording
 from tests.hosts import one_host
 
@@ -70,6 +71,8 @@ def test_one_changed_digest_is_named_with_what_the_manifests_say(folders, tmp_pa
     status, lines = told(folders / "first", tmp_path / "changed")
     assert status == 1
     assert f"first divergence: step 1, rank 1, grad {key.name}" in lines
+    assert "  cause: backward of this step: its losses agree" in lines
+    assert f"    bitproof run {CASE.name} --baseline" in lines
     torch = json.dumps(recording.manifest.machine["torch"])
     assert lines[-2:] == ["the manifests differ:", f'  machine.torch: {torch} against "2.14.0"']
 
@@ -205,8 +208,8 @@ def test_a_recording_goes_to_one_place(tmp_path, monkeypatch, capsys, arguments,
     monkeypatch.chdir(tmp_path)
     assert command(tmp_path, *arguments) == 2
     assert capsys.readouterr().err == (
-        "UsageError: a recording needs one place to go to\n"
-        "  expected: --out DIR, or --baseline, which --force may go with\n"
+        "UsageError: record needs exactly one of --out DIR and --baseline\n"
+        "  expected: --out DIR, or --baseline with or without --force\n"
         f"  found: {found}\n"
     )
     assert list(tmp_path.iterdir()) == []
@@ -274,3 +277,12 @@ def test_differences_of_manifests_stand_in_the_order_of_their_files(tmp_path):
     second = make_recording(tmp_path / "second", HANDMADE, device="cpu", backend="gloo", arm="control")
     _, lines = told(first, second)
     assert lines[-3:] == ["the manifests differ:", '  backend: "nccl" against "gloo"', '  device: "cuda" against "cpu"']
+
+
+def test_long_values_of_manifests_are_cut_and_two_systems_get_the_command_that_runs_both(tmp_path):
+    first = make_recording(tmp_path / "first", HANDMADE, commit="a" * 99)
+    second = make_recording(tmp_path / "second", HANDMADE, commit=None)
+    _, lines = told(first, second)
+    assert lines[-1] == '  commit: "' + "a" * 26 + "... against null" and len(lines[-1]) <= 80
+    command = list(_about_the_cause("loss", ("a:b", "c d.py"), "case"))[-1]
+    assert command == "    bitproof run case --reference a:b --candidate 'c d.py'"

@@ -54,6 +54,19 @@ def test_what_a_parameters_hook_computes_of_its_gradient_belongs_to_the_paramete
     ]
 
 
+def test_an_evaluation_before_and_between_micro_batches_is_none_of_them() -> None:
+    class Evaluated(System):
+        def gradients(self) -> None:
+            for _ in range(2):
+                with torch.no_grad():
+                    self.model(torch.ones(5, 4))
+                self.model(torch.ones(5, 4)).sum().backward()
+
+    with logged(system := Evaluated(lambda gradient: gradient * 2)) as log:
+        system.gradients()
+    assert [call.micro_batch for call in log.calls if call.operator == "mul.Tensor"] == [1, 2]
+
+
 def test_what_backward_computes_again_belongs_to_the_module_that_runs_again_and_not_to_what_asked_for_it() -> None:
     model = nn.Sequential(nn.Tanh(), nn.Sigmoid(), nn.Tanh())
 

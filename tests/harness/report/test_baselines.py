@@ -144,3 +144,14 @@ def test_a_side_that_does_not_exist_is_refused(drifted, make_report):
     values["cases"][0]["baseline"]["third"] = {}
     with pytest.raises(RecordingError, match=r"baseline is damaged\n  expected: 'reference' or 'candidate'"):
         report_json.parse(json.dumps(values))
+
+
+def test_one_system_on_both_sides_is_told_once(make_result, make_baseline):
+    def lines(**baseline):
+        result = make_result(baseline=baseline)
+        return list(text.baselines(replace(result, case=replace(result.case, reference="a:b", candidate="a:b"))))
+
+    drifted = lines(reference=make_baseline("DRIFTED"), candidate=make_baseline("DRIFTED"))
+    assert drifted[0] == "baselines: both sides DRIFTED" and drifted[1].startswith("  both sides a:b against ")
+    assert len(drifted) == len(lines(candidate=make_baseline("DRIFTED")))
+    assert lines(reference=make_baseline(), candidate=make_baseline("DRIFTED"))[0].startswith("baselines: reference")

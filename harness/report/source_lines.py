@@ -1,0 +1,64 @@
+"""A line of source as it is opened from here. A recording keeps the last three parts of a path: `exp/new/train.py:14`.
+
+new/train.py:14                          below the working directory
+/home/me/exp/new/train.py:14             elsewhere
+transformers/models/bert/bert.py:14      in an installed package: from the folder that packages are in
+exp/new/train.py:14                      nowhere here, as in a report from another machine
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+LINE = re.compile(r"(?P<path>[^\s:()'\"]*[^\s:()'\"/]\.py):(?P<line>[1-9]\d{0,8})\b")
+_PACKAGES = {"site-packages", "dist-packages"}
+_MAX_DEPTH = 4
+
+
+def shown_line(source: str | None) -> str:
+    """A call's line as a terminal or an editor opens it; empty for none."""
+    if not source or not (found := LINE.fullmatch(source)) or (file := file_of(found["path"])) is None:
+        return source or ""
+    here = Path.cwd()
+    for top in (here, *(each for each in _entries() if each.name in _PACKAGES)):
+        if file.is_relative_to(top):
+            return f"{file.relative_to(top)}:{found['line']}"
+    return f"{file}:{found['line']}"
+
+
+def file_of(path: str) -> Path | None:
+    """The one file here whose path ends so; None if there is none, or if several are equally near."""
+    parts = PurePosixPath(path).parts
+    if ".." in parts:
+        return None
+    return _file_below(str(PurePosixPath(path)), os.getcwd())
+
+
+@functools.cache
+def _file_below(path: str, here: str) -> Path | None:
+    if os.path.isabs(path):
+        return Path(path) if os.path.isfile(path) else None
+    for files in _places(path, Path(here)):
+        found = {file.absolute() for file in files if file.is_file()}
+        if found:
+            return found.pop() if len(found) == 1 else None
+    return None
+
+
+def _places(path: str, here: Path) -> Iterator[list[Path]]:
+    """Where a file may be, the nearest places first."""
+    yield from ([top / path] for top in (here, *here.parents))
+    end = glob.escape(path)
+    yield [Path(each) for depth in range(1, _MAX_DEPTH) for each in glob.iglob(f"{here}/{'*/' * depth}{end}")]
+    yield [top / path for top in _entries()]
+    yield [Path(each) for top in _entries() if top.name in _PACKAGES for each in top.glob(f"*/{end}")]
+
+
+def _entries() -> list[Path]:
+    return [Path(each) for each in sys.path if each]

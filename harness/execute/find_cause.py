@@ -29,7 +29,8 @@ class Explainer:
 
     Replays leave what they are asked for in the folder `archives`, which is removed when the search has ended.
     `seconds` is how long replays took, None where there were none; `remarks` are the report's; `every_call` is what
-    looked at each call, where the call of the command asked for that. `is_logged` and `shows_bits` are the search's.
+    looked at each call, where the call of the command asked for that. `is_logged`, `shows_bits` and
+    `verifies` are the search's.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Explainer:
         *,
         is_logged: bool = False,
         shows_bits: bool = True,
+        verifies: bool = True,
     ) -> None:
         self.seconds: float | None = None
         self.remarks: list[str] = []
@@ -53,6 +55,7 @@ class Explainer:
         self._compare_bits = compare_bits
         self._is_logged = is_logged
         self._shows_bits = shows_bits
+        self._verifies = verifies and shows_bits
 
     def explained(self, judgement: Judgement, repeats: Iterable[Repeat], options: RunOptions) -> Judgement:
         """Add the results of replays to the judgement; `repeats` are its second runs.
@@ -157,4 +160,5 @@ class Explainer:
             self._compare_bits,
             is_logged=self._is_logged,
             shows_bits=self._shows_bits,
+            verifies=self._verifies,
         )

@@ -16,7 +16,7 @@ Example for 2, where the candidate has an extra `mul`:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ from bitproof.harness.localize.logs.packing import name_of
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
 from bitproof.harness.localize.logs.replay import ValueSite
 
-MAX_NEW_CALLS = 6
+MAX_NEW_CALLS = 12
 """How many calls in a row may be new between a blamed call and a reader that the reference has."""
 
 OPAQUE = "opaque"
@@ -95,8 +95,16 @@ LEADS_NOWHERE = "abandons", "discards", "misplaces"
 """The defects of a call whose own output is right, or never there: values are exchanged where it should be read."""
 
 
-def plan_of(culprit: Culprit, logs: Sequence[CandidateLog], differing: Mapping[int, Iterable[Pair]]) -> Plan:
-    """All exchanges for a cause. `differing` has the digests of the records that differ, by rank."""
+def plan_of(
+    culprit: Culprit,
+    logs: Sequence[CandidateLog],
+    differing: Mapping[int, Iterable[Pair]],
+    blocked: Collection[ValueSite] = (),
+) -> Plan:
+    """All exchanges for a cause. `differing` has the digests of the records that differ, by rank.
+
+    At the sites `blocked` values of another type stand: there what their readers give is exchanged.
+    """
     plan, taken, right = Plan(), set[tuple[int, int | None, int | None]](), dict[ValueSite, str]()
     pairs = {rank: list(found) for rank, found in differing.items()}
     for rank, mine, theirs in [*_sites(culprit, logs), *_alike(culprit, logs)]:
@@ -104,8 +112,8 @@ def plan_of(culprit: Culprit, logs: Sequence[CandidateLog], differing: Mapping[i
             continue
         is_lead, log = len(taken) < len(culprit.ranks), logs[rank]
         taken.add((rank, mine, theirs))
-        draft = _checked(_drafted(culprit, log, rank, mine, theirs, pairs.get(rank, [])))
-        if not is_lead:
+        draft = _checked(_drafted(culprit, _Readers(log, rank, pairs.get(rank, []), blocked), mine, theirs))
+        if not is_lead and not (culprit.how == "reads" and _reads_right(log, mine)):
             draft = _only_if_right(draft, log, rank, mine, theirs, right)
         elif not draft.candidate:
             plan.problems += draft.problems
@@ -118,15 +126,13 @@ def plan_of(culprit: Culprit, logs: Sequence[CandidateLog], differing: Mapping[i
     return plan
 
 
-def _drafted(
-    culprit: Culprit, log: CandidateLog, rank: int, mine: int | None, theirs: int | None, pairs: Sequence[Pair]
-) -> _Draft:
+def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int | None) -> _Draft:
     """The exchanges for one call, whatever is wrong with it."""
     if mine is not None and culprit.how not in LEADS_NOWHERE:
-        return _Readers(log, rank, pairs).of_new(mine) if theirs is None else _of_counterparts(log, rank, mine, theirs)
-    if theirs is not None:
-        return _Readers(log, rank, pairs).of_missing(theirs)
-    return _Draft(problems=[f"{culprit.call} has no counterpart"])
+        if theirs is None or readers.is_blocked(mine):
+            return readers.of_new(mine)
+        return _of_counterparts(readers.log, readers.rank, mine, theirs)
+    return readers.of_missing(theirs) if theirs is not None else _Draft(problems=[f"{culprit.call} has no counterpart"])
 
 
 Sites = list[tuple[int, int | None, int | None]]
@@ -158,7 +164,12 @@ def _alike(culprit: Culprit, logs: Sequence[CandidateLog]) -> Sites:
             family = family_of(logs[culprit.rank].log[culprit.candidate].operator)
             alike = [i for i, call in enumerate(log.log) if family_of(call.operator) == family and not call.view]
             pairs = ((i, counterpart(log, i)) for i in alike)
-            found += [(rank, i, other) for i, other in pairs if other is not None and _has(log, i, other, wrong)]
+            there = set(log.there(logs[culprit.rank].log[culprit.candidate])) if culprit.how == "reads" else set()
+            found += [
+                (rank, i, other)
+                for i, other in pairs
+                if other is not None and (_has(log, i, other, wrong) or (i in there and _reads_right(log, i)))
+            ]
         elif culprit.candidate is not None:
             blamed = logs[culprit.rank].log[culprit.candidate]
             alike = [i for i, call in enumerate(log.log) if _is_alike(call, blamed)]
@@ -176,6 +187,11 @@ def _is_alike(call: Call, blamed: Call) -> bool:
     if call.operator == blamed.operator:
         return call.scalars == blamed.scalars
     return call.operator.endswith("_backward") and family_of(call.operator) == family_of(blamed.operator)
+
+
+def _reads_right(log: CandidateLog, mine: int | None) -> bool:
+    """Whether all that a call reads are values that the reference has, from calls that agree with it."""
+    return mine is not None and log.reads_right_values(mine) and not log.bad_producers(mine)
 
 
 def _has(log: CandidateLog, mine: int, theirs: int, wrong: Wrong) -> bool:
@@ -319,14 +335,28 @@ def _checked(plan: _Draft) -> _Draft:
 
 
 class _Readers:
-    """The readers of one rank's calls, on both sides; `pairs` are the digests of the rank's records that differ."""
+    """The readers of one rank's calls, on both sides; `pairs` are the digests of the rank's records that differ.
 
-    def __init__(self, log: CandidateLog, rank: int, pairs: Sequence[Pair]) -> None:
+    `passed` are the calls whose readers were looked for, as what they give cannot be exchanged.
+    """
+
+    def __init__(
+        self, log: CandidateLog, rank: int, pairs: Sequence[Pair], blocked: Collection[ValueSite] = ()
+    ) -> None:
         self.log, self.rank, self.pairs = log, rank, pairs
+        self.blocked = {site.call for site in blocked if site.rank == rank and not site.is_input}
+        self.blocked_inputs = {site for site in blocked if site.is_input}
+        self.passed = set[int]()
+
+    def is_blocked(self, index: int) -> bool:
+        """Whether values of another type stand where a call's outputs are."""
+        return index in self.blocked
 
     def of_new(self, index: int, depth: int = 0) -> _Draft:
         """Exchanges for a call that only the candidate makes."""
         call, plan = self.log.log[index], _Draft()
+        if self.is_blocked(index):
+            return self._of_readers(index, depth)
         due: dict[int, dict[str, ValueSite]] = defaultdict(dict)
         at_readers, new = list[Swap](), list[int]()
         is_read_right = False
@@ -367,11 +397,29 @@ class _Readers:
                 plan.candidate.append(Swap(site, source, call.operator, call.outputs[position], wanted))
             plan.candidate += [swap for swap in at_readers if swap.in_place]
         if not plan.candidate and not is_read_right and depth < MAX_NEW_CALLS:
-            for reader in dict.fromkeys(new):
-                plan.add(self.of_new(reader, depth + 1))
+            plan.add(self._of_readers(index, depth))
         if not plan.candidate and not plan.problems and not depth:
             plan.problems.append(f"no call that the reference has reads what {call} gives")
         return _checked(plan)
+
+    def _of_readers(self, index: int, depth: int) -> _Draft:
+        """Exchanges of what the readers of a call give. Their other inputs must be right, or more would be hidden."""
+        plan, new = _Draft(), self.log.there(self.log.log[index])
+        self.passed.update((index, *(i for i in new if counterpart(self.log, i) is None)))  # a call of a list for each
+        for reader in dict.fromkeys(reader for reader, _ in _readers(self.log.log, self.log.given, index)):
+            call, other = self.log.log[reader], counterpart(self.log, reader)
+            sides = zip(call.inputs, self.log.given(reader), strict=False)
+            inputs = [value for value, giver in sides if giver not in self.passed]
+            right = self.log.reference.values if other is None else self.log.reference.log[other].inputs
+            if not set(inputs) <= set(right):
+                plan.problems.append(f"{call} also reads another value that is wrong")
+            elif other is not None and not self.is_blocked(reader):
+                plan.add(_of_counterparts(self.log, self.rank, reader, other))
+            elif depth < MAX_NEW_CALLS:
+                plan.add(self.of_new(reader, depth + 1))
+        if not plan.candidate and not plan.problems:
+            plan.problems.append(f"no call that the reference has reads what {self.log.log[index]} gives")
+        return plan
 
     def of_missing(self, index: int, depth: int = 0) -> _Draft:
         """Exchanges for a call that only the reference makes."""
@@ -384,14 +432,24 @@ class _Readers:
                 if depth < MAX_NEW_CALLS and self.log.lacks(reader):
                     plan.add(self.of_missing(reader, depth + 1))
                 continue
-            if len(self.log.log[mine].inputs) != len(reference.log[reader].inputs):
-                plan.problems.append(f"{self.log.log[mine]} takes another number of tensors than its counterpart")
+            is_alike = len(self.log.log[mine].inputs) == len(reference.log[reader].inputs)
+            if not is_alike or ValueSite(self.rank, mine, position, True) in self.blocked_inputs:
+                plan.add(self._of_readers(mine, depth) if self.is_blocked(mine) else self._of_join(mine, reader))
             elif self.log.log[mine].inputs[position] != reference.log[reader].inputs[position]:
                 plan.candidate.append(self._at_reader(mine, reader, position, in_place))
                 plan.reference.append(self._at_reader_there(mine, reader, position, in_place))
+        later = [swap._replace(found="") for swap in plan.candidate[1:]]  # what the first is written to, they may read
+        plan.candidate[1:] = later
         if not plan.candidate and not plan.problems and not depth:
             plan.problems.append(f"no call of the candidate stands for one that reads what {call} gives")
         return _checked(plan)
+
+    def _of_join(self, mine: int, theirs: int) -> _Draft:
+        """Exchanges of what a call gives that is not given all that it should be, or in another type."""
+        call = self.log.log[mine]
+        if set(call.inputs) <= self.log.reference.values:
+            return _of_counterparts(self.log, self.rank, mine, theirs)
+        return _Draft(problems=[f"{call} also reads another value that is wrong"])
 
     def _counterpart_here(self, reader: int) -> int | None:
         """The candidate's call that stands for a call of the reference."""

@@ -32,10 +32,11 @@ from bitproof.harness.localize.exchange_plan import (
     plan_of,
     wrong_argument,
 )
-from bitproof.harness.localize.logs.calls import READS_OUT, Call
+from bitproof.harness.localize.logs.calls import READS_OUT, Call, maker_of
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
-from bitproof.harness.localize.logs.exchanges import UNSTEADY
+from bitproof.harness.localize.logs.exchanges import OTHER_TYPE, UNSTEADY
 from bitproof.harness.localize.logs.idle_broadcasts import without_idle_broadcasts
+from bitproof.harness.localize.logs.joined_logs import JoinedLogs
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
 from bitproof.harness.localize.logs.replay import (
     Exchange,
@@ -152,17 +153,18 @@ class Verifier:
         causes = list[_Cause]()
         run = _Run(self.logs["candidate"], self.recordings["candidate"], {})
         current: Culprit | None = culprit
+        blocked, refused = set[ValueSite](), ""
         while current is not None:
             if self._runs == MAX_ROUNDS:
                 return causes, f"after {MAX_ROUNDS} runs with exchanged values something is still wrong", run
             logs = self._ready(run.calls)
             differing = self._pairs(run.recording)
-            planned = plan_of(current, logs, differing)
+            planned = plan_of(current, logs, differing, blocked)
             reason = wrong_input(current, logs) or self._told_twice(current, planned, causes, run)
             if reason:
                 return causes, reason, run
             if not any(group.is_lead for group in planned.groups):
-                return causes, _joined(planned.problems), run
+                return causes, refused or _joined(planned.problems), run
             wrong = wrong_argument(current, logs)
             cause = next((each for each in causes if each.has(current, wrong)), None)
             tried = [*causes] if cause else [*causes, _Cause(current, wrong)]
@@ -170,9 +172,14 @@ class Verifier:
             known = {swap.site for each in tried for group in each.groups for swap in group.candidate}
             cause.groups += [group for group in planned.groups if group.is_lead or group.candidate[0].site not in known]
             after = self._exchanged("candidate", _swaps(tried, "candidate"))
+            if others := {made.site for made in after.made.values() if OTHER_TYPE in made.not_done} - blocked:
+                blocked |= others
+                refused = self._trouble(planned, run, after, tried)
+                cause.groups = [group for group in cause.groups if group not in planned.groups]
+                continue
             if reason := self._trouble(planned, run, after, tried):
                 return causes, reason, run
-            before = self._wrong(run.recording)
+            before, refused = self._wrong(run.recording), ""
             causes, run = tried, after
             cause.accounts += len(before - self._wrong(after.recording))
             if not self._wrong(after.recording):
@@ -197,7 +204,8 @@ class Verifier:
         leads = [swap for group in planned.groups if group.is_lead for swap in group.candidate]
         failed = [made for swap in leads if not (made := after.made[swap.site]).done]
         if unsteady := [made for made in failed if made.not_done.startswith(UNSTEADY)]:
-            return f"the candidate differs from itself: {_where(unsteady[0], before)}: {unsteady[0].not_done}"
+            side = "candidate" if unsteady[0].not_done == UNSTEADY else "reference"
+            return f"the {side} differs from itself: {_where(unsteady[0], before)}: {unsteady[0].not_done}"
         if len(failed) == len(leads):
             return f"{_where(failed[0], before)} cannot be exchanged: {failed[0].not_done}"
         exchanged = {(swap.site.rank, swap.site.call) for swap in _swaps(causes, "candidate")}
@@ -328,20 +336,50 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
     log = logs[culprit.rank]
     if culprit.candidate is None:
         call = log.reference.log[culprit.index]
-        missing = [value for value in call.inputs if value not in log.values]
-        return f"the candidate does not have what {call} reads" if missing and culprit.how == "lacks" else ""
+        is_there = culprit.how != "lacks" or _has_inputs(log, culprit.index)
+        return "" if is_there else f"the candidate does not have what {call} reads"
     mine = log.log[culprit.candidate]
     if told := _wrong_number(culprit, log):
         return told
     theirs = log.reference.log[culprit.reference].inputs if culprit.reference is not None else ()
+    if mine.collective and (told := _wrong_peer(culprit, logs)):
+        return told
     for position, (value, giver) in enumerate(zip(mine.inputs, log.given(culprit.candidate), strict=False)):
         if giver is None or theirs[position : position + 1] == (value,):
             continue
+        maker = maker_of(log.log, log.given, culprit.candidate, position)
+        if maker is None or (log.log[maker].view and not log.givers(maker)):
+            continue  # it was there before the step
         if value not in log.reference.values:
             return f"it reads what {log.log[giver]} gives, which the reference does not have"
         other = counterpart(log, giver)
         if other is not None and value in log.log[giver].outputs and value not in log.reference.log[other].outputs:
             return f"it reads what {log.log[giver]} gives, which differs from what its counterpart gives"
+    return ""
+
+
+def _has_inputs(log: CandidateLog, index: int) -> bool:
+    """Whether the candidate has what a call of the reference reads, or lacks only calls that lead to it."""
+    for value, giver in zip(log.reference.log[index].inputs, log.reference.given(index), strict=False):
+        if value in log.values or giver is None:
+            continue
+        if log.reference.counterpart(giver, log) is not None or not _has_inputs(log, giver):
+            return False
+    return True
+
+
+def _wrong_peer(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
+    """Why a collective cannot be the first call that is wrong: another rank gives it a wrong value. Empty if none."""
+    assert culprit.candidate is not None
+    joined = JoinedLogs([log.log for log in logs])
+    for rank, index in joined.together((culprit.rank, culprit.candidate)):
+        other = counterpart(logs[rank], index)
+        if rank != culprit.rank and other is not None:
+            given, due = logs[rank].log[index], logs[rank].reference.log[other]
+            if given.inputs != due.inputs:
+                return (
+                    f"it brings what {given} on rank {rank} gives to it, which differs from what its counterpart gives"
+                )
     return ""
 
 

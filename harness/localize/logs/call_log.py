@@ -138,6 +138,8 @@ class CallRecorder(TorchDispatchMode):
             for site in self._kept_inputs.get(index, ()):
                 if site.position < len(inputs):
                     self.kept[site] = plain(inputs[site.position]).clone()
+                elif (generator := _generator(function, args, kwargs)) is not None:
+                    self.kept[site] = generator.get_state()
         return (replaced(args, others), replaced(kwargs, others)) if others else (args, kwargs)
 
     def _reading(self, function: Any, args: Any, kwargs: Any) -> _Reading:

@@ -138,7 +138,7 @@ class Exchanges:
         value = read_value(archive_of(planned.archives, planned.site.rank), planned.name)
         types = type_of(plain(tensor)), type_of(value)
         if types[0] != types[1]:
-            raise RecordingError(f"{types[0]} stands there, and the value is {types[1]}")
+            raise RecordingError(f"{types[0]} {OTHER_TYPE} {types[1]}")
         if self._digest(value) != planned.wanted:
             raise RecordingError(f"{UNSTEADY}: the other system's value did not come again")
         if not beside:
@@ -154,6 +154,7 @@ class Exchanges:
 
 
 OTHER_INPUTS = "it reads other inputs than its counterpart"
+OTHER_TYPE = "stands there, and the value is"
 UNSTEADY = "it did not repeat what it computed"
 
 

@@ -335,8 +335,8 @@ class CallRecorder(TorchDispatchMode):
     def _add_output(self, index: int, tensor: Tensor) -> None:
         call = self.calls[index]
         site, size = ValueSite(self._rank, index, len(call.outputs)), tensor.numel() * tensor.element_size()
-        if is_spare := 0 < size <= self._spare and not call.view and tensor.layout is torch.strided:
-            self._spare -= size
+        is_spare = 0 < size <= self._spare and not call.view and tensor.layout is torch.strided and _has_bytes(tensor)
+        self._spare -= size if is_spare else 0
         if is_spare or site in self._keep:
             self.kept[site] = plain(tensor).clone()
         storage, value = _storage(tensor), "" if self._only_keeps else _digest(tensor)
@@ -389,6 +389,15 @@ def _digest(tensor: Tensor) -> str:
         return digest(tensor)
     except (RecordingError, RuntimeError):
         return "opaque"
+
+
+def _has_bytes(tensor: Tensor) -> bool:
+    """Whether a tensor can be kept: what a compiler gives while it traces may have no memory."""
+    try:
+        plain(tensor)
+    except (RecordingError, RuntimeError):
+        return False
+    return True
 
 
 def _storage(tensor: Tensor) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from bitproof.harness.errors import RankError
+from bitproof.harness.localize.culprit import Culprit
+from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.localize.logs.candidate_log import CandidateLog
+from bitproof.harness.localize.logs.reference_log import ReferenceLog
 from bitproof.harness.localize.logs.replay import Replay
+from bitproof.harness.localize.verify import wrong_input
 from bitproof.harness.records import Role
 from tests.harness.localize.exchanged_steps import Sides, weights
 
@@ -189,6 +195,36 @@ def test_a_value_of_another_type_is_not_exchanged(tmp_path: Path, dtype_or_shape
     assert found.reason is not None and found.reason.endswith(
         f"cannot be exchanged: {dtype_or_shape} stands there, and the value is float32[4, 4]"
     )
+
+
+def test_a_value_of_another_type_is_followed_to_what_its_readers_give(tmp_path: Path) -> None:
+    """A sum is rounded on the way: nothing of the same type stands there before it is cast back."""
+
+    def rounded(is_candidate: bool) -> Mapping[str, Tensor]:
+        [x] = weights((4, 4))
+        y = x.detach().exp()
+        return {"y": (y.bfloat16() + y.bfloat16()).float() if is_candidate else y + y}
+
+    sides = Sides(tmp_path, lambda: rounded(False), lambda: rounded(True))
+    culprit, found = sides.verified(sides.blamed("_to_copy", how="adds"))
+    assert (culprit.call.operator, found.status, found.reverse, found.reason) == ("_to_copy", "verified", True, None)
+
+
+def test_a_collective_is_not_to_blame_for_what_another_rank_gives_to_it() -> None:
+    place = Place("", "forward")
+
+    def side(sent: str, received: str) -> list[list[Call]]:
+        kinds = {"collective": True, "peers": (1, 0)}
+        send = Call(place, "send", (sent,), (), **kinds)
+        return [[Call(place, "recv_", ("e",), (received,), **kinds)], [send]]
+
+    reference, candidate = side("a", "a"), side("b", "b")
+    logs = [CandidateLog(calls, ReferenceLog(known)) for calls, known in zip(candidate, reference, strict=True)]
+    blamed = Culprit(how="computes", call=candidate[0][0], ranks=(0,), candidate=0, reference=0)
+    told = wrong_input(blamed, logs)
+    assert told.startswith("it brings what send of the step itself (forward) on rank 1 ")
+    right = [CandidateLog(calls, ReferenceLog(calls)) for calls in reference]
+    assert wrong_input(replace(blamed, call=reference[0][0]), right) == ""
 
 
 def test_a_candidate_that_raises_with_exchanged_values_leaves_the_cause_unverified(tmp_path: Path) -> None:

@@ -458,6 +458,24 @@ def test_another_part_of_a_storage_that_a_write_leaves_as_it_is_keeps_who_left_i
     assert negated.inputs[0] not in written.aliases
 
 
+def test_what_has_no_memory_is_not_kept_unasked() -> None:
+    """As what a compiler's trace gives, or a parameter that FSDP has freed."""
+
+    @torch.library.custom_op("bitproof_tests::freed", mutates_args=())
+    def freed(x: Tensor) -> Tensor:
+        y = x.clone()
+        y.untyped_storage().resize_(0)
+        return y
+
+    def step() -> None:
+        freed(torch.ones(4))
+
+    with logged(step, spare=1 << 20) as log:
+        step()
+    assert [call.operator for call in log.calls] == ["ones", "freed"]
+    assert [site.call for site in log.kept] == [0]
+
+
 def test_values_are_kept_unasked_as_long_as_there_is_room_views_left_out() -> None:
     def step() -> None:
         x = torch.ones(4).neg()

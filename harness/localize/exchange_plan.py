@@ -404,8 +404,8 @@ class _Readers:
 
     def _of_readers(self, index: int, depth: int) -> _Draft:
         """Exchanges of what the readers of a call give. Their other inputs must be right, or more would be hidden."""
-        plan, new = _Draft(), self.log.there(self.log.log[index])
-        self.passed.update((index, *(i for i in new if counterpart(self.log, i) is None)))  # a call of a list for each
+        plan = _Draft()
+        self.passed.update((index, *self._with_it(index)))
         for reader in dict.fromkeys(reader for reader, _ in _readers(self.log.log, self.log.given, index)):
             call, other = self.log.log[reader], counterpart(self.log, reader)
             sides = zip(call.inputs, self.log.given(reader), strict=False)
@@ -420,6 +420,13 @@ class _Readers:
         if not plan.candidate and not plan.problems:
             plan.problems.append(f"no call that the reference has reads what {self.log.log[index]} gives")
         return plan
+
+    def _with_it(self, index: int) -> list[int]:
+        """Calls that are wrong together with one: of other tensors of a list, or of the other chunk."""
+        blamed, right = self.log.log[index], self.log.reference.values
+        kind = blamed.operator, blamed.place[:2]
+        alike = [i for i, call in enumerate(self.log.log) if (call.operator, call.place[:2]) == kind]
+        return [i for i in alike if self.log.reads_right_values(i) and right.isdisjoint(self.log.log[i].outputs)]
 
     def of_missing(self, index: int, depth: int = 0) -> _Draft:
         """Exchanges for a call that only the reference makes."""

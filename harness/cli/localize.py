@@ -20,7 +20,16 @@ from bitproof.harness.settings import words
 Look = Callable[[Case, RunOptions, Path, list[str]], int]
 """Examines a case, writes a report and prints the replay command; returns the exit status."""
 
-_OPTIONS = (*ONE_CASE, *WHERE, "early_grad_accumulation", "inject", "extra_passes", "timeout", "explain_timeout")
+_OPTIONS = (
+    *ONE_CASE,
+    *WHERE,
+    "early_grad_accumulation",
+    "inject",
+    "extra_passes",
+    "timeout",
+    "explain_timeout",
+    "no_verify",
+)
 
 
 def _look(look: Look, case: str, report_dir: Path, changes: Changes, options: RunOptions) -> None:

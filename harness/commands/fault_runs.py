@@ -32,10 +32,11 @@ from bitproof.harness.execute.requests import RunAnswer
 from bitproof.harness.execute.session import Client
 from bitproof.harness.localize.blame import find_culprit
 from bitproof.harness.localize.culprit import call_of
+from bitproof.harness.localize.differing import differing_digests
 from bitproof.harness.localize.logs.calls import Call
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
 from bitproof.harness.localize.logs.replay import Replay, archive_of, read_log, read_records
-from bitproof.harness.localize.search import differing_digests, held_as
+from bitproof.harness.localize.search import held_as
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import OnEvent, RunOptions
 from bitproof.harness.processes.process import cpu_of_descendants

@@ -285,6 +285,7 @@ class CaseRun:
             self._compare_bits,
             is_logged=bool(self._watches) and across is None,
             shows_bits=self._shows_bits,
+            verifies=self.options.verify and across is None,
         )
         # Without partners a search would compare unrelated calls.
         if across is None or across.have_partners:

@@ -29,7 +29,7 @@ class Explainer:
 
     Replays write into the folder `archives`, which is removed after the search. `seconds` is the duration of replays,
     None without any; `remarks` are the report's; `every_call` compared all calls, if the command asked for that.
-    `is_logged` and `shows_bits` are settings of the search.
+    `is_logged`, `shows_bits` and `verifies` are settings of the search.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class Explainer:
         *,
         is_logged: bool = False,
         shows_bits: bool = True,
+        verifies: bool = True,
     ) -> None:
         self.seconds: float | None = None
         self.remarks: list[str] = []
@@ -53,6 +54,7 @@ class Explainer:
         self._compare_bits = compare_bits
         self._is_logged = is_logged
         self._shows_bits = shows_bits
+        self._verifies = verifies and shows_bits
 
     def explained(self, judgement: Judgement, repeats: Iterable[Repeat], options: RunOptions) -> Judgement:
         """Add the results of replays to the judgement; `repeats` are its second runs.
@@ -159,4 +161,5 @@ class Explainer:
             self._compare_bits,
             is_logged=self._is_logged,
             shows_bits=self._shows_bits,
+            verifies=self._verifies,
         )

@@ -10,9 +10,9 @@ from bitproof.harness.compare.baselines import tell_sides
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.localize.blame import find_culprit
 from bitproof.harness.localize.culprit import call_of
+from bitproof.harness.localize.differing import differing_digests
 from bitproof.harness.localize.logs.calls import Call
 from bitproof.harness.localize.logs.replay import read_log
-from bitproof.harness.localize.search import differing_digests
 from bitproof.harness.records import BlamedCall, Recording
 from bitproof.harness.validate import read
 

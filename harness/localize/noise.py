@@ -16,10 +16,10 @@ from bitproof.harness.localize.blame import find_culprit
 from bitproof.harness.localize.culprit import HOW_ITSELF, Culprit, call_of
 from bitproof.harness.localize.logs.calls import Call, is_abandoned
 from bitproof.harness.localize.logs.replay import (
-    OutputSite,
     Replay,
+    ValueSite,
     archive_of,
-    name_of_output,
+    name_of_value,
     read_log,
     read_records,
     read_steps,
@@ -119,11 +119,11 @@ class NoiseSearch(Search):
         if position is None:
             return None
         for side in ROLES:
-            self._replay(side, 2, Replay(step=step, log=True, outputs=(OutputSite(rank, index - begin, position),)))
+            self._replay(side, 2, Replay(step=step, log=True, values=(ValueSite(rank, index - begin, position),)))
         again = [read_log(archive_of(self._archives(side, 2), rank))[index - begin :] for side in ROLES]
         if not all(again) or _first_difference(again[0][0], again[1][0]) != position:
             return None
-        bits, _ = self._bits(2, rank, name_of_output(0))
+        bits, _ = self._bits(2, rank, name_of_value(0))
         return bits
 
 

@@ -16,23 +16,25 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bitproof.harness.compare.bits import ComparedBits
-from bitproof.harness.compare.order import ComputationOrder, ComputedAt
 from bitproof.harness.errors import BitproofError
 from bitproof.harness.localize.blame import Differing, find_culprit
 from bitproof.harness.localize.culprit import HOW, Culprit, Link, call_of
+from bitproof.harness.localize.differing import differing_digests
 from bitproof.harness.localize.logs.calls import Call, gives_what_it_reads
 from bitproof.harness.localize.logs.replay import (
     RECORD,
-    OutputSite,
+    SPARE_BYTES,
     Replay,
+    ValueSite,
     archive_of,
     archives_of,
     hand_on,
-    name_of_output,
+    name_of_value,
     read_log,
     step_of,
 )
 from bitproof.harness.localize.neighbours import modules_of, neighbours_of
+from bitproof.harness.localize.verify import Verifier
 from bitproof.harness.records import ROLES, Divergence, Key, Recording, Role, Sample, TensorDifference
 
 CompareBits = Callable[[Mapping[Role, Path], str], ComparedBits]
@@ -62,7 +64,8 @@ class Search:
     """One search for the cause of a first difference. `folder` is where replays leave archives.
 
     `is_logged`: what the first replays would leave is there, of runs that gave the bits of the recordings. Where bits
-    are not shown, the call alone is looked for. `remarks` say which bits were asked for and could not be had.
+    are not shown, the call alone is looked for. `remarks` say which bits were asked for and could not be had. With
+    `verifies`, values are exchanged at the call to blame (see `verify`).
     """
 
     recordings: dict[Role, Recording]
@@ -73,6 +76,7 @@ class Search:
     remarks: list[str] = field(default_factory=list, kw_only=True)
     is_logged: bool = field(default=False, kw_only=True)
     shows_bits: bool = field(default=True, kw_only=True)
+    verifies: bool = field(default=False, kw_only=True)
 
     def explain(self, first: Divergence) -> Divergence:
         """`first`, with the bits that differ and the call to blame.
@@ -81,7 +85,8 @@ class Search:
         """
         key = Key(first.step, first.kind, first.name, first.rank)
         for role in ROLES if not self.is_logged else ():
-            if self._replay(role, 1, Replay(step=key.step, log=True, record=key)) != self._digest(role, key):
+            replay = Replay(step=key.step, log=True, record=key, spare=SPARE_BYTES if self.verifies else 0)
+            if self._replay(role, 1, replay) != self._digest(role, key):
                 raise UnrepeatableError(role, key)
         is_of_one_type = first.tensor.reference_type == first.tensor.candidate_type  # other elements have no partners
         if self.shows_bits and is_of_one_type:
@@ -94,7 +99,11 @@ class Search:
         culprit = find_culprit(logs["reference"], logs["candidate"], differing, (key.rank, pair))
         if culprit is None:
             return first
-        self.remarks += tell_others(culprit)
+        verification = None
+        if self.verifies:
+            verifier = Verifier(self.recordings, self.folder, key.step, logs, self.run_replay)
+            culprit, verification = verifier.verify(culprit)
+        self.remarks += tell_others(culprit) if verification is None or verification.status != "verified" else []
         if (
             culprit.how == "inherits"
             and (buffer := self._buffer_read(culprit, logs["candidate"], key.step)) is not None
@@ -118,7 +127,7 @@ class Search:
         with self._bits_may_fail(f"what {culprit.call} gave", culprit.rank):
             changed = self._changed(culprit, logs, key.step) if self.shows_bits else []
         call = call_of(culprit, changed=changed)
-        return replace(first, call=replace(call, neighbours=neighbours, modules=modules))
+        return replace(first, call=replace(call, neighbours=neighbours, modules=modules, verification=verification))
 
     def _left_by(
         self, key: Key, differing: Differing, pair: tuple[str, str]
@@ -217,13 +226,13 @@ class Search:
         for side, role in enumerate(ROLES):
             sites = tuple(output.sites[side] for output in outputs if output)
             if not self.is_logged or not hand_on(self._archives(role, 1), self._archives(role, 2), sites):
-                self._replay(role, 2, Replay(step=step, outputs=sites))
+                self._replay(role, 2, Replay(step=step, values=sites))
         numbers = itertools.count()
         return [output and self._bits_again(output, next(numbers)) for output in outputs]
 
     def _bits_again(self, output: _ChangedOutput, number: int) -> TensorDifference | None:
         """How an output differs, the number-th that replays were asked for; None where it did not come again."""
-        bits, digests = self._bits(2, output.sites[0].rank, name_of_output(number))
+        bits, digests = self._bits(2, output.sites[0].rank, name_of_value(number))
         return bits if tuple(digests) == output.digests else None
 
     def _bits(self, number: int, rank: int, name: str) -> tuple[TensorDifference | None, list[str]]:
@@ -247,7 +256,7 @@ class Search:
 class _ChangedOutput(NamedTuple):
     """An output that differs between two calls, the reference's and the candidate's, and its digests."""
 
-    sites: tuple[OutputSite, OutputSite]
+    sites: tuple[ValueSite, ValueSite]
     digests: tuple[str, str]
 
 
@@ -258,7 +267,7 @@ def _first_difference(link: Link, logs: Logs) -> _ChangedOutput | None:
     first, second = logs["reference"][link.rank][link.reference], logs["candidate"][link.rank][link.candidate]
     for position, digests in enumerate(zip(first.outputs, second.outputs, strict=False)):
         if digests[0] != digests[1]:
-            sites = [OutputSite(link.rank, index, position) for index in (link.reference, link.candidate)]
+            sites = [ValueSite(link.rank, index, position) for index in (link.reference, link.candidate)]
             return _ChangedOutput((sites[0], sites[1]), digests)
     return None
 
@@ -296,20 +305,3 @@ def held_as(reference: Recording, candidate: Recording, key: Key) -> str | None:
         if other.kind == key.kind and record.digest == digest
     ]
     return f"{key.kind} {found[0]}" if len(found) == 1 else None
-
-
-def differing_digests(reference: Recording, candidate: Recording, step: int) -> dict[int, list[tuple[str, str]]]:
-    """By rank, the digests of both systems for every record of one step in which they differ, as they were computed.
-
-    No more than one rank's records of that step are made at a time. The rank that computed the first one comes first.
-    """
-    found: dict[int, tuple[ComputedAt, list[tuple[str, str]]]] = {}
-    order = ComputationOrder()
-    for rank in reference.ranks:
-        there, here = (side.records_at(rank, step) for side in (reference, candidate))
-        keys = [key for key in there if key in here]
-        order.add(keys)
-        differing = sorted((key for key in keys if there[key].digest != here[key].digest), key=order)
-        if differing:
-            found[rank] = order(differing[0]), [(there[key].digest, here[key].digest) for key in differing]
-    return {rank: pairs for rank, (_, pairs) in sorted(found.items(), key=lambda each: each[1][0])}

@@ -21,8 +21,10 @@ from bitproof.harness.records.divergence import (
     Divergence,
     ModuleCalls,
     Neighbour,
+    OtherCause,
     Sample,
     TensorDifference,
+    Verification,
 )
 from bitproof.harness.records.faults import (
     FaultOutcome,
@@ -130,6 +132,7 @@ __all__ = [
     "Meeting",
     "ModuleCalls",
     "Neighbour",
+    "OtherCause",
     "Pair",
     "Partition",
     "PassReport",
@@ -153,6 +156,7 @@ __all__ = [
     "Throughput",
     "TorchCompile",
     "Verdict",
+    "Verification",
     "group_keys",
     "needs_one_rank",
     "required_kinds",

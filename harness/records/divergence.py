@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from bitproof.harness.case import Kind
 from bitproof.harness.ulps import Count, Histogram
@@ -92,6 +92,42 @@ class ModuleCalls:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OtherCause:
+    """A further cause that was found once the first one's values were exchanged, and how many tensors became equal."""
+
+    __pydantic_config__ = GROWING
+
+    call: str
+    accounts: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What happened when the step ran again with the reference's value in place of what the blamed call computes.
+
+    `tensors` is the number of records of the step on all ranks, `differing` how many differed before, and `remaining`
+    how many still differ with all exchanges. The call itself `accounts` for those that became equal with it alone.
+    `reverse`: whether the reference, with the candidate's value there, gives the candidate's step; None if that did not
+    run. `calls` are further calls of the same cause, `calls_left_out` the number of those that are not listed; `causes`
+    are independent ones. `reason` says what is missing. `runs` is the number of runs with exchanged values.
+    """
+
+    __pydantic_config__ = GROWING
+
+    status: Literal["verified", "in part", "not verified"]
+    tensors: Count
+    differing: Count
+    remaining: Count
+    accounts: Count = 0
+    reverse: bool | None = None
+    reason: str | None = None
+    calls: list[str] = field(default_factory=list)
+    calls_left_out: Count = 0
+    causes: list[OtherCause] = field(default_factory=list)
+    runs: Count = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class BlamedCall:
     """The operator call to blame for a difference: the first with equal inputs and different outputs.
 
@@ -100,7 +136,7 @@ class BlamedCall:
     order. `micro_batch` counts from 1, if a step has several. `part` is the part of an update that runs the call: an
     optimizer's class, "clipping", "loss scaling"; in a mixture of experts "dispatch", "compute" or "combine". `chain`
     leads from the call to the shown record; each of its calls reads an output of the previous one. `modules` lists the
-    modules whose calls differ.
+    modules whose calls differ. `verification` says what an exchange of the call's values showed, None without one.
     """
 
     operator: str
@@ -118,6 +154,7 @@ class BlamedCall:
     neighbours: list[Neighbour] | None = None
     chain: list[ChainLink] | None = None
     modules: list[ModuleCalls] | None = None
+    verification: Verification | None = None
 
 
 NO_CALL = (

@@ -37,7 +37,8 @@ def _lines(result: CaseResult) -> Iterator[tuple[str, str]]:
         where = text.locate(divergence, result.case)
         much = text.extent(divergence.tensor)
         yield "first difference", f"{where}: {much}" if much else where
-        yield "to blame", text.blame(divergence) or "no call was found"
+        yield text.blame_label(divergence), text.blame(divergence) or "no call was found"
+        yield from text.verification(divergence.call)
         if divergence.pass_:
             yield "pass", divergence.pass_
     for role, _, about in text.baseline_sides(result):

@@ -36,6 +36,7 @@ from bitproof.harness.records import (
     Score,
     TensorDifference,
     Verdict,
+    Verification,
 )
 from bitproof.harness.validate import GROWING, That, Whole, json_schema
 
@@ -179,6 +180,7 @@ class FlatDivergence(TensorDifference):
     part: str | None = None
     chain: list[ChainLink] | None = None
     modules: list[ModuleCalls] | None = None
+    verification: Verification | None = None
     samples: list[FlatSample] | None = None  # type: ignore[assignment]  # a NamedTuple would be read with less care
     output_histogram: Histogram | None = None
     output_samples: list[FlatSample] | None = None

@@ -8,7 +8,16 @@ from collections.abc import Iterator, Sequence
 from bitproof.harness.records import NO_CALL, SCHEMA, CaseResult, Neighbour, TensorDifference, Verdict
 from bitproof.harness.report.json import divergence_to_dict
 from bitproof.harness.report.source_lines import shown_line
-from bitproof.harness.report.text import CHAIN, blame, chain_rows, direction_of, locate, outcome
+from bitproof.harness.report.text import (
+    CHAIN,
+    blame,
+    blame_label,
+    chain_rows,
+    direction_of,
+    locate,
+    outcome,
+    verification,
+)
 
 
 def tell_story(result: CaseResult) -> Iterator[str]:
@@ -29,7 +38,8 @@ def tell_story(result: CaseResult) -> Iterator[str]:
             "no operator call explains it" if looked else "not known, as no search for a call finished"
         )
         return
-    yield f"  to blame: {blame(divergence)}"
+    yield f"  {blame_label(divergence)}: {blame(divergence)}"
+    yield from (f"  {label}: {told}" for label, told in verification(call))
     yield f"  on ranks: {call.ranks}"
     if call.output is not None:
         yield f"  its output{_extent(call.output)}"

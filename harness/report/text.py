@@ -214,6 +214,44 @@ def blame_of(call: BlamedCall | None) -> str:
     return f"{place} on rank {call.rank} {call.how}" + (f" ({where})" if where else "")
 
 
+def blame_label(divergence: Divergence) -> str:
+    """How a report introduces the call: as the one to blame, unless an exchange of its values did not verify that."""
+    found = divergence.call and divergence.call.verification
+    return "best candidate" if found and found.status == "not verified" else "to blame"
+
+
+def verification(call: BlamedCall | None) -> list[tuple[str, str]]:
+    """What exchanges of values showed, as labelled lines; empty if there were none. For example:
+
+    verified: with the reference's value here, all 34,240 tensors of the step are equal, and the reference with ...
+    another cause: native_layer_norm of layers.3 (forward) on rank 0 gives another output ...: 12 tensors
+    """
+    found = call.verification if call else None
+    if found is None:
+        return []
+    num_alike, several = len(found.calls) + found.calls_left_out, bool(found.causes)
+    here = "the reference's value here" if not num_alike else "the reference's values here"
+    also = f" and at {_count(num_alike, 'more call')} with the same defect" if num_alike else ""
+    others = f" and at {_count(len(found.causes), 'more cause')}" if several else ""
+    became = (
+        f"{found.differing - found.remaining:,} of the {_count(found.differing, 'tensor')} that differ become equal"
+    )
+    if found.status == "verified":
+        told = f"with {here}{also}{others}, all {found.tensors:,} tensors of the step are equal, and the reference "
+        told += f"with the candidate's {'value' if here.endswith('value here') and not several else 'values'} there "
+        lines = [("verified", f"{told}gives the candidate's step")]
+    elif found.status == "in part":
+        lines = [("verified in part", f"with {here}{also}{others}, {became}; {found.reason}")]
+    else:
+        lines = [("not verified", f"{found.reason}")]
+    lines += [("the same defect", text) for text in found.calls]
+    lines += [("the same defect", f"and {_count(found.calls_left_out, 'more call')}")] if found.calls_left_out else []
+    return lines + [
+        ("another cause", f"{other.call}: {_count(other.accounts, 'tensor')} became equal with it")
+        for other in found.causes
+    ]
+
+
 def direction_of(call: BlamedCall | ChainLink | Neighbour) -> str:
     """A call's direction, chunk, micro-batch and part: `forward, chunk 1`."""
     told = (call.direction or UNTOLD) + ("" if call.chunk is None else f", chunk {call.chunk}")

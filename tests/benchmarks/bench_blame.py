@@ -5,7 +5,7 @@ frameworks, in `tests/abroad/defects.py`, which must be installed.
 
 `python -m tests.benchmarks.bench_blame [WORD...]` runs those whose kind and name hold one of the words. Exits with 1
 unless all are DIFFERENT and found on the rank, and but one of 30 (of 20 abroad) in module and direction, but two in the
-operator.
+operator; or if a cause is verified by exchange and wrong.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -62,7 +63,7 @@ def judged(found: dict[str, Any], defect: Defect) -> tuple[bool, bool, bool]:
 
 def main(*words: str) -> int:
     """Run all, and tell."""
-    totals, num = [0, 0, 0, 0], 0
+    totals, num, shown = [0, 0, 0, 0], 0, Counter[str]()
     wanted = [word for word in words if not word.startswith("-")] or [""]
     trainers = (run_file(ABROAD)[0],) if "--abroad" in words else TRAINERS
     chosen = [
@@ -82,10 +83,18 @@ def main(*words: str) -> int:
         num, totals = num + 1, [total + each for total, each in zip(totals, right, strict=True)]
         told = {key: found.get(key) for key in ("operator", "module", "direction", "operator_rank", "how")}
         marks = " ".join("yes" if each else "NO " for each in right[1:])
+        exchanged = found.get("verification") or {"status": "not tried"}
+        is_right = all(right)
+        shown[f"{exchanged['status']}{'' if is_right else ', but wrong'}"] += 1
         print(f"{kind:12} {name:24} {result['verdict']:10} {marks} {told}", flush=True)
+        print(
+            "   ", *(f"{name}: {exchanged.get(name)};" for name in ("status", "reason", "runs", "causes")), flush=True
+        )
     print(f"verdict {totals[0]}, module and direction {totals[1]}, operator {totals[2]}, rank {totals[3]} of {num}")
+    print("; ".join(f"{status}: {count}" for status, count in sorted(shown.items())))
     missed, of = [num - total for total in totals], 20 if "--abroad" in words else 30
-    return int(any(more > most for more, most in zip(missed, (0, num // of, 2 * num // of, 0), strict=True)))
+    is_bad = bool(shown["verified, but wrong"])
+    return int(is_bad or any(more > most for more, most in zip(missed, (0, num // of, 2 * num // of, 0), strict=True)))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.compare.outcome import result_of
 from bitproof.harness.compare.relaid import are_laid_out_otherwise
 from bitproof.harness.compare.verdict import compare, judge
-from bitproof.harness.localize.search import differing_digests, held_as
+from bitproof.harness.localize.differing import differing_digests
+from bitproof.harness.localize.search import held_as
 from bitproof.harness.records import Key, Manifest, Record, Report
 from bitproof.harness.report.write import prepare_run_dir, write_run
 

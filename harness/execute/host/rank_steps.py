@@ -154,12 +154,16 @@ class RankSteps:
             with disable_current_modes():  # calls of the recorder are not the system's calls
                 self.recorder.observe(kind, name, tensor)
 
-        names, captured = replay.outputs_of(self.recorder.rank), getattr(system, "captured", None)
-        keep, spare = (names, replay.spare) if step == replay.step else ({}, 0)
+        rank = self.recorder.rank
+        names, captured = replay.values_of(rank), getattr(system, "captured", None)
+        is_last = step == replay.step
+        keep, spare = (names, replay.spare) if is_last else ({}, 0)
+        exchanges = [each for each in replay.exchanges if each.site.rank == rank] if is_last else []
         made, stays_whole = getattr(system, "made", system), self.monitor.stays_whole
-        with logged(made, keep, captured, stays_whole, not replay.log, spare) as log:
+        with logged(made, keep, captured, stays_whole, not replay.log, spare, rank, exchanges) as log:
             yield observe
+        self._trace.exchanged += [*log.exchanges.made, *log.exchanges.left_out()]
         if replay.log:
             self._trace.add_calls(step, log.calls)
         self._trace.values |= {names[site]: value for site, value in log.kept.items() if site in names}
-        self._trace.spare |= {name_of_spare(*site): value for site, value in log.kept.items() if site not in names}
+        self._trace.spare |= {name_of_spare(site): value for site, value in log.kept.items() if site not in names}

@@ -28,9 +28,11 @@ from bitproof.harness.graph.operators import COLLECTIVE_NAMESPACES, UNINITIALIZE
 from bitproof.harness.graph.staged.staged_step import StagedStep
 from bitproof.harness.localize.logs.call_arguments import given_to, read_by, scalars_of, tensors_in, written_by
 from bitproof.harness.localize.logs.calls import KERNELS, READS_OUT, Call, Place
+from bitproof.harness.localize.logs.exchanges import Exchanges, replaced, sites_of, told_of
 from bitproof.harness.localize.logs.foreach_calls import lane, num_lanes
 from bitproof.harness.localize.logs.node_places import GraphRunner
 from bitproof.harness.localize.logs.parts import Parts
+from bitproof.harness.localize.logs.replay import Exchange, ValueSite
 from bitproof.harness.localize.places import Places, settled
 from bitproof.harness.operators import names
 from bitproof.harness.systems import script, watched_loop, watched_step
@@ -65,8 +67,9 @@ class _Reading(NamedTuple):
 class CallRecorder(TorchDispatchMode):
     """Logs calls while it is entered. `place` says where the running call belongs, and, of a graph, its node.
 
-    `keep` names calls by their indices, each with one of its outputs; `kept` has copies of those that were computed.
-    With `only_keeps` calls are counted, and nothing is found out about them. Others' first `spare` bytes are kept, too.
+    `keep` names outputs and inputs of calls; `kept` has copies of those that were there. With `only_keeps` calls are
+    counted, and nothing is found out about them. Others' first `spare` bytes are kept, too. `exchanges` are values of
+    the other system that calls are given, or that stand for what they compute; the log has calls as they then are.
     A higher-order operator is one call, whatever its nested graphs run; a call over lists of tensors is logged as one
     call for each index (`lanes`). One that draws reads its generator's state, last, and gives the next. What bitproof
     itself calls, to take a digest, is none of the system's calls.
@@ -80,11 +83,19 @@ class CallRecorder(TorchDispatchMode):
         return True
 
     def __init__(
-        self, place: Places, keep: Collection[tuple[int, int]] = (), only_keeps: bool = False, spare: int = 0
+        self,
+        place: Places,
+        keep: Collection[ValueSite] = (),
+        only_keeps: bool = False,
+        spare: int = 0,
+        rank: int = 0,
+        exchanges: Collection[Exchange] = (),
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
-        self.kept: dict[tuple[int, int], Tensor] = {}
+        self.kept: dict[ValueSite, Tensor] = {}
+        self.exchanges = Exchanges(_digest, exchanges)
+        self._rank, self._kept_inputs = rank, sites_of(keep)
         self._place = place
         self._keep, self._only_keeps, self._spare = keep, only_keeps, spare
         self._in_flight: dict[int, int] = {}
@@ -104,6 +115,8 @@ class CallRecorder(TorchDispatchMode):
         with refusing():
             if name == "wait_tensor" or function in offload_operators.WAITS:
                 return self._wait(function, args)
+            if self.exchanges or self._kept_inputs:
+                args, kwargs = self._given(function, args, kwargs)
             reading = self._reading(function, args, kwargs)
             result = theirs(function, *args, **kwargs)
             tensors = tensors_in((args, kwargs, result))
@@ -113,6 +126,21 @@ class CallRecorder(TorchDispatchMode):
             for tensor in tensors if not self._only_keeps else ():
                 self._seen.setdefault(_storage(tensor), {})[id(tensor)] = weakref.ref(tensor)
             return result
+
+    def _given(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """A call's arguments, with values of the other system in place of some; keep those that are asked for."""
+        lanes, others = num_lanes(function, args, kwargs), dict[int, Any]()
+        read, written = read_by(function, args, kwargs), written_by(function, args, kwargs)
+        for number in range(lanes or 1):
+            index = len(self.calls) + number
+            inputs = tensors_in(lane(read, number, lanes) if lanes else read)
+            others |= self.exchanges.of_inputs(index, _full_name(function), inputs, tensors_in(written))
+            for site in self._kept_inputs.get(index, ()):
+                if site.position < len(inputs):
+                    self.kept[site] = plain(inputs[site.position]).clone()
+                elif (generator := _generator(function, args, kwargs)) is not None:
+                    self.kept[site] = generator.get_state()
+        return (replaced(args, others), replaced(kwargs, others)) if others else (args, kwargs)
 
     def _reading(self, function: Any, args: Any, kwargs: Any) -> _Reading:
         """Note a call's inputs before it runs."""
@@ -141,7 +169,13 @@ class CallRecorder(TorchDispatchMode):
             call = Call(Place(None, None), _full_name(function), (), (), collective=namespace in COLLECTIVE_NAMESPACES)
         else:
             call = self._told(function, args, kwargs, reading, draws)
+        given = tensors_in((args, kwargs)) if self.exchanges else []
+        others = dict[int, Any]()
         for (digests, producers), (part_written, part_result) in zip(inputs, parts, strict=True):
+            if self.exchanges and (outputs := self._outputs(function, part_written, part_result)):
+                told = len(self.calls), _full_name(function), outputs, given, tensors_in(part_written), digests
+                others |= self.exchanges.of_outputs(*told)
+                part_result = replaced(part_result, others)
             written_here = tensors_in(part_written) if not self._only_keeps else []
             aliases = [alias for alias in self._aliases(written_here) if alias not in self._producers]
             values = tuple(value for _, value in aliases)
@@ -149,10 +183,30 @@ class CallRecorder(TorchDispatchMode):
             self._producers |= dict.fromkeys(aliases, len(self.calls) - 1)
             self._give(function, part_written, part_result)
             if draws:
-                self._add_value(len(self.calls) - 1, GENERATORS, str(left))
+                self._add_state(len(self.calls) - 1, reading.generator, digests)
             if name_of(function) == READS_OUT:
-                self._add_value(len(self.calls) - 1, GENERATORS, f"number {result!r}")
-        return result
+                result = self._add_number(len(self.calls) - 1, result, digests)
+        return replaced(result, others) if others else result
+
+    def _add_state(self, index: int, generator: torch.Generator | None, reads: tuple[str, ...]) -> None:
+        """Note the state in which a draw leaves its generator, the last of what it gives."""
+        assert generator is not None, "it has drawn from one"
+        call, state = self.calls[index], generator.get_state()
+        site = ValueSite(self._rank, index, len(call.outputs))
+        other = self.exchanges.put(index, site.position, state, call.operator, reads, keeps=True)
+        if other is not state:
+            generator.set_state(other)
+        if site in self._keep:
+            self.kept[site] = other.clone()
+        self._add_value(index, GENERATORS, _digest(other))
+
+    def _add_number(self, index: int, number: Any, reads: tuple[str, ...]) -> Any:
+        """Note the number that a call reads out of a tensor; returns it, or the other system's."""
+        number = self.exchanges.number(index, self.calls[index].operator, number, reads)
+        if (site := ValueSite(self._rank, index, 0)) in self._keep:
+            self.kept[site] = torch.tensor(number)
+        self._add_value(index, GENERATORS, told_of(number))
+        return number
 
     def _told(self, function: Any, args: Any, kwargs: Any, reading: _Reading, draws: bool) -> Call:
         """A call that has run, without what it is given and gives: where it belongs, its numbers, its peers."""
@@ -189,9 +243,18 @@ class CallRecorder(TorchDispatchMode):
         in_place = namespace == IN_PLACE_COLLECTIVES
         if (self.calls[index].collective and not in_place) or function in offload_operators.COPIES:
             self._in_flight |= dict.fromkeys(map(_storage, tensors_in(result)), index)
-        elif not (in_place and name_of(function) in TO_ONE_RANK):
-            for tensor in tensors_in(written if in_place else (result, written)):
+        else:
+            for tensor in self._outputs(function, written, result):
                 self._add_output(index, tensor)
+
+    def _outputs(self, function: Any, written: Any, result: Any) -> list[Tensor]:
+        """What a call has given as soon as it returns: nothing of one that has to be waited for."""
+        namespace = getattr(function, "namespace", None)
+        in_place = namespace == IN_PLACE_COLLECTIVES
+        is_awaited = namespace in COLLECTIVE_NAMESPACES and not in_place
+        if is_awaited or function in offload_operators.COPIES or (in_place and name_of(function) in TO_ONE_RANK):
+            return []
+        return tensors_in(written if in_place else (result, written))
 
     def _held(self, function: Any, written: list[Tensor], result: Any) -> Any:
         """What a collective of c10d returned, with works that know who asks; its outputs are what it then has given."""
@@ -199,7 +262,7 @@ class CallRecorder(TorchDispatchMode):
 
         def arrived() -> None:
             for tensor in written:
-                self._add_output(index, tensor)
+                self._add_output(index, self._exchanged(index, tensor))
 
         return self._works.held(function, result, written, index, arrived)
 
@@ -231,8 +294,13 @@ class CallRecorder(TorchDispatchMode):
         offload_operators.land(result)
         index = self._in_flight.pop(_storage(args[0]), None)
         if index is not None:
-            self._add_output(index, result)
+            self._add_output(index, self._exchanged(index, result))
         return result
+
+    def _exchanged(self, index: int, tensor: Tensor) -> Tensor:
+        """The next output of a call, which has just come, or the other system's value in its memory."""
+        call = self.calls[index]
+        return self.exchanges.put(index, len(call.outputs), tensor, call.operator, call.inputs)
 
     @refusing()
     def kernels_called(self, graph: KernelGraph, kernels: Callable[[list[Any]], Any], inputs: list[Any]) -> Any:
@@ -251,7 +319,7 @@ class CallRecorder(TorchDispatchMode):
         )
         for position, tensor in enumerate(result):
             if isinstance(tensor, Tensor) and position < graph.num_visible:
-                self._add_output(index, tensor)
+                self._add_output(index, self._exchanged(index, tensor))
             elif isinstance(tensor, Tensor):
                 self._producers[_storage(tensor), _digest(tensor)] = index
         for tensor, before in zip(tensors_in(read), digests, strict=True):
@@ -266,9 +334,9 @@ class CallRecorder(TorchDispatchMode):
 
     def _add_output(self, index: int, tensor: Tensor) -> None:
         call = self.calls[index]
-        site, size = (index, len(call.outputs)), tensor.numel() * tensor.element_size()
-        if is_spare := 0 < size <= self._spare and not call.view and tensor.layout is torch.strided:
-            self._spare -= size
+        site, size = ValueSite(self._rank, index, len(call.outputs)), tensor.numel() * tensor.element_size()
+        is_spare = 0 < size <= self._spare and not call.view and tensor.layout is torch.strided and _has_bytes(tensor)
+        self._spare -= size if is_spare else 0
         if is_spare or site in self._keep:
             self.kept[site] = plain(tensor).clone()
         storage, value = _storage(tensor), "" if self._only_keeps else _digest(tensor)
@@ -323,6 +391,15 @@ def _digest(tensor: Tensor) -> str:
         return "opaque"
 
 
+def _has_bytes(tensor: Tensor) -> bool:
+    """Whether a tensor can be kept: what a compiler gives while it traces may have no memory."""
+    try:
+        plain(tensor)
+    except (RecordingError, RuntimeError):
+        return False
+    return True
+
+
 def _storage(tensor: Tensor) -> int:
     return storage_key(tensor) if tensor.layout is torch.strided else id(tensor)
 
@@ -348,13 +425,17 @@ def _state(generator: torch.Generator | None) -> str | None:
 @contextmanager
 def logged(
     system: Any,
-    keep: Collection[tuple[int, int]] = (),
+    keep: Collection[ValueSite] = (),
     captured: Capture | None = None,
     stays_whole: bool = False,
     only_keeps: bool = False,
     spare: int = 0,
+    rank: int = 0,
+    exchanges: Collection[Exchange] = (),
 ) -> Iterator[CallRecorder]:
-    """Log every operator call that a system makes here, on this thread, and keep some outputs, or only these.
+    """Log every operator call that a system makes here, on this thread, and keep some values, or only these.
+
+    `exchanges` are those of this `rank`.
 
     A system may show its `model`, the function `gradients` that computes loss and gradients, the `graph` that the step
     runs, whole or in stages, `running_chunk` and `running_half`; of a system that shows nothing, calls have no place.
@@ -366,7 +447,7 @@ def logged(
     running = [getattr(system, name, lambda: None) for name in ("running_chunk", "running_half")]
     places = Places(shown.named_modules if shown is not None else tuple, *running)
     places.stays_whole = stays_whole or captured is not None
-    recorder = CallRecorder(places, keep, only_keeps, spare)
+    recorder = CallRecorder(places, keep, only_keeps, spare, rank, exchanges)
     replaced = {}
 
     def replace(name: str, value: Any) -> None:

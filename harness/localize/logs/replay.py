@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CALLS, STEPS, RECORDS, SPARE = "calls.jsonl", "steps.json", "records.json", "spare"
+EXCHANGED = "exchanged.json"
 _MAX_CALLS_BYTES = 4 << 30
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 SPARE_BYTES = 32 << 20
@@ -33,48 +34,79 @@ RECORD = "record"
 """The name under which a replay leaves a recorded tensor; `name_of_output` has those of calls' outputs."""
 
 
-class OutputSite(NamedTuple):
-    """One output of one operator call, the `call`-th of a rank's step."""
+class ValueSite(NamedTuple):
+    """One output, or one input, of one operator call, the `call`-th of a rank's step."""
 
     rank: int
     call: int
-    output: int
+    position: int
+    is_input: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """A value of the other system, put in place of what a call computed or is about to read.
+
+    The value is in the other system's archive in the folder `archives`, under `name`, and has the digest `wanted`.
+    `operator` is the call's, `found` the digest of what stands at the site without the exchange, "" for any. With
+    `reads`, the exchange only takes place if the call reads inputs of these digests. An input is written `in_place` if
+    a call that writes in place is missing before it; otherwise only this call reads the value.
+    """
+
+    site: ValueSite
+    archives: Path
+    name: str
+    wanted: str
+    operator: str
+    found: str = ""
+    reads: tuple[str, ...] | None = None
+    in_place: bool = False
+
+
+class Exchanged(NamedTuple):
+    """What became of one exchange: `done`, or `not_done` says why not; `found` is the digest that stood there."""
+
+    site: ValueSite
+    done: bool
+    not_done: str = ""
+    found: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What a replay leaves of its last step: with `log` every call, and the values of a record and of outputs.
+    """What a replay leaves of its last step: with `log` every call, and the values of a record and of calls.
 
     With `every_step` the log has the calls of all steps; `stressed` lets the replay run as a stressed run does. Beside
     what is asked for, each rank leaves the first values that its calls gave, as many as fit into `spare` bytes.
+    `exchanges` are made in the last step.
     """
 
     step: int
     log: bool = False
     record: Key | None = None
-    outputs: tuple[OutputSite, ...] = ()
+    values: tuple[ValueSite, ...] = ()
     every_step: bool = False
     stressed: bool = False
     spare: int = 0
+    exchanges: tuple[Exchange, ...] = ()
 
     def watches(self, step: int) -> bool:
         """Whether a step's calls are watched."""
         return self.every_step or step == self.step
 
-    def outputs_of(self, rank: int) -> dict[tuple[int, int], str]:
-        """The outputs that a rank keeps: by call and output, the name of each in the archive."""
-        sites = enumerate(self.outputs)
-        return {(site.call, site.output): name_of_output(number) for number, site in sites if site.rank == rank}
+    def values_of(self, rank: int) -> dict[ValueSite, str]:
+        """The values that a rank keeps, with the name of each in the archive."""
+        return {site: name_of_value(number) for number, site in enumerate(self.values) if site.rank == rank}
 
 
-def name_of_output(number: int) -> str:
-    """The name in the archive of the `number`-th output that a replay was asked for."""
-    return f"output{number}"
+def name_of_value(number: int) -> str:
+    """The name in the archive of the `number`-th value that a replay was asked for."""
+    return f"value{number}"
 
 
-def name_of_spare(call: int, output: int) -> str:
-    """The name in the archive of an output that was not asked for."""
-    return f"call{call}.output{output}"
+def name_of_spare(site: ValueSite) -> str:
+    """The name in the archive of a value that was not asked for."""
+    return f"call{site.call}.{'input' if site.is_input else 'output'}{site.position}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +129,7 @@ class StepTrace:
     records: Mapping[Key, Record] = field(default_factory=dict)
     values: dict[str, Tensor] = field(default_factory=dict)
     spare: dict[str, Tensor] = field(default_factory=dict)
+    exchanged: list[Exchanged] = field(default_factory=list)
 
     def add_calls(self, step: int, calls: Iterable[Call]) -> None:
         """Take in the log of one more step."""
@@ -128,26 +161,27 @@ def write_archive(path: Path, step_trace: StepTrace) -> None:
         archive.writestr(CALLS, calls_to_text(step_trace.calls))
         archive.writestr(STEPS, json.dumps(step_trace.steps))
         archive.writestr(RECORDS, json.dumps([*step_trace.records.items()]))
+        archive.writestr(EXCHANGED, json.dumps(step_trace.exchanged))
         for name, value in step_trace.values.items():
             archive.writestr(name, pack_value(value))
         _write_spare(archive, {name: pack_value(value) for name, value in step_trace.spare.items()})
     partial.replace(path)
 
 
-def hand_on(source: Path, target: Path, outputs: Sequence[OutputSite]) -> bool:
-    """Leave in one folder of archives what a replay that is asked for these outputs leaves; False where it must run.
+def hand_on(source: Path, target: Path, sites: Sequence[ValueSite]) -> bool:
+    """Leave in one folder of archives what a replay that is asked for these values leaves; False where it must run.
 
     That is where the replay whose archives lie in `source` did not leave them unasked.
     """
     found: dict[int, dict[str, memoryview]] = {}
     try:
-        spare = {rank: _read_spare(archive_of(source, rank)) for rank in {site.rank for site in outputs}}
+        spare = {rank: _read_spare(archive_of(source, rank)) for rank in {site.rank for site in sites}}
     except RecordingError:
         return False
-    for number, (rank, call, output) in enumerate(outputs):
-        if (value := spare[rank].get(name_of_spare(call, output))) is None:
+    for number, site in enumerate(sites):
+        if (value := spare[site.rank].get(name_of_spare(site))) is None:
             return False
-        found.setdefault(rank, {})[name_of_output(number)] = value
+        found.setdefault(site.rank, {})[name_of_value(number)] = value
     target.mkdir(parents=True, exist_ok=True)
     for rank, values in found.items():
         with zipfile.ZipFile(archive_of(target, rank), "w", zipfile.ZIP_STORED) as archive:
@@ -198,6 +232,15 @@ def read_records(path: Path) -> dict[Key, Record]:
         return {Key(*key): Record(digest, dtype, tuple(shape), *told) for key, (digest, dtype, shape, *told) in items}
     except (ValueError, TypeError, RecursionError) as error:
         raise RecordingError("the records of a replay are damaged", found=str(error), where=str(path)) from error
+
+
+def read_exchanged(path: Path) -> list[Exchanged]:
+    """What became of a rank's exchanges. Raises RecordingError when that is missing or damaged."""
+    try:
+        found = json.loads(_read(path, EXCHANGED))
+        return [Exchanged(ValueSite(*site), done, not_done, held) for site, done, not_done, held in found]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise RecordingError("the exchanges of a replay are damaged", found=str(error), where=str(path)) from error
 
 
 def read_value(path: Path, name: str) -> Tensor:

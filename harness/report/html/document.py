@@ -78,7 +78,9 @@ class DivergenceBlock:
     where: str
     sides: tuple[str, ...]
     types: str
+    label: str
     blame: str | None
+    verification: list[tuple[str, str]]
     ranks: str
     apart: list[Apart]
     neighbours: list[tuple[str, ...]]
@@ -254,7 +256,9 @@ def _divergence(result: CaseResult, first: Divergence) -> DivergenceBlock:
         where=text.locate(first, result.case),
         sides=sides,
         types=(types[0] or "") if types[0] == types[1] else ", ".join(map("{}: {}".format, sides, types)),
+        label=text.blame_label(first).capitalize(),
         blame=text.blame(first),
+        verification=text.verification(call),
         ranks=ranks if "," in ranks else "",
         apart=[
             Apart(

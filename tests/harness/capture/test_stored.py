@@ -13,7 +13,8 @@ from bitproof.harness.capture.recording_files import join_parts, read_recording,
 from bitproof.harness.capture.stored import StoredRecording, have_same_rows, read_records
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.errors import RecordingError
-from bitproof.harness.localize.search import differing_digests, held_as
+from bitproof.harness.localize.differing import differing_digests
+from bitproof.harness.localize.search import held_as
 from bitproof.harness.records import Key, Manifest, Record, Recording
 from tests.harness.forging import vouch
 

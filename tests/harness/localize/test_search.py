@@ -14,14 +14,14 @@ from bitproof.harness.errors import RankError
 from bitproof.harness.localize.logs.calls import Call, Place
 from bitproof.harness.localize.logs.replay import (
     RECORD,
-    OutputSite,
     Replay,
     StepTrace,
+    ValueSite,
     archive_of,
     archives_of,
     hand_on,
-    name_of_output,
     name_of_spare,
+    name_of_value,
     read_value,
     write_archive,
 )
@@ -44,15 +44,15 @@ def test_the_chain_says_of_each_call_how_its_output_differs_from_that_of_the_sam
         "candidate": [Call(FORWARD, name, (x.upper(),), (y.upper(),)) for name, x, y in forward],
     }
     logs["candidate"][0] = Call(FORWARD, "mm", ("x",), ("A",))
-    asked: list[tuple[OutputSite, ...]] = []
+    asked: list[tuple[ValueSite, ...]] = []
 
     def run_replay(role: Any, turn: int, folder: Path, replay: Replay) -> str:
-        asked.append(replay.outputs)
+        asked.append(replay.values)
         write_archive(archive_of(folder, 0), StepTrace(logs[role], [(0, 1)]))
         return "e" if role == "reference" else "E"
 
     def bits(_: Any, name: str) -> ComparedBits:
-        digests = {"output0": ("a", "A"), "output1": ("b", "B"), "output2": ("d", "other"), "output3": ("e", "E")}
+        digests = {"value0": ("a", "A"), "value1": ("b", "B"), "value2": ("d", "other"), "value3": ("e", "E")}
         number = list(digests).index(name) if name in digests else 9
         difference = BitDifference(elements=8, elements_differing=number + 1, max_ulp=number)
         return ComparedBits(difference=difference, digests=digests.get(name, ("e", "E")))
@@ -77,7 +77,7 @@ def test_values_that_logged_runs_have_kept_are_not_fetched_again(tmp_path: Path)
 
     def run_replay(role: Any, turn: int, folder: Path, replay: Replay) -> str:
         asked.append((role, turn))
-        write_archive(archive_of(folder, 0), StepTrace(values={name_of_output(0): torch.ones(3)}))
+        write_archive(archive_of(folder, 0), StepTrace(values={name_of_value(0): torch.ones(3)}))
         return "b"
 
     def bits(archives: Any, name: str) -> ComparedBits:
@@ -88,8 +88,11 @@ def test_values_that_logged_runs_have_kept_are_not_fetched_again(tmp_path: Path)
         return ComparedBits(difference=found, digests=("b", "B"))
 
     recordings: Any = {"reference": recording("b"), "candidate": recording("B")}
-    for spare, runs in ((name_of_spare(1, 0), []), (name_of_spare(0, 0), [("candidate", 2)])):
-        left("reference", "b", {name_of_spare(1, 0): torch.ones(2)})
+    for spare, runs in (
+        (name_of_spare(ValueSite(0, 1, 0)), []),
+        (name_of_spare(ValueSite(0, 0, 0)), [("candidate", 2)]),
+    ):
+        left("reference", "b", {name_of_spare(ValueSite(0, 1, 0)): torch.ones(2)})
         left("candidate", "B", {spare: torch.ones(3)})
         found = Search(recordings, tmp_path, 1, run_replay, bits, is_logged=True).explain(Divergence(**KEY._asdict()))
         assert found.call is not None and found.call.output is not None
@@ -130,14 +133,16 @@ def test_a_cause_that_was_found_stays_where_its_bits_cannot_be_had(tmp_path: Pat
 def test_a_replay_s_values_are_read_one_by_one_and_damaged_spare_ones_are_not_handed_on(tmp_path: Path) -> None:
     """What was asked for may be large: reading one must not read all."""
     source, target = tmp_path / "source", tmp_path / "target"
-    asked = {name_of_output(number): torch.full((2,), float(number)) for number in range(2)}
-    write_archive(archive_of(source, 0), StepTrace(values=asked, spare={name_of_spare(3, 0): torch.ones(4)}))
+    asked = {name_of_value(number): torch.full((2,), float(number)) for number in range(2)}
+    write_archive(
+        archive_of(source, 0), StepTrace(values=asked, spare={name_of_spare(ValueSite(0, 3, 0)): torch.ones(4)})
+    )
     assert {*asked, "spare"} <= {*zipfile.ZipFile(archive_of(source, 0)).namelist()}
-    assert read_value(archive_of(source, 0), name_of_output(1)).tolist() == [1.0, 1.0]
-    assert hand_on(source, target, [OutputSite(0, 3, 0)]) and not hand_on(source, target, [OutputSite(0, 4, 0)])
-    assert read_value(archive_of(target, 0), name_of_output(0)).tolist() == [1.0] * 4
+    assert read_value(archive_of(source, 0), name_of_value(1)).tolist() == [1.0, 1.0]
+    assert hand_on(source, target, [ValueSite(0, 3, 0)]) and not hand_on(source, target, [ValueSite(0, 4, 0)])
+    assert read_value(archive_of(target, 0), name_of_value(0)).tolist() == [1.0] * 4
     sizes = ("", "no sizes", "[]", *(f'{{"call3.output0": {size}}}' for size in ('"many"', "-1", "3", "10000")))
     for damaged in (f"{line}\n1234".encode() for line in sizes):
         with zipfile.ZipFile(archive_of(source, 0), "w") as archive:
             archive.writestr("spare", damaged)
-        assert not hand_on(source, target, [OutputSite(0, 3, 0)])
+        assert not hand_on(source, target, [ValueSite(0, 3, 0)])

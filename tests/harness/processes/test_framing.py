@@ -29,7 +29,7 @@ from bitproof.harness.execute.status_messages import (
     StepBegan,
     StepsEnded,
 )
-from bitproof.harness.localize.logs.replay import OutputSite, Replay
+from bitproof.harness.localize.logs.replay import Replay, ValueSite
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import RunOptions, Stress
 from bitproof.harness.processes import framing
@@ -46,7 +46,7 @@ def test_a_run_of_every_case_arrives_as_it_was_requested(case, tmp_path: Path) -
         case=case,
         placement=Placement("cuda", "gloo", 1, shared=True),
         replay=Replay(
-            step=1, log=True, record=Key(1, "grad", "weight", 0), outputs=(OutputSite(0, 3, 1), OutputSite(1, 4, 0))
+            step=1, log=True, record=Key(1, "grad", "weight", 0), values=(ValueSite(0, 3, 1), ValueSite(1, 4, 0))
         ),
         options=RunOptions(
             inject="bf16@layer=1",

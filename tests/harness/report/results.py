@@ -21,11 +21,13 @@ from bitproof.harness.records import (
     Key,
     ModuleCalls,
     Neighbour,
+    OtherCause,
     PassReport,
     Report,
     Sample,
     TensorDifference,
     Verdict,
+    Verification,
 )
 from bitproof.harness.report.status import exit_status
 
@@ -196,6 +198,19 @@ def localized(make_result) -> CaseResult:
                     ModuleCalls(module="layers.1.moe", direction="backward", calls=9, differing=4, turn=1),
                     ModuleCalls(direction="update", calls=5, differing=0),
                 ],
+                verification=Verification(
+                    status="in part",
+                    tensors=1200,
+                    differing=8,
+                    remaining=1,
+                    accounts=4,
+                    reverse=False,
+                    reason="no call <b> explains | what still differs",
+                    calls=["gate<b> of layers.1.moe (forward) on ranks 3, 5"],
+                    calls_left_out=2,
+                    causes=[OtherCause(call="mm of layers.0 (forward) on rank 0 | <i>", accounts=3)],
+                    runs=3,
+                ),
                 chain=[
                     ChainLink(
                         operator="gate<b>", module="layers.1.moe", direction="backward", chunk=1, rank=3, micro_batch=2

@@ -17,6 +17,8 @@ from bitproof.harness.case import Parallelism
 from bitproof.harness.graph import offload_operators
 from bitproof.harness.localize.logs.call_log import logged
 from bitproof.harness.localize.logs.calls import Call, Place, calls_from_text, calls_to_text
+from bitproof.harness.localize.logs.exchanges import told_of
+from bitproof.harness.localize.logs.replay import ValueSite
 from bitproof.harness.systems.watched_loop import sum_of_losses
 from bitproof.reference.parallel.mesh import Mesh
 from tests.harness.graph.graphs import Applied, D, Layers, batch, chunked, mean_square, parameter, trace
@@ -180,9 +182,9 @@ def test_a_write_through_a_view_shows_what_it_did_to_the_other_views() -> None:
 def test_one_output_is_kept_as_it_was() -> None:
     system = System(layers())
     index = next(i for i, call in enumerate(calls_of(system, batch())) if call.operator == "sin")
-    with logged(system, keep={(index, 0)}) as log:
+    with logged(system, keep={ValueSite(0, index, 0)}) as log:
         system.step(batch())
-    assert digest(log.kept[index, 0]) == log.calls[index].outputs[0]
+    assert digest(log.kept[ValueSite(0, index, 0)]) == log.calls[index].outputs[0]
 
 
 def test_uninitialized_memory_is_not_logged() -> None:
@@ -354,9 +356,9 @@ def test_one_output_of_a_call_over_lists_is_kept() -> None:
 
     system = Doubling(layers())
     x = batch()
-    with logged(system, keep={(2, 0)}) as log:
+    with logged(system, keep={ValueSite(0, 2, 0)}) as log:
         system.step(x)
-    assert digest(log.kept[2, 0]) == system.seen
+    assert digest(log.kept[ValueSite(0, 2, 0)]) == system.seen
 
 
 def test_where_only_outputs_are_wanted_each_one_is_found_under_the_number_that_the_log_has_for_it() -> None:
@@ -369,15 +371,18 @@ def test_where_only_outputs_are_wanted_each_one_is_found_under_the_number_that_t
             y[0].zero_().add_(torch.rand(()).item())
             torch.nn.functional.dropout(y).sum()
 
+    def name_of(value: Tensor, logged_as: str) -> str:
+        return told_of(value.item()) if logged_as.startswith("number") else digest(value)
+
     system = Many(layers())
     with logged(system) as log:
         system.step(batch())
-    sites = {(index, position) for index, call in enumerate(log.calls) for position in range(len(call.outputs))}
+    sites = {ValueSite(0, index, at) for index, call in enumerate(log.calls) for at in range(len(call.outputs))}
     with logged(Many(layers()), sites, only_keeps=True) as kept:
         system.step(batch())
     assert len(kept.calls) == len(log.calls) > 30
-    values = {(index, position): log.calls[index].outputs[position] for index, position in kept.kept}
-    assert {site: digest(value) for site, value in kept.kept.items()} == values
+    values = {site: log.calls[site.call].outputs[site.position] for site in kept.kept}
+    assert {site: name_of(value, values[site]) for site, value in kept.kept.items()} == values
     assert len(values) > 30 and {call.place for call in kept.calls} == {Place(None, None)}
 
 
@@ -453,6 +458,24 @@ def test_another_part_of_a_storage_that_a_write_leaves_as_it_is_keeps_who_left_i
     assert negated.inputs[0] not in written.aliases
 
 
+def test_what_has_no_memory_is_not_kept_unasked() -> None:
+    """As what a compiler's trace gives, or a parameter that FSDP has freed."""
+
+    @torch.library.custom_op("bitproof_tests::freed", mutates_args=())
+    def freed(x: Tensor) -> Tensor:
+        y = x.clone()
+        y.untyped_storage().resize_(0)
+        return y
+
+    def step() -> None:
+        freed(torch.ones(4))
+
+    with logged(step, spare=1 << 20) as log:
+        step()
+    assert [call.operator for call in log.calls] == ["ones", "freed"]
+    assert [site.call for site in log.kept] == [0]
+
+
 def test_values_are_kept_unasked_as_long_as_there_is_room_views_left_out() -> None:
     def step() -> None:
         x = torch.ones(4).neg()
@@ -463,6 +486,6 @@ def test_values_are_kept_unasked_as_long_as_there_is_room_views_left_out() -> No
     with logged(step, spare=4 * (4 + 4 + 4 + 4 + 5 + 1)) as log:
         step()
     kept = {site: digest(value) for site, value in log.kept.items()}
-    assert kept == {site: log.calls[site[0]].outputs[site[1]] for site in kept}
-    names = [log.calls[index].operator for index, _ in kept]
+    assert kept == {site: log.calls[site.call].outputs[site.position] for site in kept}
+    names = [log.calls[site.call].operator for site in kept]
     assert names == ["ones", "neg", "ones", "mm", "ones", "ones"]

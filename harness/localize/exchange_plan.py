@@ -1,0 +1,499 @@
+"""What to exchange for a cause: which values of the other side stand where, in the candidate and in the reference.
+
+1. A call with a counterpart: its outputs, on every rank on which it is blamed.
+2. A call that only the candidate makes: its output becomes what its readers' counterparts read. A reader that is new as
+   well is followed to its own readers. In the reference, each of these counterparts reads the candidate's value.
+3. A call that only the reference makes: the counterparts of its readers read its output, and the reverse.
+4. All other calls with the same wrong argument, forward or backward, on any rank: their outputs, each only if the call
+   then reads what its counterpart reads. So no exchange hides another defect that is upstream of it.
+
+Example for 2, where the candidate has an extra `mul`:
+
+    reference    mm x w -> a                  sum a -> l
+    candidate    mm x w -> a    mul a -> B    sum B -> L        B becomes a; in the reference, sum reads B
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from bitproof.harness.localize.chain import Pair
+from bitproof.harness.localize.culprit import Culprit
+from bitproof.harness.localize.logs.calls import Call
+from bitproof.harness.localize.logs.candidate_log import CandidateLog
+from bitproof.harness.localize.logs.packing import name_of
+from bitproof.harness.localize.logs.reference_log import ReferenceLog
+from bitproof.harness.localize.logs.replay import ValueSite
+
+MAX_NEW_CALLS = 12
+"""How many calls in a row may be new between a blamed call and a reader that the reference has."""
+
+OPAQUE = "opaque"
+
+
+class Swap(NamedTuple):
+    """One exchange of one side: the other side's `value`, of digest `wanted`, in place of `found` at `site`.
+
+    With `reads`, only if the call then reads inputs of these digests.
+    """
+
+    site: ValueSite
+    value: ValueSite
+    operator: str
+    found: str
+    wanted: str
+    reads: tuple[str, ...] | None = None
+    in_place: bool = False
+
+
+@dataclass(frozen=True)
+class Group:
+    """One wrong call: the exchanges for it in the candidate, and the reverse ones in the reference."""
+
+    rank: int
+    call: Call
+    candidate: tuple[Swap, ...]
+    reference: tuple[Swap, ...]
+    is_lead: bool = True
+
+    @property
+    def where(self) -> tuple[int, str]:
+        """Its rank, and its place in words: calls that differ in the index alone are shown as one."""
+        return self.rank, str(self.call)
+
+
+@dataclass
+class Plan:
+    """Exchanges, and why something cannot be exchanged."""
+
+    groups: list[Group] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Draft:
+    """The exchanges for one call, as they are found."""
+
+    candidate: list[Swap] = field(default_factory=list)
+    reference: list[Swap] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, other: _Draft) -> None:
+        """Take in those of another call."""
+        self.candidate += other.candidate
+        self.reference += other.reference
+        self.problems += other.problems
+
+
+Wrong = frozenset[tuple[str, str]]
+"""The arguments in which a call differs from its counterpart, the candidate's first: numbers, words and constants."""
+
+LEADS_NOWHERE = "abandons", "discards", "misplaces"
+"""The defects of a call whose own output is right, or never there: values are exchanged where it should be read."""
+
+
+def plan_of(
+    culprit: Culprit,
+    logs: Sequence[CandidateLog],
+    differing: Mapping[int, Iterable[Pair]],
+    blocked: Collection[ValueSite] = (),
+) -> Plan:
+    """All exchanges for a cause. `differing` has the digests of the records that differ, by rank.
+
+    At the sites `blocked` values of another type stand: there what their readers give is exchanged.
+    """
+    plan, taken, right = Plan(), set[tuple[int, int | None, int | None]](), dict[ValueSite, str]()
+    pairs = {rank: list(found) for rank, found in differing.items()}
+    for rank, mine, theirs in [*_sites(culprit, logs), *_alike(culprit, logs)]:
+        if (rank, mine, theirs) in taken:
+            continue
+        is_lead, log = len(taken) < len(culprit.ranks), logs[rank]
+        taken.add((rank, mine, theirs))
+        draft = _checked(_drafted(culprit, _Readers(log, rank, pairs.get(rank, []), blocked), mine, theirs))
+        if not is_lead and not (culprit.how == "reads" and _reads_right(log, mine)):
+            draft = _only_if_right(draft, log, rank, mine, theirs, right)
+        elif not draft.candidate:
+            plan.problems += draft.problems
+        right |= {swap.site: swap.wanted for swap in draft.candidate}
+        if draft.candidate:
+            call = log.log[mine] if mine is not None else log.reference.log[theirs or 0]
+            plan.groups.append(Group(rank, call, tuple(draft.candidate), tuple(draft.reference), is_lead))
+    if not any(group.is_lead for group in plan.groups) and not plan.problems:
+        plan.problems.append(f"what {culprit.call} gives is what its counterpart gives")
+    return plan
+
+
+def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int | None) -> _Draft:
+    """The exchanges for one call, whatever is wrong with it."""
+    if mine is not None and culprit.how not in LEADS_NOWHERE:
+        if theirs is None or readers.is_blocked(mine):
+            return readers.of_new(mine)
+        return _of_counterparts(readers.log, readers.rank, mine, theirs)
+    return readers.of_missing(theirs) if theirs is not None else _Draft(problems=[f"{culprit.call} has no counterpart"])
+
+
+Sites = list[tuple[int, int | None, int | None]]
+"""Ranks, each with a call of the candidate and its counterpart, as far as there are such."""
+
+
+def _sites(culprit: Culprit, logs: Sequence[CandidateLog]) -> Sites:
+    """The blamed call on each rank that it is blamed on, and its counterpart there."""
+    log, found = logs[culprit.rank], Sites()
+    for rank in culprit.ranks:
+        mine, theirs = culprit.candidate, culprit.reference
+        if rank != culprit.rank:
+            mine = None if mine is None else logs[rank].of_turn(log.log[mine], log.turn(mine))
+            known = logs[rank].reference
+            theirs = None if theirs is None else known.of_turn(log.reference.log[theirs], log.reference.turn(theirs))
+        found.append((rank, mine, theirs))
+    return found
+
+
+def _alike(culprit: Culprit, logs: Sequence[CandidateLog]) -> Sites:
+    """Calls with the same defect at other places, in other directions and on other ranks.
+
+    They have the same wrong argument; or are extra calls, or missing ones, of the same operator and arguments; or are
+    the blamed call on a rank on which it is not blamed yet.
+    """
+    wrong, found = wrong_argument(culprit, logs), Sites()
+    for rank, log in enumerate(logs):
+        if culprit.candidate is not None and culprit.reference is not None:
+            family = family_of(logs[culprit.rank].log[culprit.candidate].operator)
+            alike = [i for i, call in enumerate(log.log) if family_of(call.operator) == family and not call.view]
+            pairs = ((i, counterpart(log, i)) for i in alike)
+            there = set(log.there(logs[culprit.rank].log[culprit.candidate])) if culprit.how == "reads" else set()
+            found += [
+                (rank, i, other)
+                for i, other in pairs
+                if other is not None and (_has(log, i, other, wrong) or (i in there and _reads_right(log, i)))
+            ]
+        elif culprit.candidate is not None:
+            blamed = logs[culprit.rank].log[culprit.candidate]
+            alike = [i for i, call in enumerate(log.log) if _is_alike(call, blamed)]
+            found += [(rank, i, None) for i in alike if counterpart(log, i) is None]
+        elif culprit.reference is not None:
+            blamed = logs[culprit.rank].reference.log[culprit.reference]
+            known = log.reference
+            alike = [i for i, call in enumerate(known.log) if _is_alike(call, blamed)]
+            found += [(rank, None, i) for i in alike if log.lacks(i) and known.counterpart(i, log) is None]
+    return found
+
+
+def _is_alike(call: Call, blamed: Call) -> bool:
+    """Whether a call is one like the blamed call, or its backward."""
+    if call.operator == blamed.operator:
+        return call.scalars == blamed.scalars
+    return call.operator.endswith("_backward") and family_of(call.operator) == family_of(blamed.operator)
+
+
+def _reads_right(log: CandidateLog, mine: int | None) -> bool:
+    """Whether all that a call reads are values that the reference has, from calls that agree with it."""
+    return mine is not None and log.reads_right_values(mine) and not log.bad_producers(mine)
+
+
+def _has(log: CandidateLog, mine: int, theirs: int, wrong: Wrong) -> bool:
+    return bool(wrong) and _unlike(log, mine, theirs) == wrong
+
+
+def _only_if_right(
+    draft: _Draft, log: CandidateLog, rank: int, mine: int | None, theirs: int | None, right: Mapping[ValueSite, str]
+) -> _Draft:
+    """The exchanges of one more call, which take place only if the call then reads what it should.
+
+    So no exchange hides a defect that is upstream of it. Empty if it is not known what the call should read.
+    """
+    if mine is None:
+        given = log.reference.log[theirs or 0].inputs
+        swaps = [_expecting(swap, log, given) for swap in draft.candidate]
+    else:
+        reads = _right_inputs(log, rank, mine, theirs, right)
+        swaps = [
+            s._replace(reads=reads, found="") if s.site[1:] == (mine, s.site.position, False) else None
+            for s in draft.candidate
+        ]
+        swaps = swaps if reads is not None else []
+    known = [swap for swap in swaps if swap is not None]
+    return (
+        _Draft(known, [swap._replace(found="") for swap in draft.reference]) if len(known) == len(swaps) else _Draft()
+    )
+
+
+def _expecting(swap: Swap, log: CandidateLog, given: Sequence[str]) -> Swap | None:
+    """An exchange at the reader of a missing call, which reads what that call should read."""
+    other = counterpart(log, swap.site.call)
+    if other is None or not given or not swap.site.is_input:
+        return None
+    inputs = list(log.reference.log[other].inputs)
+    inputs[swap.site.position] = given[0]
+    return swap._replace(reads=tuple(inputs), found="")
+
+
+def _right_inputs(
+    log: CandidateLog, rank: int, mine: int, theirs: int | None, right: Mapping[ValueSite, str]
+) -> tuple[str, ...] | None:
+    """What a call of the candidate reads if nothing before it is wrong; None where that is not known.
+
+    `right` has the values that other calls will give.
+    """
+    call = log.log[mine]
+    if theirs is not None:
+        known = log.reference.log[theirs].inputs
+        own = _constants(log, mine, theirs)
+        if len(known) != len(call.inputs):
+            return None
+        return tuple(call.inputs[i] if i in own else value for i, value in enumerate(known))
+    exchanged = {(site.call, site.position): value for site, value in right.items() if site.rank == rank}
+    found = list[str]()
+    for value, giver in zip(call.inputs, log.given(mine), strict=False):
+        if giver is None:
+            found.append(value)
+            continue
+        if value not in log.log[giver].outputs:
+            return None
+        position, other = log.log[giver].outputs.index(value), counterpart(log, giver)
+        outputs = log.reference.log[other].outputs if other is not None else ()
+        if (giver, position) in exchanged:
+            found.append(exchanged[giver, position])
+        elif position < len(outputs):
+            found.append(outputs[position])
+        else:
+            return None
+    return tuple(found)
+
+
+def counterpart(log: CandidateLog, index: int) -> int | None:
+    """The reference's call at the place and turn of a call, or else by value; None for a call that it has not."""
+    if (there := log.counterpart(index, log.reference)) is not None:
+        return there
+    if same := log.reference.alike(log.log[index]):
+        return same[0]
+    if log.is_new(index) or log.is_extra(index):
+        return log.stands_for(index)
+    return log.reference.partner(log.log[index], log.turn(index))[0]
+
+
+def wrong_argument(culprit: Culprit, logs: Sequence[CandidateLog]) -> Wrong:
+    """The arguments in which the blamed call differs from its counterpart; empty if it has none."""
+    if culprit.candidate is None or culprit.reference is None:
+        return frozenset()
+    return _unlike(logs[culprit.rank], culprit.candidate, culprit.reference)
+
+
+def family_of(operator: str) -> str:
+    """The common name of an operator and of its backward: `gelu` for `gelu_backward`, `mul` for `mul_.Scalar`."""
+    name = operator.partition(".")[0].strip("_")
+    for ending in ("_backward_data", "_dense_backward", "_backward", "_forward"):
+        name = name.removesuffix(ending)
+    return name.removeprefix("foreach_").removeprefix("native_")
+
+
+def _unlike(log: CandidateLog, mine: int, theirs: int) -> Wrong:
+    call, partner = log.log[mine], log.reference.log[theirs]
+    known = dict(partner.scalars)
+    unlike = {(value, known[name]) for name, value in call.scalars if known.get(name, value) != value}
+    for position in _constants(log, mine, theirs):
+        unlike.add((call.inputs[position], partner.inputs[position]))
+    return frozenset(unlike)
+
+
+def _constants(log: CandidateLog, mine: int, theirs: int) -> list[int]:
+    """The inputs that no call computes on either side, and that differ: a number in the code arrives as a tensor."""
+    sides = [side.log[at].inputs for side, at in ((log, mine), (log.reference, theirs))]
+    given = log.log[mine].producers, log.reference.log[theirs].producers
+    count = min(map(len, (*sides, *given)))
+    return [
+        position
+        for position in range(count)
+        if sides[0][position] != sides[1][position] and given[0][position] is None and given[1][position] is None
+    ]
+
+
+def _of_counterparts(log: CandidateLog, rank: int, mine: int, theirs: int) -> _Draft:
+    """The outputs of a call and its counterpart that differ, each in place of the other."""
+    call, partner, plan = log.log[mine], log.reference.log[theirs], _Draft()
+    if len(call.outputs) != len(partner.outputs):
+        told = f"{call} gives {len(call.outputs)} values, and its counterpart {len(partner.outputs)}"
+        return _Draft(problems=[told])
+    for position, (found, wanted) in enumerate(zip(call.outputs, partner.outputs, strict=True)):
+        if found != wanted:
+            here, there = ValueSite(rank, mine, position), ValueSite(rank, theirs, position)
+            plan.candidate.append(Swap(here, there, call.operator, found, wanted))
+            plan.reference.append(Swap(there, here, partner.operator, wanted, found))
+    return _checked(plan)
+
+
+def _checked(plan: _Draft) -> _Draft:
+    """Without what has no bytes to exchange."""
+    has_none = [swap for swap in (*plan.candidate, *plan.reference) if OPAQUE in (swap.found, swap.wanted)]
+    if has_none:
+        told = f"{has_none[0].operator} gives a tensor without bytes of its own, such as a sparse one"
+        return _Draft(problems=[told])
+    return plan
+
+
+class _Readers:
+    """The readers of one rank's calls, on both sides; `pairs` are the digests of the rank's records that differ.
+
+    `passed` are the calls whose readers were looked for, as what they give cannot be exchanged.
+    """
+
+    def __init__(
+        self, log: CandidateLog, rank: int, pairs: Sequence[Pair], blocked: Collection[ValueSite] = ()
+    ) -> None:
+        self.log, self.rank, self.pairs = log, rank, pairs
+        self.blocked = {site.call for site in blocked if site.rank == rank and not site.is_input}
+        self.blocked_inputs = {site for site in blocked if site.is_input}
+        self.passed = set[int]()
+
+    def is_blocked(self, index: int) -> bool:
+        """Whether values of another type stand where a call's outputs are."""
+        return index in self.blocked
+
+    def of_new(self, index: int, depth: int = 0) -> _Draft:
+        """Exchanges for a call that only the candidate makes."""
+        call, plan = self.log.log[index], _Draft()
+        if self.is_blocked(index):
+            return self._of_readers(index, depth)
+        due: dict[int, dict[str, ValueSite]] = defaultdict(dict)
+        at_readers, new = list[Swap](), list[int]()
+        is_read_right = False
+        for reader, position in _readers(self.log.log, self.log.given, index):
+            other = counterpart(self.log, reader)
+            if other is None:
+                new.append(reader)
+                continue
+            inputs = self.log.reference.log[other].inputs
+            if len(inputs) != len(self.log.log[reader].inputs):
+                plan.problems.append(f"{self.log.log[reader]} takes another number of tensors than its counterpart")
+                continue
+            value, wanted = self.log.log[reader].inputs[position], inputs[position]
+            if value == wanted:
+                is_read_right = True
+                continue
+            source = _source(self.log.reference, self.rank, other, position)
+            if value in call.outputs:
+                due[call.outputs.index(value)][wanted] = source
+            at_readers.append(self._at_reader(reader, other, position, in_place=value not in call.outputs))
+            plan.reference.append(self._at_reader_there(reader, other, position))
+        for wanted, held in self.pairs:
+            made = self.log.reference.producer(wanted)
+            if held in call.outputs and made is not None and wanted in self.log.reference.log[made].outputs:
+                position = self.log.reference.log[made].outputs.index(wanted)
+                due[call.outputs.index(held)][wanted] = ValueSite(self.rank, made, position)
+                site = ValueSite(self.rank, index, call.outputs.index(held))
+                known = self.log.reference.log[made]
+                swap = Swap(ValueSite(self.rank, made, position), site, known.operator, wanted, held)
+                if not at_readers:
+                    plan.reference.append(swap)
+        if is_read_right or any(len(values) > 1 for values in due.values()):
+            plan.candidate += at_readers
+        else:
+            for position, values in due.items():
+                [(wanted, source)] = values.items()
+                site = ValueSite(self.rank, index, position)
+                plan.candidate.append(Swap(site, source, call.operator, call.outputs[position], wanted))
+            plan.candidate += [swap for swap in at_readers if swap.in_place]
+        if not plan.candidate and not is_read_right and depth < MAX_NEW_CALLS:
+            plan.add(self._of_readers(index, depth))
+        if not plan.candidate and not plan.problems and not depth:
+            plan.problems.append(f"no call that the reference has reads what {call} gives")
+        return _checked(plan)
+
+    def _of_readers(self, index: int, depth: int) -> _Draft:
+        """Exchanges of what the readers of a call give. Their other inputs must be right, or more would be hidden."""
+        plan = _Draft()
+        self.passed.update((index, *self._with_it(index)))
+        for reader in dict.fromkeys(reader for reader, _ in _readers(self.log.log, self.log.given, index)):
+            call, other = self.log.log[reader], counterpart(self.log, reader)
+            sides = zip(call.inputs, self.log.given(reader), strict=False)
+            inputs = [value for value, giver in sides if giver not in self.passed]
+            right = self.log.reference.values if other is None else self.log.reference.log[other].inputs
+            if not set(inputs) <= set(right):
+                plan.problems.append(f"{call} also reads another value that is wrong")
+            elif other is not None and not self.is_blocked(reader):
+                plan.add(_of_counterparts(self.log, self.rank, reader, other))
+            elif depth < MAX_NEW_CALLS:
+                plan.add(self.of_new(reader, depth + 1))
+        if not plan.candidate and not plan.problems:
+            plan.problems.append(f"no call that the reference has reads what {self.log.log[index]} gives")
+        return plan
+
+    def _with_it(self, index: int) -> list[int]:
+        """Calls that are wrong together with one: of other tensors of a list, or of the other chunk."""
+        blamed, right = self.log.log[index], self.log.reference.values
+        kind = blamed.operator, blamed.place[:2]
+        alike = [i for i, call in enumerate(self.log.log) if (call.operator, call.place[:2]) == kind]
+        return [i for i in alike if self.log.reads_right_values(i) and right.isdisjoint(self.log.log[i].outputs)]
+
+    def of_missing(self, index: int, depth: int = 0) -> _Draft:
+        """Exchanges for a call that only the reference makes."""
+        reference, plan = self.log.reference, _Draft()
+        call = reference.log[index]
+        in_place = name_of(call).endswith("_")
+        for reader, position in _readers(reference.log, reference.given, index):
+            mine = self._counterpart_here(reader)
+            if mine is None:
+                if depth < MAX_NEW_CALLS and self.log.lacks(reader):
+                    plan.add(self.of_missing(reader, depth + 1))
+                continue
+            is_alike = len(self.log.log[mine].inputs) == len(reference.log[reader].inputs)
+            if not is_alike or ValueSite(self.rank, mine, position, True) in self.blocked_inputs:
+                plan.add(self._of_readers(mine, depth) if self.is_blocked(mine) else self._of_join(mine, reader))
+            elif self.log.log[mine].inputs[position] != reference.log[reader].inputs[position]:
+                plan.candidate.append(self._at_reader(mine, reader, position, in_place))
+                plan.reference.append(self._at_reader_there(mine, reader, position, in_place))
+        later = [swap._replace(found="") for swap in plan.candidate[1:]]  # what the first is written to, they may read
+        plan.candidate[1:] = later
+        if not plan.candidate and not plan.problems and not depth:
+            plan.problems.append(f"no call of the candidate stands for one that reads what {call} gives")
+        return _checked(plan)
+
+    def _of_join(self, mine: int, theirs: int) -> _Draft:
+        """Exchanges of what a call gives that is not given all that it should be, or in another type."""
+        call = self.log.log[mine]
+        if set(call.inputs) <= self.log.reference.values:
+            return _of_counterparts(self.log, self.rank, mine, theirs)
+        return _Draft(problems=[f"{call} also reads another value that is wrong"])
+
+    def _counterpart_here(self, reader: int) -> int | None:
+        """The candidate's call that stands for a call of the reference."""
+        reference = self.log.reference
+        if (there := reference.counterpart(reader, self.log)) is not None:
+            return there
+        return next((i for i in self.log.there(reference.log[reader]) if counterpart(self.log, i) == reader), None)
+
+    def _at_reader(self, mine: int, theirs: int, position: int, in_place: bool = False) -> Swap:
+        call, partner = self.log.log[mine], self.log.reference.log[theirs]
+        value = _source(self.log.reference, self.rank, theirs, position)
+        site = ValueSite(self.rank, mine, position, is_input=True)
+        return Swap(site, value, call.operator, call.inputs[position], partner.inputs[position], in_place=in_place)
+
+    def _at_reader_there(self, mine: int, theirs: int, position: int, in_place: bool = False) -> Swap:
+        call, partner = self.log.log[mine], self.log.reference.log[theirs]
+        value = _source(self.log, self.rank, mine, position)
+        site = ValueSite(self.rank, theirs, position, is_input=True)
+        return Swap(site, value, partner.operator, partner.inputs[position], call.inputs[position], in_place=in_place)
+
+
+def _readers(
+    calls: Sequence[Call], given: Callable[[int], Sequence[int | None]], index: int
+) -> Iterable[tuple[int, int]]:
+    """The calls that read what a call gave, and at which of their inputs."""
+    for reader in range(index + 1, len(calls)):
+        givers = given(reader)
+        if index in givers:
+            for position, giver in enumerate(givers[: len(calls[reader].inputs)]):
+                if giver == index:
+                    yield reader, position
+
+
+def _source(log: CandidateLog | ReferenceLog, rank: int, index: int, position: int) -> ValueSite:
+    """Where a value that a call reads can be had: as the output that it is, or else as this call's input."""
+    call, giver = log.log[index], log.given(index)[position] if position < len(log.given(index)) else None
+    value = call.inputs[position]
+    if giver is not None and value in log.log[giver].outputs:
+        return ValueSite(rank, giver, log.log[giver].outputs.index(value))
+    return ValueSite(rank, index, position, is_input=True)

@@ -1,0 +1,211 @@
+"""Values of the other system put in place of what calls compute or read, while a rank's calls are logged.
+
+1. An output is written where it is, once it is there: after the call, or after a collective's wait.
+2. An output that shares memory with an argument, as a view does, is returned as other memory of the same strides: what
+   else is in that memory stays.
+3. An input is given to one call alone, as other memory, or is written where it is, for all that read it later.
+
+A value of another dtype or shape, of another call, or one that cannot be read is not exchanged; `made` says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitproof.harness.capture.digest import plain
+from bitproof.harness.errors import BitproofError, RecordingError
+from bitproof.harness.localize.logs.replay import Exchange, Exchanged, ValueSite, archive_of, read_value
+from bitproof.harness.torch_compat import disable_current_modes, unsafe_preserve_version_counter
+from bitproof.harness.torch_operators import storage_key
+
+
+class Exchanges:
+    """The exchanges of one rank's step; `digest` names a tensor's value."""
+
+    def __init__(self, digest: Callable[[Tensor], str], planned: Iterable[Exchange] = ()) -> None:
+        self.made: list[Exchanged] = []
+        self._digest = digest
+        self._planned = {(e.site.call, e.site.is_input, e.site.position): e for e in planned}
+        self._written = set[str]()
+        self._calls = {(call, is_input) for call, is_input, _ in self._planned}
+
+    def __bool__(self) -> bool:
+        return bool(self._planned)
+
+    def of_inputs(self, call: int, operator: str, read: Sequence[Tensor], written: Sequence[Tensor]) -> dict[int, Any]:
+        """For the inputs of a call that is about to run, other tensors by the identity of those that they stand for."""
+        if (call, True) not in self._calls:
+            return {}
+        owned = {id(tensor) for tensor in written}
+        digests = tuple(map(self._digest, read))
+        found = [
+            (tensor, self.put(call, position, tensor, operator, digests, keeps=id(tensor) not in owned, is_input=True))
+            for position, tensor in enumerate(read)
+        ]
+        return {id(tensor): other for tensor, other in found if other is not tensor}
+
+    def of_outputs(
+        self,
+        call: int,
+        operator: str,
+        outputs: Sequence[Tensor],
+        given: Sequence[Tensor],
+        written: Sequence[Tensor],
+        reads: tuple[str, ...],
+    ) -> dict[int, Any]:
+        """For the outputs of a call that has run, other tensors by the identity of those that they stand for."""
+        if (call, False) not in self._calls:
+            return {}
+        owned = {id(tensor) for tensor in written}
+        shared = {storage_key(x) for x in given if x.layout is torch.strided and id(x) not in owned}
+        found = dict[int, Any]()
+        for position, tensor in enumerate(outputs):
+            keeps = id(tensor) not in owned and tensor.layout is torch.strided and storage_key(tensor) in shared
+            other = self.put(call, position, tensor, operator, reads, keeps=keeps)
+            if other is not tensor:
+                found[id(tensor)] = other
+        return found
+
+    def put(
+        self,
+        call: int,
+        position: int,
+        tensor: Tensor,
+        operator: str,
+        reads: tuple[str, ...] | None = None,
+        *,
+        keeps: bool = False,
+        is_input: bool = False,
+    ) -> Tensor:
+        """Make the exchange that is planned for a call's input or output; returns the tensor that has the value.
+
+        With `keeps`, the tensor's own memory stays as it is, unless the exchange is one in place.
+        """
+        planned = self._planned.get((call, is_input, position))
+        if planned is None:
+            return tensor
+        held = self._digest(tensor)
+        if not self._may(planned, held, operator, reads):
+            return tensor
+        try:
+            with disable_current_modes(), torch.no_grad():
+                other = self._exchanged(planned, tensor, keeps and not planned.in_place)
+        except BitproofError as error:
+            self._note(planned, held, error.what)
+            return tensor
+        except RuntimeError as error:  # torch refuses to write there
+            self._note(planned, held, f"{error}".partition("\n")[0])
+            return tensor
+        self._note(planned, held, "" if self._digest(other) == planned.wanted else "its memory holds no such value")
+        return other
+
+    def number(self, call: int, operator: str, number: Any, reads: tuple[str, ...]) -> Any:
+        """The number that a call reads out of a tensor, or the other system's."""
+        planned = self._planned.get((call, False, 0))
+        held = told_of(number)
+        if planned is None or not self._may(planned, held, operator, reads):
+            return number
+        other = type(number)(read_value(archive_of(planned.archives, planned.site.rank), planned.name).item())
+        self._note(planned, held, "" if told_of(other) == planned.wanted else "the value is another number")
+        return other
+
+    def _may(self, planned: Exchange, held: str, operator: str, reads: tuple[str, ...] | None) -> bool:
+        """Whether an exchange is to be made where `held` stands; notes why not."""
+        is_right = held == planned.wanted
+        if operator != planned.operator:
+            self._note(planned, held, f"another call stands there: {operator}, not {planned.operator}")
+        elif planned.reads is not None and reads != planned.reads:
+            self._note(planned, held, OTHER_INPUTS)
+        elif planned.found not in ("", held) and not (is_right and held in self._written):
+            self._note(planned, held, UNSTEADY)
+        elif is_right:
+            self._note(planned, held, "")
+        else:
+            return True
+        return False
+
+    def _note(self, planned: Exchange, held: str, problem: str) -> None:
+        self.made.append(Exchanged(planned.site, not problem, problem, held))
+        if not problem:
+            self._written.add(planned.wanted)
+
+    def _exchanged(self, planned: Exchange, tensor: Tensor, beside: bool) -> Tensor:
+        """The tensor, which now has the other system's value, or other memory that has it."""
+        value = read_value(archive_of(planned.archives, planned.site.rank), planned.name)
+        types = type_of(plain(tensor)), type_of(value)
+        if types[0] != types[1]:
+            raise RecordingError(f"{types[0]} {OTHER_TYPE} {types[1]}")
+        if self._digest(value) != planned.wanted:
+            raise RecordingError(f"{UNSTEADY}: the other system's value did not come again")
+        if not beside:
+            return _written(tensor, value)
+        other = _beside(tensor, value)
+        return other if self._digest(other) == planned.wanted else value.to(tensor.device)
+
+    def left_out(self) -> list[Exchanged]:
+        """The exchanges whose calls never came."""
+        come = {(each.site.call, each.site.is_input, each.site.position) for each in self.made}
+        missing = [planned.site for key, planned in self._planned.items() if key not in come]
+        return [Exchanged(site, False, "the call did not come again") for site in missing]
+
+
+OTHER_INPUTS = "it reads other inputs than its counterpart"
+OTHER_TYPE = "stands there, and the value is"
+UNSTEADY = "it did not repeat what it computed"
+
+
+def told_of(number: Any) -> str:
+    """How a log shows a number that was read out of a tensor."""
+    return f"number {number!r}"
+
+
+def type_of(tensor: Tensor) -> str:
+    """A tensor's dtype and shape: `float32[2, 3]`."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def replaced(values: Any, others: dict[int, Any]) -> Any:
+    """Nested values with other tensors, by the identity of those that they stand for."""
+    if isinstance(values, Tensor):
+        return others.get(id(values), values)
+    if isinstance(values, dict):
+        return {name: replaced(value, others) for name, value in values.items()}
+    if isinstance(values, (tuple, list)) and not hasattr(values, "_fields"):
+        return type(values)(replaced(value, others) for value in values)
+    return values
+
+
+def _written(tensor: Tensor, value: Tensor) -> Tensor:
+    """The tensor itself, whose memory now has the value; autograd knows nothing of it."""
+    local = plain(tensor)
+    with torch.inference_mode(tensor.is_inference()), unsafe_preserve_version_counter(local):
+        local.copy_(value)
+    return tensor
+
+
+def _beside(tensor: Tensor, value: Tensor) -> Tensor:
+    """Other memory with the value, laid out as the tensor: kernels may be chosen by strides."""
+    local = plain(tensor)
+    if not local.numel():
+        return value.to(local.device)
+    extent = 1 + sum((size - 1) * step for size, step in zip(local.shape, local.stride(), strict=True))
+    memory = torch.empty(extent, dtype=local.dtype, device=local.device)
+    return memory.as_strided(local.shape, local.stride()).copy_(value) if _is_apart(local) else value.to(local.device)
+
+
+def _is_apart(tensor: Tensor) -> bool:
+    """Whether no two elements share memory, as those of an expanded tensor do."""
+    return all(step or size < 2 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def sites_of(sites: Iterable[ValueSite]) -> dict[int, list[ValueSite]]:
+    """The inputs among some sites, by call."""
+    found: dict[int, list[ValueSite]] = {}
+    for site in sites:
+        if site.is_input:
+            found.setdefault(site.call, []).append(site)
+    return found

@@ -1,0 +1,441 @@
+"""Verify a cause by exchange: run the step again with the other side's value where the blamed call is wrong.
+
+1. The candidate's step runs with the reference's value in place of what the blamed call computes. If all records of the
+   step then equal the reference's, nothing else is wrong.
+2. If some still differ, the exchange stays, and the call to blame is looked for again, in the log of that run: the
+   backward call of the same cause, or an independent cause. At most `MAX_ROUNDS` runs.
+3. If there are several causes, the step runs without each of them: one that is not needed is dropped.
+4. The reference's step runs with the candidate's values there. If it then gives the candidate's records, these values
+   explain all of them.
+
+A call is no cause if it reads a value that the reference does not have: an earlier one is wrong. Nothing is verified if
+a run does not repeat what the run before computed up to the exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bitproof.harness.errors import BitproofError
+from bitproof.harness.localize.blame import find_culprit
+from bitproof.harness.localize.culprit import HOW, Culprit
+from bitproof.harness.localize.differing import differing_digests
+from bitproof.harness.localize.exchange_plan import (
+    Group,
+    Plan,
+    Swap,
+    Wrong,
+    counterpart,
+    family_of,
+    plan_of,
+    wrong_argument,
+)
+from bitproof.harness.localize.logs.calls import READS_OUT, Call, maker_of
+from bitproof.harness.localize.logs.candidate_log import CandidateLog
+from bitproof.harness.localize.logs.exchanges import OTHER_TYPE, UNSTEADY
+from bitproof.harness.localize.logs.idle_broadcasts import without_idle_broadcasts
+from bitproof.harness.localize.logs.joined_logs import JoinedLogs
+from bitproof.harness.localize.logs.reference_log import ReferenceLog
+from bitproof.harness.localize.logs.replay import (
+    Exchange,
+    Exchanged,
+    Replay,
+    ValueSite,
+    archive_of,
+    archives_of,
+    hand_on,
+    name_of_value,
+    read_exchanged,
+    read_log,
+    read_records,
+)
+from bitproof.harness.records import Key, OtherCause, Recording, Role, Verification
+
+MAX_ROUNDS = 8
+"""How many runs with exchanged values look for more that is wrong."""
+
+MAX_CALLS_SHOWN = 6
+
+_OTHER_CALLS = "adds", "lacks", "reads"
+"""The defects of a forward call that autograd follows with other calls in backward."""
+
+_FIRST_NUMBER = 20
+"""The number of the first of these replays; other replays of a search have smaller ones."""
+
+Differing = Mapping[int, Sequence[tuple[str, str]]]
+
+
+@dataclass
+class _Cause:
+    """One cause: the first call that is wrong, the exchanges for it and its like, and what they account for."""
+
+    culprit: Culprit
+    wrong: Wrong
+    groups: list[Group] = field(default_factory=list)
+    accounts: int = 0
+
+    def has(self, culprit: Culprit, wrong: Wrong) -> bool:
+        """Whether a call that is found later has this very defect: the same wrong argument, or in the same module.
+
+        A backward call follows from the forward call of its module. What one line of a program calls is one defect.
+        """
+        mine, other = self.culprit.call, culprit.call
+        is_there = (mine.place.module, mine.micro_batch) == (other.place.module, other.micro_batch)
+        directions = mine.place.direction, other.place.direction
+        if is_there and directions == ("forward", "backward") and culprit.how in _OTHER_CALLS:
+            return self.culprit.how in _OTHER_CALLS
+        if family_of(mine.operator) != family_of(other.operator):
+            return False
+        if wrong and wrong == self.wrong:
+            return True
+        is_one_line = mine.source is not None and (mine.source, mine.operator) == (other.source, other.operator)
+        return is_there or is_one_line
+
+    @property
+    def others(self) -> list[str]:
+        """Its other calls, with the ranks of each: `mul of layers.0 (backward) on ranks 0, 1`."""
+        ranks: dict[str, set[int]] = {}
+        for group in self.groups:
+            ranks.setdefault(str(group.call), set()).add(group.rank)
+        ranks.pop(str(self.culprit.call), None)
+        return [
+            f"{call} on rank{'s' if len(on) > 1 else ''} {', '.join(map(str, sorted(on)))}"
+            for call, on in ranks.items()
+        ]
+
+
+@dataclass
+class _Run:
+    """What a run with exchanged values left: its calls, its records, and what became of each exchange."""
+
+    calls: Sequence[Sequence[Call]]
+    recording: Recording
+    made: Mapping[ValueSite, Exchanged]
+
+
+@dataclass
+class Verifier:
+    """Verifies causes for a step, of which `logs` have all calls: those of the first replays in `folder`."""
+
+    recordings: Mapping[Role, Recording]
+    folder: Path
+    step: int
+    logs: Mapping[Role, Sequence[Sequence[Call]]]
+    run_replay: Callable[[Role, int, Path, Replay], str | None]
+    _number: int = field(default=_FIRST_NUMBER, init=False)
+    _values: dict[Role, dict[ValueSite, tuple[Path, str]]] = field(default_factory=dict, init=False)
+    _runs: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._known = [ReferenceLog(log) for log in without_idle_broadcasts(self.logs["reference"])]
+        self._keys = {role: self._digests(recording) for role, recording in self.recordings.items()}
+
+    def verify(self, culprit: Culprit) -> tuple[Culprit, Verification]:
+        """The cause, and what exchanges show of it.
+
+        It is `culprit`, unless that turns out not to be needed and a call that is found after it is.
+        """
+        causes, reason, run = list[_Cause](), "", _Run(self.logs["candidate"], self.recordings["candidate"], {})
+        try:
+            causes, reason, run = self._search(culprit)
+            if not self._wrong(run.recording):
+                causes = self._needed(causes)
+            reverse = None if self._wrong(run.recording) else self._reversed(causes)
+        except BitproofError as error:
+            reason, reverse = f"a run with exchanged values failed: {error.what}", None
+        found = causes[0].culprit if causes and not self._wrong(run.recording) else culprit
+        return found, self._told(causes, run, reason, reverse)
+
+    def _search(self, culprit: Culprit) -> tuple[list[_Cause], str, _Run]:
+        """Exchange cause after cause. Returns them, why the search ended early, and the last run that counts."""
+        causes = list[_Cause]()
+        run = _Run(self.logs["candidate"], self.recordings["candidate"], {})
+        current: Culprit | None = culprit
+        blocked, refused = set[ValueSite](), ""
+        while current is not None:
+            if self._runs == MAX_ROUNDS:
+                return causes, f"after {MAX_ROUNDS} runs with exchanged values something is still wrong", run
+            logs = self._ready(run.calls)
+            differing = self._pairs(run.recording)
+            planned = plan_of(current, logs, differing, blocked)
+            reason = wrong_input(current, logs) or self._told_twice(current, planned, causes, run)
+            if reason:
+                return causes, reason, run
+            if not any(group.is_lead for group in planned.groups):
+                return causes, refused or _joined(planned.problems), run
+            wrong = wrong_argument(current, logs)
+            cause = next((each for each in causes if each.has(current, wrong)), None)
+            tried = [*causes] if cause else [*causes, _Cause(current, wrong)]
+            cause = cause or tried[-1]
+            known = {swap.site for each in tried for group in each.groups for swap in group.candidate}
+            cause.groups += [group for group in planned.groups if group.is_lead or group.candidate[0].site not in known]
+            after = self._exchanged("candidate", _swaps(tried, "candidate"))
+            if others := {made.site for made in after.made.values() if OTHER_TYPE in made.not_done} - blocked:
+                blocked |= others
+                refused = self._trouble(planned, run, after, tried)
+                cause.groups = [group for group in cause.groups if group not in planned.groups]
+                continue
+            if reason := self._trouble(planned, run, after, tried):
+                return causes, reason, run
+            before, refused = self._wrong(run.recording), ""
+            causes, run = tried, after
+            cause.accounts += len(before - self._wrong(after.recording))
+            if not self._wrong(after.recording):
+                return causes, "", run
+            current = self.blamed(run.recording, run.calls)
+        return causes, "no call explains what still differs", run
+
+    def blamed(self, recording: Recording, calls: Sequence[Sequence[Call]]) -> Culprit | None:
+        """The call to blame for what a run of the candidate recorded; None if no call explains it."""
+        pairs = self._pairs(recording)
+        rank = next(iter(pairs), None)
+        return None if rank is None else find_culprit(self._known, calls, pairs, (rank, pairs[rank][0]))
+
+    def _told_twice(self, culprit: Culprit, planned: Plan, causes: Sequence[_Cause], run: _Run) -> str:
+        """Whether all that is planned was exchanged already, in words."""
+        leads = [swap.site for group in planned.groups if group.is_lead for swap in group.candidate]
+        is_done = bool(leads) and all(site in run.made and run.made[site].done for site in leads)
+        return f"{culprit.call} is still wrong, though its values were exchanged" if is_done else ""
+
+    def _trouble(self, planned: Plan, before: _Run, after: _Run, causes: Sequence[_Cause]) -> str:
+        """Why a run shows nothing: an exchange was not made, or what ran before it was not repeated."""
+        leads = [swap for group in planned.groups if group.is_lead for swap in group.candidate]
+        failed = [made for swap in leads if not (made := after.made[swap.site]).done]
+        if unsteady := [made for made in failed if made.not_done.startswith(UNSTEADY)]:
+            side = "candidate" if unsteady[0].not_done == UNSTEADY else "reference"
+            return f"the {side} differs from itself: {_where(unsteady[0], before)}: {unsteady[0].not_done}"
+        if len(failed) == len(leads):
+            return f"{_where(failed[0], before)} cannot be exchanged: {failed[0].not_done}"
+        exchanged = {(swap.site.rank, swap.site.call) for swap in _swaps(causes, "candidate")}
+        for rank, (calls, again) in enumerate(zip(before.calls, after.calls, strict=True)):
+            parted = unrepeated(calls, again, {call for on, call in exchanged if on == rank})
+            if parted is not None:
+                call = (calls if parted < len(calls) else again)[parted]
+                return (
+                    f"the candidate differs from itself: {call} on rank {rank} came out otherwise before any exchange"
+                )
+        return ""
+
+    def _needed(self, causes: list[_Cause]) -> list[_Cause]:
+        """The causes without which the step does not become right."""
+        for cause in [*causes] if len(causes) > 1 else ():
+            others = [each for each in causes if each is not cause]
+            swaps = [swap._replace(found="") for swap in _swaps(others, "candidate")]  # what stands there follows
+            if not self._wrong(self._exchanged("candidate", swaps).recording):
+                causes = others
+        return causes
+
+    def _reversed(self, causes: Sequence[_Cause]) -> bool | None:
+        """Whether the reference gives the candidate's step with the candidate's values; None if some are not there."""
+        swaps = [self._at_first(swap) for swap in _swaps(causes, "reference")]
+        known = [swap for swap in swaps if swap is not None]
+        run = self._exchanged("reference", known)
+        if len(known) < len(swaps) or not all(made.done for made in run.made.values()):
+            return None
+        return self._digests(run.recording) == self._keys["candidate"]
+
+    def _at_first(self, swap: Swap) -> Swap | None:
+        """An exchange of the reference, with the value that the candidate had before any exchange; None without one."""
+        rank, index, position, is_input = swap.value
+        calls = self.logs["candidate"][rank]
+        values = (calls[index].inputs if is_input else calls[index].outputs) if index < len(calls) else ()
+        return swap._replace(found="", wanted=values[position]) if position < len(values) else None
+
+    def _told(self, causes: Sequence[_Cause], run: _Run, reason: str, reverse: bool | None) -> Verification:
+        remaining, before = len(self._wrong(run.recording)), len(self._wrong(self.recordings["candidate"]))
+        accounts = causes[0].accounts if causes else 0
+        if not remaining and reverse is False:
+            reason = "the reference with the candidate's value here does not give the candidate's step"
+        elif not remaining and reverse is None and not reason:
+            reason = "the reverse exchange could not be made"
+        calls = causes[0].others if causes else []
+        return Verification(
+            status="verified" if not remaining and reverse else "in part" if remaining < before else "not verified",
+            tensors=len(self._keys["reference"]),
+            differing=before,
+            remaining=remaining,
+            accounts=accounts,
+            reverse=reverse,
+            reason=reason or None,
+            calls=calls[:MAX_CALLS_SHOWN],
+            calls_left_out=max(0, len(calls) - MAX_CALLS_SHOWN),
+            causes=[OtherCause(call=told_of(each.culprit), accounts=each.accounts) for each in causes[1:]],
+            runs=self._runs,
+        )
+
+    def _exchanged(self, role: Role, swaps: Sequence[Swap]) -> _Run:
+        """Run a side's step with values of the other side."""
+        other: Role = "reference" if role == "candidate" else "candidate"
+        self._fetch(other, [swap.value for swap in swaps])
+        self._runs += 1
+        folder = self._replay(
+            role, Replay(step=self.step, log=role == "candidate", exchanges=self._planned(other, swaps))
+        )
+        ranks = range(len(self._known))
+        calls = [read_log(archive_of(folder, rank)) for rank in ranks]
+        records = {key: row for rank in ranks for key, row in read_records(archive_of(folder, rank)).items()}
+        made = {each.site: each for rank in ranks for each in read_exchanged(archive_of(folder, rank))}
+        return _Run(calls, Recording(self.recordings[role].manifest, records), made)
+
+    def _planned(self, other: Role, swaps: Sequence[Swap]) -> tuple[Exchange, ...]:
+        places = self._values[other]
+        return tuple(
+            Exchange(
+                site=swap.site,
+                archives=places[swap.value][0],
+                name=places[swap.value][1],
+                wanted=swap.wanted,
+                operator=swap.operator,
+                found=swap.found,
+                reads=swap.reads,
+                in_place=swap.in_place,
+            )
+            for swap in swaps
+        )
+
+    def _fetch(self, role: Role, sites: Sequence[ValueSite]) -> None:
+        """Have the values of a side at these sites, by a replay of it unless they were kept."""
+        known = self._values.setdefault(role, {})
+        wanted = tuple(dict.fromkeys(site for site in sites if site not in known))
+        if not wanted:
+            return
+        folder = archives_of(self.folder, role, self._number)
+        if hand_on(archives_of(self.folder, role), folder, wanted):
+            self._number += 1
+        else:
+            folder = self._replay(role, Replay(step=self.step, values=wanted))
+        known |= {site: (folder.resolve(), name_of_value(number)) for number, site in enumerate(wanted)}
+
+    def _replay(self, role: Role, replay: Replay) -> Path:
+        number, self._number = self._number, self._number + 1
+        folder = archives_of(self.folder, role, number)
+        self.run_replay(role, number, folder, replay)
+        return folder
+
+    def _ready(self, calls: Sequence[Sequence[Call]]) -> list[CandidateLog]:
+        ready = zip(without_idle_broadcasts(calls), self._known, strict=True)
+        return [CandidateLog(log, known) for log, known in ready]
+
+    def _digests(self, recording: Recording) -> dict[Key, str]:
+        by_rank = [recording.records_at(rank, self.step) for rank in range(len(self.logs["reference"]))]
+        return {key: row.digest for rows in by_rank for key, row in rows.items()}
+
+    def _wrong(self, recording: Recording) -> set[Key]:
+        """The records of the step that are not the reference's."""
+        right, found = self._keys["reference"], self._digests(recording)
+        return {key for key in right.keys() | found.keys() if right.get(key) != found.get(key)}
+
+    def _pairs(self, recording: Recording) -> Differing:
+        return differing_digests(self.recordings["reference"], recording, self.step)
+
+
+def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
+    """Why the blamed call cannot be the first that is wrong: what it reads is wrong already. Empty if it can be."""
+    log = logs[culprit.rank]
+    if culprit.candidate is None:
+        call = log.reference.log[culprit.index]
+        is_there = culprit.how != "lacks" or _has_inputs(log, culprit.index)
+        return "" if is_there else f"the candidate does not have what {call} reads"
+    mine = log.log[culprit.candidate]
+    if told := _wrong_number(culprit, log):
+        return told
+    theirs = log.reference.log[culprit.reference].inputs if culprit.reference is not None else ()
+    if mine.collective and (told := _wrong_peer(culprit, logs)):
+        return told
+    for position, (value, giver) in enumerate(zip(mine.inputs, log.given(culprit.candidate), strict=False)):
+        if giver is None or theirs[position : position + 1] == (value,):
+            continue
+        maker = maker_of(log.log, log.given, culprit.candidate, position)
+        if maker is None or (log.log[maker].view and not log.givers(maker)):
+            continue  # it was there before the step
+        if value not in log.reference.values:
+            return f"it reads what {log.log[giver]} gives, which the reference does not have"
+        other = counterpart(log, giver)
+        if other is not None and value in log.log[giver].outputs and value not in log.reference.log[other].outputs:
+            return f"it reads what {log.log[giver]} gives, which differs from what its counterpart gives"
+    return ""
+
+
+def _has_inputs(log: CandidateLog, index: int) -> bool:
+    """Whether the candidate has what a call of the reference reads, or lacks only calls that lead to it."""
+    for value, giver in zip(log.reference.log[index].inputs, log.reference.given(index), strict=False):
+        if value in log.values or giver is None:
+            continue
+        if log.reference.counterpart(giver, log) is not None or not _has_inputs(log, giver):
+            return False
+    return True
+
+
+def _wrong_peer(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
+    """Why a collective cannot be the first call that is wrong: another rank gives it a wrong value. Empty if none."""
+    assert culprit.candidate is not None
+    joined = JoinedLogs([log.log for log in logs])
+    for rank, index in joined.together((culprit.rank, culprit.candidate)):
+        other = counterpart(logs[rank], index)
+        if rank != culprit.rank and other is not None:
+            given, due = logs[rank].log[index], logs[rank].reference.log[other]
+            if given.inputs != due.inputs:
+                return (
+                    f"it brings what {given} on rank {rank} gives to it, which differs from what its counterpart gives"
+                )
+    return ""
+
+
+def _wrong_number(culprit: Culprit, log: CandidateLog) -> str:
+    """Why a number that a call is given is wrong already: it was read out of a tensor, and the reference reads another.
+
+    Empty for a number of the program itself.
+    """
+    if culprit.candidate is None or culprit.reference is None:
+        return ""
+    known = dict(log.reference.log[culprit.reference].scalars)
+    numbers = {f"number {value}" for name, value in log.log[culprit.candidate].scalars if known.get(name) != value}
+    for call in log.log[: culprit.candidate]:
+        if call.operator == READS_OUT and numbers.intersection(call.outputs) - log.reference.values:
+            return f"it is given a number that {call} reads out of a tensor, and that the reference does not have"
+    return ""
+
+
+def unrepeated(calls: Sequence[Call], again: Sequence[Call], exchanged: Collection[int]) -> int | None:
+    """The index of a call that gives something else in a second run of a side, though nothing before it does.
+
+    None if there is none up to the first call with an exchanged value, or a collective, which may bring one. Views and
+    inputs do not count: they may show memory that was freed or never filled, which no call computes with.
+    """
+    for index, (first, second) in enumerate(zip(calls, again, strict=False)):
+        is_other = first.operator != second.operator or first.outputs != second.outputs
+        if index in exchanged and (is_other or first.inputs != second.inputs):
+            return None
+        if is_other and not first.view:
+            return None if first.collective else index
+    return None if len(calls) == len(again) else min(len(calls), len(again))
+
+
+def told_of(culprit: Culprit) -> str:
+    """A cause in one line: the call, its rank and its defect."""
+    with_arguments = f", with {culprit.arguments}" if culprit.arguments else ""
+    where = f" ({culprit.call.source})" if culprit.call.source else ""
+    return f"{culprit.call} on rank {culprit.rank} {HOW[culprit.how]}{with_arguments}{where}"
+
+
+def _swaps(causes: Sequence[_Cause], role: Role) -> list[Swap]:
+    """The exchanges of one side for some causes, each site once: one that is made in any case before a conditional."""
+    groups = sorted((group for cause in causes for group in cause.groups), key=lambda group: not group.is_lead)
+    found: dict[ValueSite, Swap] = {}
+    for group in groups:
+        for swap in getattr(group, role):
+            found.setdefault(swap.site, swap)
+    return list(found.values())
+
+
+def _where(made: Exchanged, run: _Run) -> str:
+    rank, index, position, is_input = made.site
+    calls = run.calls[rank]
+    call = f"{calls[index]}" if index < len(calls) else f"call {index}"
+    return f"{'input' if is_input else 'output'} {position} of {call} on rank {rank}"
+
+
+def _joined(problems: Sequence[str]) -> str:
+    return "; ".join(dict.fromkeys(problems))

@@ -1,0 +1,282 @@
+"""Causes verified by exchange, on one rank: what is one cause, what are two, and what is never called verified."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from bitproof.harness.errors import RankError
+from bitproof.harness.localize.culprit import Culprit
+from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.localize.logs.candidate_log import CandidateLog
+from bitproof.harness.localize.logs.reference_log import ReferenceLog
+from bitproof.harness.localize.logs.replay import Replay
+from bitproof.harness.localize.verify import wrong_input
+from bitproof.harness.records import Role
+from tests.harness.localize.exchanged_steps import Sides, weights
+
+
+def step(
+    scale: float = 0.125,
+    eps: float = 1e-5,
+    *,
+    extra: bool = False,
+    missing: bool = False,
+    activation: Any = functional.silu,
+    take_first: bool = True,
+) -> Mapping[str, Tensor]:
+    """Two layers with a norm, and their gradients."""
+    w1, w2, x = weights((16, 16), (16, 16), (8, 16))
+    h = activation(x @ w1)
+    h = h if missing else h * scale
+    h = h.tanh() if extra else h
+    read = x if take_first else h
+    y = functional.layer_norm(h @ w2 + read, (16,), eps=eps)
+    y.square().mean().backward()
+    found = {"w1": w1.grad, "w2": w2.grad, "x": x.grad, "loss": y.detach()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def test_a_wrong_number_in_forward_and_backward_is_one_cause_that_makes_all_tensors_equal(tmp_path: Path) -> None:
+    sides = Sides(tmp_path, step, lambda: step(scale=0.25))
+    culprit, found = sides.verified()
+    assert (culprit.call.operator, found.status, found.reverse) == ("mul.Tensor", "verified", True)
+    assert (found.tensors, found.differing, found.remaining, found.accounts) == (4, 4, 0, 4)
+    assert found.causes == [] and found.runs == 2, "one run of each side"
+    assert found.calls == ["mul.Tensor of the step itself (backward) on rank 0"]
+
+
+def test_two_independent_defects_are_found_one_after_the_other_each_with_its_tensors(tmp_path: Path) -> None:
+    culprit, found = Sides(tmp_path, step, lambda: step(scale=0.25, eps=1e-3)).verified()
+    assert (culprit.call.operator, found.status) == ("mul.Tensor", "verified")
+    [other] = found.causes
+    assert other.call.startswith("native_layer_norm of the step itself (forward) on rank 0 gives another output")
+    assert found.accounts + other.accounts == found.differing == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "operator", "how"),
+    [
+        ({"eps": 1e-3}, "native_layer_norm", "computes"),
+        ({"extra": True}, "tanh", "adds"),
+        ({"missing": True}, "mul.Tensor", "lacks"),
+        ({"activation": functional.relu}, "relu", "adds"),
+    ],
+    ids=str,
+)
+def test_each_kind_of_cause_is_verified_in_both_directions(
+    tmp_path: Path, options: dict[str, Any], operator: str, how: str
+) -> None:
+    culprit, found = Sides(tmp_path, step, lambda: step(**options)).verified()
+    assert (culprit.call.operator, culprit.how) == (operator, how)
+    assert (found.status, found.reverse, found.remaining, found.reason) == ("verified", True, 0, None)
+
+
+def test_what_cannot_be_exchanged_leaves_a_cause_verified_in_part_and_is_named(tmp_path: Path) -> None:
+    """A forward call reads another tensor, so one add of backward is extra, and another is missing."""
+    culprit, found = Sides(tmp_path, step, lambda: step(take_first=False)).verified()
+    assert (culprit.call.operator, culprit.how, found.status, found.causes) == ("add.Tensor", "reads", "in part", [])
+    assert (found.remaining, found.reason) == (1, "add.Tensor of the step itself (backward) has no counterpart")
+
+
+def in_place(factor: float = 2.0, second: float = 3.0) -> Mapping[str, Tensor]:
+    """Calls in place, over lists, and over a view, and who reads their memory by another tensor."""
+    x, y, z = (weight.detach() for weight in weights((4, 4), (4, 4), (8,)))
+    torch._foreach_mul_([x, y], factor)
+    z[2:5].mul_(second)
+    return {"x": x + 1, "y": y + 1, "z": z + 1, "all": z.clone()}
+
+
+@pytest.mark.parametrize("options", [{"factor": 2.5}, {"second": 3.5}], ids=str)
+def test_what_calls_write_in_place_is_exchanged_where_it_is(tmp_path: Path, options: dict[str, float]) -> None:
+    culprit, found = Sides(tmp_path, in_place, lambda: in_place(**options)).verified()
+    assert culprit.call.operator in ("_foreach_mul_.Scalar", "mul_.Tensor")
+    assert (found.status, found.reverse) == ("verified", True)
+
+
+def test_a_wrong_view_is_exchanged_without_a_change_of_what_it_shows(tmp_path: Path) -> None:
+    def part(begin: int) -> Mapping[str, Tensor]:
+        [x] = weights((8, 4))
+        return {"part": x.detach()[begin : begin + 4].exp(), "whole": x.detach().exp()}
+
+    sides = Sides(tmp_path, lambda: part(0), lambda: part(4))
+    _, found = sides.verified(sides.blamed("slice", how="reads"))
+    assert (found.status, found.reverse, found.tensors) == ("verified", True, 2)
+
+
+def test_a_draw_is_exchanged_with_the_state_that_it_leaves(tmp_path: Path) -> None:
+    def draws(seed: int) -> Mapping[str, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        first, second = torch.randn(4, generator=generator), torch.randn(4, generator=generator)
+        return {"first": first + 1, "second": second + 1}
+
+    sides = Sides(tmp_path, lambda: draws(0), lambda: draws(1))
+    culprit, found = sides.verified()
+    assert (culprit.call.operator, found.status, found.reverse) == ("randn.generator", "verified", True)
+
+
+def test_a_number_that_leaves_torch_is_exchanged(tmp_path: Path) -> None:
+    def reads_out(factor: float) -> Mapping[str, Tensor]:
+        [x] = weights((4,))
+        number = (x.detach() * factor).sum().item()
+        return {"y": torch.full((3,), number) + 1}
+
+    sides = Sides(tmp_path, lambda: reads_out(1.0), lambda: reads_out(2.0))
+    _, found = sides.verified(sides.blamed("_local_scalar_dense"))
+    assert found.reason is not None and found.reason.startswith("it reads what sum of the step itself")
+    _, found = sides.verified(sides.blamed("full"))
+    assert found.reason is not None and found.reason.startswith("it is given a number that _local_scalar_dense")
+    culprit, found = sides.verified(sides.blamed("mul"))
+    assert (culprit.call.operator, found.status) == ("mul.Tensor", "verified")
+
+
+def test_an_exchange_hides_no_defect_that_is_upstream_of_a_call_with_the_same_wrong_argument(tmp_path: Path) -> None:
+    """The second scale reads what the wrong eps gives: it is exchanged only once that is right."""
+
+    def twice(scale: float, eps: float) -> Mapping[str, Tensor]:
+        [x] = weights((8, 16))
+        h = functional.layer_norm(x.detach() * scale, (16,), eps=eps)
+        return {"y": (h * scale).exp()}
+
+    _, found = Sides(tmp_path, lambda: twice(0.5, 1e-5), lambda: twice(0.25, 1e-3)).verified()
+    assert (found.status, len(found.causes)) == ("verified", 1)
+    assert found.causes[0].call.startswith("native_layer_norm")
+
+
+@pytest.mark.parametrize(
+    ("operator", "turn", "reason"),
+    [
+        ("native_layer_norm", 0, "it reads what add.Tensor of the step itself (forward) gives, which the reference"),
+        ("mm", 0, "what mm of the step itself (forward) gives is what its counterpart gives"),
+        ("silu", 0, "what silu of the step itself (forward) gives is what its counterpart gives"),
+        ("mm", 1, "it reads what mul.Tensor of the step itself (forward) gives, which the reference"),
+    ],
+)
+def test_a_wrong_cause_is_not_verified(tmp_path: Path, operator: str, turn: int, reason: str) -> None:
+    """Though with the reference's value in place of what a later call computes, all that follows is right."""
+    sides = Sides(tmp_path, step, lambda: step(scale=0.25))
+    _, found = sides.verified(sides.blamed(operator, turn))
+    assert found.status == "not verified" and found.reason is not None and found.reason.startswith(reason)
+
+
+def test_a_cause_that_is_not_needed_is_dropped_for_the_one_that_is(tmp_path: Path) -> None:
+    """A call that differs and that no record depends on is no cause, though all is right after both exchanges."""
+
+    def with_idle(idle: float, scale: float) -> Mapping[str, Tensor]:
+        [x] = weights((8,))
+        x.detach().add(idle).cos()
+        return {"y": (x.detach() * scale).exp()}
+
+    sides = Sides(tmp_path, lambda: with_idle(1.0, 2.0), lambda: with_idle(2.0, 4.0))
+    culprit, found = sides.verified(sides.blamed("add"))
+    assert (culprit.call.operator, found.status, found.causes) == ("mul.Tensor", "verified", [])
+
+
+@pytest.mark.parametrize("dtype_or_shape", ["float64[4, 4]", "float32[2, 8]"])
+def test_a_value_of_another_type_is_not_exchanged(tmp_path: Path, dtype_or_shape: str) -> None:
+    def typed(is_candidate: bool) -> Mapping[str, Tensor]:
+        [x] = weights((4, 4))
+        y = x.detach().exp()
+        if is_candidate:
+            y = y.double() if dtype_or_shape.startswith("float64") else y.reshape(2, 8)
+        return {"y": y.mul(2.0) if is_candidate else y.mul(3.0)}
+
+    sides = Sides(tmp_path, lambda: typed(False), lambda: typed(True))
+    _, found = sides.verified(sides.blamed("_to_copy" if dtype_or_shape.startswith("float64") else "view", how="adds"))
+    assert found.status == "not verified"
+    assert found.reason is not None and found.reason.endswith(
+        f"cannot be exchanged: {dtype_or_shape} stands there, and the value is float32[4, 4]"
+    )
+
+
+def test_a_value_of_another_type_is_followed_to_what_its_readers_give(tmp_path: Path) -> None:
+    """A sum is rounded on the way: nothing of the same type stands there before it is cast back."""
+
+    def rounded(is_candidate: bool) -> Mapping[str, Tensor]:
+        [x] = weights((4, 4))
+        y = x.detach().exp()
+        return {"y": (y.bfloat16() + y.bfloat16()).float() if is_candidate else y + y}
+
+    sides = Sides(tmp_path, lambda: rounded(False), lambda: rounded(True))
+    culprit, found = sides.verified(sides.blamed("_to_copy", how="adds"))
+    assert (culprit.call.operator, found.status, found.reverse, found.reason) == ("_to_copy", "verified", True, None)
+
+
+def test_a_collective_is_not_to_blame_for_what_another_rank_gives_to_it() -> None:
+    place = Place("", "forward")
+
+    def side(sent: str, received: str) -> list[list[Call]]:
+        kinds = {"collective": True, "peers": (1, 0)}
+        send = Call(place, "send", (sent,), (), **kinds)
+        return [[Call(place, "recv_", ("e",), (received,), **kinds)], [send]]
+
+    reference, candidate = side("a", "a"), side("b", "b")
+    logs = [CandidateLog(calls, ReferenceLog(known)) for calls, known in zip(candidate, reference, strict=True)]
+    blamed = Culprit(how="computes", call=candidate[0][0], ranks=(0,), candidate=0, reference=0)
+    told = wrong_input(blamed, logs)
+    assert told.startswith("it brings what send of the step itself (forward) on rank 1 ")
+    right = [CandidateLog(calls, ReferenceLog(calls)) for calls in reference]
+    assert wrong_input(replace(blamed, call=reference[0][0]), right) == ""
+
+
+def test_a_candidate_that_raises_with_exchanged_values_leaves_the_cause_unverified(tmp_path: Path) -> None:
+    sides = Sides(tmp_path, step, lambda: step(scale=0.25))
+    run = sides.run_replay
+
+    def fails(role: Role, number: int, folder: Path, replay: Replay) -> str | None:
+        if role == "candidate" and replay.exchanges:
+            raise RankError("rank 0 raised ValueError: 0.125 is not 0.25")
+        return run(role, number, folder, replay)
+
+    sides.run_replay = fails  # type: ignore[method-assign]
+    _, found = sides.verified()
+    assert (found.status, found.remaining, found.reverse) == ("not verified", found.differing, None)
+    assert found.reason == "a run with exchanged values failed: rank 0 raised ValueError: 0.125 is not 0.25"
+
+
+def test_a_candidate_that_is_right_every_other_time_is_never_verified(tmp_path: Path) -> None:
+    """The run with exchanged values is right by chance: the call gave the right value before anything was exchanged."""
+    turns = itertools.count()
+
+    def now_and_then() -> Mapping[str, Tensor]:
+        return step(scale=0.25 if next(turns) < 2 else 0.125)  # what is recorded and what is logged differ
+
+    _, found = Sides(tmp_path, step, now_and_then).verified()
+    assert found.status == "not verified"
+    assert found.reason is not None and found.reason.startswith("the candidate differs from itself")
+
+
+def test_a_candidate_whose_noise_comes_before_the_exchange_is_never_verified(tmp_path: Path) -> None:
+    turns = itertools.count()
+
+    def noisy() -> Mapping[str, Tensor]:
+        [x] = weights((8,))
+        noise = x.detach() + float(next(turns))
+        shown = step(scale=0.25)
+        return {**shown, "noise": noise * 0}
+
+    sides = Sides(tmp_path, lambda: {**step(), "noise": torch.zeros(8)}, noisy)
+    _, found = sides.verified(sides.blamed("mul"))
+    assert found.status == "not verified" and found.reason is not None
+    assert found.reason.startswith("the candidate differs from itself")
+
+
+def test_a_candidate_with_noise_after_the_exchange_is_not_verified(tmp_path: Path) -> None:
+    """All is right by chance in the run with exchanged values; the reverse does not give the candidate's step."""
+    turns = itertools.count()
+
+    def noisy() -> Mapping[str, Tensor]:
+        shown = step(scale=0.25)
+        return {name: value + 1 if next(turns) < 8 else value + 0 for name, value in shown.items()}
+
+    _, found = Sides(tmp_path, lambda: {name: value + 0 for name, value in step().items()}, noisy).verified()
+    assert found.status != "verified"
+    assert found.reason == "the reference with the candidate's value here does not give the candidate's step"

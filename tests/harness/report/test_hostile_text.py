@@ -22,7 +22,7 @@ from bitproof.harness.report.ci import comment, junit, sarif
 from bitproof.harness.report.html import document
 from bitproof.harness.runtime.output import SafeStream, safe_output, shown
 from tests.harness.report.chromium import find_chromium, running
-from tests.harness.report.conftest import CLOSENESS, DRIFT
+from tests.harness.report.results import CLOSENESS, DRIFT
 from tests.harness.report.everything import (
     CI_COMMANDS,
     HOSTILE,

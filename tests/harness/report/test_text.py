@@ -6,7 +6,7 @@ import pytest
 
 from bitproof.harness.records import TensorDifference
 from bitproof.harness.report import text
-from tests.harness.report.conftest import CLOSENESS
+from tests.harness.report.results import CLOSENESS
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ Rows that experts receive have new symbols each time, so torch's own cache takes
 
 A call's key has its operator, the layouts of its tensors and its other arguments, and all facts about its sizes'
 symbols, numbered in the order of occurrence: their ranges, and each condition that names them. Two calls with the same
-key differ in the names of symbols only, and torch's result does not depend on names. Example: `mm` of [s3, 64] and [64,
-8] has the key of `mm` of [s7, 64] and [64, 8], if s3 and s7 have the same range. So a result is kept as its sizes over
-these numbers, the argument whose storage it shares, and which of its sizes is an argument's own, by identity, as
+key differ in the names of symbols only, and torch's result does not depend on names. For example, `mm` of [s3, 64] and
+[64, 8] has the key of `mm` of [s7, 64] and [64, 8], if s3 and s7 have the same range. So a result is kept as its sizes
+over these numbers, the argument whose storage it shares, and which of its sizes is an argument's own, by identity, as
 tracers identify sizes.
 
 Kept are only results that can be made again: plain tensors with no symbol that the arguments lack, of a call that

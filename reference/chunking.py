@@ -6,7 +6,7 @@ The graph pass must return exactly these numbers, so this code does as little as
     call the module's own forward on the first half, then on the second
     concatenate the two outputs along the same dim
 
-Example: a batch of 4 sequences becomes two calls with sequences 0, 1 and 2, 3.
+For example, a batch of 4 sequences becomes two calls with sequences 0, 1 and 2, 3.
 
 Anything that does not fit this contract is an error with the expected and the found value. So is a chosen module that
 never runs: if the trainer calls only its children, the step would silently run unchunked.

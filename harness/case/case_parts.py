@@ -31,8 +31,8 @@ class Model:
     experts: by default as many as in the flavor, limited by `layers`. A family refuses sizes that it lacks.
 
     With `capacity` an expert receives, from each rank's rows in a call, at most `capacity` times its even share,
-    rounded up. Rows above that are dropped: the expert adds nothing to their tokens. Then data decide no sizes.
-    Example: 8 rows for 4 experts are an even share of 2; with capacity 1.5 an expert receives at most 3.
+    rounded up. Rows above that are dropped: the expert adds nothing to their tokens. Then data decide no sizes. For
+    example, 8 rows for 4 experts are an even share of 2; with capacity 1.5 an expert receives at most 3.
     """
 
     __pydantic_config__ = STRICT

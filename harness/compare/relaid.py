@@ -3,7 +3,7 @@
 Both first runs record the part of each tensor that a rank has. The cuts of all these parts divide a tensor into cells,
 and a second run of each system records the digest of each cell. From these the reference's records are converted to the
 candidate's layout, and paired with the candidate's records as usual. Nothing is gathered, and no process loads more
-than a rank's own part. Example: rows 0:4 and 4:8 on the reference's two ranks, and rows 0:2, 2:4, 4:6, 6:8 on the
+than a rank's own part. For example, rows 0:4 and 4:8 on the reference's two ranks, and rows 0:2, 2:4, 4:6, 6:8 on the
 candidate's four, have the cells 0:2, 2:4, 4:6, 6:8.
 
 - A rank of the candidate whose cell has other bits than the reference's differs in that tensor.

@@ -78,8 +78,8 @@ class Concurrency:
 def plan_concurrency(cases: Sequence[Case], options: RunOptions) -> Concurrency:
     """Plan the cases and runs that are concurrent on this machine.
 
-    As many cases as requested, as far as memory allows; with "auto" as many as have a core per rank. Example: 8 cores
-    and cases of 2 ranks allow 4 cases. Remaining cores run a case's own runs concurrently. Raises UsageError if
+    As many cases as requested, as far as memory allows; with "auto" as many as have a core per rank. For example, 8
+    cores and cases of 2 ranks allow 4 cases. Remaining cores run a case's own runs concurrently. Raises UsageError if
     concurrent cases are requested under torchrun or on GPUs.
     """
     may_use_gpus = options.device == "cuda" or (options.device == "auto" and bool(gpu_models()))
@@ -164,7 +164,7 @@ def groups_of(case: Case, options: RunOptions, most: int) -> list[list[Arm]]:
 def steps_of_control(case: Case, options: RunOptions, comparison: Comparison) -> tuple[int, list[str]]:
     """How many steps a second run takes, and a remark if it is shortened: steps up to the first difference suffice.
 
-    Example: a difference in step 3 of 20 needs 4 steps. With a deliberate fault all steps run, since the fault may
+    For example, a difference in step 3 of 20 needs 4 steps. With a deliberate fault all steps run, since the fault may
     strike later, and a fault that never strikes is an error.
     """
     first = comparison.first_divergence

@@ -1,8 +1,8 @@
 """How ranks fail, and which rank is to blame. Imports no torch.
 
 A rank's failure makes others fail, as their connections to it close. The first rank that failed independently is
-blamed. A rank that only lost its peers is blamed if there is no other. Example: rank 1 raises, then ranks 0, 2 and 3
-report closed connections: rank 1 is blamed.
+blamed. A rank that only lost its peers is blamed if there is no other. For example, rank 1 raises, then ranks 0, 2 and
+3 report closed connections: rank 1 is blamed.
 """
 
 from __future__ import annotations

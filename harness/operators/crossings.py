@@ -6,7 +6,7 @@ messages. So each launch begins once the launch before it has ended, and ends on
 it. The messages of one call run together. A wait blocks its rank until the launch has ended. On NCCL a wait blocks a
 stream and not the host, but all later work of the stream is behind it, launches too.
 
-Example: rank 0 waits for A before it launches B, and rank 1 waits for B before it launches A: a deadlock.
+For example, rank 0 waits for A before it launches B, and rank 1 waits for B before it launches A: a deadlock.
 
 Gloo would run a group's messages beside its collectives, but no graph may depend on that, since NCCL does not.
 """

@@ -1,5 +1,7 @@
 """The format of messages between our own processes: a frozen dataclass per line of JSON.
 
+For example, a line is `{"kind": "StepBegan", "step": 3}`.
+
 Both ends are this very code, so a message was written here, unless a user's code found the pipe; users' files are
 validated more strictly elsewhere.
 

@@ -4,7 +4,7 @@ A *box* is a rank's part: half-open runs of indices in each dim. An FSDP shard i
 interleaved shard of tensor parallelism may have several. A replica's box is the whole tensor. A *cell* is a box with a
 run per dim that no cut of either layout crosses, so a rank of either layout has all of it or none.
 
-Example: two ranks with rows 0:4 and 4:8, and a layout with rows 0:2 and 2:8, have the cells 0:2, 2:4 and 4:8.
+For example, two ranks with rows 0:4 and 4:8, and a layout with rows 0:2 and 2:8, have the cells 0:2, 2:4 and 4:8.
 
 FSDP1 flattens parameters and may cut within a row: a *flat* box has runs of the flattened tensor's elements. It can be
 compared with other boxes if they are whole slices of the first dim, as those are runs of elements, too.

@@ -47,8 +47,8 @@ class Traced:
     kinds: Mapping[str, list[str]]
 
     def names(self, name: str) -> list[str]:
-        """The model's names for a name of the traced model. Example: `layers.0.attention.wq` for the numbers 0 and 1 is
-        `layers.0.attention.wq` and `layers.1.attention.wq`."""
+        """The model's names for a name of the traced model. For example, `layers.0.attention.wq` for the numbers 0 and
+        1 is `layers.0.attention.wq` and `layers.1.attention.wq`."""
         if not name.startswith("layers."):
             return [name]
         _, index, rest = name.split(".", 2)

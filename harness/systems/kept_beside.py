@@ -10,8 +10,8 @@ begins. Changes during the step are recorded under a name that ends in `@changed
 Unchanged values are not recorded, so an implementation may have settings and scratch that others lack. Flags, texts and
 memory shared with a parameter, a gradient or a state, which are recorded already, are left out.
 
-Example: StepLR halves the learning rate 0.1 in step 3: that step records `0.weight.lr@changed`, 0.05. Other steps do
-not.
+For example, StepLR halves the learning rate 0.1 in step 3: that step records `0.weight.lr@changed`, 0.05. Other steps
+do not.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ def place_by_now(name: str) -> ModulePlace | None:
 def check_own_modules(path: Path, root: Path) -> None:
     """Refuse a file that imports a module beside it if this process has another module of that name loaded.
 
-    `root` is searched first for the file's modules. Example: `new/train.py` imports `util`, there is a `new/util.py`
-    beside it, and `util` was loaded from `old/`. Raises UsageError.
+    `root` is searched first for the file's modules. For example, `new/train.py` imports `util`, there is a
+    `new/util.py` beside it, and `util` was loaded from `old/`. Raises UsageError.
     """
     loaded = {name.partition(".")[0] for name in sys.modules} - sources.loaded_at_start - {_OURS}
     beside = {entry.name.partition(".")[0] for entry in os.scandir(root)} if root.is_dir() else set()

@@ -65,8 +65,8 @@ class Mesh:
     """A rank's coordinates: rank r has `ep` coordinate r % ep and `efsdp` coordinate r // ep.
 
     Its `tp` coordinate is r % tp and its `fsdp` coordinate, which also chooses its text, r // tp. In a pipeline, r is
-    the rank's index among the ranks of its own stages. The rank computes on `device`. Example: with ep=2 and tp=1, rank
-    5 has `ep` coordinate 1, `efsdp` coordinate 2 and `fsdp` coordinate 5.
+    the rank's index among the ranks of its own stages. The rank computes on `device`. For example, with ep=2 and tp=1,
+    rank 5 has `ep` coordinate 1, `efsdp` coordinate 2 and `fsdp` coordinate 5.
     """
 
     rank: int

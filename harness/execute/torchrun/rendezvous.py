@@ -145,7 +145,7 @@ class Rendezvous:
         return hello
 
     def _refuse_second(self, word: str) -> None:
-        """Rank 0: raise CaseError if the process that left this word in the store, another rank 0, still lives."""
+        """Rank 0: raise CaseError if the process that left this message in the store, another rank 0, still lives."""
         with suppress(ValueError, KeyError, TypeError, OSError):
             found = json.loads(word)
             line = self._connect(found["addresses"], found["port"])

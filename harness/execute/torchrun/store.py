@@ -106,13 +106,13 @@ class Store:
         self.where = ""
 
     def put(self, word: str, instead_of: str | None = None) -> str | None:
-        """Store rank 0's word if the present word is `instead_of`. Returns the word that is there then, None without a
-        store."""
+        """Store rank 0's message if the present message is `instead_of`. Returns the message that is there then, None
+        without a store."""
         found = self._use(lambda store: store.compare_set(_key(), instead_of or "", word))
         return cast(bytes, found).decode() if found is not None else None
 
     def get(self) -> str | None:
-        """Rank 0's word; None if there is none yet."""
+        """Rank 0's message; None if there is none yet."""
 
         def look(store: Any) -> str | None:
             try:

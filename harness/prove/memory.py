@@ -17,7 +17,7 @@ from bitproof.harness.prove.proof_data import Call, Graph, Tensor, nodes_in
 
 
 class GraphMemory:
-    """The memory of one graph while its calls run in order."""
+    """The memory of a graph while its calls run in order."""
 
     def __init__(self, graph: Graph) -> None:
         self.calls = graph.calls

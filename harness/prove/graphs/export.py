@@ -99,7 +99,7 @@ def export_graph(
 
 
 class _Exporter:
-    """Runs one graph on fake values, call by call, and records each call."""
+    """Runs a graph on fake values, call by call, and records each call."""
 
     def __init__(
         self, module: GraphModule, inputs: Sequence[Any], names: Sequence[str], groups: GroupTable, bounds: SizeBounds
@@ -230,7 +230,7 @@ class _Exporter:
         return value if op == "getitem" and isinstance(value, list | tuple) else self.repeats.fake(value)
 
     def _update(self, node: Node, op: str, given: Mapping[str, Any]) -> None:
-        """Write an optimizer's kernel as one call per parameter."""
+        """Write an optimizer's kernel as a call per parameter."""
         written = operators.written_names(node.target)
         call = Call(node.name, op, tuple(self._arguments(node)), None, place=_place(node))
         self.values[node] = [*add_updates(self.calls, call, given, written, functools.partial(self._layout, node))]

@@ -4,7 +4,7 @@ A zip file has three lists of its contents (a header before each file, a directo
 readers differ in which they trust. Here every byte of the archive has one meaning: the files follow each other from
 byte 0 to the directory, the directory ends at the end record, which ends the archive, and all three agree.
 
-   headers and files | directory | zip64 record and locator, if any | end record
+    headers and files | directory | zip64 record and locator, if any | end record
 
 Refused: bytes before, between or behind these; a comment; compression, which could hide any size; encryption; the same
 name twice, also in different case; a name outside the archive; a wrong checksum.

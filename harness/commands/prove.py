@@ -35,8 +35,8 @@ def prove(
 ) -> int:
     """Prove cases, print the results, and return the exit status.
 
-    0 if each case has its expected answer: PROVED for EQUAL, NOT PROVED for DIFFERENT. 1 if one has not, 3 if one is REFUSED,
-    or was requested and cannot be tried. Without a selection (`asked`), cases that cannot be tried are named
+    0 if each case has its expected answer: PROVED for EQUAL, NOT PROVED for DIFFERENT. 1 if one has not, 3 if one is
+    REFUSED, or was requested and cannot be tried. Without a selection (`asked`), cases that cannot be tried are named
     and do not count. Results are printed in lines, as JSON, or as rows of a table. Certificates of tried cases go into
     subfolders of `folder`. With `precompiled`, candidates are the step in this folder, which is refused if a run would
     refuse it. Raises UsageError if the call is wrong, before anything is traced.

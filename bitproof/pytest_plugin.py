@@ -78,6 +78,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     if report.when == "call" and report.failed:
         text = str(report.longrepr)
         for run in item.stash.get(_RUNS, []):
+            # `bitproof_run` has already put the divergence into the failure itself.
             if str(run) not in text:
                 report.sections.append((f"bitproof {run.result.case.name}", str(run)))
 

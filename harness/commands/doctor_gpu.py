@@ -80,6 +80,7 @@ def examine_gpus(
         seconds, began = time.monotonic() - began, time.monotonic()
         if line.name in kept:
             seconds, line = kept[line.name].seconds, replace(line, found=kept[line.name].found)
+        # Saved after each check: the next check may hang the machine.
         hour = hour.plus(line.name, line.outcome, line.found, seconds)
         hour.write(report_dir)
         hour.keep(cache)

@@ -167,6 +167,7 @@ class _Shrinking:
             print(
                 f"the budget is spent ({self.budget.spent} tries, {self.budget.elapsed:.0f} s): there may be a smaller"
             )
+        # Tries ran without controls: this run shows that the smallest case is not noise.
         final = self._watched(smallest, "always", "smallest")
         return self._finish(start, smallest, final, symptom)
 

@@ -78,6 +78,7 @@ def _sums(setting: Setting, rank: int, *, is_ordered: bool) -> Answer:
     device, ranks, wrong, count = setting.device_of(rank), setting.ranks, [], 0
     generator = torch.Generator().manual_seed(rank)
     for dtype, num_bytes in itertools.product((torch.float32, torch.bfloat16), sizes(setting.max_bytes)):
+        # Three parts, so that a fused message mixes rows of several tensors, like a bucket.
         rows = max(1, num_bytes // dtype.itemsize // ranks // 3)
         parts = [torch.randn(ranks, rows, generator=generator).to(device, dtype) for _ in range(3)]
         apart = torch.cat([reduce_scatter(part.view(-1), ranks, FSDP) for part in parts])

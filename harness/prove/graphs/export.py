@@ -171,6 +171,7 @@ class _Exporter:
 
     def _call(self, node: Node) -> None:
         op = "" if node.target in known.ARITHMETIC else _operator(node)  # other nodes are not run
+        # The number of these calls varies between traces, so they must not become terms.
         if op in known.ITSELF and (source := node.all_input_nodes[0]) in self.index:
             self.values[node], self.index[node] = self.values[source], self.index[source]
             return

@@ -165,6 +165,7 @@ class _Snapshot:
                 own = module.graph if isinstance(graph, GraphModule) else graph
                 found = held(GraphModule(module, _copy(own)), self._inputs)
                 found.program.exported  # noqa: B018  the graph's present state
+                # A graph with Python calls may trace differently from its run, so it is really run, too.
                 if not is_plain(module) and not_run(found) is None:
                     check_run(found)
                 found = replace(found, subject=None)

@@ -345,6 +345,7 @@ def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
     returned = [(name, next(traced) if isinstance(x, Tensor | torch.SymInt) else x) for name, x in tracing.outputs]
     read = {x for _, x in returned if isinstance(x, Node)}
     for name, like, node in zip([*values], fakes, graph.graph.find_nodes(op="placeholder"), strict=True):
+        # A gradient that the program never reads is no input of it.
         if name.startswith(GRADIENT) and not node.users and node not in read:
             graph.graph.erase_node(node)  # it was there before and stays
             fakes = [x for x in fakes if x is not like]

@@ -68,6 +68,7 @@ def _differences(actual: Any, expected: Any, path: str) -> Iterator[str]:
         for field in dataclasses.fields(expected):
             left, right = getattr(actual, field.name), getattr(expected, field.name)
             yield from _differences(left, right, f"{path}.{field.name}")
+    # Floats are compared as bytes: -0.0 == 0.0 and nan != nan in Python.
     elif isinstance(expected, _SCALARS):
         if _bits(actual) != _bits(expected):
             yield f"values differ{at}: {actual!r} where {expected!r} is expected"
@@ -87,6 +88,7 @@ def _tensor_differences(actual: Tensor, expected: Tensor, at: str) -> Iterator[s
     from bitproof.harness.compare.bits import bit_difference, tensor_type
 
     layouts = [_layout(tensor) for tensor in (actual, expected)]
+    # Shards of other placements have no common elements to compare.
     if layouts[0] != layouts[1]:
         yield f"tensors differ{at} in how they are spread over ranks: {layouts[0]} where {layouts[1]} is expected"
         return

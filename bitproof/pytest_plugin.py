@@ -1,6 +1,13 @@
 """pytest fixtures that run cases, a marker that names a case, and divergences in failure reports.
 
-bitproof_run                            run a case and fail the test unless it gets its expected verdict
+    bitproof_run                            run a case and fail the test unless it gets its expected verdict
+    bitproof_result                         the run of the case named by the test's marker, whatever its verdict
+    bitproof_keeps_bits                     prove every Inductor pass in the test to keep every bit
+    @pytest.mark.bitproof(CASE, **options)  name the case, with options of `bitproof.run`
+
+If a test fails after it ran cases, its report has a section for each, with its divergence. Run folders go below
+pytest's temporary folder, or to `--bitproof-reports DIR`. Every pytest of an environment with bitproof loads this file,
+so it imports only the modules that a test needs.
 """
 
 from __future__ import annotations
@@ -71,6 +78,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     if report.when == "call" and report.failed:
         text = str(report.longrepr)
         for run in item.stash.get(_RUNS, []):
+            # `bitproof_run` has already put the divergence into the failure itself.
             if str(run) not in text:
                 report.sections.append((f"bitproof {run.result.case.name}", str(run)))
 

@@ -244,6 +244,7 @@ def run_asked(
         options=repeated,
         remarks=options.remarks(),
     )
+    # Under torchrun every rank runs the script; only the first writes the report.
     if launched.is_first():
         write_run(report, folder, files | dict(more(results[0])))
     else:

@@ -45,8 +45,8 @@ pipeline_chunked = replace(
     pipeline=Pipeline(isolate_groups=True, isolate_gathers=True, bucket=True, overlap=True),
 )
 
-# Each pass on each stage's graph, against no stages too: all of a block computed again, in chunks or not. Of the four
-# stages of one layer each the first has no experts, so there is no all-to-all for overlap to hide.
+# Each pass on each stage's graph, also compared with no stages: all of a block computed again, in chunks or not. Four
+# stages have a single layer each, and the first has no experts, so there is no all-to-all for overlap to hide.
 pipeline_recomputed = replace(
     pipeline_1f1b,
     name="pipeline_recomputed",
@@ -67,7 +67,7 @@ pipeline_interleaved_chunked = replace(
     memory=Memory(policy="full"),
 )
 
-# Layers split over tensor ranks within a stage; Llama 3 in four stages, each on two tensor ranks.
+# Layers are split over tensor ranks within a stage. Llama 3 has four stages, each on two tensor ranks.
 pipeline_tp = replace(
     pipeline_1f1b, name="pipeline_tp", steps=2, parallelism=Parallelism(world_size=8, ep=2, tp=2, pp=2)
 )
@@ -78,11 +78,11 @@ pipeline_llama3 = replace(
     parallelism=Parallelism(world_size=8, ep=1, tp=2, pp=4),
 )
 
-# Embeddings and projection to logits with one value, in the first and the last stage; and the same without stages.
+# The first stage's embeddings and the last stage's projection to logits are tied; and the same without stages.
 pipeline_tied = replace(pipeline_1f1b, name="pipeline_tied", schedule=Schedule(tied=True))
 pipeline_tied_unstaged = replace(pipeline_tied, name="pipeline_tied_unstaged", reference=pipeline_unstaged.reference)
 
-# Two layers' attention with one set of parameters, in two stages: for the graph pipeline one object.
+# Two layers in different stages share their attention's parameters. The graph pipeline traces them once.
 pipeline_shared = replace(
     pipeline_1f1b, name="pipeline_shared", schedule=Schedule(shared=("layers.1.attention", "layers.2.attention"))
 )
@@ -92,7 +92,7 @@ pipeline_shared_unstaged = replace(
     schedule=Schedule(stages_per_rank=2, shared=("layers.0.attention", "layers.2.attention")),
 )
 
-# torch's schedules add a layer's gradients over micro-batches in one order, on whichever rank the layer is.
+# torch's schedules add a layer's gradients over micro-batches in the same order, on any rank.
 _TORCH = "bitproof.builtin_cases.examples.pipelined"
 schedules_gpipe = Case(
     name="schedules_gpipe",

@@ -31,12 +31,12 @@ tp_chunked_nightly = replace(
     pipeline=Pipeline(isolate_groups=True, isolate_gathers=True, bucket=True),
 )
 
-# With overlap too: one chunk's exchange of experts in flight during the other chunk's compute.
+# With overlap too: a chunk's all-to-alls run during the other chunk's compute.
 tp_chunked_overlap = replace(
     tp_chunked_nightly, name="tp_chunked_overlap", pipeline=replace(tp_chunked_nightly.pipeline, overlap=True)
 )
 
-# Experts over the ranks of one text.
+# Experts are split over a text's ranks.
 tp_chunked_shared = replace(
     tp_ep_shared, name="tp_chunked_shared", family=FAMILY, reference="eager_chunked", chunking=BATCH
 )

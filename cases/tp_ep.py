@@ -27,7 +27,8 @@ tp_ep_nightly = replace(
     pipeline=Pipeline(isolate_groups=True, isolate_gathers=True, bucket=True),
 )
 
-# Experts over the ranks of one text: the expert group and the tensor group are one object, so all-to-alls leave it.
+# Experts are split over a text's ranks. With `shared_groups` the expert group and the tensor group are the same object,
+# so `isolate_groups` gives the all-to-alls their own group.
 tp_ep_shared = replace(
     tp_ep_whole,
     name="tp_ep_shared",

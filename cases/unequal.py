@@ -9,8 +9,8 @@ from bitproof.harness.case import Chunking
 
 FAMILY = "unequal"
 
-# Two steps are enough: the first one differs, and later ones inherit it. The largest error by rounding, measured on 8
-# ranks with torch 2.13.0 on a CPU: 0.006, a router's weight and a norm's optimizer state.
+# Two steps are enough: the first differs, and later steps inherit the difference. The largest error by rounding,
+# measured on 8 ranks with torch 2.13.0 on a CPU: 0.006, a router's weight and a norm's optimizer state.
 _base = replace(
     transformer_batch,
     family=FAMILY,
@@ -27,10 +27,10 @@ early_accumulation = replace(
     chunking=Chunking(dim="batch", modules="layers.*", early_grad_accumulation=True),
 )
 
-# A chunked gradient is a sum of two partial sums, an unchunked one is a single sum. A loss is neither: each row is
+# A chunked gradient is a sum of two partial sums, an unchunked gradient is a single sum. A loss is neither: each row is
 # computed as if it were alone. On CUDA a library may choose another kernel for half as many rows, and then the loss
-# differs too, and the case is not as expected. That is no noise and no defect of chunking, but a fact about a machine
-# that has not been seen yet, so it is not allowed in advance.
+# differs too, and the case is not as expected. That is no noise and no defect of chunking, but a property of a
+# machine. No such machine has been seen yet, so the difference is not allowed in advance.
 chunked_vs_unchunked = replace(_base, name="chunked_vs_unchunked", candidate="eager")
 
 CASES = (early_accumulation, chunked_vs_unchunked)

@@ -9,10 +9,10 @@ BitproofError
 ├── PassError         a graph pass met a graph it must not rewrite                (verdict ERROR)
 ├── RankError         a rank died, raised or hung                                 (verdict ERROR)
 ├── ArtifactError     a precompiled step is missing, damaged, or not this run's   (verdict ERROR)
-├── MachineError      this machine lacks what the case needs to be judged         (verdict UNVERIFIED)
+├── MachineError      this machine lacks hardware or software the case needs      (verdict UNVERIFIED)
 └── RecordingError    a recording or a report is missing, damaged or hostile      (verdict UNVERIFIED)
 
-`assert` marks what only our own bug could break.
+`assert` marks a condition that only our own bug could break.
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@
     fsdp_tp     sharded over data ranks, each layer split over `tp` ranks
     ep          experts split over `ep` ranks, which send each other their tokens
     halves      as ddp, the batch in two micro-batches
-    uneven, uneven_halves       as ddp and halves, of texts that end where they like: ranks and micro-batches have
-                                other numbers of tokens, and the loss is the mean of all tokens
+    uneven, uneven_halves       as ddp and halves, with texts of different lengths: ranks and micro-batches have
+                                different numbers of tokens, and the loss is the mean of all tokens
 
-The loss is that of the whole batch, so it means the same on however many ranks. Each rank shows the part that it holds:
-a DTensor says which that is, also where a loop makes one only to say so (`SharedExperts.shown`).
+The loss is the whole batch's, so it means the same on any number of ranks. Each rank yields its part of a tensor as a
+DTensor, whose placements say which part it is. `SharedExperts.shown` makes a DTensor only for that.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Block(nn.Module):
 class SharedExperts(nn.Module):
     """A rank has some of the experts; each token goes to a single expert.
 
-    `mesh` has a dim for replicas and one for experts.
+    `mesh` has the dims `replicas` and `ep`. None: this rank has all experts.
     """
 
     def __init__(self, mesh: DeviceMesh | None, dim: int) -> None:
@@ -87,7 +87,7 @@ class SharedExperts(nn.Module):
         return int(self.mesh["ep"].get_local_rank()) if self.mesh else 0
 
     def shown(self, part: Tensor) -> Tensor:
-        """A part of all experts, with its position."""
+        """Return this rank's part of the experts' weights as a DTensor, whose placements say which experts it has."""
         return part if self.mesh is None else DTensor.from_local(part, self.mesh, [Replicate(), Shard(0)])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -262,7 +262,7 @@ class ExpertLoop(MeshLoop):
         self.experts: SharedExperts = self.model.blocks[1]  # type: ignore[index,assignment]
 
     def backward(self) -> Tensor:
-        """The usual gradients, then their sums: of experts over replicas, of everything else over all ranks."""
+        """Compute the usual gradients, then sum those of experts over replicas and all others over all ranks."""
         total = super().backward()
         for parameter in self.model.parameters():
             assert parameter.grad is not None
@@ -271,7 +271,7 @@ class ExpertLoop(MeshLoop):
         return total
 
     def shown(self, name: str, part: Tensor) -> Tensor:
-        """Names experts by their global index."""
+        """Return the experts' weights as a DTensor, so that experts have their global index."""
         return self.experts.shown(part) if name == "blocks.1.weight" else part
 
 
@@ -295,7 +295,7 @@ def halves(case: Case, mesh: Mesh) -> MeshLoop:
 
 
 def uneven(case: Case, mesh: Mesh) -> MeshLoop:
-    """Texts of other lengths, in one batch."""
+    """Texts of different lengths, in the same batch."""
     return ddp(case, mesh, loop=UnevenLoop)
 
 

@@ -9,7 +9,8 @@ from bitproof.harness.case import Parallelism, Pipeline
 
 FAMILY = "process_groups"
 
-# Experts over all ranks: the expert group and the parameters' group are one object, so all-to-alls leave it.
+# Experts are split over all ranks. With `shared_groups` the expert group and the parameters' group are the same object,
+# so `isolate_groups` gives the all-to-alls their own group.
 isolate_shared = replace(
     moe_batch,
     name="isolate_shared",

@@ -58,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             with interrupts.raising():
                 status = _run(words)
+                # A rank above 0 waits here, since only rank 0 can name the cause.
                 if status != SUCCESS:
                     let_rank_0_tell()
         except interrupts.Interrupt:
@@ -75,6 +76,7 @@ def _run(words: list[str]) -> int:
         run.declare_asked(words)
         app(args=words, prog_name="bitproof")
     except SystemExit as end:
+        # Typer ends every command by SystemExit, also after `--help`.
         return end.code if isinstance(end.code, int) else SUCCESS if end.code is None else UNJUDGED
     except BitproofError as error:
         if launched.is_first() or not isinstance(error, UsageError):  # a wrong call is wrong on every rank

@@ -39,7 +39,7 @@ def accept_command(
     changes: Changes,
     options: RunOptions,
 ) -> None:
-    """Run cases, show how far they drifted from their baselines and which operator moved, and accept what drifted."""
+    """Run cases, show how far they drifted from their baselines and which operator moved, and accept the drift."""
     from bitproof.harness.commands.accept import accept
 
     cases = chosen_cases(expression, case_files, changes)

@@ -123,6 +123,7 @@ def takes(
         typed = [each for options in offered.values() for each in options]
         typed += [each for check in checks for each in options_of(check.Options)]
         params = [*own, *(_parameter(each, usual.get(each.keyword, each.default), says) for each in typed)]
+        # Typer reads a command's options from its signature.
         declared.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in params]
         )

@@ -99,6 +99,7 @@ def run_command(
         cases = chosen_cases(expression, case_files, changes)
     part = None if shard is None else parse_shard(shard, cases)
     cases = cases if part is None else cases_of(part)
+    # A user who names a case wants its verdict here, even UNVERIFIED; a wide selection skips it.
     not_run = {} if case_files or asks_for(expression) or given else _left_out(cases, options.device)
     left_out = tuple(case for case in cases if case.name in not_run)
     cases = [case for case in cases if case.name not in not_run]

@@ -1,1 +1,1 @@
-"""The implementation of each command, one module per command; `harness.cli` declares their options and calls them."""
+"""The implementation of the commands, a module each; `harness.cli` declares their options and calls them."""

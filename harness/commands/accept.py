@@ -2,7 +2,7 @@
 
 1. Run the cases like `run --baseline`, and print the drift in ULPs, and the operator that moved first.
 2. Store each drifted recording as the new baseline, with the reason, commit and date in its manifest. With `new`, also
-  store recordings without a baseline for this environment.
+   store recordings without a baseline for this environment.
 
 A case that is not as expected keeps its baselines: an error must not become the expected result.
 """
@@ -41,8 +41,8 @@ def accept(
 ) -> int:
     """Run cases and replace all drifted baselines, for the reason `why`. Returns the exit status.
 
-    0 if every baseline equals the new recording afterwards; 1 if one was kept because its case is not as expected; 3 if
-    something was not judged. Raises UsageError without a reason, before anything runs.
+    0 if every baseline equals the new recording afterwards; 1 if a baseline was kept because its case is not as
+    expected; 3 if something was not judged. Raises UsageError without a reason, before anything runs.
     """
     if not why.strip():
         raise UsageError(
@@ -100,7 +100,7 @@ def _accept(result: CaseResult, baseline_dir: Path, run_dir: Path, accepted: Acc
 
 
 def _sides(result: CaseResult, new: bool) -> Iterator[Role]:
-    """The sides to store; only one of them if both run the same system, since they share the baseline."""
+    """The sides to store; a single side if both run the same system, since they share the baseline."""
     seen = set()
     for role, about in result.baseline.items():
         system = getattr(result.case, role)

@@ -1,8 +1,8 @@
 """Copy from an untrusted folder: only real folders and regular files, no links.
 
-Every name is opened relative to its open parent without following links, so no link, not even one created during the
-copy, leads out of the folder. Pipes, sockets and devices are never opened. Files are copied, not hard-linked, so a
-later change to an original does not change its copy.
+Every name is opened relative to its open parent without following links. So no link leads out of the folder, even if it
+is created during the copy. Pipes, sockets and devices are never opened. Files are copied, not hard-linked, so a later
+change to an original does not change its copy.
 """
 
 from __future__ import annotations

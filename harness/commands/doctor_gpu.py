@@ -80,6 +80,7 @@ def examine_gpus(
         seconds, began = time.monotonic() - began, time.monotonic()
         if line.name in kept:
             seconds, line = kept[line.name].seconds, replace(line, found=kept[line.name].found)
+        # Saved after each check: the next check may hang the machine.
         hour = hour.plus(line.name, line.outcome, line.found, seconds)
         hour.write(report_dir)
         hour.keep(cache)
@@ -146,7 +147,7 @@ def why_not_together(torch: Torch, *, share_gpus: bool = False) -> str | None:
 
 
 def status_of(lines: list[CheckLine]) -> int:
-    """The exit status: 1 if a check failed, 3 if one was not run or there was none, otherwise 0."""
+    """The exit status: 1 if a check failed, 3 if a check was not run or there was none, otherwise 0."""
     outcomes = {line.outcome for line in lines}
     return UNEXPECTED if "FAIL" in outcomes else SUCCESS if outcomes == {"pass"} else UNJUDGED
 

@@ -1,14 +1,14 @@
-"""Inject faults into a case, one after another, and judge each.
+"""Inject faults into a case in sequence, and judge each.
 
 1. The reference is recorded once, and the candidate once without a fault: they must agree, otherwise faults show
-  nothing. The first step of both is repeated with every call logged, and must agree with the recordings.
+   nothing. The first step of both is repeated with every call logged, and must agree with the recordings.
 2. Each fault is a run of the candidate, forked from the process that traced it, and a comparison: of the first step
-  only, with every call logged, if that shows the fault, as for nearly all; otherwise of all steps, like any run.
-  Equivalent rewrites always run all steps.
+   only, with every call logged, if that shows the fault, as for nearly all; otherwise of all steps, like any run.
+   Equivalent rewrites always run all steps.
 3. If a later step differs first, that step is replayed with every call logged, the reference's once for all faults.
-  The blamed call is compared with the sites that the fault changed.
+   The blamed call is compared with the sites that the fault changed.
 4. If the two systems have different layouts, or one resumes, a fault is a run of the whole case. Calls of two layouts
-  have no partners, so no call is blamed; the first record beyond its bound gives module and direction.
+   have no partners, so no call is blamed; the first record beyond its bound gives module and direction.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ MAX_TOLD = 600
 
 
 class FaultRuns:
-    """A case whose candidate gets one fault after another."""
+    """A case whose candidate gets a sequence of faults."""
 
     def __init__(
         self, case: Case, placement: Placement, client: Client, options: RunOptions, on_event: OnEvent

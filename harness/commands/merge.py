@@ -2,7 +2,7 @@
 
 1. Read every shard's report. An unreadable report counts as missing.
 2. Refuse anything except different shards of the same run, and at most one run of `bitproof faults`, whose score is
-  reported.
+   reported.
 3. Put the cases together in the selection's order. A case without a result is UNVERIFIED.
 4. Copy each case's logs, recordings and graphs into a new run folder, and write its report.
 """

@@ -87,6 +87,7 @@ def record(case: Case, system: str, options: RunOptions, target: Target, report_
 
 def _record(case: Case, system: str, options: RunOptions, target: Target, run_dir: Path) -> None:
     print(f"bitproof: record {system} on {case.name}, logs in {run_dir}", flush=True)
+    # Made next to its destination, so that the last step is a rename.
     with _beside(target.out or target.baseline_dir / case.name) as new:  # type: ignore[operator]
         with make_progress(1) as progress:
             _make(case, system, options, new, run_dir, progress.on_event)

@@ -1,9 +1,9 @@
 """`bitproof shrink`: reduce a failing case to the smallest that fails in the same way, with files that reproduce it.
 
 1. Run the case's first step and, if that is not DIFFERENT, the whole case. A case that does not fail, or that differs
-  from itself, is not shrunk.
+   from itself, is not shrunk.
 2. Shrink it; tries run without controls, in a temporary folder. If the first step differs, tries run only that step,
-  and log its calls as they run: none is replayed.
+   and log its calls as they run: none is replayed.
 3. Run the smallest case again, each system twice.
 4. Write the small case, if possible a plain Python file that shows the difference, and a report.
 """
@@ -58,7 +58,7 @@ MOST_TRIES = 8
 
 @dataclass
 class _Drawer:
-    """A client with its own folders, for one of many runs of cases with the same name."""
+    """A client with its own folders, as several runs have cases with the same name."""
 
     client: Client
     run_dir: Path
@@ -167,6 +167,7 @@ class _Shrinking:
             print(
                 f"the budget is spent ({self.budget.spent} tries, {self.budget.elapsed:.0f} s): there may be a smaller"
             )
+        # Tries ran without controls: this run shows that the smallest case is not noise.
         final = self._watched(smallest, "always", "smallest")
         return self._finish(start, smallest, final, symptom)
 

@@ -9,7 +9,7 @@ There are four kinds of faults; each row has exactly one:
     call     replaces calls of some operators, in every system that is not compiled
     order    takes sums over ranks in another order, like `sum-order`
     runner   changes, on every rank, how a staged step or a built-in loop runs: e.g. sends micro-batches in another
-             order
+              order
 """
 
 from __future__ import annotations

@@ -97,6 +97,7 @@ class GraphEditor:
         if mine in ends and ends[mine] in node.name:
             name = node.name.replace(ends[mine], ends[1 - mine])
             twins = [other for other in self.calls if other.name == name]
+            # A node cannot read a later node, so a twin after it is of no use.
             if twins and not self._follows(twins[0], node):
                 return twins[0]
         raise NoPlaceError(f"node {node.name} of case {self.case.name} has no twin in the other chunk before it")

@@ -37,6 +37,7 @@ def mutate(entry: Entry, module: GraphModule, case: Case, rank: int = 0) -> Muta
         sites = entry.edit(editor)
         changed = str(graph) != before
         put_in(graph, editor.still_there(looking))
+        # The edit must leave a valid graph: otherwise the run would fail instead of computing wrong bits.
         verify_order(graph)
     except NoPlaceError as error:
         raise UsageError(

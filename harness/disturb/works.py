@@ -1,6 +1,11 @@
 """Async handles (c10d `Work`) that a log or stress passes to the system in place of the backend's.
 
 1. No dispatch mode sees a caller wait. Our handle notes that it was waited for.
+2. A log waits for each collective when it is launched, since gloo runs part of its work inside `wait`, with operators
+   that are not the system's calls. Point-to-point messages are waited for when the caller waits, since the peer may
+   come later.
+3. Under stress, a collective's result is written when the handle is waited for, and not before. A system that reads it
+   without waiting reads the old values, and so its bits differ.
 """
 
 from __future__ import annotations

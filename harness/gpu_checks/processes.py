@@ -1,4 +1,7 @@
-"""Typical calls of a training step, forward and backward, which must have the same bits in every process."""
+"""Typical calls of a training step, forward and backward, which must have the same bits in every process.
+
+For example, a kernel that is chosen by timing may differ between two starts of the same program.
+"""
 
 from __future__ import annotations
 

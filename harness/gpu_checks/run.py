@@ -107,6 +107,7 @@ def _joined(setting: Setting, rank: int, store: str, check: Callable[[Setting, i
     rooms = FileStore(store, setting.ranks)
     join_groups(mesh, device, rooms, backend=backend, timeout=SECONDS, native=native, board=board)
     answer = check(setting, rank)
+    # No rank leaves while another still needs it for its last collective.
     torch.distributed.barrier()
     leave_groups()
     return answer

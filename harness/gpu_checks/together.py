@@ -1,6 +1,7 @@
 """Checks with all ranks of a machine: join, sum in rank order, exchange rows, use two groups at once.
 
-Each check returns a rank's answer and passes if every rank's does. On a CPU, gloo replaces NCCL.
+Each check returns a rank's answer and passes if every rank's does. For example, with uneven splits rank 1 must receive
+exactly the rows that each rank sent to it. On a CPU, gloo replaces NCCL.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ def _sums(setting: Setting, rank: int, *, is_ordered: bool) -> Answer:
     device, ranks, wrong, count = setting.device_of(rank), setting.ranks, [], 0
     generator = torch.Generator().manual_seed(rank)
     for dtype, num_bytes in itertools.product((torch.float32, torch.bfloat16), sizes(setting.max_bytes)):
+        # Three parts, so that a fused message mixes rows of several tensors, like a bucket.
         rows = max(1, num_bytes // dtype.itemsize // ranks // 3)
         parts = [torch.randn(ranks, rows, generator=generator).to(device, dtype) for _ in range(3)]
         apart = torch.cat([reduce_scatter(part.view(-1), ranks, FSDP) for part in parts])

@@ -6,6 +6,17 @@ has DTensor's strategies. Layers of the same kind are traced once, count as ofte
 same placement.
 
 1. A node for each layer: whole, or split.
+2. A node for each parameter: sharded or replicated on the data axis, placed like its layer on the tensor axis. It costs
+   its all-gather and the sum of its gradient. A rank stores its value, gradient and AdamW's two states in float32, and
+   a copy in the compute dtype, kept for backward.
+3. A node for each operator, with its strategies. Strategies that share work require a split layer; sums of gradients
+   between layers follow their summands. A node costs its FLOPs and the bytes it moves. A rank stores its result if it
+   runs in forward and is not a view: all such results count as saved for backward.
+4. An edge for each tensor that a node passes to another, with DTensor's redistribute costs. A tensor with two readers
+   counts twice. A parameter is read in its own placement, and its gradient is converted to it.
+
+Costs that no choice changes are left out: the exchange of tokens between experts, and the sums of expert outputs.
+Experts are split whenever the tensor axis has several ranks, and their operators count as evenly shared.
 """
 
 from __future__ import annotations

@@ -1,6 +1,11 @@
 """The form in which placements are solved: choose an option for each node, subject to compatible pairs and a bound.
 
-node   has choices, each with a cost and the bytes that a rank stores for it
+    node   has choices, each with a cost and the bytes that a rank stores for it
+    edge   connects two nodes: a cost for each pair of their choices, infinite for incompatible pairs
+    bound  on the total bytes
+
+Nothing else is needed: parameters, operators and layers (split or whole) are all nodes. For example, an edge of zeros
+and infinities makes a parameter's placement follow its layer's. Costs are microseconds of a rank's step.
 """
 
 from __future__ import annotations

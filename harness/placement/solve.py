@@ -1,6 +1,14 @@
 """The optimum of a placement problem, by HiGHS, through `scipy.optimize.milp`.
 
 Needs:    a problem with at least one feasible choice; scipy, the extra `placement`.
+Promises: the choices are optimal: the solver proved a gap of zero, within its tolerance of 1e-6 of the cost. Among
+          equally expensive choices the first is preferred, so the optimum does not depend on the solver's internals.
+Refuses:  an infeasible bound, naming the minimum that is feasible; a machine without scipy (MachineError).
+
+1. Fix nodes with a single choice: their edges become costs of the other node, and incompatible choices are removed.
+2. A binary variable for each remaining choice; the variables of a node add up to 1.
+3. A variable for each compatible pair of an edge; the pairs with a choice add up to that choice's variable.
+4. Minimize the sum of costs, with the bytes within the bound.
 """
 
 from __future__ import annotations

@@ -1,6 +1,15 @@
 """Precompile a step in a process without ranks, and read it for a run, on or for every rank.
 
 1. Replace the file by a note, so that an old step is gone whatever happens.
+2. Trace the step of the first and the last rank, whose coordinates differ on every axis. Both must have the same code:
+   a rank's coordinates may be in its state, e.g. a buffer, but not in its code.
+3. Run the passes on the first rank's graph.
+4. Write it, with its fingerprint, as data: it may only call listed operators (`graph.backend.allowed`). If Inductor
+   compiles the step, its generated files are stored next to it (`harness.precompile.compiled`).
+
+Reading checks that the file is complete, that its fingerprint equals this run's field by field, that each operator is
+allowed, and that the resulting code has the stored hash. Nothing is traced or compiled, and no pass runs; compiled code
+runs only with permission.
 """
 
 from __future__ import annotations

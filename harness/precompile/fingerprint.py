@@ -1,6 +1,19 @@
 """Everything that affects a precompiled step, or whether it can be read, field by field, so errors can name a field.
 
-form          version of the file's content            passes        names, settings, sha256 of each source
+    form          version of the file's content            passes        names, settings, sha256 of each source
+    system        graph or joint                           sources       sha256 of bitproof's own files
+    world_size    number of ranks                          backend       engine that runs the graph
+    model         family, sizes, attention                 device        cpu or cuda
+    shapes        rows and tokens of a rank's batch        capability    instruction set or GPU
+    dtypes        of compute and reductions                torch         version, commit, build, sha256 of its files
+    parallelism   distribution of the model over ranks     python        version
+    chunking      modules and dim split in two             switches      determinism, precision
+    memory        saved, recomputed, offloaded values      environment   variables that torch reads
+    pipeline      the optional passes                      seed          of the case
+    compiler      and processor, of compiled code          costs         sha256 of an overlap schedule's cost model
+    start_up      sha256 of code run at Python's start
+
+Names, steps, data, the optimizer and the verdict do not affect the graph: they may differ.
 """
 
 from __future__ import annotations

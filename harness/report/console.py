@@ -25,6 +25,7 @@ class SafeConsole(Console):
 
     def __init__(self, stream: TextIO | None = None) -> None:
         stream = stream or sys.stdout
+        # A log is read in an editor or a browser, which can scroll.
         width = None if stream.isatty() else PIPE_WIDTH
         super().__init__(file=styled(stream), width=width, highlight=False, markup=False, emoji=False)
 

@@ -89,6 +89,7 @@ class PlainProgress:
         """Print a phase immediately, and a step if the case's last step line is old enough."""
         if event.event == "step":
             now = self.clock()
+            # A fast case takes hundreds of steps per second.
             if now - self.last_step_line.get(event.case, self.started) < SECONDS_BETWEEN_STEP_LINES:
                 return
             self.last_step_line[event.case] = now

@@ -5,8 +5,8 @@ in shared memory, or on an idle machine, such a graph may compute the right bits
 memory that a stream is still writing. So its equal bits are no evidence.
 
 1. Follow the graph's calls in order (`walk`) with their effects on memory (`effects`), by the rules of
-  `harness.operators.happens_before`. A graph with streams is followed twice: when memory is freed is known only at
-  the end.
+   `harness.operators.happens_before`. A graph with streams is followed twice: when memory is freed is known only at
+   the end.
 2. Check the order in which ranks launch collectives (`turns`).
 
 Graphs from users may also call methods, modules and functions, whose effects follow from their names. An unknown call

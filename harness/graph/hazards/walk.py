@@ -1,9 +1,9 @@
 """Follows a graph's calls in order, for `harness.operators.happens_before`, with each call's stream and memory.
 
 1. Values get memory: a key for each piece; a value may use several. Nested graphs are followed, too, if their inputs
-  can be matched with operands.
+   can be matched with operands.
 2. A call runs on a stream: the current stream, unless the graph names another. In a graph for CUDA, calls without
-  device tensors run on the host, and copies between the two block the host unless they are non-blocking.
+   device tensors run on the host, and copies between the two block the host unless they are non-blocking.
 3. Launches of collectives, and waits for them, are recorded in order, as the rank's turns.
 """
 

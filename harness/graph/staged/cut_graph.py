@@ -2,12 +2,12 @@
 
 Needs:    a graph whose calls state their origin, forward's before backward's; layers that are named layers.N.
 Promises: every call is in one part, in its order; numbers and views computed only from the graph's inputs are
-         repeated in each part that reads them. Run one after the other, the parts equal the graph.
+          repeated in each part that reads them. Run one after the other, the parts equal the graph.
 Refuses:  graphs that placed_calls.py refuses.
 
 1. Place calls in stages and halves (placed_calls.py).
 2. Values between parts: activations to the next stage, gradients to the previous stage, and backward's inputs from
-  its own stage's forward.
+   its own stage's forward.
 3. Write each part as a graph.
 """
 

@@ -2,9 +2,9 @@
 
 Needs:    a graph whose calls state their origin, forward's before backward's; layers that are named layers.N.
 Promises: a stage's graph is a joint graph: its parameters come first among its inputs, in the order of their gradients,
-         and each of its calls states its half. Received values are inputs. Numbers and views computed only from the
-         graph's inputs are repeated in each stage that reads them. Joined without a pass in between, the stages
-         compute the same as the graph.
+          and each of its calls states its half. Received values are inputs. Numbers and views computed only from the
+          graph's inputs are repeated in each stage that reads them. Joined without a pass in between, the stages
+          compute the same as the graph.
 Refuses:  graphs that placed_calls.py refuses, and a module that runs in two stages.
 
 A stage's outputs are the loss (None except in the last stage), its gradients, and a tuple of sent values: activations,
@@ -13,7 +13,7 @@ then gradients of received values. Without stages there is a single graph, the s
 1. Place calls in stages and halves (placed_calls.py).
 2. Write each stage as a graph.
 3. Join: all stages' forwards, from the first stage on, then their backwards, from the last stage on. Each call then
-  states its stage, too: cut_graph.py reads it.
+   states its stage, too: cut_graph.py reads it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Runs a rank's part of a pipeline's step: its actions in order, and messages between stages.
 
 Needs:    the parts of its stages, its actions (actions.py), and two groups of the ranks with the same coordinates in
-         each stage, for messages to higher and to lower ranks (stage_messages.py explains why).
+          each stage, for messages to higher and to lower ranks (stage_messages.py explains why).
 Promises: gradients and losses are added in the order of micro-batches; a rank waits for each receive, but for a send
-         only after the answer has arrived, or at the end of the step. So ranks with orders that `refuse_waiting`
-         accepts cannot deadlock.
+          only after the answer has arrived, or at the end of the step. So ranks with orders that `refuse_waiting`
+          accepts cannot deadlock.
 
 Every message has a unique tag, for backends with tags. A stage's forward values are kept until its backward has run.
 """

@@ -47,7 +47,7 @@ def check_certificates(
 ) -> int:
     """Check the certificates in a folder or its subfolders; print their claims, assumptions and unchecked parts.
 
-    With `signers`, one of them must have signed each. With `retrace`, both graphs are traced again, which needs torch;
+    With `signers`, each must be signed by one of them. With `retrace`, both graphs are traced again, which needs torch;
     `extra_passes` and `precompiled` must then be those of the original proof. Returns 0 if all are accepted and every
     output is proved, 1 if an output is not claimed, 3 if a certificate is rejected. Raises UsageError if there is none,
     and for wrong options.
@@ -94,8 +94,8 @@ def _check(
 def _signer_of(main: Path, signers: Path) -> str:
     """The name of the signer of a certificate's main file, from a file of allowed signers.
 
-    Raises RejectedError if there is no signature, or one for other content or by another signer or namespace. Raises
-    MachineError if there is no ssh-keygen.
+    Raises RejectedError if there is no signature, or a signature for other content or by another signer or namespace.
+    Raises MachineError if there is no ssh-keygen.
     """
     signature = main.with_name(f"{main.name}.sig")
     hold(signature.is_file(), f"it is not signed: there is no {signature.name}")

@@ -1,4 +1,4 @@
-"""`bitproof prove`: prove cases one after the other, print each result immediately, and return the exit status."""
+"""`bitproof prove`: prove cases in sequence, print each result immediately, and return the exit status."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED
 def prove_files(one: Path, other: Path, *, as_json: bool) -> int:
     """Prove two files, print the result, and return the exit status.
 
-    0 if every output is PROVED, 1 if one is NOT PROVED, 3 if one is REFUSED, e.g. in a program with a nested graph.
+    0 if every output is PROVED, 1 if any is NOT PROVED, 3 if any is REFUSED, e.g. in a program with a nested graph.
     Nothing in the files is run: see `exported_file.py`. Raises UsageError for a file that cannot be read.
     """
     try:

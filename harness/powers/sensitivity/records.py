@@ -125,7 +125,7 @@ def wilson(hits: int, tries: int) -> tuple[float, float]:
 
 
 def by_direction(rows: Iterable[SensitivityRow]) -> list[SensitivityRow]:
-    """Totals over all modules, one row per direction."""
+    """Totals over all modules, a row per direction."""
     found: dict[str, list[SensitivityRow]] = {}
     for row in rows:
         found.setdefault(row.direction, []).append(row)

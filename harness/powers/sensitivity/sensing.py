@@ -1,10 +1,10 @@
 """Measure a case's sensitivity in a separate process, from the recording of the candidate's ranks.
 
 1. Replay a step for all ranks in this process, and check that it has the recorded bits.
-2. Fork one process per core. Each examines its share of the calls in an order drawn from the case's seed, so the calls
-  tried within the time limit are a random sample.
+2. Fork a process per core. Each examines its share of the calls in an order drawn from the case's seed, so the calls
+   tried within the time limit are a random sample.
 3. Try unseen calls again in the next step, where parameters differ. An error that shows in no compared tensor of its
-  step, parameters and optimizer state included, is gone after that step.
+   step, parameters and optimizer state included, is gone after that step.
 """
 
 from __future__ import annotations

@@ -136,6 +136,7 @@ class CaseBlock(CaseRow):
 
 def render(report: Report) -> str:
     """The page. Unexpected cases come first, unfolded."""
+    # `sorted` is stable: within both groups cases keep the order of the run.
     results = sorted(report.cases, key=lambda result: result.as_expected)
     num_passes = sum(len(result.passes) for result in results)
     limits = Limits(
@@ -166,7 +167,12 @@ def template() -> jinja2.Template:
     import jinja2
 
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
+        # StrictUndefined: a misspelled name in the template raises instead of printing nothing.
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
     )
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
 
@@ -174,7 +180,7 @@ def template() -> jinja2.Template:
 def fair_share(wanted: Iterable[int], total: int) -> int:
     """The largest equal limit with a sum of at most `total`; unused shares go to the others.
 
-    For example, 10 for [1, 4, 9] is 5.
+    For example, with a total of 10 the sizes [1, 4, 9] are limited to 5 each.
     """
     waiting = sorted(wanted)
     for number, wants in enumerate(waiting):

@@ -22,7 +22,6 @@ from bitproof.harness.report.ci import comment, junit, sarif
 from bitproof.harness.report.html import document
 from bitproof.harness.runtime.output import SafeStream, safe_output, shown
 from tests.harness.report.chromium import find_chromium, running
-from tests.harness.report.results import CLOSENESS, DRIFT
 from tests.harness.report.everything import (
     CI_COMMANDS,
     HOSTILE,
@@ -36,6 +35,7 @@ from tests.harness.report.everything import (
     texts_in,
 )
 from tests.harness.report.html.test_document import Page
+from tests.harness.report.results import CLOSENESS, DRIFT
 
 ROOT = Path(__file__).parents[3]
 ALL = "\n".join(HOSTILE)

@@ -126,6 +126,7 @@ def _reads_of(table: Table, kinds: Sequence[str]) -> list[int]:
         bits = 0
         if step.term[0] == "input":
             bits = sum(1 << i for i, kind in enumerate(kinds) if step.term[1].startswith(kind))
+        # A rewritten term never occurs in another term, so its kinds are not needed.
         for place in () if step.rule else terms_in(step.term):
             bits |= found[place]  # a term's parts precede it
         found.append(bits)

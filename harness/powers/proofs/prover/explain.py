@@ -285,7 +285,7 @@ def _shown(side: Canonicalizer, index: int, changed: tuple[str, ...] = ()) -> Sh
 
 
 def _beside(side: Canonicalizer, index: int) -> str | None:
-    """The neighbours of a call without an origin, such as one that a pass inserts: its inputs, and its first reader."""
+    """The neighbours of a call without an origin, e.g. inserted by a pass: its inputs, and its first reader."""
     calls = side.graph.calls
     behind = [f"`{calls[read].name}`" for read in calls[index].reads]
     readers = (f"`{call.name}`{_within(call)}" for call in calls[index + 1 :] if index in call.reads)

@@ -1,6 +1,13 @@
 """Extends a proof of one step to any number of steps, if equal state leads to equal state.
 
 1. State is everything that successive steps read: parameters, buffers, an optimizer's tensors, written inputs, the
+   random generator's state. Both sides start with the same state.
+2. State that a step writes is an output, and PROVED; other state stays. So both sides have the same state afterwards.
+3. Its layout stays the same, so the next step is the proved step: a tensor that replaces another has the same layout,
+   and an in-place write changes none.
+4. Both sides leave the generator in the same state.
+5. A step changes nothing else that the next step can read: no optimizer settings, new optimizer state, gradients,
+   attributes or closure variables. A second step is really run after the first to check this.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from bitproof.harness.powers.proofs.prover.proof_data import Call, Graph, Tensor
 
 
 class GraphMemory:
-    """The memory of one graph while its calls run in order."""
+    """The memory of a graph while its calls run in order."""
 
     def __init__(self, graph: Graph) -> None:
         self.calls = graph.calls

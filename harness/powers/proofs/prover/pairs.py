@@ -331,7 +331,7 @@ def _refused(found: PairProof, error: RefusedError) -> PairProof:
 
 
 def told(error: RefusedError) -> str:
-    """A refusal in one line."""
+    """A refusal in a line."""
     return f"{error.what}, in {error.where}"
 
 

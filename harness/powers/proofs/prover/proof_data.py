@@ -2,32 +2,32 @@
 
 Everything consists of nested tuples of numbers and strings, and so is valid JSON. An argument of a call is
 
-   a whole number | ("bool", "True") | ("none",) | ("float", hexadecimal) | ("str" | "dtype" | "device" | "enum", text)
-   ("node", index of a call) | ("list", argument, ...) | ("graph", nested graph)
-   ("ranks", (rank, ...), ...)                   a process group: the ranks of each of its instances, in order
+    a whole number | ("bool", "True") | ("none",) | ("float", hexadecimal) | ("str" | "dtype" | "device" | "enum", text)
+    ("node", index of a call) | ("list", argument, ...) | ("graph", nested graph)
+    ("ranks", (rank, ...), ...)                   a process group: the ranks of each of its instances, in order
 
 and a size is a whole number, or ("size", (coefficient, symbol, ...), ...): a sum of products of symbols, each
 defined by an earlier call. Terms are referred to by their index among all steps, symbols within terms too. A term is
 
-   ("input", name, dtype, shape)                 a graph's input; no two share memory
-   ("constant", digest, dtype, shape)            a tensor that is part of a graph
-   ("number", dtype, text)                       a scalar, as a float's hexadecimal form
-   ("op", operator, arguments, dtype, shape)     an operator's result; tensors among its arguments are
-                                                 ("tensor", term, dtype, device, shape, strides, alignment in bytes);
-                                                 a size of its result that depends on data is None, and dtype and
-                                                 shape of several results are None
-   ("move", operator, arguments, dtype, shape)   the same, independent of layouts: ("value", term)
-   ("out", term, index, dtype, shape)            a result of an operator with several results
-   ("view", term, shape, strides, offset)        elements of a term, counted in row-major order
-   ("cat", terms, dim)                           terms, one after the other along a dim
-   ("exact", operator, dtype, device, terms)     element by element; all terms have the result's shape
-   ("gather", term, ranks)                       every rank's term, along a new first dim
-   ("reduce", term, operation, ranks)            row i of (W, n), summed over ranks, on rank i of the W
-   ("item", term)                                a number read from a tensor
-   ("rows", sizes)                               the sum of sizes
-   ("extent", term, index)                       a size that depends on a call's data
-   ("draws", term)                               the generator's state after a random call; ("seed",) at the start
-   ("fresh", graph, call, dtype, shape)          uninitialized memory
+    ("input", name, dtype, shape)                 a graph's input; no two share memory
+    ("constant", digest, dtype, shape)            a tensor that is part of a graph
+    ("number", dtype, text)                       a scalar, as a float's hexadecimal form
+    ("op", operator, arguments, dtype, shape)     an operator's result; tensors among its arguments are
+                                                  ("tensor", term, dtype, device, shape, strides, alignment in bytes);
+                                                  a size of its result that depends on data is None, and dtype and
+                                                  shape of several results are None
+    ("move", operator, arguments, dtype, shape)   the same, independent of layouts: ("value", term)
+    ("out", term, index, dtype, shape)            a result of an operator with several results
+    ("view", term, shape, strides, offset)        elements of a term, counted in row-major order
+    ("cat", terms, dim)                           terms, one after the other along a dim
+    ("exact", operator, dtype, device, terms)     element by element; all terms have the result's shape
+    ("gather", term, ranks)                       every rank's term, along a new first dim
+    ("reduce", term, operation, ranks)            row i of (W, n), summed over ranks, on rank i of the W
+    ("item", term)                                a number read from a tensor
+    ("rows", sizes)                               the sum of sizes
+    ("extent", term, index)                       a size that depends on a call's data
+    ("draws", term)                               the generator's state after a random call; ("seed",) at the start
+    ("fresh", graph, call, dtype, shape)          uninitialized memory
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 1. Take the reference's step and the candidate's finished graph, or a prefix of its pass list, traced once, without
 ranks:
-  groups come from the table that passes use.
+   groups come from the table that passes use.
 2. Prove the two (`pairs.py`), and compute them on the case's own tokens.
 """
 

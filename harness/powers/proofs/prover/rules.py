@@ -142,6 +142,7 @@ def _join(table: Table, first: int, second: int, dim: int) -> int | None:
 def _joined(table: Table, first: int, second: int, dim: int) -> int | None:
     one, two = table[first], table[second]
     if one[0] == two[0] == "exact" and one[:4] == two[:4] and len(one[4]) == len(two[4]):
+        # Operands of both terms may have been sorted differently by `exact_in_order`.
         orders = [two[4], two[4][::-1]] if one[1] in COMMUTING else [two[4]]
         for order in orders:
             pairs: list[int] = []

@@ -42,6 +42,7 @@ class Table:
         """The index of a term's final form."""
         if term in self._places:
             return self.steps[self._places[term]].equals
+        # The first rule that applies decides; its result is built by `make`, so it is in final form already.
         for rule in self.rules.get(term[0], ()):
             found = rule(self, term)
             if found is not None:

@@ -107,7 +107,7 @@ def _dtypes_of(name: str, given: Mapping[str, Any]) -> set[torch.dtype]:
 
 
 def write(found: Mapping[str, str], mixture: str = ALIKE) -> None:
-    """Write a list: one row per operator and layout, with overloads."""
+    """Write a list: a row per operator and layout, with overloads."""
     rows: dict[str, list[str]] = {}
     for name, layout in sorted(found.items(), key=lambda item: (LAYOUTS.index(item[1]), item[0])):
         packet, _, overload = name.rpartition(".")
@@ -246,7 +246,7 @@ def _is_norm_in_training(name: str, given: Mapping[str, Any]) -> bool:
     """Whether a call is an admissible batch norm in training.
 
     It writes both statistics, and with row-major tensors it had no other effects beyond its schema and its fake.
-    Statistics must share no memory with its inputs, and have one element per channel: it reads past the end of shorter
+    Statistics must share no memory with its inputs, and have an element per channel: it reads past the end of shorter
     tensors. All must have the same dtype: for a 16-bit input with float32 parameters, the fake has 16-bit statistics;
     and the functional form returns float32 statistics for 16-bit inputs.
     """

@@ -7,7 +7,7 @@ Leaves:   arguments that are not in `argument_forms.txt`: no scan (`tests/benchm
 1. Dims are counted from the start.
 2. Dims whose order does not matter, e.g. of a sum, are in ascending order.
 3. An integer becomes a real number if the schema's type is real. So does an operand of an operator that computed the
-  same bits with both in a scan, if all tensors have the same real dtype.
+   same bits with both in a scan, if all tensors have the same real dtype.
 4. An argument that equals its default is left out.
 """
 

@@ -100,7 +100,7 @@ def export_graph(
 
 
 class _Exporter:
-    """Runs one graph on fake values, call by call, and records each call."""
+    """Runs a graph on fake values, call by call, and records each call."""
 
     def __init__(
         self, module: GraphModule, inputs: Sequence[Any], names: Sequence[str], groups: GroupTable, bounds: SizeBounds
@@ -172,6 +172,7 @@ class _Exporter:
 
     def _call(self, node: Node) -> None:
         op = "" if node.target in known.ARITHMETIC else _operator(node)  # other nodes are not run
+        # The number of these calls varies between traces, so they must not become terms.
         if op in known.ITSELF and (source := node.all_input_nodes[0]) in self.index:
             self.values[node], self.index[node] = self.values[source], self.index[source]
             return
@@ -232,7 +233,7 @@ class _Exporter:
         return value if op == "getitem" and isinstance(value, list | tuple) else self.repeats.fake(value)
 
     def _update(self, node: Node, op: str, given: Mapping[str, Any]) -> None:
-        """Write an optimizer's kernel as one call per parameter."""
+        """Write an optimizer's kernel as a call per parameter."""
         written = operators.written_names(node.target)
         call = Call(node.name, op, tuple(self._arguments(node)), None, place=_place(node))
         self.values[node] = [*add_updates(self.calls, call, given, written, functools.partial(self._layout, node))]

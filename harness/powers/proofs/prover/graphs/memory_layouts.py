@@ -17,7 +17,7 @@ from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
 
 
 class Layouts:
-    """Compares one graph's layouts with its calls' results on every rank, node by node, in order."""
+    """Compares a graph's layouts with its calls' results on every rank, node by node, in order."""
 
     def __init__(self, graph: data.Graph) -> None:
         self._inputs = iter([call for call in graph.calls if call.op == "input"])

@@ -1,12 +1,12 @@
 """Repeated calls, which need not run on fake values: layers repeat each other's calls.
 
 1. A plain tensor without open sizes is stored as a `Lying`: its layout and the number of its memory. Its fake value is
-  created when a call that runs reads it.
+   created when a call that runs reads it.
 2. A call's key is its operator, its arguments, and for each tensor its layout and the memory that it shares with other
-  arguments. Without open sizes, these determine the layouts of its results.
+   arguments. Without open sizes, these determine the layouts of its results.
 3. Only calls without writes are remembered, whose results are plain tensors without open sizes, each in an argument's
-  memory or alone in its own. A repeated call gets results of the same layouts, in its own arguments' memory or in
-  new memory.
+   memory or alone in its own. A repeated call gets results of the same layouts, in its own arguments' memory or in
+   new memory.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Repeats:
         return value.fake
 
     def again(self, node: Node, values: Mapping[Node, Any]) -> Any:
-        """The results of a call that repeats an earlier one; None for any other."""
+        """The results of a call that repeats an earlier call; None for others."""
         if not isinstance(node.target, OpOverload) or operators.written_arguments(node):
             return None
         memories: list[int] = []

@@ -160,6 +160,7 @@ class _Reader:
         constants = self._tensors("constants", "tensor_", name, known)
         samples = f"data/sample_inputs/{name}.pt"
         known.add(samples)
+        # An unknown file may change the program in a newer torch, so ignoring it would not be safe.
         if others := [x for x in self.files if x not in known and not _IGNORED.fullmatch(x)]:
             raise ArchiveError(f"it holds {others[0]}, which is no tensor")
         model = field_of(self._file(models[0], LARGEST_MODEL), "model")

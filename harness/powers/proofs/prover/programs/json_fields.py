@@ -1,7 +1,7 @@
 """Read untrusted JSON field by field: each read states the expected type, and a refusal names the path.
 
     version = field_of(content, "model").object(("major", "minor"))
-   version["major"].integer()       raises FieldError("model.major is 'x': expected an integer")
+    version["major"].integer()       raises FieldError("model.major is 'x': expected an integer")
 
 An unknown field is refused unless it is null, false or empty: then it belongs to a newer form and is unused in this
 file.

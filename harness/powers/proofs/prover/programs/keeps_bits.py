@@ -1,6 +1,15 @@
 """`keeps_bits`: proves each graph after a pass equal to the graph before it.
 
-@bitproof.keeps_bits                            a pass on a graph or a graph module, in place or not
+    @bitproof.keeps_bits                            a pass on a graph or a graph module, in place or not
+    def fold(graph): ...
+
+    torch._inductor.config.post_grad_custom_pre_pass = bitproof.keeps_bits(fold)
+
+    with bitproof.keeps_bits() as kept:             all of Inductor's own passes, by name
+        torch.compile(model)(x)
+
+Layouts of inputs come from the placeholders' metadata before the pass, for both sides, or from `inputs`. Constant
+tensors are part of a graph. A graph that Inductor finds in its cache has run no pass.
 """
 
 from __future__ import annotations
@@ -156,6 +165,7 @@ class _Snapshot:
                 own = module.graph if isinstance(graph, GraphModule) else graph
                 found = held(GraphModule(module, _copy(own)), self._inputs)
                 found.program.exported  # noqa: B018  the graph's present state
+                # A graph with Python calls may trace differently from its run, so it is really run, too.
                 if not is_plain(module) and not_run(found) is None:
                     check_run(found)
                 found = replace(found, subject=None)

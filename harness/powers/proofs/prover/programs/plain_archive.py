@@ -4,7 +4,7 @@ A zip file has three lists of its contents (a header before each file, a directo
 readers differ in which they trust. Here every byte of the archive has one meaning: the files follow each other from
 byte 0 to the directory, the directory ends at the end record, which ends the archive, and all three agree.
 
-   headers and files | directory | zip64 record and locator, if any | end record
+    headers and files | directory | zip64 record and locator, if any | end record
 
 Refused: bytes before, between or behind these; a comment; compression, which could hide any size; encryption; the same
 name twice, also in different case; a name outside the archive; a wrong checksum.
@@ -57,9 +57,11 @@ def _files_of(content: memoryview) -> Mapping[str, memoryview]:
     at, at_entry = 0, directory
     for _ in range(num_files):
         facts, header, at_entry = _entry(content, at_entry)
+        # File systems without case would unpack both to the same file.
         if facts.name.lower() in seen:
             raise ArchiveError(f"it has two files of one name, {facts.name}")
         seen.add(facts.name.lower())
+        # A gap, or an overlap, could hide a second file from readers that trust the headers.
         if header != at:
             raise ArchiveError(f"{facts.name} does not begin where the file before it ends: at byte {header}, not {at}")
         files[facts.name], at = _file(content, at, facts)
@@ -76,6 +78,7 @@ def _end_of(content: memoryview) -> tuple[int, int, int]:
         raise ArchiveError("it does not end as a zip archive does")
     at_end = len(content) - 22
     disk, other, own, num_files, size, begin, comment = struct.unpack_from("<4H2IH", content, at_end + 4)
+    # A comment could contain another end record, which some readers would find first.
     if disk or other or comment or own != num_files:
         raise ArchiveError("its end record has a comment, or names several disks")
     if at_end >= 20 and bytes(content[at_end - 20 : at_end - 16]) == _LOCATOR:

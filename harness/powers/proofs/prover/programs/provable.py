@@ -1,11 +1,11 @@
 """A user's object as a program that can be proved: a function, a module, a graph, or an exported program.
 
     function, module    traced as it runs on the given inputs, including backward and in-place writes. Inputs are the
-                       tensors anywhere among its arguments, by position; the parameters and buffers of modules among
-                       them, and of the function if it is a module, by name; and the state tensors of optimizers.
-                       Everything else is part of the program.
-   graph module        its own nodes, if these are operators; otherwise traced, node by node
-   exported program    its own nodes, run only on fake values, operator by operator
+                        tensors anywhere among its arguments, by position; the parameters and buffers of modules among
+                        them, and of the function if it is a module, by name; and the state tensors of optimizers.
+                        Everything else is part of the program.
+    graph module        its own nodes, if these are operators; otherwise traced, node by node
+    exported program    its own nodes, run only on fake values, operator by operator
 
 Open sizes come with an exported program; a function or a module is exported to have some.
 """
@@ -347,6 +347,7 @@ def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
     returned = [(name, next(traced) if isinstance(x, Tensor | torch.SymInt) else x) for name, x in tracing.outputs]
     read = {x for _, x in returned if isinstance(x, Node)}
     for name, like, node in zip([*values], fakes, graph.graph.find_nodes(op="placeholder"), strict=True):
+        # A gradient that the program never reads is no input of it.
         if name.startswith(GRADIENT) and not node.users and node not in read:
             graph.graph.erase_node(node)  # it was there before and stays
             fakes = [x for x in fakes if x is not like]

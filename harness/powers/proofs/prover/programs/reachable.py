@@ -90,6 +90,7 @@ class Reached:
             if (name := self._known.get(id(x), place)) != place:
                 self.tokens[place] = "tensor", name
                 place = name
+        # Met before, maybe in a cycle: note the sharing, and do not descend again.
         if (first := self._first.setdefault(id(x), place)) != place or place in self.tokens:
             self.tokens.setdefault(place, ("the same as", first))
             return
@@ -373,6 +374,7 @@ def copied(roots: Mapping[str, Any], tensor: Callable[[Tensor], Tensor]) -> dict
     except Exception as error:
         what = f"it cannot be copied, so that nothing shows what it does: {type(error).__name__}: {error}"
         raise RefusedError(what.splitlines()[0], where="the program or its inputs") from error
+    # A class may define its own `__deepcopy__`, so the copy is checked.
     again = Reached(made)
     if unlike := [x for x in {**reached.tokens, **again.tokens} if reached.tokens.get(x) != again.tokens.get(x)]:
         raise RefusedError(f"a copy of it is another at {unlike[0]}", where="the program or its inputs")

@@ -113,9 +113,11 @@ def _difference(held: Held, drawn: Mapping[str, Any] | None, num_steps: int) -> 
         }
         memory = dict(zip(held.program.names, after[0], strict=True))
         found += [*outputs.values(), *memory.values(), *real.outputs.values()]
+        # The graph started with the same generator state, so it must end with the same.
         if unlike := _unlike(held, real, outputs, memory, torch.get_rng_state(), runs):
             return unlike, found
         torch.set_rng_state(real.generator)
+    # For example, a global list may refer to the caller's own tensors.
     if touched := next((name for name, x in originals.items() if not same_bits(x.detach(), kept[name])), None):
         return f"run on copies, it changes {touched} itself", found
     return None, found

@@ -1,8 +1,8 @@
 """`bitproof.prove(f, g)`: do two functions, modules, graphs or exported programs compute equal bits for every input?
 
     found = bitproof.prove(f, g, x)
-   assert found.verdict == "PROVED", found
-   found.answers            for each output: verdict, reason or first differing calls, witness
+    assert found.verdict == "PROVED", found
+    found.answers            for each output: verdict, reason or first differing calls, witness
 
 Parameters and buffers of both pair by name, inputs and outputs by position; a value written into an input is an
 output, too. A proof holds for all values of inputs, and of parameters and buffers that both sides share, of these

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+
+from torch import fx
 from torch.fx import GraphModule
 from torch.nn.modules import module as every_module
 
@@ -27,8 +30,23 @@ def runs_otherwise(module: GraphModule) -> str | None:
     parts = [part for part in module.modules() if isinstance(part, GraphModule)]
     if any(type(part).__mro__[1] not in (GraphModule, LazyGraphModule) for part in parts):
         return "a class of its own"  # torch creates a subclass for each graph module
+    if any(_is_called_otherwise(type(part)) for part in parts):
+        return "a function in its place"
     if any(wraps_its_call(part) for part in parts):
         return "a function in its place"
     if any(rewrites_code(part.graph) for part in parts):
         return "code that is not made of it alone"
     return None
+
+
+def _is_called_otherwise(kind: type) -> bool:
+    """Whether the class that torch makes for one graph module calls what torch did not write there: generated code, and
+    `GraphModule`'s own functions around it."""
+    names = {*_CALLS, "__call__"} - {"_wrapped_call"}  # torch's is an object, see `wraps_its_call`
+    return any(not _is_torchs(value) for name, value in vars(kind).items() if name in names)
+
+
+def _is_torchs(function: object) -> bool:
+    code = getattr(function, "__code__", None)
+    file = str(getattr(code, "co_filename", ""))
+    return file.startswith(("<eval_with_key>", os.path.dirname(fx.__file__) + os.sep))

@@ -61,6 +61,20 @@ def compile_call(module):
     module._compiled_call_impl = lambda *args: [2 * x for x in module.forward(*args)]
 
 
+def forward_of_its_class(module):
+    type(module).forward = lambda self, w, x: [w + x]
+
+
+def call_of_its_class(module):
+    type(module).__call__ = lambda self, w, x: [w + x]
+
+
+def inner_call_of_its_class(module):
+    type(module)._call_impl = lambda self, w, x: [w + x]
+    del type(module).__call__
+    type(module).__call__ = lambda self, *args: self._call_impl(*args)
+
+
 class Adding(CodeGen):
     def gen_fn_def(self, *args):
         return super().gen_fn_def(*args) + "\n    arg0_1 = arg0_1 + 1"
@@ -104,6 +118,9 @@ def test_a_class_that_torch_makes_is_one_of_torch(lazy):
         (wrap_on_the_module, "a function in its place"),
         (call, "a function in its place"),
         (compile_call, "a function in its place"),
+        (forward_of_its_class, "a function in its place"),
+        (call_of_its_class, "a function in its place"),
+        (inner_call_of_its_class, "a function in its place"),
         (generate, "code that is not made of it alone"),
         (transformer, "code that is not made of it alone"),
     ],

@@ -20,6 +20,7 @@ from bitproof.harness.errors import BitproofError
 from bitproof.harness.localize.blame import Differing, find_culprit
 from bitproof.harness.localize.culprit import HOW, Culprit, Link, call_of
 from bitproof.harness.localize.differing import differing_digests
+from bitproof.harness.localize.exchange.verifier import Verifier
 from bitproof.harness.localize.logs.calls import Call, gives_what_it_reads
 from bitproof.harness.localize.logs.replay import (
     RECORD,
@@ -34,7 +35,6 @@ from bitproof.harness.localize.logs.replay import (
     step_of,
 )
 from bitproof.harness.localize.neighbours import modules_of, neighbours_of
-from bitproof.harness.localize.verify import Verifier
 from bitproof.harness.records import ROLES, Divergence, Key, Recording, Role, Sample, TensorDifference
 
 CompareBits = Callable[[Mapping[Role, Path], str], ComparedBits]
@@ -65,7 +65,7 @@ class Search:
 
     `is_logged`: what the first replays would leave is there, of runs that gave the bits of the recordings. Where bits
     are not shown, the call alone is looked for. `remarks` say which bits were asked for and could not be had. With
-    `verifies`, values are exchanged at the call to blame (see `verify`).
+    `verifies`, values are exchanged at the call to blame (see `exchange`).
     """
 
     recordings: dict[Role, Recording]

@@ -32,7 +32,7 @@ from bitproof.harness.localize.logs.exchanges import Exchanges, replaced, sites_
 from bitproof.harness.localize.logs.foreach_calls import lane, num_lanes
 from bitproof.harness.localize.logs.node_places import GraphRunner
 from bitproof.harness.localize.logs.parts import Parts
-from bitproof.harness.localize.logs.replay import Exchange, ValueSite
+from bitproof.harness.localize.logs.replay import ValueExchange, ValueSite
 from bitproof.harness.localize.places import Places, settled
 from bitproof.harness.operators import names
 from bitproof.harness.systems import script, watched_loop, watched_step
@@ -89,7 +89,7 @@ class CallRecorder(TorchDispatchMode):
         only_keeps: bool = False,
         spare: int = 0,
         rank: int = 0,
-        exchanges: Collection[Exchange] = (),
+        exchanges: Collection[ValueExchange] = (),
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
@@ -431,7 +431,7 @@ def logged(
     only_keeps: bool = False,
     spare: int = 0,
     rank: int = 0,
-    exchanges: Collection[Exchange] = (),
+    exchanges: Collection[ValueExchange] = (),
 ) -> Iterator[CallRecorder]:
     """Log every operator call that a system makes here, on this thread, and keep some values, or only these.
 

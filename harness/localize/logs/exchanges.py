@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bitproof.harness.capture.digest import plain
 from bitproof.harness.errors import BitproofError, RecordingError
-from bitproof.harness.localize.logs.replay import Exchange, Exchanged, ValueSite, archive_of, read_value
+from bitproof.harness.localize.logs.replay import Exchanged, ValueExchange, ValueSite, archive_of, read_value
 from bitproof.harness.torch_compat import disable_current_modes, unsafe_preserve_version_counter
 from bitproof.harness.torch_operators import storage_key
 
@@ -26,7 +26,7 @@ from bitproof.harness.torch_operators import storage_key
 class Exchanges:
     """The exchanges of one rank's step; `digest` names a tensor's value."""
 
-    def __init__(self, digest: Callable[[Tensor], str], planned: Iterable[Exchange] = ()) -> None:
+    def __init__(self, digest: Callable[[Tensor], str], planned: Iterable[ValueExchange] = ()) -> None:
         self.made: list[Exchanged] = []
         self._digest = digest
         self._planned = {(e.site.call, e.site.is_input, e.site.position): e for e in planned}
@@ -113,7 +113,7 @@ class Exchanges:
         self._note(planned, held, "" if told_of(other) == planned.wanted else "the value is another number")
         return other
 
-    def _may(self, planned: Exchange, held: str, operator: str, reads: tuple[str, ...] | None) -> bool:
+    def _may(self, planned: ValueExchange, held: str, operator: str, reads: tuple[str, ...] | None) -> bool:
         """Whether an exchange is to be made where `held` stands; notes why not."""
         is_right = held == planned.wanted
         if operator != planned.operator:
@@ -128,12 +128,12 @@ class Exchanges:
             return True
         return False
 
-    def _note(self, planned: Exchange, held: str, problem: str) -> None:
+    def _note(self, planned: ValueExchange, held: str, problem: str) -> None:
         self.made.append(Exchanged(planned.site, not problem, problem, held))
         if not problem:
             self._written.add(planned.wanted)
 
-    def _exchanged(self, planned: Exchange, tensor: Tensor, beside: bool) -> Tensor:
+    def _exchanged(self, planned: ValueExchange, tensor: Tensor, beside: bool) -> Tensor:
         """The tensor, which now has the other system's value, or other memory that has it."""
         value = read_value(archive_of(planned.archives, planned.site.rank), planned.name)
         types = type_of(plain(tensor)), type_of(value)

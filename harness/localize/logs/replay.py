@@ -44,7 +44,7 @@ class ValueSite(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exchange:
+class ValueExchange:
     """A value of the other system, put in place of what a call computed or is about to read.
 
     The value is in the other system's archive in the folder `archives`, under `name`, and has the digest `wanted`.
@@ -88,7 +88,7 @@ class Replay:
     every_step: bool = False
     stressed: bool = False
     spare: int = 0
-    exchanges: tuple[Exchange, ...] = ()
+    exchanges: tuple[ValueExchange, ...] = ()
 
     def watches(self, step: int) -> bool:
         """Whether a step's calls are watched."""

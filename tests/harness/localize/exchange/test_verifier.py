@@ -15,13 +15,13 @@ from torch.nn import functional
 
 from bitproof.harness.errors import RankError
 from bitproof.harness.localize.culprit import Culprit
+from bitproof.harness.localize.exchange.verifier import wrong_input
 from bitproof.harness.localize.logs.calls import Call, Place
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
 from bitproof.harness.localize.logs.replay import Replay
-from bitproof.harness.localize.verify import wrong_input
-from bitproof.harness.records import Role
-from tests.harness.localize.exchanged_steps import Sides, weights
+from bitproof.harness.records import ROLES, Key, Role
+from tests.harness.localize.exchange.exchanged_steps import Sides, weights
 
 
 def step(
@@ -176,8 +176,11 @@ def test_a_cause_that_is_not_needed_is_dropped_for_the_one_that_is(tmp_path: Pat
         return {"y": (x.detach() * scale).exp()}
 
     sides = Sides(tmp_path, lambda: with_idle(1.0, 2.0), lambda: with_idle(2.0, 4.0))
-    culprit, found = sides.verified(sides.blamed("add"))
+    pair = [sides.recordings[role].records[Key(0, "grad", "y", 0)].digest for role in ROLES]
+    blamed = replace(sides.blamed("add"), explains=(0, pair[0], pair[1]))
+    culprit, found = sides.verified(blamed)
     assert (culprit.call.operator, found.status, found.causes) == ("mul.Tensor", "verified", [])
+    assert culprit.explains == (0, *pair), "a record as it is without exchanges"
 
 
 @pytest.mark.parametrize("dtype_or_shape", ["float64[4, 4]", "float32[2, 8]"])

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from bitproof.harness.capture.digest import digest
 from bitproof.harness.localize.culprit import Culprit
+from bitproof.harness.localize.exchange.verifier import Verifier
 from bitproof.harness.localize.logs.call_log import logged
 from bitproof.harness.localize.logs.calls import Call
 from bitproof.harness.localize.logs.replay import Replay, StepTrace, archive_of, read_log, write_archive
-from bitproof.harness.localize.verify import Verifier
 from bitproof.harness.records import Key, Manifest, Record, Recording, Role, Verification
 
 Step = Callable[[], Mapping[str, Tensor]]

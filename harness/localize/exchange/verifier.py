@@ -15,18 +15,18 @@ a run does not repeat what the run before computed up to the exchange.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bitproof.harness.errors import BitproofError
 from bitproof.harness.localize.blame import find_culprit
 from bitproof.harness.localize.culprit import HOW, Culprit
 from bitproof.harness.localize.differing import differing_digests
-from bitproof.harness.localize.exchange_plan import (
-    Group,
-    Plan,
+from bitproof.harness.localize.exchange.exchange_plan import (
+    ExchangePlan,
     Swap,
     Wrong,
+    WrongCall,
     counterpart,
     family_of,
     plan_of,
@@ -39,9 +39,9 @@ from bitproof.harness.localize.logs.idle_broadcasts import without_idle_broadcas
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
 from bitproof.harness.localize.logs.replay import (
-    Exchange,
     Exchanged,
     Replay,
+    ValueExchange,
     ValueSite,
     archive_of,
     archives_of,
@@ -73,7 +73,7 @@ class _Cause:
 
     culprit: Culprit
     wrong: Wrong
-    groups: list[Group] = field(default_factory=list)
+    groups: list[WrongCall] = field(default_factory=list)
     accounts: int = 0
 
     def has(self, culprit: Culprit, wrong: Wrong) -> bool:
@@ -117,7 +117,7 @@ class _Run:
 
 @dataclass
 class Verifier:
-    """Verifies causes for a step, of which `logs` have all calls: those of the first replays in `folder`."""
+    """Verifies causes for a step, whose calls are in `logs`, left by the first replays in `folder`."""
 
     recordings: Mapping[Role, Recording]
     folder: Path
@@ -145,11 +145,18 @@ class Verifier:
             reverse = None if self._wrong(run.recording) else self._reversed(causes)
         except BitproofError as error:
             reason, reverse = f"a run with exchanged values failed: {error.what}", None
-        found = causes[0].culprit if causes and not self._wrong(run.recording) else culprit
-        return found, self._told(causes, run, reason, reverse)
+        found, told = culprit, self._told(causes, run, reason, reverse)
+        if causes and told.remaining == 0 and causes[0].culprit is not culprit:
+            found = causes[0].culprit
+            known = self.logs["candidate" if found.candidate is not None else "reference"][found.rank]
+            if found.index >= len(known) or known[found.index].operator != found.call.operator:
+                reason = f"with exchanged values, the cause is {told_of(found)}"  # which the first run does not make
+                return culprit, replace(told, status="in part", reason=reason)
+            found = replace(found, explains=culprit.explains, chain=(), also=(), or_else=())
+        return found, told
 
     def _search(self, culprit: Culprit) -> tuple[list[_Cause], str, _Run]:
-        """Exchange cause after cause. Returns them, why the search ended early, and the last run that counts."""
+        """ValueExchange cause after cause. Returns them, why the search ended early, and the last run that counts."""
         causes = list[_Cause]()
         run = _Run(self.logs["candidate"], self.recordings["candidate"], {})
         current: Culprit | None = culprit
@@ -193,13 +200,13 @@ class Verifier:
         rank = next(iter(pairs), None)
         return None if rank is None else find_culprit(self._known, calls, pairs, (rank, pairs[rank][0]))
 
-    def _told_twice(self, culprit: Culprit, planned: Plan, causes: Sequence[_Cause], run: _Run) -> str:
+    def _told_twice(self, culprit: Culprit, planned: ExchangePlan, causes: Sequence[_Cause], run: _Run) -> str:
         """Whether all that is planned was exchanged already, in words."""
         leads = [swap.site for group in planned.groups if group.is_lead for swap in group.candidate]
         is_done = bool(leads) and all(site in run.made and run.made[site].done for site in leads)
         return f"{culprit.call} is still wrong, though its values were exchanged" if is_done else ""
 
-    def _trouble(self, planned: Plan, before: _Run, after: _Run, causes: Sequence[_Cause]) -> str:
+    def _trouble(self, planned: ExchangePlan, before: _Run, after: _Run, causes: Sequence[_Cause]) -> str:
         """Why a run shows nothing: an exchange was not made, or what ran before it was not repeated."""
         leads = [swap for group in planned.groups if group.is_lead for swap in group.candidate]
         failed = [made for swap in leads if not (made := after.made[swap.site]).done]
@@ -279,10 +286,10 @@ class Verifier:
         made = {each.site: each for rank in ranks for each in read_exchanged(archive_of(folder, rank))}
         return _Run(calls, Recording(self.recordings[role].manifest, records), made)
 
-    def _planned(self, other: Role, swaps: Sequence[Swap]) -> tuple[Exchange, ...]:
+    def _planned(self, other: Role, swaps: Sequence[Swap]) -> tuple[ValueExchange, ...]:
         places = self._values[other]
         return tuple(
-            Exchange(
+            ValueExchange(
                 site=swap.site,
                 archives=places[swap.value][0],
                 name=places[swap.value][1],

@@ -50,7 +50,7 @@ class Swap(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Group:
+class WrongCall:
     """One wrong call: the exchanges for it in the candidate, and the reverse ones in the reference."""
 
     rank: int
@@ -66,10 +66,10 @@ class Group:
 
 
 @dataclass
-class Plan:
+class ExchangePlan:
     """Exchanges, and why something cannot be exchanged."""
 
-    groups: list[Group] = field(default_factory=list)
+    groups: list[WrongCall] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
@@ -100,12 +100,12 @@ def plan_of(
     logs: Sequence[CandidateLog],
     differing: Mapping[int, Iterable[Pair]],
     blocked: Collection[ValueSite] = (),
-) -> Plan:
+) -> ExchangePlan:
     """All exchanges for a cause. `differing` has the digests of the records that differ, by rank.
 
     At the sites `blocked` values of another type stand: there what their readers give is exchanged.
     """
-    plan, taken, right = Plan(), set[tuple[int, int | None, int | None]](), dict[ValueSite, str]()
+    plan, taken, right = ExchangePlan(), set[tuple[int, int | None, int | None]](), dict[ValueSite, str]()
     pairs = {rank: list(found) for rank, found in differing.items()}
     for rank, mine, theirs in [*_sites(culprit, logs), *_alike(culprit, logs)]:
         if (rank, mine, theirs) in taken:
@@ -120,7 +120,7 @@ def plan_of(
         right |= {swap.site: swap.wanted for swap in draft.candidate}
         if draft.candidate:
             call = log.log[mine] if mine is not None else log.reference.log[theirs or 0]
-            plan.groups.append(Group(rank, call, tuple(draft.candidate), tuple(draft.reference), is_lead))
+            plan.groups.append(WrongCall(rank, call, tuple(draft.candidate), tuple(draft.reference), is_lead))
     if not any(group.is_lead for group in plan.groups) and not plan.problems:
         plan.problems.append(f"what {culprit.call} gives is what its counterpart gives")
     return plan

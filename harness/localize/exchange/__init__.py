@@ -1,0 +1,1 @@
+"""Values exchanged between two sides of a step, to verify a cause: see docs/explanation/causes.md."""

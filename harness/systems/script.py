@@ -50,6 +50,9 @@ WATCH = (
     "put the training step into a function of a file, end a factory with "
     "`return bitproof.watch(step, model=model, optimizer=optimizer)`, and name it as FILE.py:factory"
 )
+_MOST_LOSSES = 100
+"""How often a script may run backward before it makes an optimizer."""
+
 _TORCHRUN = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"),
@@ -145,6 +148,15 @@ class WatchedScript(WatchedLoop):
         """Whether the parameters of all optimizers have been stepped."""
         self._running = [each for each in self._running if all(each is not other for other in stepped)]
         return held_by(self._optimizers()) <= held_by(stepped)
+
+    def check_losses(self, losses: list[Tensor]) -> None:
+        """Refuse a script that trains without an optimizer: its first step would never end."""
+        if len(losses) > _MOST_LOSSES and not self._made:
+            raise RecordingError(
+                f"the script {self._script.file} ran backward {len(losses)} times, and made no torch.optim.Optimizer",
+                expected="an optimizer, whose steps are the steps that are compared",
+                fix=f"{WATCH}; or update the parameters by torch.optim.SGD",
+            )
 
     def show_losses(self, losses: list[Tensor], observe: Observe) -> None:
         """Record each number that backward began with: a sum could hide that two micro-batches were exchanged."""

@@ -105,6 +105,9 @@ class WatchedLoop(WatchedStep):
         left = [p for p in self.trained_parameters().values() if id(p) not in held]
         return not any(p.requires_grad for p in left) and not self._may_take_turns({id(p) for p in left})
 
+    def check_losses(self, losses: list[Tensor]) -> None:
+        """Refuse a step that never ends, by the losses of it so far."""
+
     def show_losses(self, losses: list[Tensor], observe: Observe) -> None:
         """Record the tensors that backward began with in a step, as one number."""
         if losses:
@@ -175,6 +178,7 @@ class _Steps:
         """Keep a number that backward begins with, or that is returned as a loss."""
         if root.numel() == 1 and root.is_floating_point():
             self._losses.append(root.detach())
+            self._loop.check_losses(self._losses)
 
     @refusing()
     def optimizer_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -251,3 +251,24 @@ def test_a_revision_that_git_does_not_find_is_refused(repository, revision, file
 def test_a_file_outside_of_any_repository_has_no_revision(tmp_path):
     with pytest.raises(UsageError, match="is in no repository of git"):
         resolve(Script("/no_such_folder/train.py", (), "HEAD"))
+
+
+BY_HAND = """
+for number in range(10**6 if "--for-ever" in sys.argv else 9):
+    try:
+        model(torch.randn(4, 3)).square().mean().backward()
+    except Exception:
+        pass
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= 0.1 * p.grad
+    if number > 300:
+        break
+"""
+
+
+def test_a_script_that_updates_its_parameters_by_hand_is_refused_long_before_it_ends(shown):
+    with pytest.raises(RecordingError) as refusal:
+        shown(HEAD + BY_HAND, args=["--for-ever"])
+    assert refusal.value.what == "the script train.py ran backward 101 times, and made no torch.optim.Optimizer"
+    assert "bitproof.watch(step" in refusal.value.fix

@@ -333,7 +333,7 @@ def rename(node: Node, name: str) -> None:
 def rewrites_code(graph: Graph) -> bool:
     """Whether something rewrites the code that is made of a graph, as `on_generate_code` and `set_codegen` let it."""
     own = type(graph._codegen) in (CodeGen, _PyTreeCodeGen)
-    return not own or getattr(graph._codegen, "_body_transformer", None) is not None
+    return not own or any(map(callable, vars(graph._codegen).values()))
 
 
 def wraps_its_call(module: GraphModule) -> bool:

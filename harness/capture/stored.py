@@ -46,7 +46,7 @@ _MOST_TIMES = 1000
 those of parameters that nothing updates are the same at every step.
 """
 _MOST_TEXT, _MOST_PARTS = 1 << 24, 1 << 18
-"""Bytes of one text, and row groups, in what a file says of itself: Arrow takes ten times as much memory for them."""
+"""Bytes of one text, and row groups, in a file's metadata: Arrow takes ten times as much memory for them."""
 _LIES = ("step", "kind", "name", "box", "placements")
 _LIKENESS = ("step", "kind", "name", "dtype", "shape", "content", "placements")
 

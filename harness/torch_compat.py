@@ -347,7 +347,7 @@ def rename(node: Node, name: str) -> None:
 def rewrites_code(graph: Graph) -> bool:
     """Whether a hook rewrites the code generated from a graph, by `on_generate_code` or `set_codegen`."""
     own = type(graph._codegen) in (CodeGen, _PyTreeCodeGen)
-    return not own or getattr(graph._codegen, "_body_transformer", None) is not None
+    return not own or any(map(callable, vars(graph._codegen).values()))
 
 
 def wraps_its_call(module: GraphModule) -> bool:

@@ -45,7 +45,7 @@ _MOST_TIMES = 1000
 """A table may be 256 MiB in memory however small its file is, or 1,000 times its file: digests hardly compress, yet
 those of parameters that nothing updates are the same at every step."""
 _MOST_TEXT, _MOST_PARTS = 1 << 24, 1 << 18
-"""Bytes of one text, and row groups, in a file's own metadata: Arrow takes ten times as much memory for them."""
+"""Bytes of one text, and row groups, in a file's metadata: Arrow takes ten times as much memory for them."""
 _LIES = ("step", "kind", "name", "box", "placements")
 _LIKENESS = ("step", "kind", "name", "dtype", "shape", "content", "placements")
 

@@ -25,11 +25,13 @@ from torch.fx import Graph, GraphModule
 
 from bitproof.harness.errors import PassError
 from bitproof.harness.machine.determinism import Switches, keeping_switches
-from bitproof.harness.powers.proofs.prover.answers import PROVED, REFUSED
+from bitproof.harness.powers.proofs.prover.answers import BUFFER, PARAMETER, PROVED, REFUSED
+from bitproof.harness.powers.proofs.prover.graphs.constants import digest_of
 from bitproof.harness.powers.proofs.prover.graphs.executed import runs_otherwise
 from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
 from bitproof.harness.powers.proofs.prover.pairs import PairProof, told
 from bitproof.harness.powers.proofs.prover.programs.provable import Held, held, is_plain
+from bitproof.harness.powers.proofs.prover.programs.reachable import has_values
 from bitproof.harness.powers.proofs.prover.programs.really import check_run, not_run
 from bitproof.harness.powers.proofs.prover.programs.subjects import prove_held
 from bitproof.harness.runtime.sources import own_digest
@@ -129,6 +131,7 @@ class _Snapshot:
         self._inputs = list(inputs) if inputs is not None else None
         self._text = _text(graph)
         self._before = self._taken(graph)
+        self._state = _digests(self._before)
         with disable_current_modes():  # Inductor runs its passes under fake tensors
             self._switches = Switches.now()
 
@@ -148,6 +151,10 @@ class _Snapshot:
             if isinstance(side, RefusedError):
                 return PassProof(name, PairProof(REFUSED, reason=told(side)), changed)
         assert isinstance(self._before, Held) and isinstance(after, Held)
+        state = _digests(after)
+        if written := [x for x in self._state if state.get(x, self._state[x]) != self._state[x]]:
+            reason = f"the pass changes the values of {written[0]}, which is an input of the program"
+            return PassProof(name, PairProof(REFUSED, reason=reason), changed)
         with disable_current_modes():
             return PassProof(name, prove_held(self._before, after), changed)
 
@@ -172,6 +179,14 @@ class _Snapshot:
         except RefusedError as error:
             return error
         return found
+
+
+def _digests(found: Held | RefusedError) -> dict[str, str]:
+    """What each parameter and buffer holds: a pass may write into it, or put another in its place."""
+    values = {} if isinstance(found, RefusedError) else found.values
+    with disable_current_modes():
+        kept = {name: x for name, x in values.items() if name.startswith((PARAMETER, BUFFER)) and has_values(x)}
+        return {name: digest_of(x.detach()) for name, x in kept.items()}
 
 
 def _copy(graph: Graph) -> Graph:

@@ -53,7 +53,7 @@ _REFLECTIVE = {
     *("sys.addaudithook", "gc.get_objects", "gc.get_referrers", "gc.get_referents", "exec", "compile"),
     *("object.__setattr__", "object.__delattr__", "code.__new__"),
 }
-"""Events by which a program's own lines read or change what no comparison sees. A library may raise the same."""
+"""Events that let a program's own lines read or change what no comparison sees. A library may raise the same."""
 
 _LOOKING = (inspect.__file__, traceback.__file__)
 """Files of functions that look at the stack for their caller."""

@@ -85,6 +85,11 @@ def generate(module):
     module.recompile()
 
 
+def generate_by_attribute(module):
+    module.graph._codegen.generate_output = lambda args, **_: f"return [x * 2 for x in {args!r}]"
+    module.recompile()
+
+
 @pytest.fixture
 def hooked():
     handle = register_module_forward_hook(lambda module, args, out: [out[0] + 1])
@@ -122,6 +127,7 @@ def test_a_class_that_torch_makes_is_one_of_torch(lazy):
         (call_of_its_class, "a function in its place"),
         (inner_call_of_its_class, "a function in its place"),
         (generate, "code that is not made of it alone"),
+        (generate_by_attribute, "code that is not made of it alone"),
         (transformer, "code that is not made of it alone"),
     ],
 )

@@ -110,3 +110,22 @@ def test_inductors_own_passes_are_watched_by_name():
         torch.compile(step)(X, Y)
     assert {proof.proof.verdict for proof in kept.proofs} == {"PROVED"}
     assert "remove_noop_ops" in {proof.name for proof in kept.proofs}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda module: module.get_submodule("0").weight.data.mul_(2),
+        lambda module: setattr(module.get_submodule("0"), "weight", torch.nn.Parameter(torch.ones(4, 4))),
+    ],
+)
+def test_a_pass_that_changes_what_a_parameter_holds_is_refused(change):
+    module = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 4)))
+
+    def a_pass(graph):
+        change(graph)
+        return graph
+
+    assert bitproof.keeps_bits(lambda graph: graph, inputs=[torch.ones(2, 4)])(module) is module
+    with pytest.raises(PassError, match="the pass changes the values of parameter"):
+        bitproof.keeps_bits(a_pass, inputs=[torch.ones(2, 4)])(module)

@@ -34,7 +34,7 @@ def localize(
     on_event: OnEvent | None = None,
     **settings: Unpack[LocalizeSettings],
 ) -> Run:
-    """Run a case, whatever its expected verdict, and find the cause of its first difference: see `first_divergence`.
+    """Run a case with any expected verdict, and find the cause of its first difference: see `first_divergence`.
 
     Raises UsageError for a wrong call or case, before anything runs.
     """

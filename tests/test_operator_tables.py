@@ -30,7 +30,7 @@ ALLOWED = {
     "harness/graph/tracing/one_by_one.py": (2, "what runs in place of an operator over lists: code, by operator"),
     "harness/localize/logs/joined_logs.py": (1, "names in a log, of torch's own messages to one rank"),
     "harness/powers/proofs/prover/known_operators.py": (
-        9,
+        10,
         "operators that hand on a value, take one dtype, choose elements or may mix dtypes, as a test tries of each",
     ),
     "harness/powers/proofs/prover/rules.py": (2, "rules by the kind of a term, and which terms have signs"),

@@ -45,7 +45,7 @@ MARGIN = 2.0**14
 2^29 and a defect does not, so half of these bits are far from both, and one sample is enough to know a spread.
 """
 NEARLY_ALL = 0.95
-"""Of tensors that differ: a loss of accuracy shows in many, and a single small one may be exact by chance."""
+"""The share of differing tensors that a loss of accuracy shows in: a single small tensor may be exact by chance."""
 
 
 def measure_layouts(

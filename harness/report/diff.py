@@ -26,7 +26,7 @@ _CAUSES = {
     "optimizer": "the update: the gradients of this step agree",
     "rng": "a draw of random numbers: one side draws more often, or with another seed",
 }
-"""Where the cause of a first divergence is, by its kind: records are in the order in which a step makes them."""
+"""The place of the cause of a first divergence, by its kind: records are in the order in which a step makes them."""
 
 
 def tell_diff(
@@ -60,7 +60,7 @@ def tell_diff(
 
 
 def _about_the_cause(kind: str, systems: tuple[str, str], case: str) -> Iterator[str]:
-    """Where the cause must be, and which command names the call."""
+    """The place of the cause, and the command that names the call."""
     yield f"  cause: {_CAUSES.get(kind, 'not known')}"
     first, second = systems
     if first != second:

@@ -52,7 +52,7 @@ def _file_below(path: str, here: str) -> Path | None:
 
 
 def _places(path: str, here: Path) -> Iterator[list[Path]]:
-    """Where a file may be, the nearest places first."""
+    """The paths at which a file may be, the nearest first."""
     yield from ([top / path] for top in (here, *here.parents))
     end = glob.escape(path)
     yield [Path(each) for depth in range(1, _MAX_DEPTH) for each in glob.iglob(f"{here}/{'*/' * depth}{end}")]

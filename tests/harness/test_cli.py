@@ -135,7 +135,7 @@ UNTOLD = {
     "precompiled": None,
     "trust_compiled": False,
     "jobs": 1,
-    "prove_first": False,
+    "verify": True,
 }
 """How cases run where nothing is said of it."""
 

@@ -69,7 +69,7 @@ def contradicted(result: CaseResult, found: ProofOutcome, *, injects: bool = Fal
 
 
 def finding_of(name: str, found: ProofOutcome, headline: str | None) -> Finding:
-    """What the check `proof` reports of the case `name`."""
+    """The finding of the check `proof` for the case `name`."""
     lines = describe(name, found) if name else describe("proof", found)
     return Finding(
         brief=clause(found), headline=headline or "", blocks=(Code("proof", "\n".join(lines)),), data=asdict(found)

@@ -40,8 +40,7 @@ def runs_otherwise(module: GraphModule) -> str | None:
 
 
 def _is_called_otherwise(kind: type) -> bool:
-    """Whether the class that torch makes for one graph module calls what torch did not write there: generated code, and
-    `GraphModule`'s own functions around it."""
+    """Whether the class that torch makes for a graph module calls a function that torch did not write there."""
     names = {*_CALLS, "__call__"} - {"_wrapped_call"}  # torch's is an object, see `wraps_its_call`
     return any(not _is_torchs(value) for name, value in vars(kind).items() if name in names)
 

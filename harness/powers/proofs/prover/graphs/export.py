@@ -419,7 +419,7 @@ def _by_name(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict
 
 
 def _target(node: Node) -> Any:
-    """What a node calls. An unsafe split is the split that it is: both return views of parts of the same memory.
+    """The target that a node calls. An unsafe split counts as a split: both return views of parts of the same memory.
 
     A transposition in place is a view if nothing else has the tensor: it is new, and no later call reads it by its old
     name.

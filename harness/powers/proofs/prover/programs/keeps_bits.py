@@ -182,7 +182,7 @@ class _Snapshot:
 
 
 def _digests(found: Held | RefusedError) -> dict[str, str]:
-    """What each parameter and buffer holds: a pass may write into it, or put another in its place."""
+    """The values of each parameter and buffer: a pass may write into a tensor, or replace it."""
     values = {} if isinstance(found, RefusedError) else found.values
     with disable_current_modes():
         kept = {name: x for name, x in values.items() if name.startswith((PARAMETER, BUFFER)) and has_values(x)}

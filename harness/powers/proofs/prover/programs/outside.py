@@ -1,9 +1,9 @@
-"""Refuses what a program does outside of the objects that it can reach: to files, processes, the environment.
+"""Refuses a program's effects outside of the objects that it can reach: on files, processes, the environment.
 
-What a call changes in objects shows in copies of them (`reachable`). Files, other processes and environment variables
+A change of an object shows in copies of them (`reachable`). Files, other processes and environment variables
 have no copy, and a program that asks who calls it may do something else when it is proved. Python announces all of this
 to audit hooks before it happens (PEP 578). Announced by a program that is traced or run here, it is refused, and so it
-never happens. What imports and compilers write for the program is theirs.
+never happens. Files that imports and compilers write for the program are exempt.
 
 Example: a step that counts its calls in a file is refused at `open(path, "w")`.
 
@@ -53,7 +53,7 @@ _REFLECTIVE = {
     *("sys.addaudithook", "gc.get_objects", "gc.get_referrers", "gc.get_referents", "exec", "compile"),
     *("object.__setattr__", "object.__delattr__", "code.__new__"),
 }
-"""Events that let a program's own lines read or change what no comparison sees. A library may raise the same."""
+"""Events that let a program's own lines read or change state that no comparison sees. A library may raise the same."""
 
 _LOOKING = (inspect.__file__, traceback.__file__)
 """Files of functions that look at the stack for their caller."""
@@ -73,7 +73,7 @@ _watches: list[tuple[set[int], Callable[[str], bool]]] = []
 
 @contextmanager
 def refusing_outside(is_users_file: Callable[[str], bool]) -> Iterator[None]:
-    """A program's call: raise RefusedError for what it does outside, whatever it does with the exception."""
+    """A program's call: raise RefusedError for its effects outside, even if it catches the exception."""
     _hook()
     others = {x.ident for x in threading.enumerate() if x.ident is not None} - {threading.get_ident()}
     watch = (others, is_users_file)
@@ -86,7 +86,7 @@ def refusing_outside(is_users_file: Callable[[str], bool]) -> Iterator[None]:
 
 
 def _refuse_file(file: object) -> None:
-    """What writes a file without a word to Python."""
+    """Functions that write a file without an audit event."""
     if isinstance(file, str | os.PathLike):
         raise refused(RefusedError(f"it opens {str(file)!r} to write, which nothing compares", where="the program"))
 
@@ -133,7 +133,7 @@ def _concerns(event: str) -> bool:
 
 
 def _told(event: str, args: tuple[Any, ...], frame: FrameType, is_users_file: Callable[[str], bool]) -> str | None:
-    """What a program does, in words; None if it only reads, or if its imports or compilers do it."""
+    """The program's effect, in words; None if it only reads, or if its imports or compilers do it."""
     if event in _REFLECTIVE or event.startswith("ctypes."):
         caller: FrameType | None = frame
         while caller is not None and caller.f_code.co_filename in _LOOKING:
@@ -161,7 +161,7 @@ def _opens_to_write(path: Any, mode: str | None, flags: int | None) -> bool:
 
 
 def process_state() -> Mapping[str, Any]:
-    """What a process has one of, and what a call may leave changed in it without a word to any hook."""
+    """The state of the process itself, which a call may change without any audit event."""
     threads = [(x.ident, x.name, len(vars(x))) for x in threading.enumerate()]
     own = vars(threading.current_thread()).items()
     plain = {key: value for key, value in own if isinstance(value, int | float | str)}
@@ -187,8 +187,7 @@ def process_state() -> Mapping[str, Any]:
 
 
 def _open_files() -> dict[int, Any]:
-    """Of each regular file that is open: which one it is, its size, and how far it is read or written; and of each pipe
-    that has both ends here, how much waits in it."""
+    """The identity, size and offset of each open regular file, and the bytes waiting in each pipe with both ends here."""
     found: dict[int, Any] = {}
     pipes: dict[int, tuple[int, int]] = {}
     try:

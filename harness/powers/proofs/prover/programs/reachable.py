@@ -275,7 +275,7 @@ _LOOKED_INTO = (
 
 
 def _has_more(kind: type) -> bool:
-    """Whether objects of a class hold more than its base's and what its attributes show: it is written in C."""
+    """Whether a class is written in C, so that its objects have state besides its base's and its attributes."""
     if (base := kind.__base__) is None or kind.__itemsize__ != base.__itemsize__:
         return kind is not object
     shown = [*_slots(kind), *(key for key in ("__dict__", "__weakref__") if key in vars(kind))]
@@ -286,7 +286,7 @@ _POINTER = type("_", (), {"__slots__": ("x",)}).__basicsize__ - object.__basicsi
 
 
 def _results(cached: Any) -> Iterator[Any]:
-    """What a function's cache holds that can change, which only the garbage collector shows. A call may add results."""
+    """The mutable results in a function's cache, found by the garbage collector. A call may add results."""
     for x in gc.get_referents(cached):
         for y in x.values() if isinstance(x, dict) and x is not vars(cached) else ():
             held = gc.get_referents(y) if type(y).__name__ == "_lru_list_elem" else [y]
@@ -537,12 +537,12 @@ class Around:
 
 
 _PYTHONS = ("__annotations__", "__builtins__", "__warningregistry__", "__abstractmethods__", "__dynamo_disable")
-"""What Python itself writes into modules and classes, and the compiler into functions."""
+"""Names that Python itself writes into modules and classes, and the compiler into functions."""
 
 
 def _around(objects: Sequence[Any]) -> tuple[dict[str, Any], list[tuple[str, Mapping[str, Any]]]]:
-    """What a user's code names around these objects, and the namespaces there: of classes, and of what is named of
-    others' modules."""
+    """The variables that a user's code names around these objects, and the namespaces there: of classes, and of other
+    packages' objects that the code names."""
     found: dict[str, Any] = {}
     spaces: dict[int, tuple[str, Mapping[str, Any]]] = {}
     seen: set[int] = set()

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.harness.commands.test_check_certificate import change, write
 
 from bitproof.harness import certificate_checker as checker
 from bitproof.harness.certificate_checker import ASSUMPTIONS, FILES, RULES
@@ -30,6 +29,7 @@ from tests.harness.certificate.samples import (
     said,
     said_of,
 )
+from tests.harness.powers.proofs.test_certificate_command import change, write
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "certificate.md"
 

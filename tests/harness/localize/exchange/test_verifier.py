@@ -70,7 +70,7 @@ def test_two_independent_defects_are_found_one_after_the_other_each_with_its_ten
         ({"missing": True}, "mul.Tensor", "lacks"),
         ({"activation": functional.relu}, "relu", "adds"),
     ],
-    ids=str,
+    ids=["another argument", "an extra call", "a missing call", "another function"],
 )
 def test_each_kind_of_cause_is_verified_in_both_directions(
     tmp_path: Path, options: dict[str, Any], operator: str, how: str

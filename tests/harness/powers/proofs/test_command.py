@@ -8,8 +8,8 @@ import pytest
 from bitproof.builtin_cases import CASES
 from bitproof.harness.case import Memory, Parallelism
 from bitproof.harness.cli import main
-from bitproof.harness.commands import prove as command
 from bitproof.harness.errors import TraceError
+from bitproof.harness.powers.proofs import command
 from bitproof.harness.powers.proofs.prover.prove import CaseProof
 from tests.harness.powers.proofs.toy_graphs import compare, randn
 

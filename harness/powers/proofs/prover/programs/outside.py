@@ -187,8 +187,7 @@ def process_state() -> Mapping[str, Any]:
 
 
 def _open_files() -> dict[int, Any]:
-    """The identity, size and offset of each open regular file, and the bytes waiting in each pipe that has both its ends
-    in this process."""
+    """The identity, size and offset of each open regular file, and the waiting bytes of pipes within this process."""
     found: dict[int, Any] = {}
     pipes: dict[int, tuple[int, int]] = {}
     try:

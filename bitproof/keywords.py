@@ -55,7 +55,7 @@ class _Search(_OneCase, _Where, total=False):
 class LocalizeSettings(_Search, total=False):
     """The keywords of `bitproof.localize` and of `bitproof.bisect`."""
 
-    no_verify: bool
+    verify: bool
     timeout: float
     explain_timeout: float
 

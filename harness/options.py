@@ -249,17 +249,8 @@ class RunOptions:
         CHECKS,
         "Compare every operator call of an EQUAL case: values that the reference never had make it DIFFERENT.",
     )
-    verify: bool = settings(
-        True,
-        option(
-            "--no-verify",
-            CHECKS,
-            "Do not verify a cause by running the step again with values exchanged at the call to blame.",
-            kind=bool,
-            default=False,
-        ),
-        read=lambda no_verify: not no_verify,
-        tell=lambda verify: {"no_verify": not verify},
+    verify: bool = setting(
+        False, "--verify", CHECKS, "Verify a cause: run the step again with values exchanged at the blamed call."
     )
     checks: tuple[str, ...] = setting(
         (),

@@ -28,7 +28,7 @@ _OPTIONS = (
     "extra_passes",
     "timeout",
     "explain_timeout",
-    "no_verify",
+    "verify",
 )
 
 

@@ -135,7 +135,7 @@ UNTOLD = {
     "precompiled": None,
     "trust_compiled": False,
     "jobs": 1,
-    "verify": True,
+    "verify": False,
 }
 """How cases run where nothing is said of it."""
 

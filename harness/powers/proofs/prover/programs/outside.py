@@ -7,9 +7,10 @@ never happens. Files that imports and compilers write for the program are exempt
 
 Example: a step that counts its calls in a file is refused at `open(path, "w")`.
 
-Nothing announces writes to a file that is already open, so the open files are compared; those of the standard streams
-are not, as a program may print. `torch.save` and safetensors open files outside of Python: their writers are patched
-meanwhile. A file that another library opens outside of Python, as Arrow does, is not seen.
+Nothing announces writes to a file that is already open, so the open files are compared. Those of the standard streams
+are not, as a program may print, nor files that a parent process has open, too. `torch.save` and safetensors open files
+outside of Python: their writers are patched meanwhile. A file that another library opens outside of Python, as Arrow
+does, is not seen.
 """
 
 from __future__ import annotations
@@ -201,10 +202,30 @@ def _open_files() -> dict[int, Any]:
                 found[number] = facts.st_dev, facts.st_ino, facts.st_size, os.lseek(number, 0, os.SEEK_CUR)
             elif stat.S_ISFIFO(facts.st_mode):
                 pipes[number] = facts.st_dev, facts.st_ino
-    streams = {found[x][:2] for x in (0, 1, 2) if x in found}
-    found = {number: facts for number, facts in found.items() if facts[:2] not in streams}
+    others = {found[x][:2] for x in (0, 1, 2) if x in found} | _files_of_ancestors()
+    found = {number: facts for number, facts in found.items() if facts[:2] not in others}
     own = [number for number, facts in pipes.items() if [*pipes.values()].count(facts) > 1]
     return found | {number: (*pipes[number], fcntl.ioctl(number, termios.FIONREAD, bytes(4))) for number in own}
+
+
+def _files_of_ancestors() -> set[tuple[int, int]]:
+    """Device and inode of each file that a parent process has open, too: it may write there at any time.
+
+    For example, a shell that redirects the output of a test runner, whose workers inherit the log.
+    """
+    found: set[tuple[int, int]] = set()
+    process = os.getppid()
+    while process > 0:
+        with suppress(OSError):  # another user's
+            for number in os.listdir(folder := f"/proc/{process}/fd"):
+                with suppress(OSError):
+                    facts = os.stat(f"{folder}/{number}")
+                    found.add((facts.st_dev, facts.st_ino))
+        try:
+            process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            break
+    return found
 
 
 def _mask_of_new_files() -> str | None:

@@ -31,7 +31,7 @@ def test_names_and_families_choose_rows_and_others_are_refused():
 def test_a_listed_row_says_what_a_case_needs_for_it():
     [line] = list_faults(choose(["counts-not-summed-over-ranks"]))
     assert line == (
-        "counts-not-summed-over-ranks (moe): each rank balances by its own tokens "
+        "counts-not-summed-over-ranks (moe): each rank balances by its own tokens only "
         "[a model with experts; 2 ranks or more]"
     )
 

@@ -36,7 +36,6 @@ for number, action in (
 ROOT = Path(__file__).parent.parent
 # What traces whole steps, or computes as long: some seconds a test, where the others take a hundredth of one.
 TRACES = (
-    "tests/harness/commands/test_prove.py",
     "tests/harness/graph/hazards/test_planted.py",
     "tests/harness/graph/passes/",
     "tests/harness/graph/backend/test_backends.py",

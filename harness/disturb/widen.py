@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from bitproof.harness.torch_operators import overload_of, schema_of
 from bitproof.harness.within_user_code import refusing, theirs
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def _read(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
 
     from bitproof.harness.torch_compat import tree_leaves, tree_map_only
 
-    aliases = {argument.name: argument.alias_info for argument in function._schema.arguments}
+    aliases = {argument.name: argument.alias_info for argument in schema_of(function).arguments}
     given = dict(zip(aliases, args, strict=False)) | kwargs
     found = {
         name: x if aliases[name] else tree_map_only(torch.Tensor, lambda x: x.to(_wide_dtype(x.dtype)), x)
@@ -147,15 +148,15 @@ def _draw(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     from bitproof.harness.graph.operators import row_of
 
     first = args[0] if args and isinstance(args[0], torch.Tensor) else None
-    if first is not None and function._overloadname in row_of(function).overwrites:
+    if first is not None and overload_of(function) in row_of(function).overwrites:
         if first.dtype != torch.float64:
             return theirs(function, *args, **kwargs)
         return first.copy_(theirs(function, torch.empty_like(first, dtype=torch.float32), *args[1:], **kwargs))
-    if function._schema.name in ("aten::bernoulli", "aten::multinomial"):
+    if schema_of(function).name in ("aten::bernoulli", "aten::multinomial"):
         found = theirs(function, args[0].float(), *args[1:], **kwargs)
         return found.double() if found.is_floating_point() else found
     asked = kwargs.get("dtype") or (first.dtype if first is not None else torch.float64)
-    is_float = asked == torch.float64 and not function._schema.name.startswith(("aten::randint", "aten::randperm"))
-    if is_float and any(argument.name == "dtype" for argument in function._schema.arguments):
+    is_float = asked == torch.float64 and not schema_of(function).name.startswith(("aten::randint", "aten::randperm"))
+    if is_float and any(argument.name == "dtype" for argument in schema_of(function).arguments):
         return theirs(function, *args, **{**kwargs, "dtype": torch.float32}).double()
     return theirs(function, *args, **kwargs)

@@ -174,7 +174,7 @@ def replaced(values: Any, others: dict[int, Any]) -> Any:
         return others.get(id(values), values)
     if isinstance(values, dict):
         return {name: replaced(value, others) for name, value in values.items()}
-    if isinstance(values, (tuple, list)) and not hasattr(values, "_fields"):
+    if isinstance(values, list) or type(values) is tuple:
         return type(values)(replaced(value, others) for value in values)
     return values
 

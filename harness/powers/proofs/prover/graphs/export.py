@@ -426,7 +426,7 @@ def _target(node: Node) -> Any:
     """
     if node.target is _TRANSPOSES and isinstance(source := node.args[0], Node):
         is_new = isinstance(source.target, OpOverload) and all(
-            x.alias_info is None for x in (*source.target._schema.arguments, *source.target._schema.returns)
+            x.alias_info is None for x in (*schema_of(source.target).arguments, *schema_of(source.target).returns)
         )
         order = {each: place for place, each in enumerate(node.graph.nodes)} if is_new else {}
         if is_new and all(order[user] <= order[node] for user in source.users):

@@ -62,6 +62,9 @@ MOST_BYTES = 80_000_000
 Token = Any
 """An object's content as comparable data: exact numbers and texts, the kind and length of a container."""
 
+_CachedFunction = type(functools.lru_cache(len))
+"""The class of functions that `functools.lru_cache` makes."""
+
 
 class Reached:
     """The objects reached from `roots`, in a fixed order. `known` maps ids of tensors to their names, used as paths.
@@ -158,7 +161,7 @@ def _token(x: Any) -> Token:
             return "logger", len(x.handlers), len(x.filters), {key: y for key, y in known.items() if y is not None}
         case _ if isinstance(x, _LOCKS):
             return "lock", repr(x)
-        case functools._lru_cache_wrapper() if not _is_atom(x):
+        case _CachedFunction() if not _is_atom(x):
             return "cache", None
         case types.FunctionType():
             told = {key: plain_token(value) for key, value in x.__annotations__.items()}
@@ -176,7 +179,7 @@ def _is_atom(x: Any) -> bool:
     """Whether an object is neither copied nor inspected: code, files, and objects that a process has only one of."""
     if isinstance(x, types.FunctionType):
         return not (x.__closure__ or x.__defaults__ or x.__kwdefaults__ or vars(x)) or is_of_compiler(x)
-    if isinstance(x, functools._lru_cache_wrapper):
+    if isinstance(x, _CachedFunction):
         return not is_users_file(getattr(getattr(x, "__wrapped__", None), "__code__", _OF_NOBODY).co_filename)
     if isinstance(x, _BOUND):
         of = x.__self__
@@ -229,7 +232,7 @@ def _children(place: str, x: Any, known: Mapping[int, str]) -> Iterator[tuple[st
         case _ if isinstance(x, _BOUND):
             yield f"{place} self", x.__self__
             return
-        case functools._lru_cache_wrapper():
+        case _CachedFunction():
             yield f"{place} function", x.__wrapped__
             yield from ((f"{place} result {i}", y) for i, y in enumerate(_results(x)))
             return
@@ -611,7 +614,7 @@ def _named(function: types.FunctionType) -> Iterator[tuple[str, Any, bool]]:
             modules[id(value)] = name, value
         elif (name in names and name in space) or _is_container(name, value):
             yield name, value, True
-        if "cache_info" in names and isinstance(value, functools._lru_cache_wrapper):
+        if "cache_info" in names and isinstance(value, _CachedFunction):
             yield f"{name}.cache_info()", [*value.cache_info()], True
     if by_text:
         modules |= {id(x): (name, x) for name, x in [*sys.modules.items()] if _is_users_module(name)}

@@ -249,6 +249,7 @@ def test_a_count_in_a_list_is_told_of_the_next_step():
     assert found.induction.reason == "the step changes what is no tensor: optimizer 0 count[0]"
 
 
+@pytest.mark.filterwarnings("ignore:`torch.distributed.reduce_op` is deprecated")  # vars(torch) leads to it
 def test_a_second_step_that_is_another_is_refused():
     """Nothing that the first changes shows what the second does: it is seen where it runs.
 

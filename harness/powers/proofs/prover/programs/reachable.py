@@ -623,6 +623,7 @@ def _named(function: types.FunctionType) -> Iterator[tuple[str, Any, bool]]:
         name, module = waiting.pop()
         is_users = is_users_file(str(getattr(module, "__file__", None) or _INSTALLED[0]))
         is_users = is_users or _is_users_module(module.__name__)
+        is_users = is_users and type(module) is types.ModuleType  # torch.ops.aten says that its file is _ops.py
         if not is_users and type(module) is types.ModuleType:  # others, as torch.ops.aten, look names up when asked
             yield name, module, False
         for key in sorted({*names, *(vars(module) if is_users and by_text else ())}):

@@ -108,7 +108,8 @@ def places() -> set[str]:
 def options() -> dict[str, set[str]]:
     """Each command's options."""
     load_commands([])
-    commands = get_command(app).commands  # type: ignore[attr-defined]
+    program = get_command(app)
+    commands = {"": program, **program.commands}  # type: ignore[attr-defined]
     return {
         name: {"--help"} | {each for param in command.params for each in (*param.opts, *param.secondary_opts)}
         for name, command in commands.items()

@@ -1,9 +1,11 @@
-"""The commands of powers, each loaded only when it is called, or when help lists all commands."""
+"""The commands of powers, each loaded only when it is called, or when help or a misspelled name needs all commands."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+
+from bitproof.harness.cli.app import app
 
 COMMANDS = {
     "prove": "bitproof.harness.powers.proofs.cli",
@@ -14,7 +16,12 @@ COMMANDS = {
 
 
 def load_commands(words: Sequence[str]) -> None:
-    """Declare the command that these words call; all commands if the words call none by name, e.g. `--help`."""
+    """Declare the command that these words call; all commands if the words call none by name.
+
+    For example, `--help` lists them all, and `prov` is answered with "Did you mean 'prove'?".
+    """
     called = words[0] if words else ""
-    for name in [called] if called in COMMANDS else COMMANDS if called.startswith("-") or not called else ():
+    if called in {command.name for command in app.registered_commands}:
+        return
+    for name in [called] if called in COMMANDS else COMMANDS:
         importlib.import_module(COMMANDS[name])

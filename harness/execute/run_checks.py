@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 def with_findings(result: CaseResult, run: CaseRun, options: RunOptions) -> CaseResult:
     """The result with the finding of each active check that judges a case with this verdict."""
     for check in options.active:
-        if (
-            check.judges(result.verdict)
-            and (finding := judged(check, evidence_of(result, run, options, check.name))) is not None
-        ):
+        if (finding := judged(check, evidence_of(result, run, options, check.name))) is not None:
             result = replace(result, checks=result.checks | {check.name: finding})
     return result
 
@@ -67,8 +64,13 @@ def evidence_of(result: CaseResult, run: CaseRun, options: RunOptions, name: str
 
 
 def judged(check: Check, evidence: Evidence) -> Finding | None:
-    """A check's finding. A finding that could not be written, or an object of another type, counts as not judged."""
+    """A check's finding, if it judges a case with this verdict.
+
+    A finding that could not be written, or an object of another type, counts as not judged.
+    """
     try:
+        if not check.judges(evidence.result.verdict):
+            return None
         found = check.judge(evidence)
         if not isinstance(found, Finding | None):
             return Finding(unjudged=f"judge returned {type(found).__name__}, neither a Finding nor None")

@@ -22,10 +22,6 @@ POWERS = {
     "proofs": (
         "harness/powers/proofs/",
         "harness/certificate_checker.py",
-        "harness/cli/prove.py",
-        "harness/cli/check_certificate.py",
-        "harness/commands/prove",
-        "harness/commands/check_certificate.py",
     ),
     "fault catalogue": (
         "harness/disturb/faults/",

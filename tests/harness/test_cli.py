@@ -86,6 +86,12 @@ def test_an_expression_that_is_nearly_a_case_is_answered_with_it(capsys):
     assert said.endswith("\n  expected: moe_seq or moe_batch\n  found: -k 'moe_sec'\n  fix: did you mean moe_seq?\n")
 
 
+@pytest.mark.parametrize(("word", "meant"), [("prov", "prove"), ("sensitivty", "sensitivity"), ("lst", "list")])
+def test_a_misspelled_command_is_answered_with_the_command_of_a_power_too(capsys, word, meant):
+    assert main([word]) == 2
+    assert f"No such command '{word}'. Did you mean '{meant}'?" in capsys.readouterr().err
+
+
 def test_list_shows_the_systems_that_have_a_name_of_their_own(capsys, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     install(tmp_path, "mine", "[bitproof.systems]\nmy_loop = mine.loop:make\n")

@@ -6,6 +6,7 @@ import json
 import textwrap
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,7 @@ from bitproof.harness.checks import shipped
 from bitproof.harness.cli import main
 from bitproof.harness.errors import UsageError
 from bitproof.harness.execute.run_checks import judged
-from bitproof.harness.records import Finding, Report, Sentence, Table
+from bitproof.harness.records import Finding, Report, Sentence, Table, Verdict
 from bitproof.harness.report import json as report_json
 from bitproof.harness.report.ci import ci_lines, junit, sarif
 from bitproof.harness.report.html import document
@@ -23,6 +24,7 @@ from bitproof.harness.report.status import exit_status
 from bitproof.harness.report.terminal import print_report
 from tests.harness.reports import case, result
 
+EVIDENCE = SimpleNamespace(result=SimpleNamespace(verdict=Verdict.EQUAL))
 CHECK = """
     from dataclasses import dataclass
     from bitproof import Check, Finding, Table, setting
@@ -123,11 +125,25 @@ def check_that(judge):
     ],
 )
 def test_a_check_that_fails_leaves_the_case_unjudged(judge, found):
-    assert judged(check_that(judge), None).unjudged.startswith(found)
+    assert judged(check_that(judge), EVIDENCE).unjudged.startswith(found)
+
+
+def test_a_check_that_fails_to_say_whether_it_judges_leaves_the_case_unjudged():
+    check = check_that(lambda self, evidence: Finding(brief="fine"))
+    type(check).judges = lambda self, verdict: 1 / 0
+    assert judged(check, EVIDENCE).unjudged.startswith("it raised ZeroDivisionError")
+
+
+def test_a_check_judges_a_failed_case_only_if_it_says_so():
+    check = check_that(lambda self, evidence: Finding(brief="fine"))
+    failed = SimpleNamespace(result=SimpleNamespace(verdict=Verdict.ERROR))
+    assert judged(check, failed) is None
+    type(check).judges = lambda self, verdict: True
+    assert judged(check, failed).brief == "fine"
 
 
 def test_a_check_that_has_nothing_to_say_leaves_nothing():
-    assert judged(check_that(lambda self, evidence: None), None) is None
+    assert judged(check_that(lambda self, evidence: None), EVIDENCE) is None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What to exchange for a cause: which values of the other side stand where, in the candidate and in the reference.
+"""Plan the exchanges for a cause: the values of the other side, and the calls at which they replace a side's own.
 
 1. A call with a counterpart: its outputs, on every rank on which it is blamed.
 2. A call that only the candidate makes: its output becomes what its readers' counterparts read. A reader that is new as
@@ -29,15 +29,15 @@ from bitproof.harness.localize.logs.reference_log import ReferenceLog
 from bitproof.harness.localize.logs.replay import ValueSite
 
 MAX_NEW_CALLS = 12
-"""How many calls in a row may be new between a blamed call and a reader that the reference has."""
+"""The maximum number of new calls in a row between a blamed call and a reader with a counterpart."""
 
 OPAQUE = "opaque"
 
 
 class Swap(NamedTuple):
-    """One exchange of one side: the other side's `value`, of digest `wanted`, in place of `found` at `site`.
+    """An exchange in one side: the other side's `value`, of digest `wanted`, replaces `found` at `site`.
 
-    With `reads`, only if the call then reads inputs of these digests.
+    With `reads`, it takes place only if the call then reads inputs of these digests.
     """
 
     site: ValueSite
@@ -51,7 +51,7 @@ class Swap(NamedTuple):
 
 @dataclass(frozen=True)
 class WrongCall:
-    """One wrong call: the exchanges for it in the candidate, and the reverse ones in the reference."""
+    """A wrong call: its exchanges in the candidate, and the reverse exchanges in the reference."""
 
     rank: int
     call: Call
@@ -61,13 +61,13 @@ class WrongCall:
 
     @property
     def where(self) -> tuple[int, str]:
-        """Its rank, and its place in words: calls that differ in the index alone are shown as one."""
+        """The rank and the call in words: calls that differ only in their index are shown once."""
         return self.rank, str(self.call)
 
 
 @dataclass
 class ExchangePlan:
-    """Exchanges, and why something cannot be exchanged."""
+    """Exchanges, and the reasons why values cannot be exchanged."""
 
     groups: list[WrongCall] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -75,14 +75,14 @@ class ExchangePlan:
 
 @dataclass
 class _Draft:
-    """The exchanges for one call, as they are found."""
+    """The exchanges for a call, while they are collected."""
 
     candidate: list[Swap] = field(default_factory=list)
     reference: list[Swap] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def add(self, other: _Draft) -> None:
-        """Take in those of another call."""
+        """Add the exchanges of another call."""
         self.candidate += other.candidate
         self.reference += other.reference
         self.problems += other.problems
@@ -92,7 +92,7 @@ Wrong = frozenset[tuple[str, str]]
 """The arguments in which a call differs from its counterpart, the candidate's first: numbers, words and constants."""
 
 LEADS_NOWHERE = "abandons", "discards", "misplaces"
-"""The defects of a call whose own output is right, or never there: values are exchanged where it should be read."""
+"""Defects of calls whose own output is right or missing: values are exchanged at the calls that should read it."""
 
 
 def plan_of(
@@ -103,7 +103,7 @@ def plan_of(
 ) -> ExchangePlan:
     """All exchanges for a cause. `differing` has the digests of the records that differ, by rank.
 
-    At the sites `blocked` values of another type stand: there what their readers give is exchanged.
+    The sites `blocked` have values of another dtype or shape: the outputs of their readers are exchanged instead.
     """
     plan, taken, right = ExchangePlan(), set[tuple[int, int | None, int | None]](), dict[ValueSite, str]()
     pairs = {rank: list(found) for rank, found in differing.items()}
@@ -127,7 +127,7 @@ def plan_of(
 
 
 def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int | None) -> _Draft:
-    """The exchanges for one call, whatever is wrong with it."""
+    """The exchanges for a call, by its kind of defect."""
     if mine is not None and culprit.how not in LEADS_NOWHERE:
         if theirs is None or readers.is_blocked(mine):
             return readers.of_new(mine)
@@ -136,7 +136,7 @@ def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int 
 
 
 Sites = list[tuple[int, int | None, int | None]]
-"""Ranks, each with a call of the candidate and its counterpart, as far as there are such."""
+"""A rank, the index of a candidate's call and of its counterpart; None for a call that a side lacks."""
 
 
 def _sites(culprit: Culprit, logs: Sequence[CandidateLog]) -> Sites:
@@ -183,14 +183,14 @@ def _alike(culprit: Culprit, logs: Sequence[CandidateLog]) -> Sites:
 
 
 def _is_alike(call: Call, blamed: Call) -> bool:
-    """Whether a call is one like the blamed call, or its backward."""
+    """Whether a call has the blamed call's operator and numbers, or is its backward."""
     if call.operator == blamed.operator:
         return call.scalars == blamed.scalars
     return call.operator.endswith("_backward") and family_of(call.operator) == family_of(blamed.operator)
 
 
 def _reads_right(log: CandidateLog, mine: int | None) -> bool:
-    """Whether all that a call reads are values that the reference has, from calls that agree with it."""
+    """Whether the reference has all inputs of a call, from calls that agree with their counterparts."""
     return mine is not None and log.reads_right_values(mine) and not log.bad_producers(mine)
 
 
@@ -201,9 +201,9 @@ def _has(log: CandidateLog, mine: int, theirs: int, wrong: Wrong) -> bool:
 def _only_if_right(
     draft: _Draft, log: CandidateLog, rank: int, mine: int | None, theirs: int | None, right: Mapping[ValueSite, str]
 ) -> _Draft:
-    """The exchanges of one more call, which take place only if the call then reads what it should.
+    """The exchanges of a further call, each only if the call then reads its right inputs.
 
-    So no exchange hides a defect that is upstream of it. Empty if it is not known what the call should read.
+    So no exchange hides a defect upstream. Empty if the right inputs are not known.
     """
     if mine is None:
         given = log.reference.log[theirs or 0].inputs
@@ -222,7 +222,7 @@ def _only_if_right(
 
 
 def _expecting(swap: Swap, log: CandidateLog, given: Sequence[str]) -> Swap | None:
-    """An exchange at the reader of a missing call, which reads what that call should read."""
+    """An exchange at the reader of a missing call, if the reader still has the missing call's input."""
     other = counterpart(log, swap.site.call)
     if other is None or not given or not swap.site.is_input:
         return None
@@ -234,9 +234,9 @@ def _expecting(swap: Swap, log: CandidateLog, given: Sequence[str]) -> Swap | No
 def _right_inputs(
     log: CandidateLog, rank: int, mine: int, theirs: int | None, right: Mapping[ValueSite, str]
 ) -> tuple[str, ...] | None:
-    """What a call of the candidate reads if nothing before it is wrong; None where that is not known.
+    """The inputs of a candidate's call if no earlier call is wrong; None if they are not known.
 
-    `right` has the values that other calls will give.
+    `right` has the values that planned exchanges put in place.
     """
     call = log.log[mine]
     if theirs is not None:
@@ -265,7 +265,7 @@ def _right_inputs(
 
 
 def counterpart(log: CandidateLog, index: int) -> int | None:
-    """The reference's call at the place and turn of a call, or else by value; None for a call that it has not."""
+    """The reference's call of the same module, direction and occurrence, or else by value; None if it has none."""
     if (there := log.counterpart(index, log.reference)) is not None:
         return there
     if same := log.reference.alike(log.log[index]):
@@ -300,7 +300,7 @@ def _unlike(log: CandidateLog, mine: int, theirs: int) -> Wrong:
 
 
 def _constants(log: CandidateLog, mine: int, theirs: int) -> list[int]:
-    """The inputs that no call computes on either side, and that differ: a number in the code arrives as a tensor."""
+    """The differing inputs that no call computes on either side. For example, a number in the code becomes a tensor."""
     sides = [side.log[at].inputs for side, at in ((log, mine), (log.reference, theirs))]
     given = log.log[mine].producers, log.reference.log[theirs].producers
     count = min(map(len, (*sides, *given)))
@@ -312,7 +312,7 @@ def _constants(log: CandidateLog, mine: int, theirs: int) -> list[int]:
 
 
 def _of_counterparts(log: CandidateLog, rank: int, mine: int, theirs: int) -> _Draft:
-    """The outputs of a call and its counterpart that differ, each in place of the other."""
+    """Exchange each differing output of a call with its counterpart's."""
     call, partner, plan = log.log[mine], log.reference.log[theirs], _Draft()
     if len(call.outputs) != len(partner.outputs):
         told = f"{call} gives {len(call.outputs)} values, and its counterpart {len(partner.outputs)}"
@@ -326,7 +326,7 @@ def _of_counterparts(log: CandidateLog, rank: int, mine: int, theirs: int) -> _D
 
 
 def _checked(plan: _Draft) -> _Draft:
-    """Without what has no bytes to exchange."""
+    """The draft, or its problem if a value has no bytes of its own, such as a sparse tensor."""
     has_none = [swap for swap in (*plan.candidate, *plan.reference) if OPAQUE in (swap.found, swap.wanted)]
     if has_none:
         told = f"{has_none[0].operator} gives a tensor without bytes of its own, such as a sparse one"
@@ -337,7 +337,7 @@ def _checked(plan: _Draft) -> _Draft:
 class _Readers:
     """The readers of one rank's calls, on both sides; `pairs` are the digests of the rank's records that differ.
 
-    `passed` are the calls whose readers were looked for, as what they give cannot be exchanged.
+    `passed` are the calls whose readers are exchanged, since their own outputs cannot be.
     """
 
     def __init__(
@@ -349,7 +349,7 @@ class _Readers:
         self.passed = set[int]()
 
     def is_blocked(self, index: int) -> bool:
-        """Whether values of another type stand where a call's outputs are."""
+        """Whether a call's outputs have another dtype or shape than the other side's."""
         return index in self.blocked
 
     def of_new(self, index: int, depth: int = 0) -> _Draft:
@@ -403,7 +403,7 @@ class _Readers:
         return _checked(plan)
 
     def _of_readers(self, index: int, depth: int) -> _Draft:
-        """Exchanges of what the readers of a call give. Their other inputs must be right, or more would be hidden."""
+        """Exchange the outputs of a call's readers. Their other inputs must be right: no second defect may be hidden."""
         plan = _Draft()
         self.passed.update((index, *self._with_it(index)))
         for reader in dict.fromkeys(reader for reader, _ in _readers(self.log.log, self.log.given, index)):
@@ -422,7 +422,7 @@ class _Readers:
         return plan
 
     def _with_it(self, index: int) -> list[int]:
-        """Calls that are wrong together with one: of other tensors of a list, or of the other chunk."""
+        """Calls with the same defect at the same place: for other tensors of a list, or for the other chunk."""
         blamed, right = self.log.log[index], self.log.reference.values
         kind = blamed.operator, blamed.place[:2]
         alike = [i for i, call in enumerate(self.log.log) if (call.operator, call.place[:2]) == kind]
@@ -452,14 +452,14 @@ class _Readers:
         return _checked(plan)
 
     def _of_join(self, mine: int, theirs: int) -> _Draft:
-        """Exchanges of what a call gives that is not given all that it should be, or in another type."""
+        """Exchange the outputs of a call that lacks an input, or gets it in another dtype."""
         call = self.log.log[mine]
         if set(call.inputs) <= self.log.reference.values:
             return _of_counterparts(self.log, self.rank, mine, theirs)
         return _Draft(problems=[f"{call} also reads another value that is wrong"])
 
     def _counterpart_here(self, reader: int) -> int | None:
-        """The candidate's call that stands for a call of the reference."""
+        """The candidate's counterpart of a call of the reference."""
         reference = self.log.reference
         if (there := reference.counterpart(reader, self.log)) is not None:
             return there
@@ -481,7 +481,7 @@ class _Readers:
 def _readers(
     calls: Sequence[Call], given: Callable[[int], Sequence[int | None]], index: int
 ) -> Iterable[tuple[int, int]]:
-    """The calls that read what a call gave, and at which of their inputs."""
+    """The calls that read an output of a call, and the positions of their inputs."""
     for reader in range(index + 1, len(calls)):
         givers = given(reader)
         if index in givers:
@@ -491,7 +491,7 @@ def _readers(
 
 
 def _source(log: CandidateLog | ReferenceLog, rank: int, index: int, position: int) -> ValueSite:
-    """Where a value that a call reads can be had: as the output that it is, or else as this call's input."""
+    """The site of an input's value: the output of the call that computes it, or else this input itself."""
     call, giver = log.log[index], log.given(index)[position] if position < len(log.given(index)) else None
     value = call.inputs[position]
     if giver is not None and value in log.log[giver].outputs:

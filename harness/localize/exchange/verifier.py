@@ -1,15 +1,18 @@
 """Verify a cause by exchange: run the step again with the other side's value where the blamed call is wrong.
 
-1. The candidate's step runs with the reference's value in place of what the blamed call computes. If all records of the
-   step then equal the reference's, nothing else is wrong.
-2. If some still differ, the exchange stays, and the call to blame is looked for again, in the log of that run: the
+1. The candidate's step runs with the reference's value in place of the blamed call's output. If all records of the step
+   then equal the reference's, nothing else is wrong.
+2. If some records still differ, the exchange stays, and the log of that run is searched for the next call to blame: the
    backward call of the same cause, or an independent cause. At most `MAX_ROUNDS` runs.
-3. If there are several causes, the step runs without each of them: one that is not needed is dropped.
-4. The reference's step runs with the candidate's values there. If it then gives the candidate's records, these values
-   explain all of them.
+3. If there are several causes, the step runs without each of them: a cause that is not needed is dropped.
+4. The reference's step runs with the candidate's values at the same calls. If it then computes the candidate's records,
+   these values explain the whole difference.
 
-A call is no cause if it reads a value that the reference does not have: an earlier one is wrong. Nothing is verified if
-a run does not repeat what the run before computed up to the exchange.
+A call is no cause if it reads a value that the reference does not have: an earlier call is wrong. Nothing is verified
+if a run does not repeat the values of the run before, up to the exchange.
+
+Example: `mul` scales by 0.25, the reference by 0.125. With the reference's output of `mul`, all 44 tensors of the step
+are equal; with the candidate's, the reference computes the candidate's 44 tensors: verified.
 """
 
 from __future__ import annotations
@@ -54,22 +57,25 @@ from bitproof.harness.localize.logs.replay import (
 from bitproof.harness.records import Key, OtherCause, Recording, Role, Verification
 
 MAX_ROUNDS = 8
-"""How many runs with exchanged values look for more that is wrong."""
+"""The maximum number of runs with exchanged values that search for causes."""
 
 MAX_CALLS_SHOWN = 6
 
 _OTHER_CALLS = "adds", "lacks", "reads"
-"""The defects of a forward call that autograd follows with other calls in backward."""
+"""Defects of a forward call that change the backward calls which autograd derives from it."""
 
 _FIRST_NUMBER = 20
-"""The number of the first of these replays; other replays of a search have smaller ones."""
+"""The number of the first of these replays; other replays of a search have smaller numbers."""
 
 Differing = Mapping[int, Sequence[tuple[str, str]]]
 
 
 @dataclass
 class _Cause:
-    """One cause: the first call that is wrong, the exchanges for it and its like, and what they account for."""
+    """A cause: its first wrong call, and the exchanges for all calls with the same defect.
+
+    `accounts` is the number of tensors that these exchanges make equal.
+    """
 
     culprit: Culprit
     wrong: Wrong
@@ -77,9 +83,9 @@ class _Cause:
     accounts: int = 0
 
     def has(self, culprit: Culprit, wrong: Wrong) -> bool:
-        """Whether a call that is found later has this very defect: the same wrong argument, or in the same module.
+        """Whether a call that is found later has the same defect: the same wrong argument, module or source line.
 
-        A backward call follows from the forward call of its module. What one line of a program calls is one defect.
+        For example, the backward call of a module belongs to the wrong forward call of that module.
         """
         mine, other = self.culprit.call, culprit.call
         is_there = (mine.place.module, mine.micro_batch) == (other.place.module, other.micro_batch)
@@ -108,7 +114,7 @@ class _Cause:
 
 @dataclass
 class _Run:
-    """What a run with exchanged values left: its calls, its records, and what became of each exchange."""
+    """The result of a run with exchanged values: its calls, its records, and the outcome of each exchange."""
 
     calls: Sequence[Sequence[Call]]
     recording: Recording
@@ -117,7 +123,7 @@ class _Run:
 
 @dataclass
 class Verifier:
-    """Verifies causes for a step, whose calls are in `logs`, left by the first replays in `folder`."""
+    """Verifies causes of a step. `logs` has the calls of the first replays, whose archives are in `folder`."""
 
     recordings: Mapping[Role, Recording]
     folder: Path
@@ -133,9 +139,9 @@ class Verifier:
         self._keys = {role: self._digests(recording) for role, recording in self.recordings.items()}
 
     def verify(self, culprit: Culprit) -> tuple[Culprit, Verification]:
-        """The cause, and what exchanges show of it.
+        """The cause and its verification.
 
-        It is `culprit`, unless that turns out not to be needed and a call that is found after it is.
+        The cause is `culprit`, unless the step becomes right without its exchange and with that of a later call.
         """
         causes, reason, run = list[_Cause](), "", _Run(self.logs["candidate"], self.recordings["candidate"], {})
         try:
@@ -156,7 +162,7 @@ class Verifier:
         return found, told
 
     def _search(self, culprit: Culprit) -> tuple[list[_Cause], str, _Run]:
-        """ValueExchange cause after cause. Returns them, why the search ended early, and the last run that counts."""
+        """Exchange cause after cause. Returns the causes, the reason for an early end, and the last valid run."""
         causes = list[_Cause]()
         run = _Run(self.logs["candidate"], self.recordings["candidate"], {})
         current: Culprit | None = culprit
@@ -195,19 +201,19 @@ class Verifier:
         return causes, "no call explains what still differs", run
 
     def blamed(self, recording: Recording, calls: Sequence[Sequence[Call]]) -> Culprit | None:
-        """The call to blame for what a run of the candidate recorded; None if no call explains it."""
+        """The call to blame for a recording of the candidate; None if no call explains it."""
         pairs = self._pairs(recording)
         rank = next(iter(pairs), None)
         return None if rank is None else find_culprit(self._known, calls, pairs, (rank, pairs[rank][0]))
 
     def _told_twice(self, culprit: Culprit, planned: ExchangePlan, causes: Sequence[_Cause], run: _Run) -> str:
-        """Whether all that is planned was exchanged already, in words."""
+        """The problem if all planned values were exchanged already; empty if there are new ones."""
         leads = [swap.site for group in planned.groups if group.is_lead for swap in group.candidate]
         is_done = bool(leads) and all(site in run.made and run.made[site].done for site in leads)
         return f"{culprit.call} is still wrong, though its values were exchanged" if is_done else ""
 
     def _trouble(self, planned: ExchangePlan, before: _Run, after: _Run, causes: Sequence[_Cause]) -> str:
-        """Why a run shows nothing: an exchange was not made, or what ran before it was not repeated."""
+        """The reason why a run is invalid: an exchange failed, or an earlier call did not repeat. Else empty."""
         leads = [swap for group in planned.groups if group.is_lead for swap in group.candidate]
         failed = [made for swap in leads if not (made := after.made[swap.site]).done]
         if unsteady := [made for made in failed if made.not_done.startswith(UNSTEADY)]:
@@ -226,7 +232,7 @@ class Verifier:
         return ""
 
     def _needed(self, causes: list[_Cause]) -> list[_Cause]:
-        """The causes without which the step does not become right."""
+        """The causes that the step needs: without their exchange it stays wrong."""
         for cause in [*causes] if len(causes) > 1 else ():
             others = [each for each in causes if each is not cause]
             swaps = [swap._replace(found="") for swap in _swaps(others, "candidate")]  # what stands there follows
@@ -235,7 +241,7 @@ class Verifier:
         return causes
 
     def _reversed(self, causes: Sequence[_Cause]) -> bool | None:
-        """Whether the reference gives the candidate's step with the candidate's values; None if some are not there."""
+        """Whether the reference computes the candidate's records with its values; None if some cannot be exchanged."""
         swaps = [self._at_first(swap) for swap in _swaps(causes, "reference")]
         known = [swap for swap in swaps if swap is not None]
         run = self._exchanged("reference", known)
@@ -244,7 +250,7 @@ class Verifier:
         return self._digests(run.recording) == self._keys["candidate"]
 
     def _at_first(self, swap: Swap) -> Swap | None:
-        """An exchange of the reference, with the value that the candidate had before any exchange; None without one."""
+        """An exchange in the reference, with the candidate's value from before any exchange; None if there is none."""
         rank, index, position, is_input = swap.value
         calls = self.logs["candidate"][rank]
         values = (calls[index].inputs if is_input else calls[index].outputs) if index < len(calls) else ()
@@ -258,8 +264,9 @@ class Verifier:
         elif not remaining and reverse is None and not reason:
             reason = "the reverse exchange could not be made"
         calls = causes[0].others if causes else []
+        is_verified = before and not remaining and reverse  # without a difference there is no cause to verify
         return Verification(
-            status="verified" if not remaining and reverse else "in part" if remaining < before else "not verified",
+            status="verified" if is_verified else "in part" if remaining < before else "not verified",
             tensors=len(self._keys["reference"]),
             differing=before,
             remaining=remaining,
@@ -303,7 +310,7 @@ class Verifier:
         )
 
     def _fetch(self, role: Role, sites: Sequence[ValueSite]) -> None:
-        """Have the values of a side at these sites, by a replay of it unless they were kept."""
+        """Get the values of a side at these sites: from its first replay if that kept them, else from a new replay."""
         known = self._values.setdefault(role, {})
         wanted = tuple(dict.fromkeys(site for site in sites if site not in known))
         if not wanted:
@@ -330,7 +337,7 @@ class Verifier:
         return {key: row.digest for rows in by_rank for key, row in rows.items()}
 
     def _wrong(self, recording: Recording) -> set[Key]:
-        """The records of the step that are not the reference's."""
+        """The records of the step that differ from the reference's, missing and extra records included."""
         right, found = self._keys["reference"], self._digests(recording)
         return {key for key in right.keys() | found.keys() if right.get(key) != found.get(key)}
 
@@ -339,7 +346,7 @@ class Verifier:
 
 
 def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
-    """Why the blamed call cannot be the first that is wrong: what it reads is wrong already. Empty if it can be."""
+    """The reason why an earlier call must be wrong: the blamed call reads a wrong value. Else empty."""
     log = logs[culprit.rank]
     if culprit.candidate is None:
         call = log.reference.log[culprit.index]
@@ -366,7 +373,7 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
 
 
 def _has_inputs(log: CandidateLog, index: int) -> bool:
-    """Whether the candidate has what a call of the reference reads, or lacks only calls that lead to it."""
+    """Whether the candidate has the inputs of a call of the reference, or lacks only calls that lead to them."""
     for value, giver in zip(log.reference.log[index].inputs, log.reference.given(index), strict=False):
         if value in log.values or giver is None:
             continue
@@ -376,7 +383,7 @@ def _has_inputs(log: CandidateLog, index: int) -> bool:
 
 
 def _wrong_peer(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
-    """Why a collective cannot be the first call that is wrong: another rank gives it a wrong value. Empty if none."""
+    """The reason why a collective is not to blame: another rank sends a wrong value. Else empty."""
     assert culprit.candidate is not None
     joined = JoinedLogs([log.log for log in logs])
     for rank, index in joined.together((culprit.rank, culprit.candidate)):
@@ -391,9 +398,9 @@ def _wrong_peer(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
 
 
 def _wrong_number(culprit: Culprit, log: CandidateLog) -> str:
-    """Why a number that a call is given is wrong already: it was read out of a tensor, and the reference reads another.
+    """The reason why an earlier call must be wrong: a number argument was read out of a wrong tensor, as by `item()`.
 
-    Empty for a number of the program itself.
+    Empty for a number from the program's own code.
     """
     if culprit.candidate is None or culprit.reference is None:
         return ""
@@ -406,10 +413,10 @@ def _wrong_number(culprit: Culprit, log: CandidateLog) -> str:
 
 
 def unrepeated(calls: Sequence[Call], again: Sequence[Call], exchanged: Collection[int]) -> int | None:
-    """The index of a call that gives something else in a second run of a side, though nothing before it does.
+    """The index of the first call whose output differs between two runs of a side.
 
-    None if there is none up to the first call with an exchanged value, or a collective, which may bring one. Views and
-    inputs do not count: they may show memory that was freed or never filled, which no call computes with.
+    None if there is none before the first call with an exchanged value, or before a collective, which may receive an
+    exchanged value. Views and inputs do not count: they may show freed or uninitialized memory that no call reads.
     """
     for index, (first, second) in enumerate(zip(calls, again, strict=False)):
         is_other = first.operator != second.operator or first.outputs != second.outputs
@@ -428,7 +435,7 @@ def told_of(culprit: Culprit) -> str:
 
 
 def _swaps(causes: Sequence[_Cause], role: Role) -> list[Swap]:
-    """The exchanges of one side for some causes, each site once: one that is made in any case before a conditional."""
+    """A side's exchanges for some causes, once per site: an unconditional exchange wins over a conditional one."""
     groups = sorted((group for cause in causes for group in cause.groups), key=lambda group: not group.is_lead)
     found: dict[ValueSite, Swap] = {}
     for group in groups:

@@ -1,9 +1,9 @@
-"""Values of the other system put in place of what calls compute or read, while a rank's calls are logged.
+"""Replace outputs and inputs of calls by values of the other system, while a rank's calls are logged.
 
-1. An output is written where it is, once it is there: after the call, or after a collective's wait.
-2. An output that shares memory with an argument, as a view does, is returned as other memory of the same strides: what
-   else is in that memory stays.
-3. An input is given to one call alone, as other memory, or is written where it is, for all that read it later.
+1. An output is overwritten in its memory: after the call, or after a collective's wait.
+2. An output that shares memory with an argument, such as a view, is returned in new memory of the same strides: the
+   shared memory stays unchanged.
+3. An input is replaced for this call alone, by new memory, or overwritten in its memory, for all later readers.
 
 A value of another dtype or shape, of another call, or one that cannot be read is not exchanged; `made` says why.
 """
@@ -37,7 +37,7 @@ class Exchanges:
         return bool(self._planned)
 
     def of_inputs(self, call: int, operator: str, read: Sequence[Tensor], written: Sequence[Tensor]) -> dict[int, Any]:
-        """For the inputs of a call that is about to run, other tensors by the identity of those that they stand for."""
+        """Replacements for the inputs of a call that is about to run, by the identity of the replaced tensors."""
         if (call, True) not in self._calls:
             return {}
         owned = {id(tensor) for tensor in written}
@@ -57,7 +57,7 @@ class Exchanges:
         written: Sequence[Tensor],
         reads: tuple[str, ...],
     ) -> dict[int, Any]:
-        """For the outputs of a call that has run, other tensors by the identity of those that they stand for."""
+        """Replacements for the outputs of a call that has run, by the identity of the replaced tensors."""
         if (call, False) not in self._calls:
             return {}
         owned = {id(tensor) for tensor in written}
@@ -81,7 +81,7 @@ class Exchanges:
         keeps: bool = False,
         is_input: bool = False,
     ) -> Tensor:
-        """Make the exchange that is planned for a call's input or output; returns the tensor that has the value.
+        """Make the planned exchange of a call's input or output; returns the tensor with the value.
 
         With `keeps`, the tensor's own memory stays as it is, unless the exchange is one in place.
         """
@@ -104,7 +104,7 @@ class Exchanges:
         return other
 
     def number(self, call: int, operator: str, number: Any, reads: tuple[str, ...]) -> Any:
-        """The number that a call reads out of a tensor, or the other system's."""
+        """The number that a call reads out of a tensor, or the other system's number if its exchange is planned."""
         planned = self._planned.get((call, False, 0))
         held = told_of(number)
         if planned is None or not self._may(planned, held, operator, reads):
@@ -114,7 +114,7 @@ class Exchanges:
         return other
 
     def _may(self, planned: ValueExchange, held: str, operator: str, reads: tuple[str, ...] | None) -> bool:
-        """Whether an exchange is to be made where `held` stands; notes why not."""
+        """Whether the exchange of `held`, the digest at the site, may be made; notes the reason if not."""
         is_right = held == planned.wanted
         if operator != planned.operator:
             self._note(planned, held, f"another call stands there: {operator}, not {planned.operator}")
@@ -134,7 +134,7 @@ class Exchanges:
             self._written.add(planned.wanted)
 
     def _exchanged(self, planned: ValueExchange, tensor: Tensor, beside: bool) -> Tensor:
-        """The tensor, which now has the other system's value, or other memory that has it."""
+        """The tensor with the other system's value written into it, or new memory with the value."""
         value = read_value(archive_of(planned.archives, planned.site.rank), planned.name)
         types = type_of(plain(tensor)), type_of(value)
         if types[0] != types[1]:
@@ -147,7 +147,7 @@ class Exchanges:
         return other if self._digest(other) == planned.wanted else value.to(tensor.device)
 
     def left_out(self) -> list[Exchanged]:
-        """The exchanges whose calls never came."""
+        """The planned exchanges whose calls did not run."""
         come = {(each.site.call, each.site.is_input, each.site.position) for each in self.made}
         missing = [planned.site for key, planned in self._planned.items() if key not in come]
         return [Exchanged(site, False, "the call did not come again") for site in missing]
@@ -159,7 +159,7 @@ UNSTEADY = "it did not repeat what it computed"
 
 
 def told_of(number: Any) -> str:
-    """How a log shows a number that was read out of a tensor."""
+    """The text in a log for a number that was read out of a tensor."""
     return f"number {number!r}"
 
 
@@ -169,7 +169,7 @@ def type_of(tensor: Tensor) -> str:
 
 
 def replaced(values: Any, others: dict[int, Any]) -> Any:
-    """Nested values with other tensors, by the identity of those that they stand for."""
+    """Nested values with tensors replaced, by the identity of the replaced tensors."""
     if isinstance(values, Tensor):
         return others.get(id(values), values)
     if isinstance(values, dict):
@@ -180,7 +180,7 @@ def replaced(values: Any, others: dict[int, Any]) -> Any:
 
 
 def _written(tensor: Tensor, value: Tensor) -> Tensor:
-    """The tensor itself, whose memory now has the value; autograd knows nothing of it."""
+    """Write the value into the tensor's memory, unseen by autograd; returns the tensor."""
     local = plain(tensor)
     with torch.inference_mode(tensor.is_inference()), unsafe_preserve_version_counter(local):
         local.copy_(value)
@@ -188,7 +188,7 @@ def _written(tensor: Tensor, value: Tensor) -> Tensor:
 
 
 def _beside(tensor: Tensor, value: Tensor) -> Tensor:
-    """Other memory with the value, laid out as the tensor: kernels may be chosen by strides."""
+    """New memory with the value, in the tensor's strides: kernels may be chosen by strides."""
     local = plain(tensor)
     if not local.numel():
         return value.to(local.device)
@@ -203,7 +203,7 @@ def _is_apart(tensor: Tensor) -> bool:
 
 
 def sites_of(sites: Iterable[ValueSite]) -> dict[int, list[ValueSite]]:
-    """The inputs among some sites, by call."""
+    """The input sites among some sites, by call."""
     found: dict[int, list[ValueSite]] = {}
     for site in sites:
         if site.is_input:

@@ -403,7 +403,7 @@ class _Readers:
         return _checked(plan)
 
     def _of_readers(self, index: int, depth: int) -> _Draft:
-        """Exchange the outputs of a call's readers. Their other inputs must be right: no second defect may be hidden."""
+        """Exchange the outputs of a call's readers. Their other inputs must be right, so that no defect is hidden."""
         plan = _Draft()
         self.passed.update((index, *self._with_it(index)))
         for reader in dict.fromkeys(reader for reader, _ in _readers(self.log.log, self.log.given, index)):

@@ -16,6 +16,7 @@ A verdict that contradicts its own numbers is worse than none. The rules follow 
 - a case has a single result; NCCL joins GPUs only; no time is negative;
 - a verdict without a control has a remark with the reason, and the remarks that a run's options require are present;
 - each case that was not run requires something that a machine may lack;
+- a cause is verified only if nothing of the step differs any more, and the reverse exchange confirms it;
 - at most all of a step's calls were tried; each detected or blind call was tried, and none is both.
 """
 
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from bitproof.harness.case import PREPARED
 from bitproof.harness.records import (
@@ -35,6 +36,8 @@ from bitproof.harness.records import (
     Report,
     TensorDifference,
     Verdict,
+    Verification,
+    VerificationStatus,
     needs_one_rank,
     required_kinds,
 )
@@ -198,6 +201,11 @@ def _misplaced(result: CaseResult) -> Iterator[Contradiction]:
             yield Contradiction(
                 "first_divergence.elements_differing", f"0 to {found.elements}", found.elements_differing
             )
+    if first.call and (made := first.call.verification):
+        strongest = Verification.strongest(made.differing, made.remaining, made.reverse)
+        known = get_args(VerificationStatus)
+        if known.index(made.status) > known.index(strongest):
+            yield Contradiction("first_divergence.verification.status", f"{strongest}, by its numbers", made.status)
 
 
 def _unfounded_equal(result: CaseResult) -> Iterator[Contradiction]:

@@ -25,6 +25,7 @@ from bitproof.harness.records.divergence import (
     Sample,
     TensorDifference,
     Verification,
+    VerificationStatus,
 )
 from bitproof.harness.records.faults import (
     FaultOutcome,
@@ -157,6 +158,7 @@ __all__ = [
     "TorchCompile",
     "Verdict",
     "Verification",
+    "VerificationStatus",
     "group_keys",
     "needs_one_rank",
     "required_kinds",

@@ -101,20 +101,26 @@ class OtherCause:
     accounts: Count
 
 
+VerificationStatus = Literal["not verified", "in part", "verified"]
+"""How far a cause is verified, the weakest status first."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What happened when the step ran again with the reference's value in place of what the blamed call computes.
+    """The result of running the step again with the reference's value in place of the blamed call's output.
 
-    `tensors` is the number of records of the step on all ranks, `differing` how many differed before, and `remaining`
-    how many still differ with all exchanges. The call itself `accounts` for those that became equal with it alone.
-    `reverse`: whether the reference, with the candidate's value there, gives the candidate's step; None if that did not
-    run. `calls` are further calls of the same cause, `calls_left_out` the number of those that are not listed; `causes`
-    are independent ones. `reason` says what is missing. `runs` is the number of runs with exchanged values.
+    `tensors` is the number of records of the step on all ranks; `differing` of them differed before, and `remaining`
+    still differ with all exchanges. The call itself `accounts` for those that became equal with it alone. `reverse`:
+    whether the reference, with the candidate's value there, computes the candidate's step; None if that did not run.
+    `calls` are further calls of the same cause, without the `calls_left_out` last; `causes` are independent causes.
+    `reason` names the missing evidence. `runs` is the number of runs with exchanged values.
+
+    Example: differing=40, remaining=0, reverse=True is `verified`; remaining=5 is `in part`.
     """
 
     __pydantic_config__ = GROWING
 
-    status: Literal["verified", "in part", "not verified"]
+    status: VerificationStatus
     tensors: Count
     differing: Count
     remaining: Count
@@ -125,6 +131,13 @@ class Verification:
     calls_left_out: Count = 0
     causes: list[OtherCause] = field(default_factory=list)
     runs: Count = 0
+
+    @staticmethod
+    def strongest(differing: int, remaining: int, reverse: bool | None) -> VerificationStatus:
+        """The strongest status that these numbers support. Without a difference there is no cause to verify."""
+        if differing and not remaining and reverse:
+            return "verified"
+        return "in part" if remaining < differing else "not verified"
 
 
 @dataclass(frozen=True, kw_only=True)

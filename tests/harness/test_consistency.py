@@ -13,7 +13,7 @@ from bitproof.harness.commands.merge import merge
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.powers.sensitivity.records import Sensitivity, SensitivityRow
 from bitproof.harness.powers.sensitivity.report import finding_of, measured
-from bitproof.harness.records import ROLES
+from bitproof.harness.records import ROLES, BlamedCall, Divergence, Verification
 from bitproof.harness.report import json as report_json
 from tests.harness.forging import make_recording
 from tests.harness.reports import COMPARED, case, result, write_report, write_shard
@@ -112,6 +112,35 @@ def test_a_different_that_its_own_numbers_contradict_is_refused(tmp_path, change
     with pytest.raises(RecordingError) as error:
         report_json.read(run_dir / "report.json")
     assert (error.value.what, error.value.expected) == (f"report.cases[0].{field} is damaged", expected)
+
+
+VERIFIED = {"status": "verified", "tensors": 9, "differing": 4, "remaining": 0, "accounts": 4, "reverse": True}
+
+
+@pytest.mark.parametrize(
+    ("change", "claims"),
+    [
+        ({}, None),
+        ({"status": "in part"}, None),  # less than the numbers support
+        ({"remaining": 1}, "in part, by its numbers"),
+        ({"reverse": False}, "in part, by its numbers"),
+        ({"reverse": None}, "in part, by its numbers"),
+        ({"differing": 0}, "not verified, by its numbers"),
+        ({"status": "in part", "remaining": 4}, "not verified, by its numbers"),
+    ],
+)
+def test_a_verification_that_claims_more_than_its_numbers_is_refused(tmp_path, change, claims):
+    first = Divergence(
+        step=0, rank=0, kind="grad", name="w", call=BlamedCall(operator="mm", verification=Verification(**VERIFIED))
+    )
+    run_dir = write_report(tmp_path, [result(case(), "DIFFERENT", first_divergence=first)])
+    tamper(run_dir, put("first_divergence", "verification", value=VERIFIED | change))
+    if claims is None:
+        assert report_json.read(run_dir / "report.json").cases
+        return
+    with pytest.raises(RecordingError, match=r"first_divergence\.verification\.status is damaged") as error:
+        report_json.read(run_dir / "report.json")
+    assert error.value.expected == claims
 
 
 FORGED = [

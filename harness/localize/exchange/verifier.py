@@ -264,9 +264,8 @@ class Verifier:
         elif not remaining and reverse is None and not reason:
             reason = "the reverse exchange could not be made"
         calls = causes[0].others if causes else []
-        is_verified = before and not remaining and reverse  # without a difference there is no cause to verify
         return Verification(
-            status="verified" if is_verified else "in part" if remaining < before else "not verified",
+            status=Verification.strongest(before, remaining, reverse),
             tensors=len(self._keys["reference"]),
             differing=before,
             remaining=remaining,

@@ -42,6 +42,18 @@ NEVER = 1000
 FOLDER = tempfile.mkdtemp(prefix="outside-")
 
 
+@pytest.fixture(autouse=True)
+def as_before():
+    """Take back what programs leave in other packages' classes and modules, in this thread and in the arguments."""
+    spaces = [nn.Linear, math, threading.current_thread()]
+    known, words = [{*vars(space)} for space in spaces], [*sys.argv]
+    yield
+    for space, names in zip(spaces, known, strict=True):
+        for name in vars(space).keys() - names:
+            delattr(space, name)
+    sys.argv[:] = words
+
+
 def counted(earlier):
     """A program that is another after `NEVER` calls, where `earlier()` counts those before."""
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bitproof.harness.capture.columns import digests_of, values_of
@@ -168,13 +169,16 @@ class DigestFile:
                     found=f"sha256 {found}",
                     fix="record the system again",
                 )
-            self._file = pq.ParquetFile(
-                self._source, thrift_string_size_limit=_MOST_TEXT, thrift_container_size_limit=_MOST_PARTS
-            )
+            limits = {"thrift_string_size_limit": _MOST_TEXT, "thrift_container_size_limit": _MOST_PARTS}
+            plain = pq.ParquetFile(self._source, **limits)
+            self._schema: pa.Schema = plain.schema_arrow
+            # Text is read as dictionaries: a text of 20 MB in each of a million rows takes 20 MB until it is unpacked.
+            texts = [field.name for field in self._schema if field.type == pa.string()]
+            self._file = pq.ParquetFile(self._source, metadata=plain.metadata, read_dictionary=texts, **limits)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise damaged(path, error) from error
-        if not any(map(self._file.schema_arrow.equals, (*_WITHOUT, _FIRST_COLUMNS))):
-            found = ", ".join(f"{field.name}: {field.type}" for field in self._file.schema_arrow)
+        if not any(map(self._schema.equals, (*_WITHOUT, _FIRST_COLUMNS))):
+            found = ", ".join(f"{field.name}: {field.type}" for field in self._schema)
             expected = ", ".join(f"{field.name}: {field.type}" for field in COLUMNS)
             raise RecordingError(f"{path} has the wrong columns", expected=expected, found=found)
         self.num_rows: int = self._file.metadata.num_rows
@@ -186,17 +190,17 @@ class DigestFile:
         """A row group, or all.
 
         Reads batch by batch: a file's stated size is not trusted, and a dictionary with a single long name makes a
-        small file a huge table. A file that states such a size is refused before that.
+        small file a huge table. Each batch is measured before it is unpacked, so such a table never exists.
         """
         groups = None if group is None else [group]
         try:
             self._refuse_size(self._stated_bytes(groups or range(self.num_groups)))
             batches, num_bytes = [], 0
             for batch in self._file.iter_batches(_BATCH_ROWS, groups, use_threads=False):  # no threads: the host forks
-                batches.append(batch)
-                num_bytes += batch.nbytes
+                num_bytes += _unpacked_bytes(batch)
                 self._refuse_size(num_bytes)
-            table = pa.Table.from_batches(batches, schema=self._file.schema_arrow)
+                batches.append(_unpacked(batch, self._schema))
+            table = pa.Table.from_batches(batches, schema=self._schema)
             for name in OPTIONAL[1:]:
                 if name not in table.column_names:
                     table = table.append_column(COLUMNS.field(name), pa.nulls(len(table), pa.string()))
@@ -218,6 +222,24 @@ class DigestFile:
             raise RecordingError(
                 f"{self.path} is too large in memory", expected=f"{most} bytes at most", found=f"{num_bytes} bytes"
             )
+
+
+def _unpacked_bytes(batch: pa.RecordBatch) -> int:
+    """The size of a batch once its dictionaries are unpacked: 10,000 rows with one text of 20 MB take 200 GB."""
+    return sum(map(_column_bytes, batch.columns))
+
+
+def _column_bytes(column: pa.Array) -> int:
+    if not pa.types.is_dictionary(column.type):
+        return int(column.nbytes)
+    lengths = pc.binary_length(column.dictionary).take(column.indices)
+    return int(pc.sum(lengths).as_py() or 0) + 4 * len(column)  # an offset for each text
+
+
+def _unpacked(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch with texts in place of dictionaries."""
+    columns = [x.dictionary_decode() if pa.types.is_dictionary(x.type) else x for x in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def read_rows(file: DigestFile, manifest: Manifest) -> Recording:

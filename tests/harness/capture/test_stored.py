@@ -138,3 +138,22 @@ def test_a_small_file_that_is_a_huge_table_is_refused(tmp_path, monkeypatch, sta
         monkeypatch.setattr(stored_module.DigestFile, "_stated_bytes", lambda file, groups: 0)
     with pytest.raises(RecordingError, match="is too large in memory"):
         read_recording(tmp_path / "recording")
+
+
+@pytest.mark.parametrize("column", ["name", "digest", "kind", "dtype", "value"])
+def test_one_long_text_in_every_row_is_refused_before_it_is_unpacked(tmp_path, column):
+    """The file has the text once, and unpacked it would be 20 GB."""
+    joined(tmp_path, rows_of(0))
+    path = tmp_path / "recording" / "digests.parquet"
+    rows = 1000
+    table = pa.concat_tables([pq.read_table(path).slice(0, 1)] * rows)
+    long = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array(["n" * 20_000_000]))
+    place = table.schema.get_field_index(column)
+    forged = table.set_column(place, pa.field(column, long.type, nullable=table.schema.field(place).nullable), long)
+    pq.write_table(forged, path, compression="zstd", store_schema=False)
+    assert path.stat().st_size < 1 << 16
+    vouch(tmp_path / "recording")
+    before = pa.default_memory_pool().max_memory()
+    with pytest.raises(RecordingError, match="is too large in memory"):
+        read_recording(tmp_path / "recording")
+    assert pa.default_memory_pool().max_memory() - before < 500 << 20

@@ -17,10 +17,16 @@ OTHER_KINDS := (experts_seq_flex and not regional and not marked) or loop_kept_g
 
 LOCK_UV := uv
 
-.PHONY: lock run abroad wild chaos docs test test-fast test-slow check bench operators cuda-wheel cuda-lane cuda-lane-debug cuda-graphs cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases published faults sensitivity fuzz soak nightly clean
+.PHONY: lock run cases every-case abroad wild chaos docs test test-fast test-slow check bench operators cuda-wheel cuda-lane cuda-lane-debug cuda-graphs cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases published faults sensitivity fuzz soak nightly clean
 
 run: $(VENV)/ready          ## the three cases, 20 steps on 8 ranks, and three that see more; the report goes to reports/latest
 	$(BIN)/bitproof run -k '$(CASES) or $(SIGHT)'
+
+cases: $(VENV)/ready        ## beside those, few cases that have each value of each setting, each of which must get its expected verdict
+	names=$$($(BIN)/python .ci/cover.py) && $(BIN)/bitproof run -j 2 --control when-different $$names
+
+every-case: $(VENV)/ready   ## all other cases but those that take minutes (`make long-cases`)
+	$(BIN)/bitproof run -j 2 --control when-different -k 'not ($(CASES) or $(SIGHT) or $(LONG))'
 
 test: $(VENV)/ready         ## the test suite
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
@@ -120,7 +126,7 @@ sum-orders: $(VENV)/ready   ## which cases see the order of sums over ranks; fai
 # modules compiled in C++, and a placed step compiled.
 LONG := debug or joint_llama3_inductor or flex_marked or autoplace_llama3_inductor
 
-long-cases: $(VENV)/ready   ## the cases that take minutes, which the run on every submission leaves out
+long-cases: $(VENV)/ready   ## the cases that take minutes
 	$(BIN)/bitproof run --control when-different -k '$(LONG)' --report-dir reports/long
 
 published: $(VENV)/ready    ## a model of 16 billion parameters traced, rewritten, proved, placed and precompiled; at debug size ten steps over two nodes of torchrun
@@ -148,7 +154,7 @@ sensitivity: $(VENV)/ready  ## every call of the three cases' steps made wrong b
 	$(BIN)/bitproof sensitivity -k '$(CASES) or $(SIGHT)' --steps 1 --observe '**'
 	$(BIN)/bitproof sensitivity -k '$(CASES)' --limit 0 --steps 1 --every-call
 
-nightly: abroad wild bench fuzz operators soak test-slow cuda-wheel cuda-lane cuda-lane-debug cuda-graphs cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases published faults sensitivity lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
+nightly: abroad wild bench fuzz operators soak test-slow cuda-wheel cuda-lane cuda-lane-debug cuda-graphs cuda-indices cuda-wheel-lane cuda-kernels sum-orders every-case long-cases published faults sensitivity lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
 
 abroad: .venv-abroad/ready  ## trainers of torchtitan, transformers, Accelerate, Lightning and torch's pipelines: verdicts, causes, planted defects
 	.venv-abroad/bin/python tests/abroad/run.py

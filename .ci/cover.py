@@ -1,5 +1,5 @@
-"""Print the cases that every submission runs beside those of `make run`: few, and yet every value that any case gives to
-any setting is in one of them.
+"""Print the cases that every submission runs beside those of `make run`: few, and yet each value that any case gives
+to a setting is in one of them.
 
     $ python .ci/cover.py
     adamw_foreach adamw_fused captured_experts_tp ...

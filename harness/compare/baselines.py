@@ -29,6 +29,7 @@ from bitproof.harness.errors import BitproofError, RecordingError, UsageError, c
 from bitproof.harness.files.folder_names import file_name
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import (
+    OPTIMIZERS,
     Accepted,
     BaselineResult,
     BaselineStatus,
@@ -79,8 +80,8 @@ def environment_of(manifest: Manifest) -> dict[str, Any]:
 
 
 def _without_code(rank: Mapping[str, Any]) -> dict[str, Any]:
-    """A rank's system's description of itself, without the sha256 of its file, which belongs to its code."""
-    return {name: value for name, value in rank.items() if name != "sha256"}
+    """A rank's system's description of itself, without what belongs to its code: a file's sha256, its settings."""
+    return {name: value for name, value in rank.items() if name not in ("sha256", OPTIMIZERS)}
 
 
 def _release_of(machine: MachineFacts) -> dict[str, str]:

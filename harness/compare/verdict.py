@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from bitproof.harness.case import KINDS, Case, Kind
 from bitproof.harness.compare.chunked import unlike_chunks
+from bitproof.harness.compare.differing_settings import differing_settings
 from bitproof.harness.compare.layout_verdict import decide_by_layout, first_beyond, remarks_on, told_without_call
 from bitproof.harness.compare.same_case import contradictions, unlike_digests
 from bitproof.harness.compare.vacuity import compiled_runs, unshown_state, vacuous_runs
@@ -94,6 +95,7 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
         return Comparison(verdict=Verdict.UNVERIFIED, reason=_tell("the recordings are not comparable", reasons))
     from bitproof.harness.compare.evidence import evidence_of  # loads pyarrow
 
+    ranks = reference.manifest.ranks or (), candidate.manifest.ranks or ()
     sides, evidence = {"reference": reference, "candidate": candidate}, evidence_of(reference, candidate, case)
     gaps, first, differing = evidence.gaps, evidence.first, evidence.differing
     return Comparison(
@@ -117,6 +119,7 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
             *evidence.shown.vacuous_tensors(),
             *(told for side in sides for told in compiled_runs(side, sides[side].manifest)),
             *(told for side in sides for told in unshown_state(side, sides[side].manifest)),
+            *(differing_settings(*ranks, first.key.step) if first else ()),
         ),
     )
 

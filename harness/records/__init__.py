@@ -39,6 +39,7 @@ from bitproof.harness.records.partition import Partition
 from bitproof.harness.records.placed import Placed, PlacedTensor
 from bitproof.harness.records.recording import (
     CHANGED,
+    OPTIMIZERS,
     REQUIRED_KINDS,
     ROLES,
     Accepted,
@@ -92,6 +93,7 @@ __all__ = [
     "CHANGED",
     "MAX_DIFFERING",
     "NO_CALL",
+    "OPTIMIZERS",
     "REQUIRED_KINDS",
     "ROLES",
     "SCHEMA",

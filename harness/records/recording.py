@@ -34,6 +34,11 @@ CHANGED = "@changed"
 record."""
 
 
+OPTIMIZERS = "optimizers"
+"""The entry of `Manifest.ranks` with the settings of a trainer's optimizers, as `systems.optimizer_settings` writes
+it."""
+
+
 class Key(NamedTuple):
     """The full name of a recorded tensor. Two records pair only if all four parts are equal."""
 

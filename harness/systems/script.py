@@ -75,8 +75,8 @@ class WatchedScript(WatchedLoop):
         self._running: list[Optimizer] = []
 
     def manifest(self) -> dict[str, Any]:
-        """The hash of the text that ran."""
-        return {"sha256": hashlib.sha256(self._code).hexdigest()}
+        """The hash of the text that ran, and the settings of its optimizers."""
+        return super().manifest() | {"sha256": hashlib.sha256(self._code).hexdigest()}
 
     def take_steps(self, num_steps: int, taking: Callable[[int], AbstractContextManager[Observe]]) -> None:
         """Run the script for so many optimizer steps. Raises RecordingError if it ends earlier."""

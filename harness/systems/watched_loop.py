@@ -171,7 +171,7 @@ class _Steps:
         self._shown = self.open.enter_context(self._taking(self.index))
         self._observe: Observe = self._loop.placing(self._shown)
         self._stepped, self._losses = [], []
-        self._loop.begin_step()
+        self._loop.begin_step(self.index)
 
     @refusing()
     def keep_loss(self, root: Tensor) -> None:

@@ -30,9 +30,10 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from bitproof.harness.errors import RecordingError, UsageError
-from bitproof.harness.records import CHANGED
+from bitproof.harness.records import CHANGED, OPTIMIZERS
 from bitproof.harness.systems.bare_names import bare_tensors
 from bitproof.harness.systems.kept_beside import KeptBeside, joined_values, tensor_of
+from bitproof.harness.systems.optimizer_settings import SettingsLog
 from bitproof.harness.within_user_code import refusals_raised, refusing, theirs
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class WatchedStep:
         self.independent_ranks = False
         self._step = step
         self.watched_optimizers = optimizers
+        self._settings = SettingsLog()
         self.holders: list[Any] = []
         """Objects that wrap watched optimizers, such as Lookahead around another optimizer."""
         self.watch_models(models)
@@ -121,9 +123,9 @@ class WatchedStep:
         self.models = models
         self._prefixes = _prefixes(models)
 
-    def begin_step(self) -> None:
+    def begin_step(self, index: int = 0) -> None:
         """Forget the step before."""
-        self.is_before_step = True
+        self.is_before_step, self._index = True, index
         self._seen = list(self.watched_optimizers)
         self._beside = {id(each): KeptBeside(each, self._seen, self.models) for each in (*self._seen, *self.holders)}
 
@@ -148,6 +150,10 @@ class WatchedStep:
 
         return placed
 
+    def manifest(self) -> dict[str, Any]:
+        """The settings of its optimizers."""
+        return {OPTIMIZERS: self._settings.entries}
+
     def _named_models(self) -> Iterator[tuple[str, nn.Module]]:
         return zip(self._prefixes, self.models, strict=True)
 
@@ -162,7 +168,7 @@ class WatchedStep:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         observe = self.placing(observe)
-        self.begin_step()
+        self.begin_step(index)
         with ExitStack() as stack:
             stack.callback(register_optimizer_step_pre_hook(lambda optimizer, *_: self.note(optimizer)).remove)
             # Register now, so that our hook runs after the trainer's.
@@ -206,6 +212,8 @@ class WatchedStep:
             if self.is_before_step:
                 self.is_before_step = False
                 self._show_buffers("before_optimizer", observe)
+            names = {id(parameter): name for name, parameter in self._held_by(optimizer)}
+            self._settings.note(self._index, self._number(optimizer), optimizer, names)
             for name, parameter in self._held_by(optimizer):
                 gradient = _nothing_of(parameter) if parameter.grad is None else parameter.grad
                 for part, tensor in _parts(gradient).items():

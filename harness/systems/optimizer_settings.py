@@ -1,0 +1,55 @@
+"""The settings of a trainer's optimizers, recorded when each step begins to read gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+_MAX_NAMES = 500
+"""The maximum number of parameters that a rank names. The manifest of many ranks stays small."""
+_MAX_TEXT = 80
+
+
+class SettingsLog:
+    """The settings of each group of each optimizer: all of them at first, later only those that changed.
+
+    An entry, as JSON: {"step": 0, "group": "0.1", "optimizer": "AdamW", "parameters": ["ln1.weight"],
+    "settings": {"lr": "0.001", "weight_decay": "0.0"}}, for group 1 of the first optimizer. A later entry of the group
+    has what changed, {"step": 3, "group": "0.1", "settings": {"lr": "0.0009"}}.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[dict[str, Any]] = []
+        self._last: dict[str, dict[str, str]] = {}
+        self._names_left = _MAX_NAMES
+
+    def note(self, step: int, number: int, optimizer: Optimizer, names: Mapping[int, str]) -> None:
+        """Record the settings of an optimizer, the step's `number`-th. `names` are those of parameters, by id."""
+        for index, settings in enumerate(optimizer.param_groups):
+            group = f"{number}.{index}"
+            found = {key: text for key, value in settings.items() if key != "params" and (text := _text_of(value))}
+            before = self._last.get(group)
+            changed = {key: text for key, text in found.items() if before is None or before.get(key) != text}
+            self._last[group] = found
+            if before is None:
+                held = [names[id(p)] for p in settings["params"] if id(p) in names][: self._names_left]
+                self._names_left -= len(held)
+                whose = {"optimizer": type(optimizer).__name__, "parameters": held}
+                self.entries.append({"step": step, "group": group, **whose, "settings": changed})
+            elif changed:
+                self.entries.append({"step": step, "group": group, "settings": changed})
+
+
+def _text_of(value: Any) -> str:
+    """A setting as text; empty for a tensor on a device, which is not waited for, and for objects."""
+    from torch import Tensor
+
+    if isinstance(value, Tensor):
+        value = value.item() if value.numel() == 1 and value.device.type == "cpu" else object()
+    if isinstance(value, (list, tuple)):
+        parts = [_text_of(each) for each in value]
+        return f"({', '.join(parts)})"[:_MAX_TEXT] if all(parts) else ""
+    return repr(value)[:_MAX_TEXT] if value is None or isinstance(value, (bool, int, float, str)) else ""

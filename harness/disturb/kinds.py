@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, ClassVar
 from bitproof.harness.errors import UsageError
 
 SUM_ORDERS = ("descending", "pairwise", "position")
+FLIPPED = ("grad", "param", "buffer", "optimizer")
+"""The kinds of tensors of which a bit can be flipped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +24,7 @@ class Fault:
         step: int  # every fault has it, in a place of its own
 
     def __str__(self) -> str:
-        values = ",".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self))
+        values = ",".join(f"{f.name}={value}" for f in fields(self) if (value := getattr(self, f.name)) != "")
         return f"{self.kind}:{values}"
 
     def strike(self) -> None:
@@ -60,12 +62,33 @@ class SumOrder(Fault):
 
 @dataclass(frozen=True, kw_only=True)
 class FlipBit(RankFault):
-    """A flipped bit of an element of a local gradient; bit 0 is the lowest."""
+    """A flipped bit of an element of a local tensor; bit 0 is the lowest.
+
+    The tensor is a gradient, or a parameter, buffer or state of an optimizer, by its name in a recording. A gradient is
+    flipped when it has been computed. The others are flipped in memory when they are recorded, so that later steps
+    read the flipped bit: `flip-bit:optimizer=norm.weight.exp_avg,rank=1,step=0`.
+    """
 
     kind: ClassVar[str] = "flip-bit"
-    grad: str
+    grad: str = ""
+    param: str = ""
+    buffer: str = ""
+    optimizer: str = ""
     bit: int = 0
     element: int = 0
+
+    def __post_init__(self) -> None:
+        if len(named := [kind for kind in FLIPPED if getattr(self, kind)]) != 1:
+            raise UsageError(
+                "fault flip-bit takes one tensor",
+                expected=" or ".join(f"{kind}=NAME" for kind in FLIPPED),
+                found=" and ".join(f"{kind}={getattr(self, kind)}" for kind in named) or "none",
+            )
+
+    @property
+    def tensor(self) -> tuple[str, str]:
+        """The kind and the name of the tensor."""
+        return next((kind, name) for kind in FLIPPED if (name := getattr(self, kind)))
 
 
 @dataclass(frozen=True, kw_only=True)

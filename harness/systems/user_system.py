@@ -31,8 +31,8 @@ class UserSystem:
     """A system in the form of `harness.execute.host.rank_system.System`; `made` is the factory's result. See
     `harness.systems.registry`.
 
-    `names` replaces the names that the system declares itself, unless it is empty. `tamper` is called with each kind,
-    name and tensor before it is recorded; `captured` has the graphs of its models if they are compiled for the case.
+    `names` replaces the names that the system declares itself, unless it is empty. `captured` has the graphs of its
+    models if they are compiled for the case.
     Raises UsageError for an object that cannot take steps.
     """
 
@@ -42,7 +42,6 @@ class UserSystem:
         made: Any,
         *,
         names: Mapping[str, str],
-        tamper: Observe,
         origin: Mapping[str, str],
         captured: Capture | None = None,
     ) -> None:
@@ -52,7 +51,6 @@ class UserSystem:
         self.independent_ranks = bool(getattr(made, "independent_ranks", False))
         self.shows_every_buffer = bool(getattr(made, "shows_every_buffer", False))
         self._name = name
-        self._tamper = tamper
         self._origin = dict(origin)
         _refuse_what_trains_nothing(name, made)
         self._step = getattr(made, "step", made)
@@ -106,7 +104,6 @@ class UserSystem:
                 how = "twice" if other == own else f"from {other!r} and from {own!r}, which its names map to one"
                 raise self._refuse(index, f"{kind} {name!r} {how}", "each name once a step")
             own_names[kind, name] = own
-            self._tamper(kind, name, tensor)
             observe(kind, name, tensor)
 
         yield show

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     GradientFunction = Callable[[Any], Gradients]
     Observe = Callable[..., None]
 
+WORDS = {"grad": "gradient", "param": "parameter", "buffer": "buffer", "optimizer": "state of an optimizer"}
+
 
 class Injector:
     """Applies a fault on a rank, and notes whether it fired."""
@@ -30,6 +32,7 @@ class Injector:
         self.step = -1
         self.fired = self.entry is not None and self._is_silent_here(rank, world_size)
         self._shown: list[str] = []
+        self._wraps = False
         self._turns: Any = None
         NOW.rank, NOW.world_size, NOW.step = rank, world_size, -1
         NOW.memory.clear()
@@ -87,31 +90,40 @@ class Injector:
 
     def wrap(self, function: GradientFunction) -> GradientFunction:
         """The same function, but with the flipped bit in its gradient."""
+        self._wraps = True
 
         @refusing()
         def faulty(inputs: Any) -> Gradients:
             loss, gradients = theirs(function, inputs)
-            if isinstance(self.fault, FlipBit) and self.fault.step == self.step:
+            if isinstance(self.fault, FlipBit) and self.fault.grad and self.fault.step == self.step:
                 gradients = gradients | {self.fault.grad: flip_bit(self.fault, gradients)}
                 self.fired = True
             return loss, gradients
 
         return faulty
 
-    def tamper(self, kind: str, name: str, tensor: torch.Tensor) -> None:
-        """Flip the bit in the named gradient in place, for a system whose gradient function cannot be wrapped."""
-        if not isinstance(self.fault, FlipBit) or self.fault.step != self.step or kind != "grad":
-            return
-        self._shown.append(name)
-        if name == self.fault.grad:
-            from bitproof.harness.capture.digest import plain
+    def flipping(self, observe: Observe) -> Observe:
+        """`observe`, such that the bit is flipped in place in the named tensor before that is recorded.
 
-            local = plain(tensor)
-            local.copy_(flip_bit(self.fault, {name: local}))
-            self.fired = True
+        A gradient is flipped here only if the function that computes it cannot be wrapped.
+        """
+        fault = self.fault
+        if not isinstance(fault, FlipBit):
+            return observe
 
-    def ignore(self, kind: str, name: str, tensor: torch.Tensor) -> None:
-        """Leave observed tensors unchanged: the gradient function was wrapped."""
+        def flip(kind: str, name: str, tensor: torch.Tensor) -> None:
+            if fault.step == self.step and kind == fault.tensor[0] and not (kind == "grad" and self._wraps):
+                self._shown.append(name)
+                if name == fault.tensor[1]:
+                    from bitproof.harness.capture.digest import plain
+
+                    with refusing():
+                        local = plain(tensor)
+                        local.copy_(flip_bit(fault, {name: local}))
+                    self.fired = True
+            observe(kind, name, tensor)
+
+        return flip
 
     def check_fired(self) -> None:
         """Raise UsageError if the fault should have fired by now but did not."""
@@ -129,8 +141,8 @@ class Injector:
                 expected="a system that adds floating-point numbers of three ranks or more, over the mesh's groups",
                 fix="choose a case with more ranks; a system that makes its own process groups adds as those do",
             )
-        if isinstance(self.fault, FlipBit) and self._shown:
-            raise _no_such_gradient(self.fault, self._shown)
+        if isinstance(self.fault, FlipBit) and (self._shown or not self.fault.grad):
+            raise _no_such_tensor(self.fault, self._shown)
         raise UsageError(
             f"fault {self.fault} never fired",
             expected="a system whose gradient function the fault can wrap",
@@ -138,28 +150,29 @@ class Injector:
         )
 
 
-def flip_bit(fault: FlipBit, gradients: dict[str, torch.Tensor]) -> torch.Tensor:
-    """A copy of the named gradient with one bit flipped. Raises UsageError if there is no such gradient or bit."""
+def flip_bit(fault: FlipBit, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    """A copy of the named tensor with one bit flipped. Raises UsageError if there is no such tensor or bit."""
     import torch
 
-    if fault.grad not in gradients:
-        raise _no_such_gradient(fault, list(gradients))
-    gradient = gradients[fault.grad].detach().clone(memory_format=torch.contiguous_format)
-    bits = gradient.element_size() * 8
-    if fault.element >= gradient.numel() or fault.bit >= bits:
+    kind, name = fault.tensor
+    if name not in tensors:
+        raise _no_such_tensor(fault, list(tensors))
+    tensor = tensors[name].detach().clone(memory_format=torch.contiguous_format)
+    bits = tensor.element_size() * 8
+    if fault.element >= tensor.numel() or fault.bit >= bits:
         raise UsageError(
-            f"fault {fault} lies outside the gradient",
-            expected=f"element in 0..{gradient.numel() - 1} and bit in 0..{bits - 1}",
+            f"fault {fault} lies outside the {WORDS[kind]}",
+            expected=f"element in 0..{tensor.numel() - 1} and bit in 0..{bits - 1}",
             found=f"element={fault.element}, bit={fault.bit}",
         )
     # Little-endian: byte b of an element holds its bits 8b to 8b + 7.
-    octets = gradient.view(-1).view(torch.uint8)
-    octets[fault.element * gradient.element_size() + fault.bit // 8] ^= 1 << (fault.bit % 8)
-    return gradient
+    octets = tensor.view(-1).view(torch.uint8)
+    octets[fault.element * tensor.element_size() + fault.bit // 8] ^= 1 << (fault.bit % 8)
+    return tensor
 
 
-def _no_such_gradient(fault: FlipBit, names: list[str]) -> UsageError:
-    close = difflib.get_close_matches(fault.grad, names, n=3) or names[:3]
-    return UsageError(
-        f"fault {fault} names no gradient", expected=f"a gradient such as {', '.join(close)}", found=fault.grad
-    )
+def _no_such_tensor(fault: FlipBit, names: list[str]) -> UsageError:
+    kind, name = fault.tensor
+    close = difflib.get_close_matches(name, names, n=3) or names[:3]
+    expected = f"a {WORDS[kind]} such as {', '.join(close)}" if close else f"a system that records a {WORDS[kind]}"
+    return UsageError(f"fault {fault} names no {WORDS[kind]}", expected=expected, found=name)

@@ -80,6 +80,10 @@ def _required(fault: type[Fault]) -> list[str]:
 def _syntax(fault: type[Fault]) -> str:
     required = _required(fault)
     written = {"str": "NAME", "int": "N"}
-    return ",".join(
-        f"{f.name}={written[str(f.type)]}" if f.name in required else f"[{f.name}={f.default}]" for f in fields(fault)
-    )
+    one_of = [f.name for f in fields(fault) if f.default == ""]
+    parts = [
+        f"{f.name}={written[str(f.type)]}" if f.name in required else f"[{f.name}={f.default}]"
+        for f in fields(fault)
+        if f.name not in one_of
+    ]
+    return ",".join([*(["|".join(one_of) + "=NAME"] if one_of else []), *parts])

@@ -58,7 +58,8 @@ class RankSteps:
         self._tell = tell
         self._trace = StepTrace()
         observe = self.recorder.observe
-        self._observe = self.sums.noticing(injector.unseen(showing_digests(observe) if run.profile else observe))
+        observe = injector.unseen(showing_digests(observe) if run.profile else observe)
+        self._observe = injector.flipping(self.sums.noticing(observe))
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -161,7 +162,7 @@ class RankSteps:
         exchanges = [each for each in replay.exchanges if each.site.rank == rank] if is_last else []
         made, stays_whole = getattr(system, "made", system), self.monitor.stays_whole
         with logged(made, keep, captured, stays_whole, not replay.log, spare, rank, exchanges) as log:
-            yield observe
+            yield self._injector.flipping(observe)
         self._trace.exchanged += [*log.exchanges.made, *log.exchanges.left_out()]
         if replay.log:
             self._trace.add_calls(step, log.calls)

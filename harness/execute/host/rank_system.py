@@ -124,12 +124,10 @@ def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_fo
         work = job.part_of(mesh.rank).with_suffix(".generated")
         captured = compile_models(made, case, options_of_rank(job.run.graph_options, mesh.rank), work)
     injector.strike_runner(made)
-    # A fault then changes gradients within the step; else it changes only the recorded values.
-    can_wrap = hasattr(made, "wrap_gradients")
-    if can_wrap:
+    # A fault then changes gradients before anything reads them; else when they are recorded.
+    if hasattr(made, "wrap_gradients"):
         made.wrap_gradients(injector.wrap)
-    tamper = injector.ignore if can_wrap else injector.tamper
-    return UserSystem(name, made, names=job.run.options.names, tamper=tamper, origin=factory.origin, captured=captured)
+    return UserSystem(name, made, names=job.run.options.names, origin=factory.origin, captured=captured)
 
 
 def _own_folders(job: Job) -> tuple[Path, ...]:

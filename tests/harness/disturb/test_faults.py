@@ -18,7 +18,7 @@ CASE = Case(
     name="toy", family="toy", reference="eager", candidate="graph", steps=4, parallelism=Parallelism(world_size=2)
 )
 KNOWN = (
-    "flip-bit:rank=N,step=N,grad=NAME,[bit=0],[element=0]; kill-rank:rank=N,step=N; "
+    "flip-bit:grad|param|buffer|optimizer=NAME,rank=N,step=N,[bit=0],[element=0]; kill-rank:rank=N,step=N; "
     "hang-rank:rank=N,step=N; raise:rank=N,step=N; "
     "sum-order:order=NAME,[step=0]; or a name of the catalogue, which `bitproof faults --list` shows"
 )
@@ -35,6 +35,11 @@ def refusal(function, *args):
     [
         ("flip-bit:grad=a.b,rank=3,step=4", FlipBit(grad="a.b", rank=3, step=4)),
         ("flip-bit:element=2,bit=9,grad=w,rank=0,step=0", FlipBit(grad="w", rank=0, step=0, bit=9, element=2)),
+        (
+            "flip-bit:buffer=moe.counts@after_optimizer,rank=1,step=0",
+            FlipBit(buffer="moe.counts@after_optimizer", rank=1, step=0),
+        ),
+        ("flip-bit:optimizer=w.exp_avg,rank=1,step=0", FlipBit(optimizer="w.exp_avg", rank=1, step=0)),
         ("kill-rank:rank=2,step=1", KillRank(rank=2, step=1)),
         ("hang-rank:rank=2,step=1", HangRank(rank=2, step=1)),
         ("raise:rank=2,step=1", Raise(rank=2, step=1)),
@@ -70,9 +75,17 @@ def test_a_number_that_is_none_is_refused(value):
 
 def test_a_missing_field_is_named():
     assert refusal(parse_fault, "flip-bit:rank=0") == (
-        "UsageError: fault flip-bit lacks step, grad\n"
-        "  expected: flip-bit:rank=N,step=N,grad=NAME,[bit=0],[element=0]\n"
+        "UsageError: fault flip-bit lacks step\n"
+        "  expected: flip-bit:grad|param|buffer|optimizer=NAME,rank=N,step=N,[bit=0],[element=0]\n"
         "  found: 'flip-bit:rank=0'"
+    )
+
+
+@pytest.mark.parametrize(("given", "found"), [("", "none"), (",param=a,buffer=b", "param=a and buffer=b")])
+def test_a_flipped_bit_is_one_tensors(given, found):
+    assert refusal(parse_fault, f"flip-bit:rank=0,step=0{given}") == (
+        "UsageError: fault flip-bit takes one tensor\n"
+        f"  expected: grad=NAME or param=NAME or buffer=NAME or optimizer=NAME\n  found: {found}"
     )
 
 
@@ -156,25 +169,58 @@ def test_a_bit_outside_the_gradient_is_refused(element, bit):
     )
 
 
-def shown(fault):
-    """A system's own gradient, as it is after it was shown at step 1 on rank 1."""
-    injector, gradient = Injector(fault, 1), torch.ones(2, 3).T
+def shown(fault, wraps=False):
+    """A system's own tensor, as it is after it was recorded at step 1 on rank 1; and as it was recorded, by kind."""
+    injector, tensor, seen = Injector(fault, 1), torch.ones(2, 3).T, {}
+    if wraps:
+        injector.wrap(lambda inputs: (None, {}))
+    observe = injector.flipping(lambda kind, name, tensor: seen.setdefault((injector.step, kind), tensor.clone()))
     for step in (0, 1, 2):
         injector.begin_step(step)
-        for kind in ("param", "grad"):
-            injector.tamper(kind, "w", gradient)
+        for kind in ("buffer", "grad"):
+            observe(kind, "w", tensor)
     injector.check_fired()
-    return gradient
+    return tensor, seen
 
 
 def test_what_a_system_shows_is_flipped_in_place_where_its_function_cannot_be_wrapped():
-    assert shown(FlipBit(grad="w", rank=1, step=1, bit=31, element=1)).tolist() == [[1, -1], [1, 1], [1, 1]]
-    assert torch.equal(shown(FlipBit(grad="w", rank=0, step=1, bit=31)), torch.ones(3, 2))
+    flipped, seen = shown(FlipBit(grad="w", rank=1, step=1, bit=31, element=1))
+    assert flipped.tolist() == [[1, -1], [1, 1], [1, 1]] and torch.equal(seen[1, "grad"], flipped)
+    assert torch.equal(shown(FlipBit(grad="w", rank=0, step=1, bit=31))[0], torch.ones(3, 2))
     assert refusal(shown, FlipBit(grad="ww", rank=1, step=1)) == (
         "UsageError: fault flip-bit:rank=1,step=1,grad=ww,bit=0,element=0 names no gradient\n"
         "  expected: a gradient such as w\n"
         "  found: ww"
     )
+
+
+@pytest.mark.parametrize("wraps", [False, True])
+def test_a_buffer_is_flipped_in_memory_before_it_is_recorded_and_stays_so(wraps):
+    flipped, seen = shown(FlipBit(buffer="w", rank=1, step=1, bit=31, element=1), wraps)
+    assert flipped.tolist() == [[1, -1], [1, 1], [1, 1]]
+    assert [bool((seen[step, "buffer"] < 0).any()) for step in (0, 1, 2)] == [False, True, True]
+    assert refusal(shown, FlipBit(buffer="x", rank=1, step=1)) == (
+        "UsageError: fault flip-bit:rank=1,step=1,buffer=x,bit=0,element=0 names no buffer\n"
+        "  expected: a buffer such as w\n"
+        "  found: x"
+    )
+
+
+def test_a_kind_that_a_system_does_not_record_is_refused():
+    assert refusal(shown, FlipBit(optimizer="w.exp_avg", rank=1, step=1)) == (
+        "UsageError: fault flip-bit:rank=1,step=1,optimizer=w.exp_avg,bit=0,element=0 names no state of an optimizer\n"
+        "  expected: a system that records a state of an optimizer\n"
+        "  found: w.exp_avg"
+    )
+
+
+def test_a_gradient_whose_function_was_wrapped_is_not_flipped_a_second_time():
+    injector = Injector(FlipBit(grad="w", rank=1, step=0), 1)
+    injector.wrap(lambda inputs: (None, {}))
+    injector.begin_step(0)
+    tensor = torch.ones(1)
+    injector.flipping(lambda kind, name, tensor: None)("grad", "w", tensor)
+    assert tensor.item() == 1 and not injector.fired
 
 
 def test_a_fault_that_did_not_fire_is_an_error():

@@ -49,7 +49,7 @@ def shown(tmp_path, monkeypatch):
         rows = []
         script = Script("train.py", tuple(args))
         system = WatchedScript(script, path, tmp_path, rank, world_size)
-        users = UserSystem(str(script), system, names={}, tamper=lambda *seen: None, origin={})
+        users = UserSystem(str(script), system, names={}, origin={})
 
         @contextmanager
         def taking(index):

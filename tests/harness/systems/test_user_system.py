@@ -24,7 +24,7 @@ X = torch.ones(2)
 def made(step, names=None):
     """A system, and what it shows at step 7."""
     shown = []
-    system = UserSystem("mine", step, names=names or {}, tamper=lambda *seen: None, origin={})
+    system = UserSystem("mine", step, names=names or {}, origin={})
     system.step(7, lambda kind, name, tensor: shown.append((kind, name, tensor.tolist())))
     return shown
 

@@ -21,7 +21,7 @@ from bitproof.harness.systems.user_system import UserSystem
 def shown(watched, index=0):
     """What a system shows in a step, by kind and name, in order."""
     rows = {}
-    system = UserSystem("mine", watched, names={}, tamper=lambda *seen: None, origin={})
+    system = UserSystem("mine", watched, names={}, origin={})
     system.step(index, lambda kind, name, tensor: rows.__setitem__((kind, name), tensor.detach().clone()))
     return rows
 

@@ -15,7 +15,9 @@ A module that starts threads, or touches a GPU, is refused: a process that is fo
 from __future__ import annotations
 
 import builtins
+import functools
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -27,6 +29,7 @@ from bitproof.harness.machine.gpus import has_started_driver
 from bitproof.harness.user_code.missing import missing_package
 from bitproof.harness.user_code.user_file import find_beside, loading
 from bitproof.harness.user_code.whose import ModulePlace, place_by_now, place_of
+from bitproof.harness.within_user_code import refusing
 
 _preloaded: Preloaded | None = None
 
@@ -56,20 +59,39 @@ class Preloaded:
         if self._problem is not None:
             raise self._problem
 
-    def watch_imports(self) -> None:
-        """From now on, look again at each import that follows a change of the search path, here and in forks."""
-        global _preloaded
-        _preloaded = self
-        builtins.__import__ = self._checking(builtins.__import__)
-        importlib.import_module = self._checking(importlib.import_module)
+    @refusing()
+    def check_again(self) -> None:
+        """The same, within user code, if the search path has changed since it was looked at."""
+        if self._looked_in != _where_imports_look():
+            self.check()
 
-    def _checking(self, imports: Callable[..., Any]) -> Callable[..., Any]:
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            if self._looked_in != _where_imports_look():
-                self.check()
-            return imports(*args, **kwargs)
 
-        return checked
+def preload_watched(modules: Sequence[str], folder: Path | None = None) -> None:
+    """Preload, and from then on look again at each import that follows a change of the search path, here and in
+    forks. Raises as `preload`."""
+    global _preloaded
+    # Before the first module: it may keep such a function, as `from importlib.util import find_spec` does.
+    for place, name in _IMPORTING:
+        setattr(place, name, _checking(getattr(place, name)))
+    _preloaded = preload(modules, folder)
+
+
+_IMPORTING: tuple[tuple[Any, str], ...] = (
+    (builtins, "__import__"),
+    (sys.modules["importlib._bootstrap"], "_gcd_import"),  # called by import_module, whoever holds that
+    (importlib.util, "find_spec"),
+)
+"""All that returns a loaded module, or its file, for a name."""
+
+
+def _checking(imports: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(imports)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if _preloaded is not None:
+            _preloaded.check_again()
+        return imports(*args, **kwargs)
+
+    return checked
 
 
 def preload(modules: Sequence[str], folder: Path | None = None) -> Preloaded:
@@ -94,7 +116,10 @@ def check_preloaded() -> None:
 
 
 def _where_imports_look() -> tuple[object, ...]:
-    here = os.getcwd() if "" in sys.path else ""
+    try:
+        here = os.getcwd()  # for entries such as "" and "src"
+    except OSError:
+        here = ""
     return (here, *sys.path, *map(id, sys.meta_path), *map(id, sys.path_hooks))
 
 

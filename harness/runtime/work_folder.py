@@ -86,6 +86,8 @@ def _marker(name: str, folder: os.stat_result) -> dict[str, object] | None:
         boot = BOOT.read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         return None
+    if not boot:
+        return None
     return {
         "made_by": _MADE_BY,
         "folder": name,

@@ -41,13 +41,19 @@ def place_by_now(name: str) -> ModulePlace | None:
         path = getattr(sys.modules.get(parent), "__path__", None)
         if path is None:
             return None
-    for finder in list(sys.meta_path):
-        try:
-            spec = finder.find_spec(name, path)
-        except Exception:
-            continue
-        if spec is not None:
-            return _place(spec)
+    known = {*sys.path_importer_cache}
+    try:
+        for finder in list(sys.meta_path):
+            try:
+                spec = finder.find_spec(name, path)
+            except Exception:
+                continue
+            if spec is not None:
+                return _place(spec)
+    finally:
+        # Python remembers which folder "src" is from the first look at it; that must be the user's, not ours.
+        for entry in {*sys.path_importer_cache} - known:
+            sys.path_importer_cache.pop(entry, None)
     return None
 
 

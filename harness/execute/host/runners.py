@@ -25,7 +25,7 @@ from bitproof.harness.execute.host.models import check_model
 from bitproof.harness.execute.host.programs import needs_program, options_of_rank, read_precompiled, with_fault
 from bitproof.harness.execute.host.ranks import Ranks
 from bitproof.harness.execute.host.stage import Send, Stage, StagePlace
-from bitproof.harness.execute.preloaded import preload
+from bitproof.harness.execute.preloaded import preload_watched
 from bitproof.harness.execute.requests import AnyRequest, LocalRunRequest, RankSlots, RunRequest, StepFolder
 from bitproof.harness.execute.status_messages import End
 from bitproof.harness.machine.capacity import free_memory
@@ -170,7 +170,7 @@ class Preloader:
         began, run = time.monotonic(), request.run
         if not self._has_preloaded:
             send(StagePlace(f"preloading {', '.join(run.case.preload)}"))
-            preload(run.case.preload, self._folder).watch_imports()
+            preload_watched(run.case.preload, self._folder)
             self._has_preloaded = True
             gc.freeze()
         send(StagePlace(""))
@@ -256,7 +256,7 @@ class Tracer:
         if self._traced is None:
             send(Event(event="prepare"))
             if run.case.preload:
-                preload(run.case.preload).watch_imports()
+                preload_watched(run.case.preload)
             set_determinism(run.case.seed)
             self._traced = trace_step(run.case, run.system, lambda place: send(StagePlace(place)))
             gc.freeze()

@@ -111,7 +111,23 @@ def test_two_links_to_one_checkout_are_equal(tmp_path: Path, judged) -> None:
     assert verdicts(judged(["pkg.rates"], [])) == ["EQUAL"] * 2
 
 
+AS_EVER = "import importlib\nimport_module = importlib.import_module\n"
+"""A module that is preloaded as well, and keeps a function that imports."""
+
 MOVES = {
+    "by a function kept before": (
+        "from early import import_module\nsys.path.insert(0, str(HERE / 'vendored'))\n"
+        "RATE = import_module('pkg.rates').RATE\ndel sys.path[0]"
+    ),
+    "in another working directory": (
+        "import os\nsys.path.insert(0, '.')\nfrom early import import_module\nbefore = os.getcwd()\n"
+        "os.chdir(HERE / 'vendored')\nfrom pkg.rates import RATE\nos.chdir(before)\ndel sys.path[0]"
+    ),
+    "and only asks where it is": (
+        "import importlib.util as util\nsys.path.insert(0, str(HERE / 'vendored'))\n"
+        "spec = util.find_spec('pkg.rates')\ndel sys.path[0]\nmodule = util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(module)\nRATE = module.RATE"
+    ),
     "first": "sys.path.insert(0, str(HERE / 'vendored'))\nfrom pkg.rates import RATE",
     "for a moment": "sys.path.insert(0, str(HERE / 'vendored'))\nfrom pkg.rates import RATE\ndel sys.path[0]",
     "as another list": "sys.path = [str(HERE / 'vendored'), *sys.path]\nfrom pkg.rates import RATE",
@@ -131,7 +147,8 @@ def test_a_system_that_moves_the_search_path_does_not_get_the_preloaded_module(t
     trainer(tmp_path / "here" / "new.py", MOVES[how])
     package(tmp_path / "here" / "pkg", 0.1)
     package(tmp_path / "here" / "vendored" / "pkg", 0.5)
-    (result,) = judged(["pkg.rates"], files=("here/old.py", "here/new.py"))
+    (tmp_path / "here" / "early.py").write_text(AS_EVER)
+    (result,) = judged(["pkg.rates", "early"], files=("here/old.py", "here/new.py"))
     error = error_of(result)
     assert "the preloaded module pkg" in error and "is not the one that the system imports" in error
     assert "leave it out of `preload`" in error

@@ -150,6 +150,14 @@ def test_a_machine_that_tells_no_boot_removes_nothing_and_marks_nothing(temporar
     remove_work_folder(own)
 
 
+def test_so_does_a_machine_whose_boot_has_an_empty_name(temporary, monkeypatch):
+    (temporary / "boot_id").write_text("\n")
+    monkeypatch.setattr(work_folder, "BOOT", temporary / "boot_id")
+    own = make_work_folder()
+    assert not (own / MARKER).exists()
+    remove_work_folder(own)
+
+
 def test_another_users_folder_stays(temporary, monkeypatch):
     folder = left(temporary)
     real = os.getuid()

@@ -663,9 +663,11 @@ def _is_users_module(name: str) -> bool:
 
 def is_users_file(path: str) -> bool:
     """Whether code of this file is the caller's, neither of an installed package nor ours."""
-    return not path.startswith(_INSTALLED)
+    # An environment may lie over others (`pip install --user`, `venv --system-site-packages`), each with a folder.
+    return not path.startswith(_INSTALLED) and _FOLDERS_OF_PACKAGES.isdisjoint(path.split(os.sep)[:-1])
 
 
+_FOLDERS_OF_PACKAGES = frozenset(("site-packages", "dist-packages"))
 _PACKAGE = str(sys.modules[harness.__name__.partition(".")[0]].__file__)
 _INSTALLED = (
     *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),

@@ -186,7 +186,7 @@ class Bisector:
             raise
         self._note(probes, applied, case, comparison.verdict, time.monotonic() - began)
         if comparison.verdict == Verdict.UNVERIFIED:
-            raise RecordingError(f"{applied}: the evidence is incomplete", found=comparison.reason)
+            raise RecordingError(f"{applied}: the recordings cannot be compared", found=comparison.reason)
         return comparison.verdict
 
     def _reference(self, case: Case, run: ComparedRun) -> Recording:

@@ -40,7 +40,6 @@ FEWEST_EXAMPLES = 0.2
 UNFINISHED: dict[str, dict[str, float]] = {
     "cases": {"what": 1.0, "one": 13.2, "where": 1.9, "Of": 3.2, "What": 1.5, "Where": 0.4},
     "harness/graph": {"what": 1.5, "one": 9.6, "where": 1.9, "Of": 0.6, "What": 1.5, "Where": 0.6},
-    "harness/localize": {"what": 21.3, "one": 18.2, "where": 10.0, "Of": 14.9, "What": 57.8, "Where": 20.5},
 }
 
 

@@ -14,7 +14,7 @@ GIVEN = "what the step is given"
 
 
 def argument_differences(call: Call, partner: Call) -> str:
-    """The numbers and words in which two calls of one operator differ: `eps=1e-05 where the reference has 1e-06`."""
+    """The numbers and words in which two calls of an operator differ: `eps=1e-05 where the reference has 1e-06`."""
     theirs = dict(partner.scalars)
     unlike = [(name, value, theirs[name]) for name, value in call.scalars if theirs.get(name, value) != value]
     told = ", ".join(f"{name}={mine} where the reference has {other}" for name, mine, other in unlike)

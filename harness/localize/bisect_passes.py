@@ -12,7 +12,7 @@
 A prefix that ends before chunk is not chunked, so it is compared with eager; longer ones with the case's reference.
 
 Example, for the passes clean_up, chunk, bucket: "until chunk" is EQUAL, and "until bucket" DIFFERENT, so the answer is
-bucket. A later pass may undo a difference; then there are several such edges, and one of them is found.
+bucket. A later pass may undo a difference; then there are several such edges, and any of them may be found.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class ComparedRun(Protocol):
-    """A case that can be run whole, or one system at a time: the interface by which the search runs cases.
+    """A case that can be run whole, or system by system: the interface through which the search runs cases.
 
     A case that asks for placements has a plan of them after its run.
     """
@@ -50,11 +50,11 @@ class ComparedRun(Protocol):
         ...
 
     def record(self, role: Role, arm: str) -> Any:
-        """Run one system, as the run that `arm` names."""
+        """Run a system, as the run that `arm` names."""
         ...
 
     def recording(self, role: Role) -> Recording:
-        """The recording of one system's first run."""
+        """The recording of a system's first run."""
         ...
 
 
@@ -80,7 +80,7 @@ def any_difference(case: Case) -> Case:
 def halve(
     suspects: Sequence[T], differs: Callable[[Sequence[T]], bool], guess: T | None = None
 ) -> Iterator[Sequence[T]]:
-    """Yield ever fewer suspects until one is left, by asking ceil(log2(n)) times whether the first half differs.
+    """Yield ever fewer suspects, at last a single one, by asking ceil(log2(n)) times whether the first half differs.
 
     With a `guess`, the first two questions are whether the suspects before it differ, and whether it does. For
     example, a b c d with the guess c: asks a b, then c.
@@ -93,7 +93,7 @@ def halve(
 
 
 class Bisector:
-    """One search. `found` has the result so far. Its runs' case names begin with the case's name."""
+    """A search. `found` has the result so far. Its runs' case names begin with the case's name."""
 
     def __init__(
         self,
@@ -254,7 +254,7 @@ class Bisector:
 
 
 def shared_reference(recording: Recording, case: Case) -> Recording:
-    """A reference without a graph, recorded for one prefix, as the reference of another prefix's case: its first steps.
+    """A reference without a graph, recorded for a prefix, as the reference of another prefix's case: its first steps.
 
     Passes cannot change its bits, so its manifest may name this case. Raises RecordingError for a reference with a
     graph.

@@ -14,7 +14,7 @@ everything computed from its result. A root is a wrong call on a path to the rec
    an input of a call of the reference wrong. Among unordered roots: behind fewer collectives, then on a lower rank.
 2. Packing (`cat`, copying into a bucket) comes last: its values are nowhere in the reference, without being wrong.
    Each part of a bucket is judged separately, unless the bucket lost a value that all ranks had, or packs the values
-   of one of the reference's packs in another order.
+   of a pack of the reference in another order.
 3. A root with the inputs of its partner, the reference's call that it should equal, is wrong itself.
 4. A root with another right value as input is blamed for reading it, unless an earlier call exchanged that value: a
    collective to which a rank passed the value of another occurrence, a new constant, or a missing call whose output
@@ -73,7 +73,7 @@ def find_culprit(
     differing: Differing,
     first: tuple[int, Pair] | None = None,
 ) -> Culprit | None:
-    """The call to blame in one step. `reference` and `candidate` have a log for each rank, of as many ranks.
+    """The call to blame in a step. `reference` and `candidate` have a log for each rank, of as many ranks.
 
     The culprit explains the record `first` (its rank and digests) or, if no call leads to that, the next record of
     `differing` to which a call leads. None if no call explains a difference: it was written outside of all operators,
@@ -101,7 +101,7 @@ def find_culprit(
 
 @dataclass
 class _Blame:
-    """One search. `differing` has every differing tensor by rank, `record` the one that is being explained."""
+    """A search. `differing` has every differing tensor by rank, `record` the part that is being explained."""
 
     logs: Sequence[CandidateLog]
     joined: JoinedLogs
@@ -111,7 +111,7 @@ class _Blame:
     """Other calls that may be wrong instead: roots that may be the answer, packing roots, and exchanges (rule 5)."""
 
     def explain(self, record: Differing) -> Culprit | None:
-        """The call to blame for one record, by rules 1 to 6."""
+        """The call to blame for a record, by rules 1 to 6."""
         self.record, self.rivals = record, set()
         picked = self._root(record)
         exchanged = self._exchanged(record, picked)
@@ -199,7 +199,7 @@ class _Blame:
     def others(self, culprit: Culprit) -> tuple[tuple[How, Call], ...]:
         """Further defects: wrong calls at other places that do not depend on the blamed call, with the defect of each.
 
-        Listed are calls with the same inputs and a different output, and, if the blamed call is an extra one, other
+        Listed are calls with the same inputs and a different output, and, if the blamed call is extra, other
         extra calls of its operator. Calls that may be right are left out.
         """
         found: dict[tuple[Place, str], tuple[How, Call]] = {}
@@ -239,7 +239,7 @@ class _Blame:
         return self._first_of(proven or surely or due or roots, roots)
 
     def _first_of(self, sites: set[Site], roots: set[Site]) -> _Picked:
-        """The earliest of these sites, of unordered ones that on the lowest rank, with its partner."""
+        """The earliest of these sites, on the lowest rank if they are unordered, with its partner."""
         rank, index = min(sites, key=self.joined.when)
         log = self.logs[rank]
         partner, same = log.reference.partner(log.log[index], log.turn(index))
@@ -287,7 +287,7 @@ class _Blame:
         return self._before({(rank, index) for rank, index in starts if index is not None})
 
     def _before(self, sites: set[Site]) -> set[Site]:
-        """These calls, and every call from which a path of values leads to one of them."""
+        """These calls, and every call from which a path of values leads to any of them."""
         return self.joined.before(sites, lambda site: self.logs[site[0]].givers(site[1]))
 
     def _is_proven(self, site: Site) -> bool:
@@ -359,7 +359,7 @@ class _Blame:
         """The new call, in the record's history, that reads the input of a missing call of the reference.
 
         It makes a constant of that input, or its output is the input of a collective that corresponds to the missing
-        one. None if there is none.
+        call. None if there is none.
         """
         found = list[Site]()
         for rank, index in self.known.together(missing):

@@ -3,7 +3,7 @@
 1. It is a shortest path through values that differ or, if there is none, through any values.
 2. It crosses from rank to rank only at collectives.
 3. Views are left out, and at most `MAX_LINKS` of the other calls are shown. Calls that change the rank or the module
-   take precedence: for example, of 12 calls within one module, the 2 before the last are left out.
+   take precedence: for example, of 12 calls within a module, the 2 before the last are left out.
 4. Each call is compared with its counterpart on the other side, the same occurrence of its operator at its place.
 """
 

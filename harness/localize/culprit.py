@@ -49,7 +49,7 @@ HOW_ITSELF: dict[How, str] = HOW | {
     "adds": "is a call that another run of the system does not make",
     "lacks": "is a call that another run of the system does not make",
 }
-"""The sentences if reference and candidate are two runs of one system."""
+"""The sentences if reference and candidate are two runs of the same system."""
 
 
 class Link(NamedTuple):

@@ -9,7 +9,7 @@ from bitproof.harness.records import Recording
 def differing_digests(reference: Recording, candidate: Recording, step: int) -> dict[int, list[tuple[str, str]]]:
     """For each rank that differs, the digests (reference, candidate) of its differing records, in order of computation.
 
-    The rank with the earliest difference comes first. Only one rank's records are loaded at a time.
+    The rank with the earliest difference comes first. Records are loaded rank by rank.
     """
     found: dict[int, tuple[ComputedAt, list[tuple[str, str]]]] = {}
     order = ComputationOrder()

@@ -1,7 +1,7 @@
 """Calls that may be wrong instead of the blamed call, as values do not decide between them (`Culprit.or_else`).
 
 1. For a bucket that only the candidate has: its collective, and the calls that pack it, on all ranks.
-2. Other roots, packing ones too; views of their buckets; earlier calls that put right values in another order.
+2. Other roots, even if they pack; views of their buckets; earlier calls that put right values in another order.
 3. Calls that lead to the blamed call, to an identical call, or to another root, the nearest first. Their inputs and
    outputs are right, but occur more often than in the reference, so such a call may have read one value instead of
    another. Also calls of the reference that read a new call's output.
@@ -26,7 +26,7 @@ from bitproof.harness.localize.logs.packing import keeps_order
 from bitproof.harness.localize.logs.reference_log import in_any_order
 
 UNSURE = "reads", "adds", "lacks", "misplaces", "exchanges"
-"""Defects for which another call may be wrong instead of the blamed one."""
+"""Defects for which another call may be wrong instead of the blamed call."""
 
 MOST_NEW = 8
 """The number of new rivals whose readers are searched: each takes a walk through its rank's log."""
@@ -176,7 +176,7 @@ def _reading_new(culprit: Culprit, rivals: set[Site], logs: Sequence[CandidateLo
 
 
 def _alike(log: CandidateLog, index: int) -> list[int]:
-    """A call and the identical ones, of its operator, place, inputs and outputs: a reader may have read any of them."""
+    """A call and those of the same operator, place, inputs and outputs: a reader may have read any of them."""
     call = log.log[index]
     others = [i for i in log.there(call) if (log.log[i].inputs, log.log[i].outputs) == (call.inputs, call.outputs)]
     return sorted(others, key=lambda i: i != index)
@@ -188,7 +188,7 @@ def _gives(call: Call, digest: str) -> bool:
 
 
 def _too_often(log: CandidateLog, told: Callable[[Call], object]) -> set[int]:
-    """The calls whose key (`told`) occurs more often than in the reference; recomputed ones do not count."""
+    """The calls whose key (`told`) occurs more often than in the reference; recomputed calls do not count."""
     made = Counter(told(call) for call in log.log if not is_again(call))
     made.subtract(map(told, log.reference.log))
     return {index for index, call in enumerate(log.log) if made[told(call)] > 0 and not is_again(call)}

@@ -3,7 +3,7 @@
 1. Both systems run once more, with every call of every step logged. Their records must equal those of the first runs.
 2. Each output of the candidate must be a value that the reference had in the same step on the same rank. Calls that
    only pack such values are exempt, as a pass may cut and join tensors (`unmatched_calls`).
-3. If an output is unmatched, both systems run again. A call that varies from run to run, such as one with uninitialized
+3. If an output is unmatched, both systems run again. A call that varies from run to run, for example by uninitialized
    rows, shows nothing, and the case is UNVERIFIED. Otherwise it is DIFFERENT, and the first unmatched call is blamed.
 
 For example, a wrong value that is rounded to bfloat16 before any record is found only here. A call counts as a record
@@ -67,7 +67,7 @@ class Found:
 
     - `steps`, `calls`: the numbers of compared steps and calls, over all ranks.
     - `fewest`: the number of calls, over all ranks, of the step that has the fewest.
-    - `strange`: step, rank, index and call of each unmatched call, the one to blame first.
+    - `strange`: step, rank, index and call of each unmatched call, the culprit first.
     - `packing`, `num_packing`: the graph's nodes that only pack, and the number of their calls.
     """
 
@@ -81,7 +81,7 @@ class Found:
 
 @dataclass
 class EveryCall:
-    """The comparison of all calls of one case. Replays write their archives into `folder`."""
+    """The comparison of all calls of a case. Replays write their archives into `folder`."""
 
     case: Case
     recordings: Mapping[Role, Recording]
@@ -189,7 +189,7 @@ class EveryCall:
         return ""
 
     def _divergence(self, step: int, rank: int, index: int, call: Call) -> Divergence:
-        """The divergence of a case whose first unmatched call is this one, with the call to blame."""
+        """The divergence of a case whose first unmatched call is this call, with the call to blame."""
         known = ReferenceLog(next(calls for number, calls in self._steps("reference", 1, rank) if number == step))
         partner, same = known.partner(call, 0)
         how = ANOTHER_VALUE if partner is None or same is None else HOW[same]

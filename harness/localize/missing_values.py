@@ -120,8 +120,8 @@ def misplaced_by(
     """The call to blame for tensors that hold each other's right values, such as two exchanged gradients.
 
     It is the first call before the update whose output is the value that such a tensor should have. If this output
-    comes from a bucket, it is the copy that overwrote one right value by another there, or else the bucket's
-    collective. None if no tensor holds another one's value.
+    comes from a bucket, it is the copy that overwrote a right value by another there, or else the bucket's
+    collective. None if no tensor has another tensor's value.
     """
     found: list[Site] = []
     for rank, pairs in differing.items():
@@ -148,7 +148,7 @@ def misplaced_by(
 
 
 def _puts_over(log: CandidateLog, index: int) -> bool:
-    """Whether a call overwrites one right value by another, and the reference has no such copy."""
+    """Whether a call overwrites a right value by another, and the reference has no such copy."""
     call = log.log[index]
     if name_of(call) != "copy_" or log.given(index)[0] is None or log.reference.alike(call):
         return False

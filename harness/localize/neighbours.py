@@ -74,7 +74,7 @@ def _judged(
 
 
 def _agreements(calls: Sequence[Call], reference: ReferenceLog) -> list[bool]:
-    """Whether each call of one log agrees with the other side."""
+    """Whether each call of a log agrees with the other side."""
     found, right = [], set(reference.values)
     for call in calls:
         is_own_view = call.view and not reference.calls(call)

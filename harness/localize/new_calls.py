@@ -56,7 +56,7 @@ def put_before(log: CandidateLog, index: int) -> Call | None:
     """The reader before which a new call was inserted; None if it was inserted after another call.
 
     Example: layer 3 alone reads `mul h 2`, and layer 4 reads h itself, so the call was inserted before layer 3. A call
-    inserted after the producer of h, or one that writes in place, changes the value for all readers.
+    inserted after the producer of h, or writing in place, changes the value for all readers.
     """
     if name_of(log.log[index]).endswith("_"):  # what is written in place is so for all that read it later
         return None

@@ -1,7 +1,7 @@
 """Find the call that makes a system differ from itself, by replaying it twice.
 
 Noise is new in each run, so two replays may differ at another step than two recordings did. Both replays log the calls
-of every step up to the one at which the recordings differed, and are compared with each other. Blame begins at the
+of every step up to that at which the recordings differed, and are compared with each other. Blame begins at the
 first step at which their records differ, and walks back through all earlier steps too: a value that is not recorded,
 such as an optimizer's hidden state, may carry the noise from step to step. Two more replays measure how far the blamed
 call's outputs are apart, if both make the call with equal inputs again.
@@ -31,7 +31,7 @@ from bitproof.harness.records import ROLES, Divergence, Key, Record, Role, Tenso
 
 @dataclass
 class NoiseSearch(Search):
-    """One search for the noise in the system of one `role`. Both sides are runs of it; `stressed`: the second is under
+    """A search for the noise in the system of a `role`. Both sides are runs of it; `stressed`: the second is under
     stress.
 
     Takes two replays, and two more for the differing output of the blamed call.
@@ -104,7 +104,7 @@ class NoiseSearch(Search):
         return found
 
     def _log_until(self, side: Role, rank: int, last: int) -> list[Call]:
-        """One rank's calls in the first replay of a side, up to the end of the step `last`."""
+        """A rank's calls in the first replay of a side, up to the end of the step `last`."""
         archive = archive_of(self._archives(side, 1), rank)
         return read_log(archive)[: sum(count for step, count in read_steps(archive) if step <= last)]
 
@@ -138,7 +138,7 @@ def _tell(recorded: Key, replayed: Key, blamed_step: int | None) -> str | None:
 
 
 def _first_difference(first: Call, second: Call) -> int | None:
-    """The first output in which two runs of one call with equal inputs differ; None if none, or for different calls."""
+    """The first output in which two runs of a call with equal inputs differ; None if none, or for different calls."""
     if (first.place, first.operator, first.inputs) != (second.place, second.operator, second.inputs):
         return None
     pairs = zip(first.outputs, second.outputs, strict=False)

@@ -14,7 +14,7 @@ from bitproof.harness.localize.logs.reference_log import COMMUTATIVE
 def regrouped(log: CandidateLog, call: Call) -> Call | None:
     """The first sum of the reference that a log lacks although it adds the same summands in another grouping.
 
-    `call` is one of the log's partial sums. For example, b + c, where the log has a + (b + c): the answer is the
+    `call` is a partial sum of the log. For example, b + c, where the log has a + (b + c): the answer is the
     reference's (a + b) + c, since b + c alone corresponds to no call of the reference. None if there is no such sum.
     """
     if name_of(call) not in COMMUTATIVE or len(call.inputs) < 2:

@@ -259,7 +259,7 @@ class Places:
                 hook.remove()
 
     def _hook_late(self) -> None:
-        """Pop modules with forward hooks of their own after these hooks: torch runs them after the global ones."""
+        """Pop modules with forward hooks of their own after these hooks: torch runs them after global hooks."""
         self._hooked = {module for module in self._names if has_forward_hooks(module)}
         self._late += [module.register_forward_hook(self._pop, always_call=True) for module in self._hooked]
 

@@ -2,7 +2,7 @@
 
 Usually each system is replayed twice. The first replay logs every call of that step on every rank, and keeps the first
 differing record; it is left out if an earlier run has logged its calls. The second fetches the outputs of the chain's
-calls. If the blamed call reads a value from an earlier step, one more replay logs all steps up to the differing one.
+calls. If the blamed call reads a value from an earlier step, another replay logs all steps up to there.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from bitproof.harness.localize.neighbours import modules_of, neighbours_of
 from bitproof.harness.records import ROLES, Divergence, Key, Recording, Role, Sample, TensorDifference
 
 CompareBits = Callable[[Mapping[Role, Path], str], ComparedBits]
-"""Compare the values of a name in two archives, one of each side."""
+"""Compare the values of a name in the archives of both sides."""
 
 RunReplay = Callable[[Role, int, Path, Replay], str | None]
 """Replay a system into a folder, as the replay of this number; returns the digest of the record that it kept."""
@@ -60,7 +60,7 @@ class UnrepeatableError(BitproofError):
 
 @dataclass
 class Search:
-    """One search for the cause of a first difference. Replays write their archives into `folder`.
+    """A search for the cause of a first difference. Replays write their archives into `folder`.
 
     - `remarks`: sentences for the report, such as why bits could not be fetched; the search adds to them.
     - `is_logged`: the first replays' archives exist already, from runs that reproduced the recordings.
@@ -219,7 +219,7 @@ class Search:
     def _changed(self, culprit: Culprit, logs: Logs, step: int) -> list[TensorDifference | None]:
         """The difference in the output of each call of the chain, the culprit's first; empty if none differs.
 
-        None for a call without a counterpart, one that agrees, or one whose output did not come again. Values that no
+        None for a call that has no counterpart, that agrees, or whose output did not come again. Values that no
         record shows may vary between runs, such as rows that no call reads, without contradicting the verdict.
         """
         links = culprit.chain or (Link(culprit.call, culprit.rank, 0, culprit.reference, culprit.candidate),)
@@ -264,7 +264,7 @@ class _ChangedOutput(NamedTuple):
 
 
 def _first_difference(link: Link, logs: Logs) -> _ChangedOutput | None:
-    """The first differing output of a link's two calls; None if they agree, or one side lacks the call."""
+    """The first differing output of a link's two calls; None if they agree, or a side lacks the call."""
     if link.reference is None or link.candidate is None:
         return None
     first, second = logs["reference"][link.rank][link.reference], logs["candidate"][link.rank][link.candidate]
@@ -285,7 +285,7 @@ DOUBT = "values do not show whether the call to blame is wrong, or one of these:
 
 
 def tell_others(culprit: Culprit) -> list[str]:
-    """Remarks on further wrong calls (`also`), and on calls that may be wrong instead of the blamed one (`or_else`)."""
+    """Remarks on further wrong calls (`also`), and on calls that may be wrong instead of it (`or_else`)."""
     told: list[str] = []
     for begins, texts in (
         ("apart from the call to blame, ", [f"{call} {HOW[how]}" for how, call in culprit.also]),

@@ -1,6 +1,6 @@
-"""Shrink a failing case greedily: find a small one that still fails the same way.
+"""Shrink a failing case greedily: find a small case that still fails the same way.
 
-1. Make one dimension after another (steps, ranks, model, batch, passes) minimal, or halve it, or lower it by one, as
+1. Make a dimension after another (steps, ranks, model, batch, passes) minimal, or halve it, or lower it by one, as
    long as the case fails the same way. Dimensions that shorten runs come first. Example: 8 steps, first different at
    step 2, become 3 steps.
 2. Repeat this until a whole round changes nothing, or the budget is spent.
@@ -8,9 +8,9 @@
 Invalid cases, such as an odd batch that must be split, are skipped without a run, and no case is tried twice. The order
 is fixed, so the same case always shrinks to the same result.
 
-A user's system may ignore a case's model and batch, so one run makes all sizes minimal at once. If every loss and every
+A user's system may ignore a case's model and batch, so a run makes all sizes minimal at once. If every loss and every
 difference stays the same, bit for bit, the sizes are ignored: they keep their values, and are reported. Otherwise sizes
-are tried one by one.
+are tried separately.
 
 Two runs fail the same way if they have the same `Symptom`, which leaves out everything that shrinking changes: indices
 of layers, names of nodes, ranks, steps.
@@ -36,7 +36,7 @@ from bitproof.harness.records import CaseResult, Verdict
 from bitproof.harness.systems.registry import BUILT_IN
 
 FEWEST_RANKS = 2
-"""On one rank no collective moves data, so the case would no longer be a distributed step."""
+"""On a single rank no collective moves data, so the case would no longer be a distributed step."""
 
 
 class Symptom(NamedTuple):
@@ -153,7 +153,7 @@ def shrink(
 ) -> Trial:
     """The smallest trial found that fails as `start` did, whose result is `result`. Each run calls `show` with a line.
 
-    `begin` may start trials before `run` asks for them. Results are used in the order of one-by-one trials, and
+    `begin` may start trials before `run` asks for them. Results are used in the order of sequential trials, and
     others are ignored, so the outcome is the same. Sizes that the case leaves to its flavor stay unchanged, so `start`
     should state all of them.
     """
@@ -207,7 +207,7 @@ class _Search:
         self.tried.add(self.smallest)
 
     def ask_of_sizes(self) -> None:
-        """Find out whether a user's systems ignore all sizes, by one run with minimal sizes."""
+        """Find out whether a user's systems ignore all sizes, by a run with minimal sizes."""
         is_ours = {self.smallest.case.reference, self.smallest.case.candidate} & set(BUILT_IN)
         if is_ours or self.budget.is_spent or not any(self.result.losses.values()):
             return  # without losses, ignored sizes cannot be recognized
@@ -221,7 +221,7 @@ class _Search:
             self.show(f"[{self.budget.elapsed:6.1f} s] try {self.budget.spent}: every size at its least: {told}")
 
     def improve(self, place: int) -> bool:
-        """Apply the first change of a dimension that fails the same way. Returns whether there is one."""
+        """Apply the first change of a dimension that fails the same way. Returns whether there is any."""
         for changes, trial in self._untried(DIMENSIONS[place]):
             if self.budget.is_spent:
                 return False
@@ -232,7 +232,7 @@ class _Search:
         return False
 
     def _next(self, place: int) -> Iterator[Trial]:
-        """The next trials if none fails the same way: those of this dimension, then of later ones."""
+        """The next trials if none fails the same way: those of this dimension, then of the later dimensions."""
         found: set[Trial] = set()
         for dimension in DIMENSIONS[place:]:
             for _, trial in self._untried(dimension):
@@ -314,7 +314,7 @@ def _ranks(trial: Trial, result: CaseResult) -> Iterator[Changes]:
 
 
 def _groups(ep: int, tp: int, ranks: int) -> list[tuple[int, int]]:
-    """Sizes (ep, tp) to try on fewer ranks: the present ones, the largest that fit, then halves, then 1 for either."""
+    """Sizes (ep, tp) to try on fewer ranks: as now, the largest that fit, then halves, then 1 for either."""
     fit = math.gcd(ep, ranks), math.gcd(tp, ranks)
     halves = max(1, ep // 2), max(1, tp // 2)
     return list(dict.fromkeys([(ep, tp), fit, (halves[0], tp), (ep, halves[1]), halves, (1, fit[1]), (fit[0], 1)]))
@@ -336,7 +336,7 @@ def _batch(name: str) -> Dimension:
 
 
 def _layers(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    """Fewer layers, with as many dense ones as before, or none; then all layers dense."""
+    """Fewer layers, with as many dense layers as before, or none; then all layers dense."""
     model = trial.case.model
     if model.layers is None:
         return

@@ -25,7 +25,7 @@ class UnmatchedCall(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Indices of one rank's calls in a step: calls with unmatched outputs, and new calls that only pack."""
+    """Indices of a rank's calls in a step: calls with unmatched outputs, and new calls that only pack."""
 
     strange: list[int]
     packing: list[int]
@@ -46,7 +46,7 @@ def listed(found: Sequence[UnmatchedCall]) -> str:
 
 
 def look_at(reference: Sequence[Call], candidate: Sequence[Call]) -> Look:
-    """Compare one rank's logs of one step: find the candidate's calls with an output that is nowhere in the reference.
+    """Compare a rank's logs of a step: find the candidate's calls with an output that is nowhere in the reference.
 
     Views and packs of the reference's values are listed separately, as a pass may cut and join tensors. But a pack
     that the reference also makes, with the same inputs and numbers and a different output, is unmatched.
@@ -75,7 +75,7 @@ def _question(call: Call) -> tuple[object, ...]:
 
 
 def summed_up(strange: Sequence[tuple[int, Call]]) -> list[UnmatchedCall]:
-    """The unmatched calls with the number of ranks that have them, one per operator and place, in order."""
+    """The unmatched calls with the number of ranks that have them, by operator and place, in order."""
     times: Counter[str] = Counter()
     ranks: dict[str, set[int]] = {}
     for rank, call in strange:

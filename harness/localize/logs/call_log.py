@@ -69,11 +69,11 @@ class CallRecorder(TorchDispatchMode):
     """A dispatch mode that logs calls into `calls`.
 
     - `place` finds the place of the running call and, in a graph, its node.
-    - `keep`: inputs and outputs of calls to copy into `kept`. `spare`: bytes of further outputs to copy, the first ones.
+    - `keep`: inputs and outputs to copy into `kept`. `spare`: bytes of other outputs to copy, the first that fit.
     - `only_keeps`: copy values and count calls, without digests and places.
     - `exchanges`: values of the other system to insert before or after a call; the log has the calls with them.
 
-    A higher-order operator is one call. A call over lists of tensors is logged as one call for each index (`lanes`). A
+    A higher-order operator is one call. A call over lists of tensors is logged as a call for each index (`lanes`). A
     random call has its generator's state as its last input, and the next state as its last output. Calls that bitproof
     itself makes, for example to take a digest, are not logged.
     """
@@ -308,7 +308,7 @@ class CallRecorder(TorchDispatchMode):
 
     @refusing()
     def kernels_called(self, graph: KernelGraph, kernels: Callable[[list[Any]], Any], inputs: list[Any]) -> Any:
-        """Run a graph of Inductor's and log it as one call, whose `scalars` describe the origin of each output.
+        """Run a graph of Inductor's and log it as a single call, whose `scalars` describe the origin of each output.
 
         Outputs beyond `num_visible` are Inductor's own, such as saved activations. They have no counterpart in the
         reference, so they get a producer, but are not outputs of the call.
@@ -333,7 +333,7 @@ class CallRecorder(TorchDispatchMode):
         return result
 
     def forget_abandoned(self) -> None:
-        """Remove the outputs of c10d collectives without a wait, as for functional ones."""
+        """Remove the outputs of c10d collectives without a wait, as functional collectives have none."""
         for index in self._works.abandoned():
             self.calls[index] = self.calls[index]._replace(outputs=())
 
@@ -358,8 +358,8 @@ class CallRecorder(TorchDispatchMode):
 def _is_own(frame: FrameType | None) -> bool:
     """Whether bitproof's recording called an operator: the nearest frame outside torch is in its files.
 
-    Calls by which `watch` records a step's tensors are not part of the step. The sum of a loop's losses is: it leads
-    from the loss to its inputs.
+    Calls that `watch` makes to record a step's tensors are not part of the step. The sum of a loop's losses is: it
+    leads from the loss to its inputs.
     """
     while frame is not None and frame.f_code.co_filename.startswith((_TORCH, "<")):
         frame = frame.f_back
@@ -389,7 +389,7 @@ def _peers(function: Any, args: Any, kwargs: Any) -> tuple[int, ...]:
 
 
 def _digest(tensor: Tensor) -> str:
-    """A tensor's digest. Tensors without one, such as sparse tensors, are all "opaque" and thus count as equal."""
+    """A tensor's digest. Tensors without a digest, such as sparse tensors, are all "opaque" and thus count as equal."""
     try:
         return digest(tensor)
     except (RecordingError, RuntimeError):

@@ -30,13 +30,13 @@ class Place(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One operator call. Tensors are digests, as in records: over dtype, shape and every byte in order.
+    """An operator call. Tensors are digests, as in records: over dtype, shape and every byte in order.
 
     - `outputs`: the results after the call, or after a collective's wait, including tensors written in place.
     - `aliases`: other tensors over a storage that the call wrote, with their values after it, if it changed them.
     - `view`: the operator returns a view, and computes nothing.
     - `producers`: for each input, the index of the call that wrote it into its memory, None if unknown; or empty. Two
-      tensors with one value thus have separate histories. The writers of parts of an input follow, if no call wrote
+      tensors of equal value thus have separate histories. The writers of parts of an input follow, if no call wrote
       it as a whole.
     - `scalars`: the arguments that are numbers, words, dtypes or lists of these, by name, defaults included.
     - `peers`: the ranks of a collective in the order of its group; for a message, sender and receiver; or empty.

@@ -1,4 +1,4 @@
-"""One rank's calls of the candidate, each judged by the reference's log: right or wrong (see `blame`)."""
+"""A rank's calls of the candidate, each judged by the reference's log: right or wrong (see `blame`)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ RECOMPUTED = "_recomputed"
 
 
 class CandidateLog(IndexedLog):
-    """One rank's calls, each judged by the reference's log.
+    """A rank's calls, each judged by the reference's log.
 
-    A call agrees if the reference has its outputs at a fitting place, if it changes nothing, or if it reaches a value of
-    the reference in another way. Calls are judged in order: a view, for example, agrees only if its tensor does.
+    A call agrees if the reference has its outputs at a fitting place, if it changes nothing, or if it reaches a value
+    of the reference in another way. Calls are judged in order: a view, for example, agrees only if its tensor does.
     """
 
     def __init__(self, calls: Sequence[Call], reference: ReferenceLog) -> None:
@@ -181,9 +181,9 @@ class CandidateLog(IndexedLog):
         return self.log[index].view and self._reads_left(index)
 
     def giver(self, wanted: str, digest: str) -> int | None:
-        """The producer of a record's value `digest`: if there are several, the one at the place of `wanted`'s producer.
+        """The producer of a record's value `digest`; among several, the call at the place where `wanted` was produced.
 
-        Otherwise it is the last. Example: an expert without rows has gradients of zeros, as many others have.
+        If none is there, it is the last producer. For example, gradients of zeros come from every expert without rows.
         """
         known = self.reference.producer(wanted)
         if known is not None and self._num_givers[digest] > 1:
@@ -205,7 +205,7 @@ class CandidateLog(IndexedLog):
 
     def wired_alike(self, index: int, partner: int) -> Iterator[tuple[int, int]]:
         """Pairs of producers (here, reference) of the inputs in which a call differs from its partner, if they are the
-        same occurrence of one operator at one place.
+        same occurrence of an operator at a place.
         """
         sides = zip(self.log[index].inputs, self._given[index], strict=False)
         theirs = zip(self.reference.log[partner].inputs, self.reference.given(partner), strict=False)
@@ -358,8 +358,8 @@ class CandidateLog(IndexedLog):
     def _may_stand_for_another(self, call: Call) -> bool:
         """Whether a call that returns an input may replace a call of the reference.
 
-        The reference has a call of its operator with the same inputs; or one at its place that returns an input, too,
-        or whose output is missing here.
+        The reference has a call of its operator with the same inputs; or a call at its place that also returns an
+        input, or whose output is missing here.
         """
         due = [(index, self.reference.log[index]) for index in self.reference.could_be(call)]
         kept = (set(known.outputs) <= set(known.inputs) for _, known in due)
@@ -383,7 +383,7 @@ class CandidateLog(IndexedLog):
     def is_extra(self, index: int) -> bool:
         """Whether the candidate makes more calls of this operator in this module and direction than the reference.
 
-        Both chunks count together, since a call that adds them may be unchunked on one side. Recomputed calls do not
+        Both chunks count together, since a call that adds them may be unchunked on either side. Recomputed calls do not
         count. If the direction is unknown, calls of the operator anywhere count.
         """
         if is_again(self.log[index]):

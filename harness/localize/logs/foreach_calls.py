@@ -1,6 +1,6 @@
-"""Calls over lists of tensors, such as `_foreach_mul_` and fused optimizers, split into one call for each index.
+"""Calls over lists of tensors, such as `_foreach_mul_` and fused optimizers, split into a call for each index.
 
-Such a call computes each index independently, for example one parameter's update for each. Logged as a single call, it
+Such a call computes each index independently, for example a parameter's update. Logged as a single call, it
 would join their histories, and lead from a differing parameter to the inputs of all others.
 """
 
@@ -19,7 +19,7 @@ from bitproof.harness.torch_operators import schema_of
 def num_lanes(function: Any, args: Any, kwargs: Any) -> int:
     """The number of independent indices of a call over lists; 0 for a call that cannot be split.
 
-    A call that also writes or returns one tensor for all indices cannot be split.
+    A call that also writes or returns a tensor for all indices cannot be split.
     """
     schema = schema_of(function)
     if schema is None or not name_of(function).startswith(OVER_LISTS):
@@ -34,7 +34,7 @@ def num_lanes(function: Any, args: Any, kwargs: Any) -> int:
 
 
 def lane(values: Iterable[Any], index: int, lanes: int) -> list[Any]:
-    """A call's arguments, or results, for one index: lists of `lanes` tensors are replaced by their entry."""
+    """A call's arguments, or results, for an index: lists of `lanes` tensors are replaced by their entry."""
     return [value[index] if _is_list(value) and len(value) == lanes else value for value in values]
 
 

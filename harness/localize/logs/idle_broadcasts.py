@@ -27,7 +27,7 @@ def without_idle_broadcasts(logs: Sequence[Sequence[Call]]) -> list[Sequence[Cal
 
 
 def _idle(rank: int, calls: Sequence[Call], joined: JoinedLogs) -> set[int]:
-    """The broadcasts of one rank that change no rank's memory."""
+    """The broadcasts of a rank that change no rank's memory."""
     return {
         index
         for index, call in enumerate(calls)

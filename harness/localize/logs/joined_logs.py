@@ -1,4 +1,4 @@
-"""The calls of all ranks as one partial order: each rank's own order, and a collective's launches before its results.
+"""The calls of all ranks in a partial order: each rank's own order, and a collective's launches before its results.
 
 Indices in the logs of different ranks cannot be compared. For example, call 7 of rank 0 comes before call 3 of rank 1
 if call 3 reads the result of a collective that rank 0 launched after call 7.
@@ -56,7 +56,7 @@ class JoinedLogs:
         return found or [site]
 
     def turn(self, site: Site) -> int:
-        """The number of collectives of the group that the rank launched before this one."""
+        """The number of collectives of the group that the rank launched earlier."""
         return self._turns[site[0]][site[1]]
 
     def when(self, site: Site) -> tuple[int, int, int]:
@@ -67,7 +67,7 @@ class JoinedLogs:
         return self._rounds[rank][index], rank, index
 
     def before(self, sites: Iterable[Site], givers: Callable[[Site], Iterable[int]]) -> set[Site]:
-        """These calls, and every call from which a path of values leads to one. `givers` returns a call's producers."""
+        """These calls, and every call from which a path of values leads here. `givers` returns a call's producers."""
         pending, seen = list(sites), set[Site]()
         while pending:
             if (site := pending.pop()) in seen:
@@ -78,7 +78,7 @@ class JoinedLogs:
         return seen
 
     def first_of(self, sites: Collection[Site]) -> Site:
-        """One of these calls to which no path of values leads from another of them."""
+        """Any of these calls to which no path of values leads from another."""
         first, passed = min(sites, key=self.when), set[Site]()
         while True:
             passed.update(self.together(first))

@@ -1,6 +1,6 @@
 """The values that calls wrote into parts of a storage: memory that is read as a whole may have been filled in pieces.
 
-For example, DistributedDataParallel fills a bucket through one view per gradient, and then all-reduces the bucket.
+For example, DistributedDataParallel fills a bucket through a view for each gradient, and then all-reduces the bucket.
 """
 
 from __future__ import annotations

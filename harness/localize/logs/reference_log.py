@@ -1,4 +1,4 @@
-"""One rank's calls in a step, indexed by operator and place; the reference's also by value."""
+"""A rank's calls in a step, indexed by operator and place; the reference's also by value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMMUTATIVE = names(lambda row: row.commutes)
 
 
 class IndexedLog:
-    """One rank's calls, indexed by operator and place."""
+    """A rank's calls, indexed by operator and place."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self.log = calls
@@ -45,7 +45,7 @@ class IndexedLog:
 
 
 class ReferenceLog(IndexedLog):
-    """One rank's calls of the reference, indexed by operator, inputs and outputs."""
+    """A rank's calls of the reference, indexed by operator, inputs and outputs."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         super().__init__(calls)
@@ -170,7 +170,7 @@ class ReferenceLog(IndexedLog):
 
 
 def _may_be_one(first: Call, second: Call) -> bool:
-    """Whether two calls can be of the same module and micro-batch: unknown ones match any."""
+    """Whether two calls can be of the same module and micro-batch; None matches any."""
     pairs = (first.place.module, second.place.module), (first.micro_batch, second.micro_batch)
     return all(None in pair or pair[0] == pair[1] for pair in pairs)
 
@@ -191,7 +191,7 @@ def _told(call: Call) -> tuple[str | None, None]:
 
 
 def fits(first: Place, second: Place) -> bool:
-    """Whether direction and chunk of two places agree; unknown ones match any."""
+    """Whether direction and chunk of two places agree; None matches any."""
     _, direction, chunk = first
     _, other_direction, other_chunk = second
     if direction is not None and other_direction is not None and direction != other_direction:

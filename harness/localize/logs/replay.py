@@ -1,4 +1,4 @@
-"""A replay: a run up to one step, of which each rank writes an archive.
+"""A replay: a run up to some step, of which each rank writes an archive.
 
 The archive of a rank has the log of its operator calls, the digests of its records, and the requested values. Imports
 no torch before a value is read.
@@ -149,7 +149,7 @@ def archive_of(folder: Path, rank: int) -> Path:
 
 
 def archives_of(folder: Path, role: Role, number: int = 1) -> Path:
-    """The folder of the archives of one of a search's replays: the `number`-th of a side."""
+    """The folder of the archives of a search's replay, the `number`-th of a side."""
     return folder / f"{role}.archives{number}"
 
 
@@ -173,7 +173,7 @@ def write_archive(path: Path, step_trace: StepTrace) -> None:
 def hand_on(source: Path, target: Path, sites: Sequence[ValueSite]) -> bool:
     """Write the archives of a replay for these values into `target`, from the spare values of the archives in `source`.
 
-    Returns False if one of them is not there, so that the replay must run.
+    Returns False if any is not there, so that the replay must run.
     """
     found: dict[int, dict[str, memoryview]] = {}
     try:
@@ -253,7 +253,7 @@ def read_value(path: Path, name: str) -> Tensor:
 
 
 def _write_spare(archive: zipfile.ZipFile, values: Mapping[str, bytes]) -> None:
-    """Write many small values into one member: a line of JSON with the size of each by name, then their bytes.
+    """Write many small values into a member: a line of JSON with the size of each by name, then their bytes.
 
     A member of its own would take longer to write and to find than most of these values. Requested values may be large,
     and have their own.

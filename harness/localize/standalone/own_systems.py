@@ -44,7 +44,7 @@ CASE: dict[str, Any] = {}
 
 
 def namespace_of(fields: Any, name: str = "") -> Any:
-    """The case's fields as attributes, nested ones too; `options` stays a dictionary."""
+    """The case's fields as attributes, also nested; `options` stays a dictionary."""
     if not isinstance(fields, dict) or name == "options":
         return fields
     return SimpleNamespace(**{name: namespace_of(field, name) for name, field in fields.items()})
@@ -76,7 +76,7 @@ def take_steps(made: Any, keep: Callable[..., None]) -> None:
 
 
 def run_rank(side: str, rank: int, folder: str) -> None:
-    """The process of a rank of one side: run its system, and save the shown tensors. Exits with 0, or 2 on an error."""
+    """The process of a rank of a side: run its system, and save the shown tensors. Exits with 0, or 2 on an error."""
     try:
         world_size = CASE["parallelism"]["world_size"]
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
@@ -110,7 +110,7 @@ def run_rank(side: str, rank: int, folder: str) -> None:
 
 
 def differing(first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, str]:
-    """The tensors in which both sides differ on one rank, by name, with the difference in words."""
+    """The tensors in which both sides differ on a rank, by name, with the difference in words."""
     found = {name: "only one side has it" for name in [*first, *second] if (name in first) != (name in second)}
     for name in first:
         if name in second and (difference := describe_difference(first[name], second[name])):

@@ -34,7 +34,7 @@ def see(name: str, value: Any) -> None:
 
 
 def differs_on(rank: int) -> bool:
-    """Compute both sides on one rank, save their values, and return whether an output differs."""
+    """Compute both sides on a rank, save their values, and return whether an output differs."""
     outputs, values = [], {}
     for function in (reference, candidate):
         seen.clear()

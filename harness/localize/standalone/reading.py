@@ -29,7 +29,7 @@ class NoFileError(BitproofError):
 
 
 class Input(NamedTuple):
-    """An input of both sides: dtype, shape, strides, and its content on each rank, or a single one for all ranks.
+    """An input of both sides: dtype, shape, strides, and its content on each rank, or a single content for all ranks.
 
     Without contents it is drawn at random. `origin` becomes a comment.
     """
@@ -105,7 +105,7 @@ class Scene:
     - `partitions`: for each group's name, its lists of ranks.
     - `tokens`: for each rank, the inputs of the step by name.
     - `head`: the docstring. `ordered_group`: the source of a group that sums in rank order.
-    - `timeout`: seconds for one run of the file.
+    - `timeout`: seconds for a run of the file.
     - `seen`: for each rank, the values that the probe saved.
     """
 

@@ -35,7 +35,7 @@ def candidate(**inputs: Tensor) -> dict[str, Tensor]:
 
 
 def make_input(name: str, rank: int) -> Tensor:
-    """An input of one rank: its stored numbers or bytes, or else random numbers in [-1, 1), seeded by name and rank."""
+    """An input of a rank: its stored numbers or bytes, or else random numbers in [-1, 1), seeded by name and rank."""
     dtype, shape, stride, contents = INPUTS[name]
     x = torch.empty_strided(shape, stride, dtype=getattr(torch, dtype))
     if not contents:
@@ -49,7 +49,7 @@ def make_input(name: str, rank: int) -> Tensor:
 
 
 def compute(function: Any, rank: int) -> dict[str, Tensor]:
-    """One side's outputs on one rank, from new inputs, as it may write into them."""
+    """A side's outputs on a rank, from new inputs, as it may write into them."""
     with torch.no_grad():
         found: dict[str, Tensor] = function(**{name: make_input(name, rank) for name in INPUTS})
     return found
@@ -73,7 +73,7 @@ def describe_difference(first: Tensor, second: Tensor) -> str | None:
 
 
 def differs_on(rank: int) -> bool:
-    """Compute both sides on one rank, print their differences, and return whether there are any."""
+    """Compute both sides on a rank, print their differences, and return whether there are any."""
     first, second = compute(reference, rank), compute(candidate, rank)
     found = {name: describe_difference(first[name], second[name]) for name in first}
     for name, difference in found.items():
@@ -83,7 +83,7 @@ def differs_on(rank: int) -> bool:
 
 
 def run_rank(rank: int, folder: str) -> None:
-    """The process of one rank: join the groups, and compare. Exits with 0 for equal, 1 for different, 2 on an error."""
+    """The process of a rank: join the groups, and compare. Exits with 0 for equal, 1 for different, 2 on an error."""
     try:
         store = dist.FileStore(os.path.join(folder, "store"), WORLD_SIZE)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD_SIZE)
@@ -101,7 +101,7 @@ def run_rank(rank: int, folder: str) -> None:
 
 
 def compare_alone() -> int:
-    """Compare in one process, for calls without collectives. Returns 0 for equal, 1 for different, 2 on an error."""
+    """Compare in this process, for calls without collectives. Returns 0 for equal, 1 for different, 2 on an error."""
     try:
         return tell(max(int(differs_on(rank)) for rank in range(WORLD_SIZE)))
     except Exception:

@@ -1,4 +1,4 @@
-"""A replay: a run up to some step, of which each rank writes an archive.
+"""A replay: a run up to a given step. Each rank writes an archive.
 
 The archive of a rank has the log of its operator calls, the digests of its records, and the requested values. Imports
 no torch before a value is read.

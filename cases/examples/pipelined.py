@@ -47,7 +47,7 @@ class StagedRun:
         return x, x.tanh()
 
     def watched(self, backward: Any) -> Any:
-        """The system that computes gradients by `backward(x, target)`, which returns the loss, or None if it has none."""
+        """The system that computes gradients by `backward(x, target)`, which returns the loss or None."""
 
         def step(index: int) -> Tensor | None:
             loss: Tensor | None = backward(*self.batch())

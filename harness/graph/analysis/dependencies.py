@@ -2,8 +2,8 @@
 
 A node depends on its inputs, and also on nodes that it does not read: a write to a storage on all earlier readers and
 the previous writer of that storage, a reader on the last writer, and a random draw on the previous draw. So two random
-draws keep their order, as do two writes of one buffer; other nodes may be swapped. A collective reads its input until
-its wait.
+draws keep their order, as do two writes of a buffer; other nodes may be swapped. A collective reads its input until its
+wait, so a write to that input stays behind the wait.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def dependencies(graph: Graph) -> dict[Node, set[Node]]:
 
 
 def reorder(module: GraphModule, key: Callable[[Node], Any] | None = None) -> None:
-    """Sort a graph's nodes topologically; among ready nodes, the one with the smallest key comes first.
+    """Sort a graph's nodes topologically; among ready nodes, that with the smallest key comes first.
 
     The default key is a node's current position, so only nodes that must move do. Placeholders stay first and the
     output last. All ranks have the same graph, and so the same order.

@@ -1,4 +1,4 @@
-"""Join the all-gathers of a block's parameters into one, and the reduce-scatters of their gradients.
+"""Join the all-gathers of a block's parameters, and the reduce-scatters of their gradients.
 
 Needs:    parameters are the graph's first inputs, in the order of their gradients, which are its outputs
           after the loss; every collective names a group of `context.groups`.
@@ -9,11 +9,11 @@ Refuses:  a collective whose group is unknown. Other collectives than parameters
 1. Find the all-gathers that read a parameter through only casts, changes of shape and padding.
 2. Drop repeated gathers: same parameter, same casts, same group.
 3. Find the reduce-scatters from which only casts, changes of shape, cuts and additions lead to a gradient.
-4. Sort both into buckets: one group, operation, dtype, block and direction; recomputed gathers and, unless
+4. Sort both into buckets: the same group, operation, dtype, block and direction; recomputed gathers and, unless
    `join_chunks`, chunks apart; the halves of a partitioned graph always stay apart. Modules outside all blocks
    get their own buckets. Inside a bucket, parameters have the order of the graph's inputs.
-5. Write a bucket's gather at its first member, launched one bucket ahead within its half. Write its
-   reduction where its last gradient is ready, and wait for it when the next is launched: one is in flight.
+5. Write a bucket's gather at its first member, launched a bucket ahead within its half. Write its reduction
+   after its last gradient, and wait for it when the next is launched, so that a single reduction is in flight.
 6. Move every node behind the nodes that it now reads.
 """
 
@@ -51,7 +51,7 @@ _TO_GRADIENT = operators.VIEWS | {aten._to_copy.default, aten.slice.Tensor, aten
 
 
 class _Member(NamedTuple):
-    """One parameter's collective: its launch and wait, and the index of the parameter among the graph's inputs."""
+    """A parameter's collective: its launch and wait, and the index of the parameter among the graph's inputs."""
 
     launch: Node
     wait: Node
@@ -157,7 +157,7 @@ def _find_reductions(graph: Graph) -> list[_Member]:
 
 
 def _launches(graph: Graph, name: str) -> Iterable[tuple[Node, Node]]:
-    """Every launch with exactly one wait, unless something writes to its input or output."""
+    """Every launch with a single wait, unless a call writes to its input or output."""
     owners = operators.storage_owners(graph.nodes)
     written = {owners[x] for node in graph.nodes for x in operators.written_arguments(node)}
     for launch in graph.nodes:
@@ -203,7 +203,7 @@ def _block_of(module: str, pattern: str) -> str:
 class _Writer:
     """Writes buckets into the graph. The replaced nodes have no readers afterwards.
 
-    A bucket of one member only moves its collective, without copies.
+    A bucket of a single member only moves its collective, without copies.
     """
 
     def __init__(self, graph: Graph, place: dict[Node, int]) -> None:

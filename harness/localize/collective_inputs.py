@@ -30,6 +30,7 @@ def fed_wrong(
             }
             moved = sum(site[0] in known and known[site[0]].place != call.place for site, call in mine.items())
             late = abs(known_joined.turn((rank, partner)) - joined.turn((rank, index)))
+            # In order of weight: ranks with other inputs, another group, calls at other places, a distant occurrence.
             unlike = len(other), known.keys() != {r for r, _ in calls}, moved, late
             if best is None or unlike < least:
                 best, least = other, unlike
@@ -62,6 +63,8 @@ def out_of_turn(
             pending.append((rank, made, wanted))
             known = dict(known_joined.together((rank, wanted)))
             fed = joined.together((rank, made)) if logs[rank].log[made].collective else []
+            # The first collective at which a rank passes another value is the cause: all calls after it are connected
+            # as in the reference.
             others = [
                 (r, i) for r, i in fed if r in known and logs[r].log[i].inputs != known_joined.logs[r][known[r]].inputs
             ]

@@ -132,6 +132,7 @@ def _readers(
         found += [(culprit.rank, i) for i in _views(logs[culprit.rank], culprit.candidate)]
         pending = [(culprit.rank, i, 0) for i in _alike(logs[culprit.rank], culprit.candidate)]
         pending += [(*rival, 0) for rival in sorted(rivals, key=joined.when) if culprit.how in UNSURE]
+    # Breadth first, so that the nearest calls, which are the likeliest, come first.
     while pending:
         on, index, far = pending.pop(0)
         sites = set(joined.together((on, index))) - seen

@@ -59,6 +59,7 @@ class NoiseSearch(Search):
         if key in parted and key.step == found.step:
             with self._bits_may_fail("the first differing tensor", first.rank):
                 first = self._with_bits(first)
+        # Later steps only repeat the difference, and would add roots of their own.
         ranks = range(self.num_ranks)
         logs: Logs = {side: [self._log_until(side, rank, found.step) for rank in ranks] for side in ROLES}
         differing: dict[int, list[tuple[str, str]]] = {}

@@ -113,6 +113,7 @@ class Search:
             self.remarks.append(buffer)
         if culprit.explains is not None and culprit.explains != (key.rank, *pair):
             first = self._explained(key, culprit.explains)
+        # The blamed call only reads a stale value: its cause is a call of an earlier step.
         if (
             culprit.how == "inherits"
             and key.step

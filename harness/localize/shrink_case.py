@@ -162,6 +162,7 @@ def shrink(
     search = _Search(start, result, symptom, run, budget, show, begin)
     search.ask_of_sizes()
     before = None
+    # A smaller dimension may allow another one to shrink that could not before: hence whole rounds.
     while before != search.smallest and not budget.is_spent:
         before = search.smallest
         for place in range(len(DIMENSIONS)):

@@ -28,10 +28,12 @@ def dependencies(graph: Graph) -> dict[Node, set[Node]]:
     for node in graph.nodes:
         before = found[node] = set(node.all_input_nodes)
         written = {owners[x] for x in operators.written_arguments(node)}
+        # A wait counts as a reader of the collective's input, so that no write to it moves before the wait.
         in_flight = operators.launch_of(node).all_input_nodes if operators.is_wait(node) else []
         for owner in {owners[x] for x in (*node.all_input_nodes, *in_flight)}:
             if owner in writer:
                 before.add(writer[owner])
+            # Earlier readers must not see the new value; later ones depend on this writer, so the set begins again.
             if owner in written:
                 before |= readers.pop(owner, set())
                 writer[owner] = node

@@ -116,6 +116,7 @@ def bucket(module: GraphModule, context: PassContext, *, blocks: str, join_chunk
     distinct = _drop_repeated(gathers, lambda member: kind_of(member, with_chunk=True))
     gather_buckets = _sort(distinct, lambda member: kind_of(member, with_chunk=True))
     reduction_buckets = _sort(reductions, lambda member: kind_of(member, with_chunk=not join_chunks))
+    # A gather is due at its first reader, a reduction only after its last gradient: hence min and max.
     gather_buckets.sort(key=lambda bucket: min(place[member.launch] for member in bucket.members))
     reduction_buckets.sort(key=lambda bucket: max(place[member.launch] for member in bucket.members))
     writer = _Writer(graph, place)
@@ -149,6 +150,7 @@ def _find_reductions(graph: Graph) -> list[_Member]:
     found = []
     for launch, wait in _launches(graph, "reduce_scatter_tensor"):
         node = wait
+        # With a second reader, the value is more than a step on the way to a gradient.
         while len(node.users) == 1 and (user := next(iter(node.users))).target in _TO_GRADIENT:
             node = user
         if node in indices:
@@ -239,6 +241,7 @@ class _Writer:
     def _launch_gather(self, bucket: _Bucket, anchor: Node) -> Node:
         """Shards of n_i elements -> (N,), concatenated -> (W * N,)"""
         kind, members = bucket
+        # The launch moves ahead, so the casts of all members must move with it.
         for member in members:
             for node in reversed(chain_to_input(member.launch)[:-1]):
                 if self.place[node] > self.place[anchor]:

@@ -66,6 +66,7 @@ def offload(module: GraphModule, context: PassContext, *, blocks: str) -> GraphM
         copy = _call(node, offload_operators.WAIT_RELOAD, (reload,), "reloaded", before=need)
         for call in (reload, copy):
             put_in(call, "backward")
+        # Rematerialization reads this, so that repeated calls use the copy as well.
         copy.meta[STANDS_FOR_KEY] = node.name
         for reader in readers:
             reader.replace_input_with(node, copy)

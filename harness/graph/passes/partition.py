@@ -147,6 +147,7 @@ def _joint_form(module: GraphModule, writes: list[_Write], seed: Node) -> GraphM
     env[seed] = graph.placeholder("tangents_1")
     env[seed].meta = {"val": seed.meta["val"]}
     follows_seed = False
+    # A call of a user's pass has no origin: it belongs to the half in which the pass put it.
     for node in module.graph.nodes:
         follows_seed |= node is seed
         if node.op in ("placeholder", "output") or node in env or operators.written_arguments(node):
@@ -179,6 +180,7 @@ def _as_one(
     names = {node.name for node in forward.graph.nodes if node.op == "call_function"}
     crossing = [node.name for node in backward.graph.find_nodes(op="placeholder") if "tangents" not in node.name]
     due = list(zip((inputs[write.buffer] for write in writes), of_buffers, strict=True))
+    # Backward reads the old value of these buffers, so they may only be written at the end.
     last = [(buffer, value) for buffer, value in due if buffer.name in crossing]
     for buffer, value in due:
         if (buffer, value) not in last:

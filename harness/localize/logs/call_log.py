@@ -165,6 +165,7 @@ class CallRecorder(TorchDispatchMode):
         if namespace == IN_PLACE_COLLECTIVES:
             result = self._held(function, tensors_in(written_by(function, args, kwargs)), result)
         written = written_by(function, args, kwargs)
+        # A call over lists is logged as a call for each index, with its own written tensors and results.
         parts = [(written, result)]
         if lanes:
             results = result if isinstance(result, tuple) else (result,)
@@ -280,6 +281,7 @@ class CallRecorder(TorchDispatchMode):
         more: list[int] = []
         for tensor in tensors_in(values):
             storage, value = _storage(tensor), _digest(tensor)
+            # By storage and value: other tensors over the storage may have been written since.
             left = self._producers.get((storage, value), self._in_flight.get(storage))
             is_whole = storage in self._in_flight or (left is not None and value in self.calls[left].outputs)
             parts = [] if is_whole else self._parts.inside(storage, tensor)
@@ -315,6 +317,7 @@ class CallRecorder(TorchDispatchMode):
         """
         read, place = list(inputs), Place(graph.module, graph.direction)
         digests, producers = self._inputs(read)
+        # Calls within the kernels are Inductor's, so they are not logged.
         with disable_current_modes():
             result = theirs(kernels, inputs)
         index = len(self.calls)
@@ -327,6 +330,7 @@ class CallRecorder(TorchDispatchMode):
                 self._add_output(index, self._exchanged(index, tensor))
             elif isinstance(tensor, Tensor):
                 self._producers[_storage(tensor), _digest(tensor)] = index
+        # Kernels may also write their inputs in place.
         for tensor, before in zip(tensors_in(read), digests, strict=True):
             if _digest(tensor) != before:
                 self._add_output(index, tensor)

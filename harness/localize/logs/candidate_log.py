@@ -31,6 +31,7 @@ class CandidateLog(IndexedLog):
         self._num_made, self._num_due = (
             Counter(x for call in log for x in _kinds(call)) for log in (once, reference.log)
         )
+        # At first each call is judged by its own values; `_judge` corrects this by its producers.
         self._agrees = [
             reference.knows(call)
             or (reference.values.issuperset(call.outputs) and self.changes_nothing(index))
@@ -56,6 +57,7 @@ class CandidateLog(IndexedLog):
         found = [giver for giver in given if giver is not None]
         self._given.append(given)
         right = self.reference.values
+        # Right parts of a bucket are right, although the reference does not have the bucket.
         unpacked = {i for i in found if self._unpacks(i) and set(self.log[i].outputs) & set(call.inputs) <= right}
         self._unpacked.append(unpacked)
         if is_abandoned(call) or self._shows_what_is_wrong(index, found):
@@ -142,6 +144,7 @@ class CandidateLog(IndexedLog):
             is_there = view.place == self.log[index].place or self.is_extra(
                 producer
             )  # otherwise the reference has this view
+            # A view computes nothing, so the wrong value comes from its input.
             if view.view and (is_passed or (is_there and self.shows_left(producer))):
                 pending += self._bad_inputs(producer)
             else:
@@ -277,6 +280,7 @@ class CandidateLog(IndexedLog):
         launch = launches.pop() if len(launches) == 1 else None
         if launch is None or not self.log[launch].collective:
             return None
+        # A collective of another collective's result is no bucket: nothing was packed for it.
         is_packed = not any(self.log[giver].collective for giver in self.givers(launch))
         return launch if is_packed and not self.reference.alike(self.log[launch]) else None
 

@@ -49,6 +49,7 @@ class JoinedLogs:
         if not call.collective:
             return [site]
         turn, found = self._turns[rank][index], []
+        # Without `peers`, a rank may have launched another collective as its n-th, so the calls must be alike.
         for peer in call.peers or range(len(self.logs)):
             group = self._at[peer].get(_group(call), []) if peer < len(self._at) else []
             if turn < len(group) and (peer == rank or self._is_one(call, self.logs[peer][group[turn]])):

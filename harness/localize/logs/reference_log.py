@@ -59,6 +59,7 @@ class ReferenceLog(IndexedLog):
         self._producers: dict[str, int] = {}
         self._giving: dict[tuple[str, ...], dict[str, tuple[set[Place], int]]] = defaultdict(dict)
         for index, call in enumerate(calls):
+            # The first call with a value counts as its producer: later ones may only repeat it.
             for value in (*call.aliases, *call.outputs):
                 self._producers.setdefault(value, index)
             self._places[call.operator, call.outputs].add(call.place)

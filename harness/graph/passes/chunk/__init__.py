@@ -142,6 +142,7 @@ class _Chunker:
         for node in self.graph.nodes:
             if self.roots[node] and any(symbols.carries(x.meta.get("val"), self.symbol) for x in node.all_input_nodes):
                 refusals.refuse_attention_over_sequence(node, self.chunking.dim)
+        # Attention is refused first, since its message is more specific.
         refuse_mixing(self.graph.nodes, self.roots, self.symbol, self.chunking.dim)
 
     # -- what a node is -------------------------------------------------------------------------
@@ -165,6 +166,7 @@ class _Chunker:
         if root is None:
             return self._root_of_gradient_addition(node)
         inputs = node.all_input_nodes
+        # A random draw has new values in each chunk, and a written tensor another state, even from whole inputs.
         differs = (
             operators.is_random(node)
             or self._touches_mutated(node)
@@ -210,6 +212,7 @@ class _Chunker:
         elif (root := self._root_of_chunks(node)) is not None:
             self._write_once_a_chunk(node, root)
         else:
+            # In eager, both chunks have run before this draw or this access to a written tensor.
             if operators.is_random(node) or self._touches_mutated(node):
                 self._write_held_back()
             self._check_writes(node, None)
@@ -229,6 +232,7 @@ class _Chunker:
         refusals.refuse_baked_view(node, self.symbol)
         self._check_writes(node, root)
         self._note_call(node, root)
+        # Another module begins: chunk 1 of the previous module comes before it, as in eager.
         if self.running != root:
             self._write_held_back()
             self.running = root

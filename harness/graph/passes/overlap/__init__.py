@@ -145,6 +145,7 @@ def find_places(nodes: list[Node], chunking: Chunking) -> dict[Node, NodePositio
         if root and (root, direction) != running:
             region, running = region + 1, (root, direction)
         regions.append(region)
+    # From the end: a node written once serves the earliest chunk that follows it in its region.
     places, last = {}, (-1, 2)
     for index in reversed(range(len(nodes))):
         chunk = nodes[index].meta.get(CHUNK_KEY)
@@ -175,6 +176,7 @@ def schedule(
     order: list[Node] = []
 
     def release(node: Node) -> None:
+        # No node moves further ahead than into the previous chunked region.
         if places[node].region > oldest + 1:
             parked.setdefault(places[node].region, []).append(node)
         elif operators.is_wait(node) and is_exchange(operators.launch_of(node)):
@@ -197,7 +199,9 @@ def schedule(
         while in_flight and in_flight[0][0] <= timeline.time:
             wait = heapq.heappop(in_flight)[-1]
             heapq.heappush(ready, (key_of(wait), wait))
+        # If no node is ready, the rank has to block: run the wait that ends first.
         node = heapq.heappop(ready)[-1] if ready else heapq.heappop(in_flight)[-1]
+        # A wait for another collective that would block is postponed as well, while there is an all-to-all to hide.
         if (
             ready
             and timeline.time < all_arrived

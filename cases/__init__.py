@@ -1,4 +1,4 @@
-"""The built-in cases by name, one file per family; and the cases of installed distributions."""
+"""The built-in cases by name, with a file for each family, and the cases of installed distributions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def collect(*families: Iterable[Case]) -> dict[str, Case]:
-    """Return cases by name, in the order given. Raises CaseError if two share a name."""
+    """Return the cases of some families by name, in order. Raises CaseError if two share a name."""
     by_name: dict[str, Case] = {}
     for case in (case for family in families for case in family):
         if case.name in by_name:
@@ -97,7 +97,7 @@ def _cases_of(entry: EntryPoint) -> Iterable[Case]:
     found = found() if callable(found) else found
     if not isinstance(found, (list, tuple)) or not all(isinstance(case, Case) for case in found):
         raise UsageError(
-            f"entry point {entry.name} of {plugins.distribution_of(entry)} brings no cases",
+            f"entry point {entry.name} of {plugins.distribution_of(entry)} is not a list of cases",
             expected="a list or a tuple of bitproof.harness.case.Case, or a function that returns one",
             found=type(found).__name__,
             where=f"{entry.group}, {entry.value}",

@@ -1,4 +1,4 @@
-"""FlexAttention with a document mask: one higher-order operator with nested graphs per layer."""
+"""FlexAttention with a document mask: each layer has a higher-order operator with nested graphs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ FAMILY = "attention"
 
 
 def _flex(case: Case) -> Case:
-    """One document per line of text: a row of 32 tokens holds ends, starts and middles of documents."""
+    """The case with FlexAttention, where each line of text is a document.
+
+    A row of 32 tokens has several documents, and may begin and end inside them: for example, the last 9 tokens of a
+    document, a whole document of 15, and the first 8 of the next.
+    """
     batch = Batch(data="pydoc_lines")
     return variant(case, "flex", FAMILY, model=Model(attention="flex"), batch=batch)
 

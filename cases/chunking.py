@@ -34,9 +34,9 @@ PLAIN = (transformer_batch, moe_batch, moe_seq, unchunked)
 
 
 def variant(base: Case, suffix: str, family: str, **changes: Any) -> Case:
-    """A variant of one of these cases, for 5 steps: blocks_batch_world2 of transformer_batch.
+    """A variant of a case of PLAIN, for 5 steps: for example, blocks_batch_world2 is a variant of transformer_batch.
 
-    The variant's name has another stem, so that `-k moe_seq` still selects one case.
+    Its name has another stem, so that `-k moe_seq` still selects a single case. Raises KeyError for other cases.
     """
     stem = {
         "transformer_batch": "blocks_batch",
@@ -51,9 +51,9 @@ def made_to_see(base: Case, parallelism: Parallelism) -> Case:
     """A case whose inputs expose defects that those of `base` hide: docs/reference/faults.md lists them.
 
     Rows have different positions, and documents end inside rows. There are six data ranks, not a power of two, and
-    three share an expert or a set of experts, so every sum has at least three summands. There are twelve experts: one
-    gets no token, and some get more than 256. Weights span seven powers of two. The step computes in float32, so no
-    later rounding hides a difference. Every module's output and its gradient are compared, too.
+    three share an expert or a set of experts, so every sum has at least three summands. An expert of twelve gets no
+    token, and some get more than 256. Weights span seven powers of two. The step computes in float32, so no later
+    rounding hides a difference. Every module's output and its gradient are compared, too.
     """
     return replace(
         variant(base, "sight", FAMILY),

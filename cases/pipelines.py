@@ -1,5 +1,5 @@
-"""Pipelines: a micro-batch's graph cut into stages, against eager stages run by torch.distributed.pipelining and
-against no stages; and torch's schedules against each other and against no pipeline.
+"""Pipelines: a micro-batch's graph cut into stages, against eager stages or an unstaged model; and torch's schedules
+against each other or against a model without a pipeline. torch.distributed.pipelining runs the eager stages.
 """
 
 from __future__ import annotations

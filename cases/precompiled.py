@@ -1,4 +1,4 @@
-"""Steps precompiled by one process before any rank starts, against the same steps traced at the start of the run.
+"""Steps precompiled by a single process before any rank starts, against the same steps traced at the start of the run.
 
 The step is written to a file and read back: its names, groups and code must equal the traced graph's.
 """

@@ -1,8 +1,8 @@
 """Regional compilation: Inductor compiles chosen parts of the step separately; the rest runs in eager.
 
-With SDPA the regions are its operators. Inductor calls the same kernels as eager, so bits are equal: in the graph,
-whole or in halves, and in eager, where torch.compile compiles only attention. FlexAttention's own kernels need CUDA: on
-a CPU other modules of such a step are the regions. Two ranks, two layers and two steps, as these cases test
+With SDPA, the regions are its operators. Inductor calls the same kernels as eager, so bits are equal: in the graph,
+whole or in halves, and in eager if torch.compile compiles only attention. FlexAttention's own kernels need CUDA; on a
+CPU the regions are other modules of the step, such as norms. Two ranks, two layers and two steps are enough to test
 compilation.
 """
 
@@ -22,13 +22,13 @@ _BASES = (transformer_batch, moe_batch, moe_seq)
 
 
 def _regional(base: Case) -> Case:
-    """In the graph, each SDPA operator and its backward is a region, once per chunk if attention is chunked."""
+    """The case in the graph: each SDPA operator, and its backward, is a region, in each chunk of attention."""
     case = variant(base, "regional", FAMILY, pipeline=Pipeline(backend="regional_inductor"), **_SMALL)
     return replace(case, steps=2)
 
 
 def _in_eager(base: Case) -> Case:
-    """In eager, torch.compile compiles the attention function."""
+    """The case in eager: torch.compile compiles the attention function."""
     case = variant(base, "eager_regional", FAMILY, **_SMALL)
     return replace(case, candidate=_EAGER, steps=2)
 

@@ -19,7 +19,7 @@ from bitproof.harness.report.write import prepare_run_dir, write_run
 @pytest.mark.ranks
 @pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.name)
 def test_case_gets_its_expected_verdict(case: Case, pytestconfig: pytest.Config) -> None:
-    """Run the case like `bitproof run`; skipped only if it needs a missing GPU and was not selected by name."""
+    """Run the case like `bitproof run`. It is skipped if it needs a missing GPU, unless -k selects it."""
     from bitproof.harness.execute import launch
 
     options = RunOptions()

@@ -35,14 +35,6 @@ PEERS = {"what": 1.0, "one": 4.2, "where": 1.9, "Of": 0.0, "What": 1.5, "Where":
 FEWEST_EXAMPLES = 0.2
 """The lowest figure of any peer, per 1,000 words."""
 
-# Packages that are not within the range yet, with ceilings. Lower them as the text improves, and remove the line once
-# the package is within the range of its peers. The list only gets shorter.
-UNFINISHED: dict[str, dict[str, float]] = {
-    "cases": {"what": 1.0, "one": 13.2, "where": 1.9, "Of": 3.2, "What": 1.5, "Where": 0.4},
-    "harness/graph": {"what": 1.5, "one": 9.6, "where": 1.9, "Of": 0.6, "What": 1.5, "Where": 0.6},
-    "harness/localize": {"what": 21.3, "one": 18.2, "where": 10.0, "Of": 14.9, "What": 57.8, "Where": 20.5},
-}
-
 
 class Prose(NamedTuple):
     """The docstrings of a package, with their files and lines; code between backticks is one word."""
@@ -123,17 +115,12 @@ def beyond(prose: Prose, ceilings: dict[str, float]) -> list[str]:
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_no_habit_of_a_package_is_more_frequent_than_among_its_peers(name):
-    assert beyond(prose_in(name), UNFINISHED.get(name, PEERS)) == []
+    assert beyond(prose_in(name), PEERS) == []
 
 
-@pytest.mark.parametrize("name", [name for name in PACKAGES if name not in UNFINISHED])
-def test_a_finished_package_gives_as_many_examples_as_its_peers(name):
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_package_gives_as_many_examples_as_its_peers(name):
     assert prose_in(name).num_examples >= math.floor(FEWEST_EXAMPLES * prose_in(name).num_words / 1000)
-
-
-def test_a_package_within_the_range_is_no_longer_listed_as_unfinished():
-    assert [name for name in UNFINISHED if name not in PACKAGES or not beyond(prose_in(name), PEERS)] == []
-    assert [*UNFINISHED] == sorted(UNFINISHED)
 
 
 def test_each_habit_is_counted_in_docstrings_and_not_in_code():

@@ -23,7 +23,7 @@ DIM = 48
 
 
 class Replica:
-    """One rank's copy of a model, and its optimizer. `backend` is torch.compile's, None for eager."""
+    """A rank's copy of the model, with its optimizer. `backend` is torch.compile's, or None for eager."""
 
     def __init__(self, case: Case, mesh: Mesh, backend: str | None) -> None:
         self.mesh = mesh
@@ -39,7 +39,7 @@ class Replica:
         return (self.model(x) - x).square().mean()
 
     def step(self, index: int) -> Iterator[tuple[str, str, Tensor]]:
-        """Take one step, and yield each value when it is computed."""
+        """Take a step, and yield each value when it is computed."""
         x = torch.randn(self.batch.sequences, self.batch.seq_len, DIM, generator=self.data).to(self.mesh.device)
         loss = self.compute_loss(x)
         loss.backward()

@@ -1,10 +1,10 @@
-"""Two user passes in plain FX: one keeps every bit, the other looks harmless but does not.
+"""Two user passes in plain FX: `wait_late` keeps every bit; `add_gradients_in_bfloat16` looks harmless but does not.
 
     bitproof run -k moe_batch --extra-pass cases/examples/extra_passes.py:wait_late
     bitproof run -k moe_batch --extra-pass cases/examples/extra_passes.py:add_gradients_in_bfloat16
 
 The first is EQUAL, the second DIFFERENT. Neither imports bitproof: a pass is a function that changes a GraphModule in
-place, or returns a new one. Its new nodes need no metadata.
+place, or returns a new GraphModule. Its new nodes need no metadata.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def wait_late(module: GraphModule) -> None:
 def add_gradients_in_bfloat16(module: GraphModule) -> None:
     """Add the two chunks' gradients in half the bytes.
 
-    Gradients were computed in bfloat16, so this seems to lose nothing. But each chunk's gradient has been reduced over
-    ranks in float32 since, and the sum of two needs more digits than bfloat16 has: gradients differ.
+    Gradients were computed in bfloat16, so this seems to lose nothing. But each chunk's gradient was then summed over
+    ranks in float32, and needs more digits than bfloat16 has: for example, 1 + 2**-9 becomes 1.
     """
     for node in module.graph.find_nodes(op="call_function", target=aten.add.Tensor):
         if [getattr(x, "meta", {}).get("chunk") for x in node.args] == [0, 1]:

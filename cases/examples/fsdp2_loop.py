@@ -43,7 +43,7 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Predicts each token from the previous one."""
+    """Predicts each token from the previous token."""
 
     def __init__(self, checkpointed: bool) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class LanguageModel(nn.Module):
 
 
 class Loop:
-    """One rank of the training run, the same as without bitproof except for the yields."""
+    """A rank of the training run, the same as without bitproof except for the yields."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Loop:
         self.data = torch.Generator().manual_seed(1000 * case.seed + mesh.rank)
 
     def step(self, index: int) -> Iterator[tuple[str, str, Tensor]]:
-        """Take one step, and yield each value when it is computed."""
+        """Take a step, and yield each value when it is computed."""
         size = (self.batch.sequences, self.batch.seq_len + 1)
         text = torch.randint(VOCABULARY, size, generator=self.data).to(self.device)
         logits = self.model(text[:, :-1])

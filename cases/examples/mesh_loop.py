@@ -1,8 +1,8 @@
-"""One training loop laid out on ranks in six ways, as systems: the same model, text and global batch in each.
+"""A training loop laid out on ranks in several ways, as systems: the same model, text and global batch in each.
 
     bitproof run -k layouts
 
-    ddp         every rank has the model (one rank has it alone)
+    ddp         every rank has the model; without DistributedDataParallel on a single rank
     fsdp        parameters sharded over all ranks
     hsdp        sharded over half of the ranks, replicated twice
     fsdp_tp     sharded over data ranks, each layer split over `tp` ranks
@@ -11,8 +11,9 @@
     uneven, uneven_halves       as ddp and halves, with texts of different lengths: ranks and micro-batches have
                                 different numbers of tokens, and the loss is the mean of all tokens
 
-The loss is the whole batch's, so it means the same on any number of ranks. Each rank yields its part of a tensor as a
-DTensor, whose placements say which part it is. `SharedExperts.shown` makes a DTensor only for that.
+The loss is that of the global batch, so it is the same on any number of ranks. Each rank yields its part of a tensor as
+a DTensor, whose placements state the part. `SharedExperts.shown` makes a DTensor only for that. For example, of 61 rows
+of an embedding on 2 ranks, rank 0 yields rows 0:31.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ class Block(nn.Module):
 
 
 class SharedExperts(nn.Module):
-    """A rank has some of the experts; each token goes to a single expert.
+    """A layer of experts that are split over ranks. Each token goes to a single expert.
 
-    `mesh` has the dims `replicas` and `ep`. None: this rank has all experts.
+    `mesh` has the axes `replicas` and `ep`; without a mesh, this rank has all experts.
     """
 
     def __init__(self, mesh: DeviceMesh | None, dim: int) -> None:
@@ -87,11 +88,11 @@ class SharedExperts(nn.Module):
         return int(self.mesh["ep"].get_local_rank()) if self.mesh else 0
 
     def shown(self, part: Tensor) -> Tensor:
-        """Return this rank's part of the experts' weights as a DTensor, whose placements say which experts it has."""
+        """Return this rank's part of the experts' weights as a DTensor, whose placements state its experts."""
         return part if self.mesh is None else DTensor.from_local(part, self.mesh, [Replicate(), Shard(0)])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Send tokens (.., D) to the ranks of their experts and back."""
+        """Send tokens (.., D) to the ranks of their experts and back: gather all tokens, then sum and scatter."""
         rows_TD = self.norm(x).flatten(0, 1)
         scores_TE = self.router(rows_TD).softmax(-1)
         if self.mesh is not None:
@@ -128,7 +129,10 @@ class MixedModel(nn.Module):
 
 
 class MeshLoop:
-    """The training run on this rank's share of each batch, in `micro` micro-batches."""
+    """The training run on this rank's share of each batch, in `micro` micro-batches.
+
+    `sharers` ranks read the same rows: those of a tensor group.
+    """
 
     def __init__(self, case: Case, mesh: Mesh, model: nn.Module, *, sharers: int = 1, micro: int = 1) -> None:
         self.rank, self.readers = mesh.rank // sharers, case.parallelism.world_size // sharers
@@ -159,11 +163,11 @@ class MeshLoop:
         return self.rows().chunk(self.readers)[self.rank]
 
     def rows(self) -> Tensor:
-        """The global batch."""
+        """The global batch, (rows, length + 1) tokens. All ranks draw it, from the same generator."""
         return torch.randint(VOCABULARY, self.size, generator=self.data)
 
     def loss(self, rows: Tensor) -> Tensor:
-        """The loss of some rows."""
+        """The mean loss of some rows."""
         return cross_entropy(self.model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
     def backward(self) -> Tensor:
@@ -178,7 +182,7 @@ class MeshLoop:
         return total / self.world
 
     def shown(self, name: str, part: Tensor) -> Tensor:
-        """A tensor in the form in which it is yielded."""
+        """The tensor to yield for a rank's part of a parameter, gradient or moment."""
         return part
 
     def step(self, index: int) -> Iterator[tuple[str, str, Tensor]]:
@@ -218,7 +222,7 @@ class MeshLoop:
 
 
 class UnevenLoop(MeshLoop):
-    """The same with texts of varying length."""
+    """The loop with texts of varying length."""
 
     def rows(self) -> Tensor:
         """The batch, with NOTHING after the end of each text."""
@@ -231,7 +235,7 @@ class UnevenLoop(MeshLoop):
         return (rows[:, 1:] != NOTHING).sum()
 
     def mean(self, rows: Tensor, tokens: Tensor) -> Tensor:
-        """The contribution of these rows to the mean loss over so many tokens."""
+        """The contribution of these rows to the mean loss over `tokens` tokens."""
         logits = self.model(rows[:, :-1].clamp(min=0)).flatten(0, 1)
         loss = cross_entropy(logits, rows[:, 1:].flatten(), ignore_index=NOTHING, reduction="sum")
         return loss * self.world / tokens  # DistributedDataParallel divides gradients by the ranks
@@ -252,7 +256,7 @@ class UnevenLoop(MeshLoop):
 
 
 class ExpertLoop(MeshLoop):
-    """The same with experts. Gradients are reduced by hand, since each part has its own group."""
+    """The loop with experts split over ranks. It reduces gradients itself, as experts have another group."""
 
     def __init__(self, case: Case, mesh: Mesh) -> None:
         ep = case.parallelism.ep
@@ -262,7 +266,7 @@ class ExpertLoop(MeshLoop):
         self.experts: SharedExperts = self.model.blocks[1]  # type: ignore[index,assignment]
 
     def backward(self) -> Tensor:
-        """Compute the usual gradients, then sum those of experts over replicas and all others over all ranks."""
+        """Compute gradients, then average them: those of experts over replicas, all others over all ranks."""
         total = super().backward()
         for parameter in self.model.parameters():
             assert parameter.grad is not None
@@ -271,7 +275,7 @@ class ExpertLoop(MeshLoop):
         return total
 
     def shown(self, name: str, part: Tensor) -> Tensor:
-        """Return the experts' weights as a DTensor, so that experts have their global index."""
+        """Return the experts' weights as a DTensor, so that experts have their global indices."""
         return self.experts.shown(part) if name == "blocks.1.weight" else part
 
 
@@ -305,7 +309,7 @@ def uneven_halves(case: Case, mesh: Mesh) -> MeshLoop:
 
 
 def sharded(model: nn.Module, grid: DeviceMesh) -> nn.Module:
-    """The model, with its blocks and the rest sharded over a mesh."""
+    """The model, sharded over a mesh: each block, and the rest."""
     for module in (*model.blocks, model):  # type: ignore[misc]
         fully_shard(module, mesh=grid)
     return model
@@ -338,5 +342,5 @@ def fsdp_tp(case: Case, mesh: Mesh) -> MeshLoop:
 
 
 def ep(case: Case, mesh: Mesh) -> MeshLoop:
-    """SharedExperts split over `ep` ranks."""
+    """Experts split over `ep` ranks."""
     return ExpertLoop(case, mesh)

@@ -4,7 +4,7 @@ bitproof run -k optimizers
 
 adamw            parameter by parameter
 adamw_foreach    all parameters at once
-adamw_fused      one kernel per parameter, which multiplies in another order
+adamw_fused      a fused kernel for each parameter, which multiplies in another order
 muon             every rank orthogonalizes every matrix
 muon_by_layer    each rank orthogonalizes its share of the matrices and sends them to all
 muon_fsdp        parameters and momentum are sharded; gathers each matrix to orthogonalize it
@@ -27,7 +27,7 @@ MOMENTUM, LR = 0.95, 1e-2
 
 
 def orthogonal(matrix: Tensor, turns: int = 5) -> Tensor:
-    """The matrix with singular values near 1, by a quintic Newton-Schulz iteration.
+    """The matrix with its singular values moved close to 1, by `turns` quintic Newton-Schulz iterations.
 
     The coefficients are those of https://kellerjordan.github.io/posts/muon.
     """
@@ -42,7 +42,8 @@ def orthogonal(matrix: Tensor, turns: int = 5) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Momentum, orthogonalized if the parameter is a hidden layer's matrix.
 
-    With `by_layer`, rank i modulo the number of ranks orthogonalizes matrix i.
+    With `by_layer`, rank i modulo the number of ranks orthogonalizes matrix i, and sends it to all: for example, on two
+    ranks matrices 0, 2, 4 are rank 0's.
     """
 
     def __init__(self, model: nn.Module, lr: float, *, by_layer: bool = False) -> None:
@@ -98,7 +99,7 @@ def adamw_foreach(case: Case, mesh: Mesh) -> MeshLoop:
 
 
 def adamw_fused(case: Case, mesh: Mesh) -> MeshLoop:
-    """AdamW in one kernel per parameter."""
+    """AdamW with a fused kernel for each parameter."""
     return adamw(case, mesh, fused=True)
 
 

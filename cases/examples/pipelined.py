@@ -4,8 +4,8 @@
 
     gpipe, one_f_one_b                        a stage on each rank, the loss on the last
     interleaved, looped_bfs, zero_bubble      two stages on each rank
-    unstaged                                  one rank, micro-batch after micro-batch
-    whole                                     one rank, the batch at once
+    unstaged                                  a single rank, micro-batch after micro-batch
+    whole                                     a single rank, the batch at once
 
 A layer has the same name on every rank. Its gradients are added in the order of its micro-batches' backward: from the
 first to the last, but under `looped_bfs` from the last to the first.
@@ -30,7 +30,7 @@ LAYERS, DIM, ROWS, PARTS = 16, 16, 8, 4
 
 
 class StagedRun:
-    """The training run: this rank's layers, their optimizer, and the data, which every rank draws."""
+    """The training run: this rank's layers, their optimizer, and the data. Every rank draws all data."""
 
     def __init__(self, case: Case, numbers: list[int]) -> None:
         """`numbers` are the indices of this rank's layers."""
@@ -42,12 +42,12 @@ class StagedRun:
         self.data = torch.Generator().manual_seed(case.seed)
 
     def batch(self) -> tuple[Tensor, Tensor]:
-        """A step's rows and their targets."""
+        """A step's rows and targets, (rows, dim) each."""
         x = torch.randn(self.rows, self.dim, generator=self.data)
         return x, x.tanh()
 
     def watched(self, backward: Any) -> Any:
-        """The system that computes its gradients by `backward`, which returns the loss if this rank has it."""
+        """The system that computes gradients by `backward(x, target)`, which returns the loss or None."""
 
         def step(index: int) -> Tensor | None:
             loss: Tensor | None = backward(*self.batch())
@@ -63,7 +63,10 @@ def _layers(case: Case) -> int:
 
 
 def made(case: Case, mesh: Mesh, schedule: Any, per_rank: int = 1) -> Any:
-    """Build one of torch's schedules with `per_rank` stages on each rank: rank r has stages r, r + ranks, ..."""
+    """A system that runs a schedule of torch's with `per_rank` stages on each rank: rank r has stages r, r + ranks, ...
+
+    For example, with 2 stages on each of 4 ranks, rank 1 has stages 1 and 5.
+    """
     ranks = case.parallelism.world_size
     stages, width = per_rank * ranks, _layers(case) // (per_rank * ranks)
     numbers = range(mesh.rank, stages, ranks)
@@ -100,22 +103,22 @@ def one_f_one_b(case: Case, mesh: Mesh) -> Any:
 
 
 def interleaved(case: Case, mesh: Mesh) -> Any:
-    """The same with two stages per rank."""
+    """1F1B with two stages on each rank."""
     return made(case, mesh, pipelining.ScheduleInterleaved1F1B, per_rank=2)
 
 
 def looped_bfs(case: Case, mesh: Mesh) -> Any:
-    """All micro-batches forward through one stage after the other, then backward from the last micro-batch."""
+    """All micro-batches forward through stage after stage, then backward from the last micro-batch."""
     return made(case, mesh, pipelining.ScheduleLoopedBFS, per_rank=2)
 
 
 def zero_bubble(case: Case, mesh: Mesh) -> Any:
-    """Compute gradients of weights separately from those of inputs, when a rank would otherwise wait."""
+    """Gradients of weights are computed separately from those of inputs, when a rank would otherwise wait."""
     return made(case, mesh, pipelining.ScheduleInterleavedZeroBubble, per_rank=2)
 
 
 def unstaged(case: Case, mesh: Mesh, parts: int = PARTS) -> Any:
-    """All layers on one rank."""
+    """All layers on a single rank, micro-batch after micro-batch."""
     run = StagedRun(case, [*range(_layers(case))])
 
     def backward(x: Tensor, target: Tensor) -> Tensor:
@@ -135,5 +138,5 @@ def unstaged(case: Case, mesh: Mesh, parts: int = PARTS) -> Any:
 
 
 def whole(case: Case, mesh: Mesh) -> Any:
-    """All layers on one rank, without micro-batches."""
+    """All layers on a single rank, without micro-batches."""
     return unstaged(case, mesh, parts=1)

@@ -2,9 +2,9 @@
 
     bitproof run -k resume
 
-Each rank draws its own dropout, if the case's options request it; a buffer depends on the text; each step starts by
-yielding its initial parameters and moments. The state is saved by torch.distributed.checkpoint, under the same names on
-all ranks except for generators: under the same name, each rank would get back rank 0's.
+Each rank draws its own dropout, if the case's options request it, and a buffer depends on the text. Each step first
+yields its initial parameters and moments. torch.distributed.checkpoint saves the state, with the same names on all
+ranks. Only generators have a name for each rank, such as generator.3: otherwise every rank would load rank 0's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from bitproof.builtin_cases.examples.mesh_loop import (
 
 
 class ForgetfulModel(MixedModel):
-    """Drops some of each embedding; `text` is a running mean of all ranks' tokens."""
+    """MixedModel with dropout of a `share` of each embedding. The buffer `text` is a running mean of the tokens."""
 
     text: Tensor
 
@@ -46,7 +46,7 @@ class ForgetfulModel(MixedModel):
 
 
 class ResumedLoop(MeshLoop):
-    """The training run. `rank` is the global rank, `taken` the number of steps taken by all of its processes."""
+    """The training run. `own` is the global rank, `taken` the number of steps, with those before a resumption."""
 
     def __init__(self, case: Case, mesh: Mesh, model: nn.Module, *, sharers: int = 1) -> None:
         super().__init__(case, mesh, model, sharers=sharers)
@@ -60,13 +60,13 @@ class ResumedLoop(MeshLoop):
         return self.model.module if isinstance(self.model, DistributedDataParallel) else self.model  # type: ignore
 
     def batch(self) -> Tensor:
-        """This rank's rows. All ranks draw all rows, so their text generators stay synchronized."""
+        """This rank's rows. All ranks draw all rows, so the states of their text generators stay equal."""
         rows = torch.randint(VOCABULARY, (SEQUENCES, LENGTH + 1), generator=self.data)
         self.bare.text.lerp_(rows.float().mean(0), 0.1)
         return rows.chunk(self.readers)[self.rank]
 
     def step(self, index: int) -> Iterator[tuple[str, str, Tensor]]:
-        """The usual values, after the step's initial state."""
+        """Take a step, and yield its initial state, then the values of MeshLoop."""
         for name, parameter in self.model.named_parameters():
             state = self.optimizer.state[parameter]
             yield "buffer", f"{name}@before_forward", parameter.detach()
@@ -90,7 +90,7 @@ class ResumedLoop(MeshLoop):
         }
 
     def save(self, folder: Path) -> None:
-        """Save the state."""
+        """Save the state into a folder."""
         dcp.save(self.state(), checkpoint_id=folder)
 
     def load(self, folder: Path) -> None:

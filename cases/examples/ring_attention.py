@@ -1,16 +1,16 @@
-"""Attention over a sequence that is split over several ranks, against a whole one, as systems.
+"""Attention over a sequence that is split over several ranks, against a whole sequence, as systems.
 
     bitproof run -k context_parallel
 
-    whole       one rank has the sequence
-    ring        keys and values are sent from rank to rank, one part at a time
+    whole       a single rank has the sequence
+    ring        keys and values are sent from rank to rank, part by part
     gathered    each rank gathers all keys and values at once, and uses the parts in the same order
 
 Every reduction has a fixed order. A rank uses the parts of keys and values in ring order: its own, then the previous
 rank's, and so on. Each part's scores have their own maximum and sum; two parts are merged by the logarithm of the sum
-of exponentials, the running result first. In backward a part's keys and values visit the ranks in ascending order,
-starting with their own, and their gradients are added in that order. One all-reduce per parameter adds its gradients
-over ranks.
+of exponentials, the running result first. For example, rank 2 of 4 uses parts 2, 1, 0; the causal mask excludes part 3.
+In backward a part's keys and values visit the ranks in ascending order, starting with their own, and their gradients
+are added in that order. An all-reduce of each parameter's gradient follows.
 """
 
 from __future__ import annotations
@@ -36,15 +36,14 @@ Parts = tuple[Tensor, ...]
 
 @dataclass
 class SequenceRing:
-    """The ranks that share a sequence: this one is `rank` of `ranks`. Parts are gathered at once or sent around the
-    ring."""
+    """The ranks that share a sequence; this is `rank` of `ranks`. Parts are gathered at once, or sent around."""
 
     rank: int
     ranks: int
     is_gathered: bool = False
 
     def turn(self, tensors: Parts) -> Parts:
-        """Send this rank's tensors to the next rank, and return those of the previous one."""
+        """Send tensors to the next rank, and return those from the previous rank."""
         if self.ranks == 1:
             return tensors
         found = tuple(torch.empty_like(x) for x in tensors)
@@ -55,9 +54,9 @@ class SequenceRing:
         return found
 
     def parts(self, tensors: Parts) -> Iterator[tuple[int, Parts]]:
-        """Each rank with its tensors, in descending order from this rank.
+        """Yield each rank with its tensors, in descending order from this rank: on rank 1 of 4, ranks 1, 0, 3, 2.
 
-        All are contiguous, including this rank's own: the rounding of matrix products may depend on strides.
+        All tensors are contiguous, including this rank's own: the rounding of matrix products may depend on strides.
         """
         tensors = tuple(x.contiguous() for x in tensors)
         if self.is_gathered:
@@ -77,9 +76,10 @@ class SequenceRing:
         return found
 
     def returned(self, shares: dict[int, Parts]) -> Parts:
-        """The sum of all ranks' shares for this rank's part: this rank's first, then the next rank's, and so on.
+        """Send each share to its part's rank, and return the sum of all ranks' shares for this rank's part.
 
-        `shares` are this rank's results, by the part's rank.
+        The sum begins with this rank's share, then adds the next rank's, and so on. `shares` are this rank's results
+        by the rank of the part.
         """
         total = shares[self.rank]
         for turn in range(1, self.ranks):
@@ -94,22 +94,22 @@ class SequenceRing:
 
 
 def scores_of(q: Tensor, k: Tensor, owner: int, rank: int) -> Tensor:
-    """Scaled products of queries (.., L, D) of part `rank` and keys of part `owner`, with a causal mask."""
+    """The scores (.., L, L) of queries (.., L, D) of part `rank` and keys of part `owner`, with a causal mask."""
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     own, other = (torch.arange(q.shape[-2]) + at * q.shape[-2] for at in (rank, owner))
     return scores.masked_fill(other[None, :] > own[:, None], -torch.inf)
 
 
 class RingAttention(torch.autograd.Function):
-    """softmax(q kᵀ) v, summed over keys part by part."""
+    """softmax(q kᵀ) v, computed part by part of the keys. Tensors are (sequences, heads, length of a part, D)."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: SequenceRing) -> Tensor:
-        """Merge parts in ring order."""
+        """Merge the parts' results in ring order."""
         out, total = torch.zeros_like(q), q.new_full((*q.shape[:-1], 1), -torch.inf)
         for owner, (k_part, v_part) in ring.parts((k, v)):
             if owner > ring.rank:
-                continue  # later keys
+                continue  # the causal mask excludes all of these keys
             scores = scores_of(q, k_part, owner, ring.rank)
             part = scores.logsumexp(-1, keepdim=True)
             merged = torch.logaddexp(total, part)
@@ -121,7 +121,7 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Send keys and values around again, and return their gradients to their rank."""
+        """Send keys and values around the ring again, and return their gradients to their rank."""
         (q, k, v, out, total), ring, grad = ctx.saved_tensors, ctx.ring, grads[0]
         inner = (grad * out).sum(-1, keepdim=True)
         dq, shares = torch.zeros_like(q), dict[int, Parts]()
@@ -214,7 +214,7 @@ class RingLoop:
         return tokens[:, self.ring.rank * share : (self.ring.rank + 1) * share + 1]
 
     def backward(self) -> Tensor:
-        """Gradients of the mean loss of all tokens, and that loss: sums over ranks."""
+        """Compute the gradients of the mean loss of all ranks' tokens, and return that loss."""
         tokens = self.batch()
         logits = self.model(tokens[:, :-1])
         loss = cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum")
@@ -226,7 +226,7 @@ class RingLoop:
         return total
 
     def step(self, index: int) -> Iterator[tuple[str, str, Tensor]]:
-        """Take one step."""
+        """Take a step, and yield its values."""
         self.shown.clear()
         loss = self.backward()
         for name, x in self.shown.items():
@@ -245,7 +245,7 @@ class RingLoop:
 
 
 def whole(case: Case, mesh: Mesh) -> RingLoop:
-    """One rank has the sequence."""
+    """A single rank has the sequence."""
     return RingLoop(case, mesh, plain_attention)
 
 

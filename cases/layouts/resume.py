@@ -1,4 +1,4 @@
-"""An uninterrupted run against one that saved, was killed, and resumed in new processes: every bit must agree.
+"""An uninterrupted run against a run that saved, was killed, and resumed in new processes: every bit must agree.
 
 torch.distributed.checkpoint saves parameters, optimizer, buffers, learning rate, and the generators of the data and of
 every rank. If another layout loads the checkpoint, the loaded state must still agree in every bit, and later steps are

@@ -1,1 +1,1 @@
-"""Families of cases that add one pass of the pipeline to a chunked step, which must not change a bit."""
+"""Families of cases that add a single pass to the pipeline of a chunked step. It must not change a bit."""

@@ -1,4 +1,4 @@
-"""Chunked steps reordered to hide one chunk's all-to-alls behind the other's compute: the same bits."""
+"""Chunked steps reordered to hide a chunk's all-to-alls behind the other chunk's compute: the same bits."""
 
 from __future__ import annotations
 

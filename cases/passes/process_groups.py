@@ -1,4 +1,4 @@
-"""Expert all-to-alls moved to their own process group, if they share one with other collectives."""
+"""Expert all-to-alls are moved to their own process group if they share it with other collectives."""
 
 from __future__ import annotations
 

@@ -127,6 +127,7 @@ def measure_in_float64(
             found = _distances(tensor, in_float64)
             bound, error = MARGIN * found.bound(1.0), _finite(found.relative(found.error))
             rows.append(LayoutRow(**tensor._asdict(), error=error, bound=bound, rank=found.rank))
+            # Here the float64 reference is the truth, and the plain reference one sample among several.
             rounding = _distances(tensor, (in_float64[0], candidate, reference, *samples), of_one_dtype=False)
             if rounding.spread:
                 ratios.append(rounding.error / rounding.spread)
@@ -148,6 +149,7 @@ def student_quantile(level: float, degrees: int) -> float:
     Two-sided Student's t distribution: Student, Biometrika 6 (1908), 1. Its integral for whole degrees of freedom:
     Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 26.7.3 and 26.7.4.
     """
+    # Bisection, as the probability to exceed a distance falls with the distance.
     low, high = 0.0, 1e6
     for _ in range(200):
         middle = (low + high) / 2
@@ -285,6 +287,7 @@ def _units(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tuple[b
     for rank, box in known[1].items():
         for cell in box.cells(cuts):
             holders.setdefault(cell, []).append((rank, box.slices(cell)))
+    # Several ranks of the reference may have a cell; the first of them counts for all.
     found: list[_Unit] = []
     done = set()
     for rank, box in known[0].items():

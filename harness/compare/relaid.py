@@ -124,6 +124,7 @@ def relaid(reference: Recording, candidate: Recording, cuts: Mapping[str, Cuts])
                     cells.add(number, rank, record)
     unusable = [why for cells in known.values() for why in cells.unusable]
     apart = {tensor: told for tensor, cells in known.items() if (told := [*cells.apart()])}
+    # The case states the layout, so it becomes the candidate's; all else that the manifest states is unchanged.
     manifest = replace(reference.manifest, case=candidate.manifest.case, world_size=candidate.manifest.world_size)
     return Relaid(
         _RelaidRecording(manifest, reference, candidate, known),
@@ -166,10 +167,12 @@ class _RelaidRecording(Recording):
             other = own.get(key) if cells is None or not cells.are_on_both else cells.as_in(rank, record)
             if other is not None:
                 found[key] = other
+        # Records that only the reference has remain as they are: the comparison reports them as missing.
         for key, record in own.items():
             cells = self._known.get(LogicalTensor(*key[:3]))
             if cells is None or not cells.are_on_both:
                 found.setdefault(key, record)
+        # Cells without a rank in the candidate have to show as gaps, on some rank: on rank 0.
         for tensor, cells in self._known.items() if rank == 0 else ():
             for cell in cells.left:
                 found[Key(*tensor[:2], f"{tensor.name}{name_cell(cell)}", 0)] = cells.first

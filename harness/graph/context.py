@@ -1,4 +1,4 @@
-"""A pass's other input and output besides the graph, so that nothing a pass needs is global."""
+"""The context of a pass: its input and output besides the graph, so that nothing is global."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from bitproof.harness.graph.tracing.trace import ChunkSymbol, Guard
 
 @dataclass(frozen=True)
 class PassContext:
-    """The settings of one case's pipeline. `chunk_groups` names the groups whose collectives may run once per chunk,
-    including those that isolation may make. `groups` describes every group; passes may add some. `module_calls` has the
-    model's modules and the number of their calls in the traced step. `is_joint`: the step was exported as a joint
-    graph, to be partitioned. `cuts` says where pipeline stages begin; passes get one stage's graph at a time.
+    """The settings of a case's pipeline.
 
-    `facts` are a pass's JSON values for the report; the runner empties it before each pass.
+    - `chunk_groups`: the groups whose collectives may run once per chunk, including those that isolation may make.
+    - `groups`: the table of all groups, to which passes may add.
+    - `module_calls`: for each of the model's modules, the number of its calls in the traced step.
+    - `is_joint`: the step was exported as a joint graph, to be partitioned.
+    - `cuts`: the division into pipeline stages; passes get a single stage's graph at a time.
+    - `facts`: a pass's JSON values for the report; the runner empties it before each pass.
     """
 
     chunk_symbol: ChunkSymbol

@@ -2,7 +2,7 @@
 
 For the traced graph and after each pass, numbered in order:
 
-    00-traced.txt     one line per node, with a headline wherever the module, direction or chunk changes
+    00-traced.txt     a line per node, with a headline before a change of module, direction or chunk
     01-clean_up.txt   the graph after the pass
     01-clean_up.diff  its changes, as a unified diff of the two texts
     tlparse/*.log     the same texts as torch's structured trace, which `tlparse tlparse/*.log` turns into pages
@@ -56,7 +56,7 @@ class GraphDump:
         self._trace.close()
 
     def __call__(self, name: str, module: GraphModule) -> None:
-        """Write one more graph, and its differences from the previous one."""
+        """Write the next graph, and its differences from the previous graph."""
         label, lines = f"{self._count:02d}-{file_name(name)}", list(self._tell(module))[1:]
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / f"{label}.txt").write_text("\n".join(lines) + "\n")
@@ -135,7 +135,7 @@ def _value(node: Node) -> str:
 
 
 def _tell_value(value: Any) -> str:
-    """dtype and shape, strides where they are not contiguous, and the device where it is not the CPU."""
+    """dtype and shape; strides unless they are contiguous; the device unless it is the CPU."""
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(_tell_value, value))})"
     if not isinstance(value, torch.Tensor):

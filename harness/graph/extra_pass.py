@@ -1,7 +1,7 @@
 """A user's pass: a function of the graph module, inserted anywhere in the pass list.
 
 Needs:    a function of a GraphModule, and of a PassContext if it takes two; it changes the module in
-          place and returns None, or returns a new one.
+          place and returns None, or returns a new module.
 Promises: the function's changes, with metadata on every new or changed node.
 Refuses:  a function that returns something else; a call that does not run on its inputs' fake values.
 

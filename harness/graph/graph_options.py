@@ -22,14 +22,14 @@ PASSES = (
     *("clean_up", "partition", "tag_memory", "offload", "rematerialize", "chunk", "isolate_process_groups"),
     *("isolate_gathers", "bucket", "overlap", "concretize_symbols", "measure_memory"),
 )
-"""The names in the pass list of `graph/pipeline`, in its order; a case has those that it asks for."""
+"""The names in the pass list of `graph/pipeline`, in order; a case runs those that it asks for."""
 
 _SYNTAX = re.compile(r"(?P<source>.+):(?P<function>[^\W\d]\w*)(@(?P<side>before|after)=(?P<anchor>\w+))?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphOptions:
-    """`extra_passes` are texts in the form of SYNTAX; `dump_dir` is where each graph is written, None for nowhere."""
+    """`extra_passes` are texts in the form of SYNTAX; `dump_dir` is the folder for graphs, or None."""
 
     extra_passes: tuple[str, ...] = ()
     dump_dir: Path | None = None
@@ -55,7 +55,7 @@ class PassSpec:
 
 
 def parse_pass(text: str) -> PassSpec:
-    """Read one `--extra-pass`. Raises UsageError for a wrong form, and for a file that has no such function."""
+    """Parse an `--extra-pass`. Raises UsageError for a wrong form, and for a file that has no such function."""
     match = _SYNTAX.fullmatch(text)
     if match is None:
         raise UsageError("--extra-pass has a value of the wrong form", expected=SYNTAX, found=repr(text))

@@ -1,4 +1,4 @@
-"""Finds collectives that share a process-group object, and so wait for one another."""
+"""Finds collectives that share a process-group object, and so wait for each other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bitproof.harness.graph.groups import GroupTable, Partition
 
 
 def collectives_by_object(graph: Graph, groups: GroupTable) -> list[list[Node]]:
-    """The graph's collectives in order, one list per process-group object.
+    """The graph's collectives in order, in a list for each process-group object.
 
     Raises PassError for a group missing from the table, and for an object with two rank sets.
     """
@@ -24,7 +24,7 @@ def collectives_by_object(graph: Graph, groups: GroupTable) -> list[list[Node]]:
 
 
 def move_to_own_group(nodes: list[Node], groups: GroupTable, purpose: str, *, high_priority: bool = False) -> str:
-    """Move collectives of one object to one new group over the same ranks; returns its name."""
+    """Move collectives of an object to a new group over the same ranks; returns its name."""
     name = groups.derive(operators.group_name(nodes[0]), purpose, high_priority=high_priority)
     for node in nodes:
         node.args = (*node.args[:-1], name)

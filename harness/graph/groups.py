@@ -18,7 +18,7 @@ Partition = tuple[tuple[int, ...], ...]
 class Group:
     """A name's process-group object, and the ranks of every instance of it, in the order of the group.
 
-    Names with the same `object` are one process group, whose collectives wait for one another.
+    Names with the same `object` denote the same process group, whose collectives wait for each other.
     """
 
     object: str
@@ -62,7 +62,7 @@ class GroupTable:
 
 
 def derived_name(source: str, purpose: str) -> str:
-    """The name of a new group over the ranks of `source`, the same on every rank: ep.expert_only."""
+    """The name of a new group over the ranks of `source`, the same on every rank: for example, ep.expert_only."""
     return f"{source}.{purpose}"
 
 

@@ -1,6 +1,6 @@
-"""Collectives of all ranks, computed in one process: each value is a list with an entry per rank.
+"""Collectives of all ranks, computed in a single process: each value is a list with an entry per rank.
 
-Reductions add in the group's order, first rank first.
+Reductions add in the group's order, first rank first: for ranks 0 to 2, (x0 + x1) + x2.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bitproof.harness.graph.groups import Partition
 
 
 class NotEvaluatedError(Exception):
-    """A call that cannot be computed in one process: a random draw, a higher-order operator, an unknown collective."""
+    """A call that cannot be computed for all ranks: a random draw, a higher-order operator, an unknown collective."""
 
 
 def collective(op: str, partition: Partition, arguments: Sequence[Sequence[Any]]) -> list[Any]:

@@ -56,7 +56,7 @@ def observed(name: str, parts: list[Tensor], dim: int | None = None, piece: int 
 
 
 def activation(parts: list[Tensor], dim: int | None = None, piece: int | None = None) -> Tensor:
-    """The chunks' rows joined along `dim`, chunk 0 first; with `piece`, one half of the result."""
+    """The chunks' rows joined along `dim`, chunk 0 first; with `piece`, half 0 or 1 of the result."""
     with disable_current_modes(), torch.no_grad():
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim if dim is not None else 0)
         if piece is None or dim is None:

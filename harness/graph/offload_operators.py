@@ -1,7 +1,7 @@
-"""Operators that copy an activation to host memory and back; each copy has a call that starts it and one that waits.
+"""Operators that copy an activation to host memory and back; each copy is started by a call and awaited by another.
 
     host = offload(x)              begin to copy x
-    host = wait_offload(host, x)   x may go after this
+    host = wait_offload(host, x)   x may be freed after this
     y = reload(host, device)       begin to copy back, to this process's current device of that type
     y = wait_reload(y)             y may be read after this
 
@@ -87,7 +87,7 @@ def run_offload(x: Tensor) -> Tensor:
 
 
 def run_wait_offload(host: Tensor, x: Tensor) -> Tensor:
-    """Wait for a copy that `run_offload` began; `x` may go afterwards."""
+    """Wait for a copy that `run_offload` began; `x` may be freed afterwards."""
     end_copy(host, x.device)
     return host
 

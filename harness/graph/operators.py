@@ -50,7 +50,7 @@ def operator_name(node: Node) -> str:
 
 
 def name_of(target: Any) -> str:
-    """An operator without its overload: mm of aten.mm.default, flex_attention of a higher-order one."""
+    """An operator's name without overload: mm for aten.mm.default, flex_attention for the higher-order operator."""
     packet = getattr(target, "overloadpacket", target)
     name = getattr(packet, "__name__", None)
     return str(packet) if name is None else name
@@ -68,7 +68,7 @@ def row_of(target: Any) -> Operator:
 def nested_call(node: Node) -> tuple[GraphModule, list[Any]] | None:
     """The graph that a higher-order call runs, and the operand for each of its placeholders, in order.
 
-    None for any other call, and for one that runs several graphs or passes its operands in another way.
+    None for any other call, and for a call that runs several graphs or passes its operands in another way.
     """
     places = [place for place, x in enumerate(node.args) if isinstance(x, Node) and graph_of(x) is not None]
     if len(places) != 1 or node.kwargs or any(isinstance(x, Node) for x in node.args[: places[0]]):
@@ -95,14 +95,14 @@ def graph_of(node: Node) -> GraphModule | None:
 
 
 def called(node: Node) -> tuple[Any, tuple[Any, ...]]:
-    """The operator that a call runs, and its arguments; of a call with effects, those of the operator that it names."""
+    """The operator that a call runs, and its arguments; for a call with effects, those of the wrapped operator."""
     if isinstance(node.target, HigherOrderOperator) and node.target.name() == "with_effects" and len(node.args) > 1:
         return node.args[1], node.args[2:]
     return node.target, node.args
 
 
 def launches_collective(node: Node) -> bool:
-    """Whether a call launches a collective, be it with effects."""
+    """Whether a call launches a collective, directly or in a call with effects."""
     target, _ = called(node)
     return getattr(target, "namespace", None) in COLLECTIVE_NAMESPACES and name_of(target) != "wait_tensor"
 
@@ -118,12 +118,12 @@ def is_wait(node: Node) -> bool:
 
 
 def joins_ranks(node: Node) -> bool:
-    """Whether a call puts what ranks hold one after the other, or divides it among them."""
+    """Whether a call concatenates the ranks' tensors, or divides a tensor among them."""
     return named(operator_name(node)).rows in (RowFlow.ALL_GATHER, RowFlow.REDUCE_SCATTER)
 
 
 def launch_of(wait: Node) -> Node:
-    """The collective of a wait, which may be for one tensor of a coalesced collective."""
+    """The collective of a wait, which may be for a single tensor of a coalesced collective."""
     launch = wait.all_input_nodes[0]
     while launch.target is operator.getitem:
         launch = launch.all_input_nodes[0]
@@ -131,7 +131,7 @@ def launch_of(wait: Node) -> Node:
 
 
 def group_name(node: Node) -> str:
-    """The process group that a collective names: its last argument; of torch's own ones, that of their group object.
+    """The name of a collective's process group: its last argument, or for torch's own collectives their group's name.
 
     "" for an object without a known name.
     """
@@ -149,7 +149,7 @@ def attends(node: Node) -> bool:
 
 
 def attends_backward(node: Node) -> bool:
-    """Whether a call is the backward of one that mixes the positions of a sequence."""
+    """Whether a call is the backward of an operator that mixes the positions of a sequence."""
     name = operator_name(node)
     return name.endswith("_backward") and named(name.removesuffix("_backward")).attends
 
@@ -198,9 +198,9 @@ def aliased_names(target: Any) -> tuple[str, ...]:
 
 @functools.cache
 def may_return_argument(target: OpOverload) -> bool:
-    """Whether an operator's result may be an argument itself, though its schema says no: `dropout` in evaluation.
+    """Whether an operator may return an argument itself although its schema denies it: `dropout` in evaluation.
 
-    Such are composed of other operators, or random.
+    Such operators are composed of other operators, or random.
     """
     return is_composed(target) or torch.Tag.nondeterministic_seeded in target.tags
 
@@ -213,7 +213,7 @@ def is_view(target: Any) -> bool:
 def storage_owners(nodes: Any) -> dict[Node, Node]:
     """For each node the owner of its storage: that of a view's base or of a written argument; else the node itself.
 
-    The results of one call count as one storage.
+    All results of a call count as a single storage.
     """
     owners: dict[Node, Node] = {}
     for node in nodes:
@@ -278,7 +278,7 @@ def is_check(node: Node) -> bool:
 
 
 def hidden_effect(node: Node) -> str | None:
-    """An effect of a nested graph's node besides computing from the graph's inputs, in words; None without one."""
+    """An effect of a nested graph's node besides computing from the graph's inputs, in words; None if it has none."""
     if node.op == "get_attr" and isinstance(_attribute(node), FakeTensor):
         return "a tensor that its function closes over"
     if is_collective(node):

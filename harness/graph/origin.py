@@ -74,7 +74,7 @@ UNKNOWN = Origin(None, "forward")
 
 
 class ModuleCall(NamedTuple):
-    """One call of a module in a step, after `earlier` others of it."""
+    """A call of a module in a step, after `earlier` calls of the same module."""
 
     module: str
     earlier: int
@@ -103,10 +103,10 @@ def calls_of(node: Node) -> tuple[ModuleCall, ...]:
 
 
 class OriginRecorder:
-    """Stamps the nodes of one trace. Use `recording` around forward and `before_backward` after it.
+    """Stamps the nodes of a trace. Use `recording` around forward and `before_backward` after it.
 
     `num_calls` is the number of calls of each of the model's modules, by name, without the root. `name` is the model's
-    own, if it is part of a larger one.
+    own, if it is part of a larger model.
     """
 
     def __init__(self, model: nn.Module, name: str = "") -> None:

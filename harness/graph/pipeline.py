@@ -1,6 +1,6 @@
 """The graph pipeline: runs, verifies, times and reports the passes in order.
 
-Only this module names the passes; a row of its pass list has all properties of one.
+Only this module names the passes; a row of its pass list has all properties of a pass.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def build_pipeline(context: PassContext) -> list[PassRow]:
 def apply_until(pass_list: Sequence[Pass], until: str | None) -> list[Pass]:
     """The pass list up to and including the pass `until`: all of it for None, nothing for "".
 
-    Any prefix gives a graph that runs. Raises CaseError, naming the pass list, for a name that is not in it.
+    Any prefix returns a graph that runs. Raises CaseError, which names the pass list, for a name that is not in it.
     """
     names = [run_pass.__name__ for run_pass in pass_list]
     if until is None or until == "":
@@ -159,7 +159,7 @@ def run_pipeline(
 
 
 class _StageRun:
-    """The passes over one stage's graph: `idle` is the last pass's refusal, if it found nothing to do."""
+    """The passes over a stage's graph: `idle` is the last pass's refusal, if it found nothing to do."""
 
     def __init__(self, graph: StageGraph, context: PassContext) -> None:
         self.graph, self.context = graph, context

@@ -3,8 +3,8 @@
     module = graph_of(plain_of(module))    the same nodes, the same code, the same places
 
 The values are only data: a target is a name, looked up among torch's operators and a few Python functions, so reading
-executes no code from the file. Of a node's metadata only its place is kept (module, direction, source line, part,
-chunk); a finished graph no longer needs what passes need, such as fake values.
+executes no code from the file. A node's metadata is reduced to its place (module, direction, source line, part, chunk),
+as a finished graph no longer needs the metadata of passes, such as fake values.
 
 A reader of an untrusted graph states which operators it may call: see `graph.backend.allowed`.
 
@@ -82,7 +82,7 @@ def graph_of(plain: Json, allowed: Container[str] | None = None) -> GraphModule:
 
 
 class _Writer:
-    """Writes one graph. Places repeat, so each is written once, and nodes refer to it by number."""
+    """Writes a graph. Places repeat, so each is written once, and nodes refer to it by number."""
 
     def __init__(self, module: GraphModule) -> None:
         self.module = module
@@ -128,7 +128,7 @@ class _Writer:
         return None if place is None else self.places.setdefault(place, len(self.places))
 
     def _value(self, value: Any) -> Json:
-        """An argument. Lists stay lists; any other container is an object with one key, which names its kind."""
+        """An argument. Lists stay lists; any other container is an object with a single key, which names its kind."""
         if value is None or type(value) in (bool, int, float, str):
             return value
         if isinstance(value, Node):

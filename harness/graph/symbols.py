@@ -95,7 +95,10 @@ def _substituted(expr: sympy.Basic, symbol: sympy.Symbol, extent: int) -> sympy.
 
 
 def remainder(size: Any, known: Mapping[Any, Any], total: Any) -> dict[sympy.Symbol, Any]:
-    """The value of a sum's only unknown symbol that makes the sum `total`; empty unless there is exactly one."""
+    """The value of a sum's only unknown symbol that makes the sum `total`; empty for several or none.
+
+    For example, u0 + 4 with the total 10 returns {u0: 6}.
+    """
     unknown = [symbol for symbol in getattr(size, "free_symbols", ()) if symbol not in known]
     if len(unknown) != 1:
         return {}

@@ -1,8 +1,8 @@
 """The rules for a graph between passes: each is a function of a pass's effect that may raise PassError.
 
-`stages.py` says where each applies. Each reads every node once, and a value shared by many nodes once, so the cost of
-verification is linear in the graph. Nested graphs of higher-order operators must obey the same rules, each separately,
-and one more.
+`stages.py` lists the rules of each stage. Each rule reads every node once, and a value shared by many nodes once, so
+the cost of verification is linear in the graph. Nested graphs of higher-order operators must obey the same rules, each
+separately, and may only compute from their operands (`only_computes`).
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def defines_symbols(change: PassEffect) -> None:
 
 
 def keeps_halves(change: PassEffect) -> None:
-    """Where calls state their half, all of forward's precede backward's."""
+    """If calls state their half, all of forward's precede backward's."""
     first: Node | None = None
     for node in change.module.graph.nodes:
         half = node.meta.get(HALF_KEY)

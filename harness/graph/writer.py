@@ -1,10 +1,10 @@
 """Writes a graph node by node, and runs each node on fake values.
 
-A pass that reads one graph and writes another never patches metadata: a node's `val` is the operator's own result for
+A pass that reads a graph and writes another never patches metadata: a node's `val` is the operator's own result for
 its inputs' values. Equal calls (same operator, equal constants, inputs with equal layouts) have equal layouts, so each
 distinct call runs once; layers repeat, so few are distinct.
 
-`val` describes a value's layout, but not aliasing, as two nodes may share one fake tensor.
+`val` describes a value's layout, but not aliasing, as two nodes may share a fake tensor.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class GraphWriter:
         self._nested: dict[str, GraphModule] = {}
 
     def placeholder(self, source: Node) -> Node:
-        """Copy a graph input, with concrete sizes where its value carried the chunk symbol."""
+        """Copy a graph input, with concrete sizes if its value carried the chunk symbol."""
         node = self.graph.placeholder(source.name)
         return self._finish(node, self.resolved(source.meta["val"], self._extent), source)
 

@@ -1,1 +1,1 @@
-"""Where two systems first part: operator by operator, on the step where their tensors first differ."""
+"""Localize a difference: find the operator call to blame in the first step whose records differ."""

@@ -1,4 +1,4 @@
-"""The differences, in words, between a blamed call and the reference's call at its place."""
+"""Describe the differences between a blamed call and its partner, the reference's call that it should equal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GIVEN = "what the step is given"
 
 
 def argument_differences(call: Call, partner: Call) -> str:
-    """The numbers and words in which two calls of one operator differ: `eps=1e-05 where the reference has 1e-06`."""
+    """The numbers and words in which two calls of an operator differ: `eps=1e-05 where the reference has 1e-06`."""
     theirs = dict(partner.scalars)
     unlike = [(name, value, theirs[name]) for name, value in call.scalars if theirs.get(name, value) != value]
     told = ", ".join(f"{name}={mine} where the reference has {other}" for name, mine, other in unlike)
@@ -22,10 +22,9 @@ def argument_differences(call: Call, partner: Call) -> str:
 
 
 def input_differences(log: CandidateLog, index: int, partner: int) -> str:
-    """What computed the last input that the partner does not read, and what computed the one that it has instead.
+    """The producers of the last differing input of a call and of its partner, in words; empty if none differs.
 
-    Nothing is reported where the partner is guessed: it has none of the inputs, and the logs have other numbers of
-    such calls.
+    Empty, too, if the partner is a guess: it shares no input, and the logs have different numbers of such calls.
     """
     if (
         set(log.log[index].inputs).isdisjoint(log.reference.log[partner].inputs)
@@ -48,7 +47,7 @@ def input_differences(log: CandidateLog, index: int, partner: int) -> str:
 
 
 def _what_gave(side: CandidateLog | ReferenceLog, index: int, position: int) -> str:
-    """What gave an input of a call, in words, and what was copied for it; views are passed over."""
+    """The producer of an input, in words, and the origin of a copy; views are passed over."""
     made = maker_of(side.log, side.given, index, position)
     if made is None:
         return GIVEN
@@ -60,7 +59,10 @@ def _what_gave(side: CandidateLog | ReferenceLog, index: int, position: int) -> 
 
 
 def list_differences(log: CandidateLog, missing: Call) -> str:
-    """How many tensors are in the lists of a call over lists if the candidate lacks one of its entries."""
+    """The length of the candidate's lists, for a missing entry of a call over lists such as `_foreach_add_`.
+
+    For example, "3 of the reference's 4 tensors in its lists". Empty for other calls.
+    """
     if not name_of(missing).startswith(OVER_LISTS):
         return ""
     made, due = (
@@ -71,7 +73,7 @@ def list_differences(log: CandidateLog, missing: Call) -> str:
 
 
 def strange_output(log: CandidateLog, call: Call) -> str:
-    """Which output of a graph of kernels the reference has nowhere, the first one, and what makes it."""
+    """The first output of a graph of kernels that the reference does not have, and the kernel's source nodes."""
     values = log.reference.values
     position = next((str(at) for at, value in enumerate(call.outputs) if value not in values), None)
     made_by = dict(call.scalars).get(str(position))

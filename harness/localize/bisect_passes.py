@@ -1,19 +1,18 @@
-"""Find the pass that first changes the bits, by applying prefixes of the pass list; and, of the chunk pass, the region.
+"""Find the pass that first changes the bits, by applying prefixes of the pass list; for chunk, also the region.
 
-1. Run the case. It must differ, and each of its systems agree with itself.
-2. The empty prefix is tracing alone; the last one is the whole pass list, then the backend. Guess: the last pass that
-   changed how often the graph calls the blamed operator. Where the prefix before it is EQUAL and the one that ends with
-   it DIFFERENT, it is the one, by 3 runs at most, the case's own included. Else halve the suspects that are left: apply
-   the prefix that ends with the first half, and compare. Of n passes, log2(n) + 4 runs are enough. Each prefix runs the
-   candidate alone: a reference is recorded once, and no run takes a step beyond the first that differed.
-3. Where chunk is to blame, and chunks several regions, halve those: let only some of them be chunked, on both
-   sides. Then run the one that is left by itself, and find the call to blame in it.
+1. Run the case. It must be DIFFERENT, so each of its systems agrees with itself.
+2. The empty prefix only traces; the longest is the whole pass list with the backend. First test a guess, the last pass
+   that changed the number of the blamed operator's nodes: if the prefix before it is EQUAL and the prefix that ends
+   with it DIFFERENT, it is the answer, after 3 runs at most, the case's own included. Otherwise bisect the remaining
+   suspects. For n passes, log2(n) + 4 runs are enough. Each prefix runs the candidate alone, up to the first differing
+   step: a reference is recorded once.
+3. If chunk is the answer and chunks several regions, bisect these: chunk only some of them, on both sides. Then run the
+   remaining region by itself, and find the call to blame in it.
 
-A prefix that ends before chunk computes unchunked, so it is compared with eager; from there on, with the case's
-own reference.
+A prefix that ends before chunk is not chunked, so it is compared with eager; longer ones with the case's reference.
 
-The answer is an edge: the prefix before the pass is EQUAL, the one that ends with it is DIFFERENT. A later pass may
-undo a difference, and then there are more such edges than the one that is found.
+Example, for the passes clean_up, chunk, bucket: "until chunk" is EQUAL, and "until bucket" DIFFERENT, so the answer is
+bucket. A later pass may undo a difference; then there are several such edges, and any of them may be found.
 """
 
 from __future__ import annotations
@@ -39,23 +38,23 @@ T = TypeVar("T")
 
 
 class ComparedRun(Protocol):
-    """A case that can be run whole, or one system of it at a time. The search runs nothing in any other way.
+    """A case that can be run whole, or system by system: the interface through which the search runs cases.
 
-    A case that asks for placements has their plan once it has run.
+    A case that asks for placements has a plan of them after its run.
     """
 
     case: Case
 
     def result(self) -> CaseResult:
-        """Run all of it, and judge."""
+        """Run both systems, and judge."""
         ...
 
     def record(self, role: Role, arm: str) -> Any:
-        """Run one of its systems."""
+        """Run a system, as the run that `arm` names."""
         ...
 
     def recording(self, role: Role) -> Recording:
-        """The recording of one system's first run."""
+        """The recording of a system's first run."""
         ...
 
 
@@ -74,25 +73,27 @@ def check_case(case: Case) -> None:
 
 
 def any_difference(case: Case) -> Case:
-    """The case with no other expectation than that all bits agree."""
+    """The case, expecting all bits to agree: without a bound or an expected difference."""
     return replace(case, expected="EQUAL", differs=(), close_within=None, differs_within=None)
 
 
 def halve(
     suspects: Sequence[T], differs: Callable[[Sequence[T]], bool], guess: T | None = None
 ) -> Iterator[Sequence[T]]:
-    """Ever fewer suspects, until one is left: asks ceil(log2(n)) times whether the first half is enough to differ.
+    """Yield ever fewer suspects, at last a single one, by asking ceil(log2(n)) times whether the first half differs.
 
-    With a `guess`, whether those before it are, first, and then whether it is.
+    With a `guess`, the first two questions are whether the suspects before it differ, and whether it does. For
+    example, a b c d with the guess c: asks a b, then c.
     """
     while len(suspects) > 1:
+        # The half before the guess may be empty: then the guess itself is asked for.
         end = max(1, suspects.index(guess)) if guess in suspects else len(suspects) // 2
         suspects = suspects[:end] if differs(suspects[:end]) else suspects[end:]
         yield suspects
 
 
 class Bisector:
-    """One search; `found` grows as it goes. Cases that it runs are named after the case, and logged by those names."""
+    """A search. `found` has the result so far. Its runs' case names begin with the case's name."""
 
     def __init__(
         self,
@@ -111,7 +112,9 @@ class Bisector:
         self._num_steps = case.steps
 
     def search(self) -> None:
-        """Find the pass, then the region. An error ends the search and becomes `found.problem`."""
+        """Find the pass, then the region. An error ends the search and becomes `found.problem`, or for the region
+        `found.region_problem`.
+        """
         if not self._run_whole():
             return
         try:
@@ -125,8 +128,8 @@ class Bisector:
             self._search_regions()
 
     def _run_whole(self) -> bool:
-        """Run the case itself; whether there is something to search for."""
-        # Graphs are written on the way: a user who looks for the pass wants to see what it did.
+        """Run the case itself. Returns whether it is DIFFERENT, so that there is a pass to search for."""
+        # Write the graphs as well, so that the user can see the effect of the pass.
         run = self._run_of(self.case, replace(self.options, dump_graphs=True))
         result = self.found.result = run.result()
         self.case = run.case
@@ -143,7 +146,7 @@ class Bisector:
         return True
 
     def _guess(self) -> str | None:
-        """The last pass that changed how often the graph calls the blamed operator; None where nothing says so."""
+        """The last pass that changed the number of the blamed operator's nodes; None if there is none."""
         result = self.found.result
         first = result.first_divergence if result else None
         if result is None or first is None or first.call is None:
@@ -160,7 +163,7 @@ class Bisector:
         return verdict == Verdict.DIFFERENT
 
     def _prefix(self, index: int) -> Case:
-        """The case of one prefix, by the place of its last pass in the pass list."""
+        """The case of the prefix that ends with the pass at `index`."""
         chunks = CHUNK in self._pass_list[: index + 1] or self.case.chunking is None
         label = re.sub(r"[^a-z0-9_]", "_", self._pass_list[index].lower())
         return replace(
@@ -172,7 +175,7 @@ class Bisector:
         )
 
     def _judge(self, case: Case, probes: list[Probe], applied: str) -> Verdict:
-        """Compare a prefix's candidate with its reference. Raises what kept it from being judged."""
+        """Compare a prefix's candidate with its reference. Raises BitproofError if it cannot be judged."""
         began = time.monotonic()
         run = self._run_of(case, self.options)
         try:
@@ -183,11 +186,11 @@ class Bisector:
             raise
         self._note(probes, applied, case, comparison.verdict, time.monotonic() - began)
         if comparison.verdict == Verdict.UNVERIFIED:
-            raise RecordingError(f"{applied}: there is not enough to compare", found=comparison.reason)
+            raise RecordingError(f"{applied}: the recordings cannot be compared", found=comparison.reason)
         return comparison.verdict
 
     def _reference(self, case: Case, run: ComparedRun) -> Recording:
-        """The case's reference: recorded now, or the recording that an earlier run left."""
+        """The recording of a case's reference: made now, or reused from an earlier prefix."""
         if case.chunking and case.chunking.only:
             run.record("reference", "first")
             return run.recording("reference")
@@ -197,7 +200,7 @@ class Bisector:
         return shared_reference(self._references[case.reference], case)
 
     def _search_regions(self) -> None:
-        """Which region of the chunk pass differs when it alone is chunked."""
+        """Find the region that differs if the chunk pass chunks it alone."""
         found = self.found
         assert self.case.chunking is not None and found.result is not None
         chunking = self.case.chunking
@@ -241,7 +244,7 @@ class Bisector:
         return replace(prefix, name=name, chunking=replace(chunking, only=tuple(regions)))
 
     def _tell_pass(self, result: CaseResult | None) -> None:
-        """Let a result's divergence name the pass. A fault that was injected comes from none."""
+        """Note the pass in a result's divergence, unless tracing alone differs, for example by an injected fault."""
         if result is not None and result.first_divergence is not None and self.found.blamed != TRACE:
             result.first_divergence.pass_ = self.found.blamed
 
@@ -251,9 +254,10 @@ class Bisector:
 
 
 def shared_reference(recording: Recording, case: Case) -> Recording:
-    """A system without a graph, recorded for one prefix, as the reference of another prefix's case: its first steps.
+    """A reference without a graph, recorded for a prefix, as the reference of another prefix's case: its first steps.
 
-    No prefix can change its bits, so its manifest may say this case's. Raises RecordingError for one with a graph.
+    Passes cannot change its bits, so its manifest may name this case. Raises RecordingError for a reference with a
+    graph.
     """
     manifest = recording.manifest
     if manifest.graph is not None:

@@ -1,29 +1,29 @@
-"""Which call is to blame for a record that differs: the first wrong one on a path of values that leads to it.
+"""Find the call to blame for a differing record: the first wrong call on a path of values that leads to the record.
 
-A call is right where the reference makes such a call in its direction and chunk and gets the same; one of an operator
-that the reference calls nowhere there, where the reference has its values. Values go from call to call through memory,
-collectives, a generator's state, and numbers that are read out of tensors. That orders the calls of all ranks in part:
-a rank's own order, and a collective's launches before what any rank computes of it. A root is a wrong call on a path to
-the record that reads nothing wrong:
+A call is right if the reference has a call of the same operator, direction and chunk with the same outputs. A call of
+an operator that the reference does not use in this direction is right if the reference has its output values at all.
+Values pass from call to call through memory, collectives, a generator's state, and numbers read out of tensors. This
+orders the calls of all ranks partially: each rank has its own order, and the launches of a collective come before
+everything computed from its result. A root is a wrong call on a path to the record that has no wrong input:
 
     reference    mm x w -> a    silu a -> b    sum b -> l
     candidate    mm x w -> a    silu a -> B    sum B -> L    The record L differs; silu is the root.
 
-1. Find the roots: walk back from the record over wrong calls, at a collective to all of its ranks. The first in the
-   order is the answer, of those that give something else of the same inputs where there are any, or else of those that
-   alone make wrong what a call of the reference reads; of those that know nothing of each other, one behind fewer
-   collectives, then on a lower rank.
-2. What computes nothing comes last: packing, as into a bucket, has values that the reference has nowhere, and they are
-   right. Parts of a bucket are judged each by itself, unless the bucket lost a value that all ranks had, or a pack of
-   the reference is made here of the same values in another order.
-3. A root that reads what its partner reads is wrong in itself.
-4. One that reads another right value is wrong in that, unless the value was exchanged before: by a collective that a
-   rank gave another turn's value, by a new constant, or by a call that is missing, whose output its partner reads; a
-   sum over ranks that is missing or read by no call before it is the answer in any case (`lost_sums`).
-5. Where there is no root, a right value lies in another one's place, or is missing. The answer is the call that put
-   right values in another order, the collective of a bucket from which another value came, or what copied it over the
-   right one there, or the reference's call whose output is nowhere here though its inputs are.
-6. A new call has the place of the reference's call that it stands for, or that it was put before.
+1. Find the roots: walk back from the record over wrong calls, at a collective to all of its ranks. The answer is the
+   first root in the order. Roots with the same inputs and a different output come first, then roots that alone make
+   an input of a call of the reference wrong. Among unordered roots: behind fewer collectives, then on a lower rank.
+2. Packing (`cat`, copying into a bucket) comes last: its values are nowhere in the reference, without being wrong.
+   Each part of a bucket is judged separately, unless the bucket lost a value that all ranks had, or packs the values
+   of a pack of the reference in another order.
+3. A root with the inputs of its partner, the reference's call that it should equal, is wrong itself.
+4. A root with another right value as input is blamed for reading it, unless an earlier call exchanged that value: a
+   collective to which a rank passed the value of another occurrence, a new constant, or a missing call whose output
+   the partner reads. A sum over ranks before the root that is missing, or that no call reads, takes precedence over
+   all of these (`lost_sums`).
+5. If there is no root, a right value is in the wrong tensor, or is missing. The answer is the call that put right
+   values in another order; the collective of the bucket from which the other value came; the copy that overwrote the
+   right value there; or the reference's call whose inputs are here and whose output is not.
+6. A new call is reported at the place of the reference's call that it replaces, or before which it was inserted.
 
 docs/explanation/causes.md derives each.
 """
@@ -73,10 +73,11 @@ def find_culprit(
     differing: Differing,
     first: tuple[int, Pair] | None = None,
 ) -> Culprit | None:
-    """Compare one step's logs, one a rank; the reference's may have been made ready, for many candidates.
+    """The call to blame in a step. `reference` and `candidate` have a log for each rank, of as many ranks.
 
-    Of the tensors that differ the `first` is explained, a rank's; where no call explains that, the next one that any
-    does. None when no call explains what differs: it was changed outside of every operator.
+    The culprit explains the record `first` (its rank and digests) or, if no call leads to that, the next record of
+    `differing` to which a call leads. None if no call explains a difference: it was written outside of all operators,
+    such as by NumPy. A reference that is compared with many candidates can be indexed beforehand (`ReferenceLog`).
     """
     plain = [log for log in reference if not isinstance(log, ReferenceLog)]
     reference = without_idle_broadcasts(plain) if len(plain) == len(reference) else reference
@@ -87,6 +88,7 @@ def find_culprit(
     records = [(rank, pair) for rank, pairs in blame.differing.items() for pair in pairs]
     ordered = records if first is None else [first, *(record for record in records if record != first)]
     for rank, pair in ordered:
+        # The search for the record before may have withdrawn the trust in parts of buckets (rule 2).
         for log in logs:
             log.trusts_parts = True
         if (culprit := blame.explain({rank: [pair]})) is not None:
@@ -99,20 +101,21 @@ def find_culprit(
 
 @dataclass
 class _Blame:
-    """One search, of all that differs by rank."""
+    """A search. `differing` has every differing tensor by rank, `record` the part that is being explained."""
 
     logs: Sequence[CandidateLog]
     joined: JoinedLogs
     differing: Mapping[int, Sequence[Pair]]
     record: Differing = field(default_factory=dict)
     rivals: set[Site] = field(default_factory=set)
-    """The roots of the record that may be the answer, those that pack, and what puts right values elsewhere."""
+    """Other calls that may be wrong instead: roots that may be the answer, packing roots, and exchanges (rule 5)."""
 
     def explain(self, record: Differing) -> Culprit | None:
-        """The call that one record's history leads to."""
+        """The call to blame for a record, by rules 1 to 6."""
         self.record, self.rivals = record, set()
         picked = self._root(record)
         exchanged = self._exchanged(record, picked)
+        # Calls after an exchange agree with the reference or exchange in turn, so the first exchange is the cause.
         if exchanged and (picked is None or picked.same == "exchanges"):
             picked = self._first_of(exchanged, exchanged)
         self.rivals |= exchanged
@@ -124,13 +127,14 @@ class _Blame:
         if picked.reads and picked.partner is not None:
             came = out_of_turn(picked.site, picked.partner, self.logs, self.joined, self.known)
             picked = picked if came is None else _Picked(*came, None, picked.roots)
+        # An update of a gradient in the wrong tensor looks wrong, but the gradient was misplaced before it.
         is_of_update = self.logs[picked.site[0]].log[picked.site[1]].place.direction == "update"
         if picked.same != "computes" and is_of_update and (misplaced := misplaced_by(record, self.logs, self.joined)):
             return misplaced
         return self._said_of(picked)
 
     def _root(self, record: Differing) -> _Picked | None:
-        """Rules 1 and 2: the root, of what fills a bucket where that lost a value, or where there is no other."""
+        """Rules 1 and 2: the root to blame. If it lies behind a bucket that lost a value, search inside the bucket."""
         picked = self._pick(record)
         if picked is None or (picked.reads and self._loses(picked, record)):
             for each in self.logs:
@@ -139,7 +143,7 @@ class _Blame:
         return picked
 
     def _said_of(self, picked: _Picked) -> Culprit:
-        """Rules 3 and 4: what is wrong with a root, or the call before it that exchanged what it reads."""
+        """Rules 3, 4 and 6: the defect of a root, or the earlier call that exchanged its input."""
         (first_rank, index), partner, same, roots = picked
         log = self.logs[first_rank]
         call = log.log[index]
@@ -147,6 +151,7 @@ class _Blame:
             roots = {(rank, constant) for rank, each in roots if each == index}
             index, call, partner, same = constant, log.log[constant], None, None
         turn = log.turn(index)
+        # The same defect usually occurs on many ranks: list the roots at this call's occurrence on each.
         ranks = tuple(sorted({first_rank} | {r for r, i in roots | self.roots if self.logs[r].is_turn(i, call, turn)}))
         at = first_rank if first_rank != ranks[0] else None
         if call.operator.startswith(KERNELS):
@@ -188,14 +193,14 @@ class _Blame:
 
     @cached_property
     def roots(self) -> set[Site]:
-        """The roots of all that differs."""
+        """The roots of all differing records."""
         return roots_of(self.differing, self.logs, self.joined, self.known).found
 
     def others(self, culprit: Culprit) -> tuple[tuple[How, Call], ...]:
-        """Calls at other places that are wrong, too, and know nothing of the blamed one, with what is wrong with each.
+        """Further defects: wrong calls at other places that do not depend on the blamed call, with the defect of each.
 
-        Their outputs differ from those of the same call of the reference; or, like the blamed one, they are calls of
-        an operator that it does not make there. A call that only may be wrong is left out.
+        Listed are calls with the same inputs and a different output, and, if the blamed call is extra, other
+        extra calls of its operator. Calls that may be right are left out.
         """
         found: dict[tuple[Place, str], tuple[How, Call]] = {}
         blamed = self.logs[culprit.rank].log[culprit.candidate] if culprit.candidate is not None else culprit.call
@@ -211,11 +216,13 @@ class _Blame:
         return tuple(found.values())
 
     def _pick(self, differing: Differing) -> _Picked | None:
-        """The first root, of those that are surely wrong before others.
+        """The first root of the highest class that has any; None without roots. The classes, by certainty:
 
-        What gives another output of the same inputs surely is; another call may lead to right values by another way.
-        What packs comes last, and first what the reference packs there, too; so does what reads nothing, as `arange`:
-        a pack may decide its length.
+        1. Same inputs, different output.
+        2. Roots that alone make an input of a call of the reference wrong (`needed`), or else all roots that compute.
+           Any other root may lead to right values in another way.
+        3. Packing that the reference does there too.
+        4. Other packing, and calls without tensor inputs such as `arange`, whose length a pack may decide.
         """
         walk, logs = roots_of(differing, self.logs, self.joined, self.known), self.logs
         roots = walk.found
@@ -232,7 +239,7 @@ class _Blame:
         return self._first_of(proven or surely or due or roots, roots)
 
     def _first_of(self, sites: set[Site], roots: set[Site]) -> _Picked:
-        """The first site: what happened before the others, and of those that did not, the one on the lowest rank."""
+        """The earliest of these sites, on the lowest rank if they are unordered, with its partner."""
         rank, index = min(sites, key=self.joined.when)
         log = self.logs[rank]
         partner, same = log.reference.partner(log.log[index], log.turn(index))
@@ -243,11 +250,11 @@ class _Blame:
         return _Picked((rank, index), partner, same, roots)
 
     def _loses(self, picked: _Picked, differing: Differing) -> bool:
-        """Whether first went missing what a collective gives of inputs that all ranks have: a bucket was packed wrong.
+        """Whether a bucket was packed wrong. A root found behind it is then no answer: the search continues inside.
 
-        So it was where a pack went missing that is made here of the same values in another order. Of other collectives
-        a bucket may give the parts in other shapes. What is launched here, and not waited for, went missing in no
-        bucket.
+        It was if the first missing value is the result of a collective of the reference whose inputs are present on
+        all of its ranks, or of a pack that is made here of the same values in another order. A collective that is
+        launched here and never waited for does not count: its result is missing for that reason.
         """
         (picked_rank, picked_index), logs = picked.site, self.logs
         if logs[picked_rank].is_extra(picked_index):  # what a pass put there is wrong, and no bucket
@@ -267,32 +274,31 @@ class _Blame:
         return False
 
     def _exchanged(self, record: Differing, root: _Picked | None) -> set[Site]:
-        """Calls in the history of a tensor that holds another one's right value, which put right values elsewhere.
+        """Calls that read the reference's values in another order, in the history of a record, or before its `root`.
 
-        What follows them agrees with the reference call by call; only which tensor it belongs to is another. So it does
-        up to a `root` that reads right values in another order.
+        For example, `cat b a` for `cat a b`. All later calls agree with the reference, but for other tensors.
         """
         history = self._history(record) if root is None else self._before({root.site})
         return {(rank, index) for rank, index in history if self.logs[rank].exchanges(index)}
 
     def _history(self, record: Differing) -> set[Site]:
-        """Every call from which a path of values leads to what a record holds."""
+        """Every call from which a path of values leads to a record's value."""
         starts = [(rank, self.logs[rank].giver(*pair)) for rank, pairs in record.items() for pair in pairs]
         return self._before({(rank, index) for rank, index in starts if index is not None})
 
     def _before(self, sites: set[Site]) -> set[Site]:
-        """These calls, and every call from which a path of values leads to one of them."""
+        """These calls, and every call from which a path of values leads to any of them."""
         return self.joined.before(sites, lambda site: self.logs[site[0]].givers(site[1]))
 
     def _is_proven(self, site: Site) -> bool:
-        """Whether a call gives something else than the reference's with the same inputs, on all ranks that give any."""
+        """Whether a call has the reference's inputs, for a collective on all ranks, and a different output."""
         rank, index = site
         if not self.logs[rank].is_proven(index):
             return False
         return len(self.joined.together(site)) == 1 or fed_wrong(site, self.logs, self.joined, self.known) == set()
 
     def _missing_for(self, picked: _Picked) -> Culprit | None:
-        """Rule 4, for what the partner of a root reads."""
+        """Rule 4: the missing call whose output the root's partner reads."""
         rank, index = picked.site
         read = self.logs[rank].reference.log[picked.partner].inputs if picked.partner is not None else ()
         return self._first_missing({rank: read}, index)
@@ -302,7 +308,10 @@ class _Blame:
         return blocks_elsewhere(self.logs)
 
     def _first_missing(self, wanted: Mapping[int, Iterable[str]], before: int | None = None) -> Culprit | None:
-        """Rules 4 and 5, for values that a rank should have had, before some call where that is known."""
+        """Rules 4 and 5: the call to blame because a rank lacks a value of `wanted`, at call `before` if that is known.
+
+        None if nothing is missing, or the missing value is made here from wrong inputs, whose cause lies elsewhere.
+        """
         [(rank, values)] = wanted.items()
         log = self.logs[rank]
         index = first_missing(log, values, before, self._elsewhere[rank])
@@ -317,17 +326,17 @@ class _Blame:
         made = log.reference.counterpart(index, log)
         if made is not None and (rank, made) in self._history(
             self.record
-        ):  # of another value: that is what is wrong, and no call is missing
+        ):  # the call is not missing: it was made of another value
             if (between := put_between(log, index, made)) is not None:
                 new = log.log[between]
                 return Culprit(how="adds", call=new, ranks=ranks, candidate=between, reference=None, at=at)
             mine = log.log[made]
             if log.shows_left(made):
-                return None  # it is made, of what an earlier step left
+                return None  # it is made of a value from an earlier step
             if before is not None and made != before and (rank, before) in self._before({(rank, made)}):
-                return None  # it is made, of what the call that is wrong gives
+                return None  # it is made of the wrong call's output
             if mine.inputs and (mine.inputs, mine.outputs) == (call.inputs, call.outputs):
-                return None  # it is right, and what is missing another tensor over its storage
+                return None  # it is right; missing is another tensor over its storage
             if not mine.view and log.reads_right_values(made):
                 packed = log.wrongly_packed(made)
                 due = None if packed is None else log.stands_for(packed)
@@ -347,9 +356,10 @@ class _Blame:
         return Culprit(how="lacks", call=call, ranks=ranks, candidate=None, reference=index, arguments=lists, at=at)
 
     def _put_there(self, missing: Site) -> Site | None:
-        """The new call before the record that reads what a missing call of the reference should, on one of its ranks.
+        """The new call, in the record's history, that reads the input of a missing call of the reference.
 
-        It makes a constant of that, or a collective of the missing one's ranks reads what it gives.
+        It makes a constant of that input, or its output is the input of a collective that corresponds to the missing
+        call. None if there is none.
         """
         found = list[Site]()
         for rank, index in self.known.together(missing):
@@ -362,10 +372,10 @@ class _Blame:
         return min(there, key=self.joined.when, default=None)
 
     def _made_otherwise(self, made: int, due: int, ranks: tuple[int, ...], at: int | None) -> Culprit:
-        """What is wrong with a call that is made of another value than it should be, or with other numbers."""
+        """The culprit for a call `made` that differs from the reference's call `due` in its inputs or numbers."""
         rank = ranks[0] if at is None else at
         fed = fed_otherwise((rank, made), (rank, due), self.joined, self.known)
-        if fed and (rank, made) not in fed:  # by another rank, as what that sends
+        if fed and (rank, made) not in fed:  # another rank passed the other value to the collective
             theirs = dict(self.known.together((rank, due)))
             rank, made = min(fed, key=self.joined.when)
             due, ranks = theirs[rank], tuple(sorted(peer for peer, _ in fed))
@@ -384,7 +394,7 @@ class _Blame:
         )
 
     def _lacks(self, rank: int, call: Call) -> bool:
-        """Whether what differs on a rank lacks a call like this one."""
+        """Whether the records that differ on a rank lack the output of a call like this one."""
         log = self.logs[rank]
         index = first_missing(log, (wanted for wanted, _ in self.differing[rank]), elsewhere=self._elsewhere[rank])
         mine = None if index is None else log.reference.log[index]
@@ -392,7 +402,7 @@ class _Blame:
 
 
 class _Picked(NamedTuple):
-    """A root that is the answer, its partner, what is wrong with it where that has its inputs, and all roots."""
+    """The root to blame, its partner, and all roots. `same` is its defect if it has the partner's inputs, or None."""
 
     site: Site
     partner: int | None
@@ -401,5 +411,5 @@ class _Picked(NamedTuple):
 
     @property
     def reads(self) -> bool:
-        """Whether it only reads other values than its partner."""
+        """Whether its inputs are not its partner's."""
         return self.partner is not None and self.same is None

@@ -1,9 +1,10 @@
-"""The chain of calls that leads from the one to blame to the record that is shown: each reads what the one before gave.
+"""The chain of calls from the culprit to the reported record: each reads the output of the call before.
 
-1. The way is the shortest one, of those that pass by values which differ where there is such a way.
-2. It crosses from rank to rank at collectives alone.
-3. Views are left out, and of the rest at most `MAX_LINKS` are shown: first those that change the rank or the module.
-4. What a call changed is how its output differs from that of the other side's call of the same turn.
+1. It is a shortest path through values that differ or, if there is none, through any values.
+2. It crosses from rank to rank only at collectives.
+3. Views are left out, and at most `MAX_LINKS` of the other calls are shown. Calls that change the rank or the module
+   take precedence: for example, of 12 calls within a module, the 2 before the last are left out.
+4. Each call is compared with its counterpart on the other side, the same occurrence of its operator at its place.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ Pair = tuple[str, str]
 def with_chain(
     culprit: Culprit, rank: int, pair: Pair, logs: Sequence[CandidateLog], mine: JoinedLogs, known: JoinedLogs
 ) -> Culprit:
-    """A culprit with the chain that leads to a rank's record, in the logs of its side, and with its place there."""
+    """The culprit with the chain that leads to a rank's record. A missing call's chain is in the reference's logs.
+
+    `mine` and `known` are the candidate's and the reference's logs; `pair` are the record's digests.
+    """
     is_missing = culprit.candidate is None
     joined, value = (known, pair[0]) if is_missing else (mine, pair[1])
     indexed: list[IndexedLog] = [log.reference if is_missing else log for log in logs]
@@ -57,7 +61,8 @@ def way_between(
     givers: Callable[[Site], Iterable[int]],
     differs: Callable[[Site], bool],
 ) -> list[Site]:
-    """The calls from `first` to one of `lasts`; empty where no path of values leads there."""
+    """The calls from `first` to one of `lasts`, both included; empty if no path of values leads there."""
+    # Breadth first, backwards from the record, so the first path found is a shortest one.
     for passes in (differs, lambda _: True):
         after: dict[Site, Site | None] = dict.fromkeys(lasts)
         pending = deque(after)
@@ -83,9 +88,10 @@ def _followed(site: Site, after: dict[Site, Site | None]) -> Iterable[Site]:
 
 
 def place_on(way: Sequence[Site], logs: Sequence[Sequence[Call]], place: Place) -> Place:
-    """The place of a way's first call: one that seems to be of the update and that backward still reads is of backward.
+    """The place of a path's first call, with its direction corrected: a call that backward still reads is of backward.
 
-    So is what changes gradients between micro-batches, and what a stage of a pipeline sends back to the one before.
+    Outside autograd such a call seems to belong to the update: for example, scaling gradients between micro-batches,
+    or a pipeline stage that sends a gradient to the stage before.
     """
     calls = [logs[rank][index] for rank, index in way]
     later = (call.place.direction for call in calls if not call.collective and call.place.direction != "update")
@@ -95,7 +101,9 @@ def place_on(way: Sequence[Site], logs: Sequence[Sequence[Call]], place: Place) 
 def links_of(
     way: Sequence[Site], logs: Sequence[Sequence[Call]], sides: Callable[[Site], tuple[int | None, int | None]]
 ) -> list[Link]:
-    """The calls of a way that a report shows, at most `MAX_LINKS`. `sides` has a call's indices in both sides' logs."""
+    """The calls of a path that a report shows, at most `MAX_LINKS`. `sides` returns a call's index in each side's
+    log: the reference's first, None if that side has no counterpart.
+    """
     kept = [i for i, (rank, index) in enumerate(way) if i in (0, len(way) - 1) or not logs[rank][index].view]
     if len(kept) > MAX_LINKS:
         kept = sorted(_most_telling(kept, way, logs))
@@ -108,7 +116,7 @@ def links_of(
 
 
 def _most_telling(kept: Sequence[int], way: Sequence[Site], logs: Sequence[Sequence[Call]]) -> Collection[int]:
-    """The ends, what reads the culprit, then what changes rank, then what changes module or direction."""
+    """Indices to keep: both ends, the culprit's reader, then calls that change rank, then module or direction."""
 
     def is_elsewhere(i: int) -> int:
         (rank, index), (before, earlier) = way[i], way[i - 1]

@@ -1,4 +1,4 @@
-"""Collectives that read other values than in the reference, or values of another turn, and packs in another order."""
+"""Collectives with other inputs than in the reference, or with those of another occurrence, and reordered packs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from bitproof.harness.localize.logs.packing import PACKING, name_of
 def fed_wrong(
     site: Site, logs: Sequence[CandidateLog], joined: JoinedLogs, known_joined: JoinedLogs
 ) -> set[Site] | None:
-    """The ranks' calls that give a collective other inputs than they do in the reference.
+    """The calls, by rank, of a collective whose inputs differ from those of its counterpart in the reference.
 
-    Its counterpart in the reference is found by the ranks that give the same, then by its group, its place,
-    and its turn in the group; None where none gives the same.
+    The counterpart is the reference's collective with the same inputs on the most ranks; group, place, and occurrence
+    in the group decide ties. For example, if only rank 1 passes another gradient, the result is rank 1's call. None if
+    no rank has the inputs of such a collective, or only one rank takes part.
     """
     calls = joined.together(site)
     best: set[Site] | None = None
@@ -29,6 +30,7 @@ def fed_wrong(
             }
             moved = sum(site[0] in known and known[site[0]].place != call.place for site, call in mine.items())
             late = abs(known_joined.turn((rank, partner)) - joined.turn((rank, index)))
+            # In order of weight: ranks with other inputs, another group, calls at other places, a distant occurrence.
             unlike = len(other), known.keys() != {r for r, _ in calls}, moved, late
             if best is None or unlike < least:
                 best, least = other, unlike
@@ -36,7 +38,7 @@ def fed_wrong(
 
 
 def fed_otherwise(site: Site, due: Site, joined: JoinedLogs, known_joined: JoinedLogs) -> set[Site]:
-    """The ranks' calls that give a collective another value than they give the reference's one, `due`."""
+    """The calls, by rank, of a collective whose inputs differ from those of the reference's collective `due`."""
     theirs = {rank: known_joined.logs[rank][index] for rank, index in known_joined.together(due)}
     mine = ((rank, index, joined.logs[rank][index]) for rank, index in joined.together(site))
     return {(rank, index) for rank, index, call in mine if rank in theirs and call.inputs != theirs[rank].inputs}
@@ -45,10 +47,11 @@ def fed_otherwise(site: Site, due: Site, joined: JoinedLogs, known_joined: Joine
 def out_of_turn(
     site: Site, partner: int, logs: Sequence[CandidateLog], joined: JoinedLogs, known_joined: JoinedLogs
 ) -> tuple[Site, int] | None:
-    """The collective that brought a call another right value, as a rank gave it that in another one's turn.
+    """The collective to which a rank passed the value of another occurrence, and the reference's call that it replaces.
 
-    And the reference's call of that turn. From there on all calls are wired as in the reference, turn by turn: only
-    values are exchanged.
+    Example: rank 0 sends micro-batches 0 and 1 in reverse order. All later calls are connected as in the reference, so
+    only the values are exchanged. The walk goes back from the call `site` and its `partner`. None if there is no such
+    collective.
     """
     pending, seen = [(*site, partner)], set[Site]()
     while pending:
@@ -60,6 +63,8 @@ def out_of_turn(
             pending.append((rank, made, wanted))
             known = dict(known_joined.together((rank, wanted)))
             fed = joined.together((rank, made)) if logs[rank].log[made].collective else []
+            # The first collective at which a rank passes another value is the cause: all calls after it are connected
+            # as in the reference.
             others = [
                 (r, i) for r, i in fed if r in known and logs[r].log[i].inputs != known_joined.logs[r][known[r]].inputs
             ]
@@ -70,7 +75,7 @@ def out_of_turn(
 
 
 def is_packed_otherwise(log: CandidateLog, missing: int) -> bool:
-    """Whether a call, wherever it stands, puts the values of a call of the reference together in another order."""
+    """Whether some call packs the inputs of the reference's call `missing` in another order."""
     wanted = log.reference.log[missing]
     values = sorted(wanted.inputs)
     return name_of(wanted) in PACKING and any(

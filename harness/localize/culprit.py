@@ -49,13 +49,13 @@ HOW_ITSELF: dict[How, str] = HOW | {
     "adds": "is a call that another run of the system does not make",
     "lacks": "is a call that another run of the system does not make",
 }
-"""The same, where reference and candidate are two runs of one system."""
+"""The sentences if reference and candidate are two runs of the same system."""
 
 
 class Link(NamedTuple):
-    """A call of a chain, on its rank, and how many were left out before it.
+    """A call of a chain, its rank, and the number of calls left out before it.
 
-    `reference` and `candidate` are its indices in the two sides' logs; None where a side has no call of its turn.
+    `reference` and `candidate` are its indices in the two sides' logs; None if a side has no counterpart.
     """
 
     call: Call
@@ -66,7 +66,7 @@ class Link(NamedTuple):
 
 
 class Doubt(NamedTuple):
-    """A call that may be wrong in the blamed one's place, and on which ranks."""
+    """A call that may be wrong instead of the blamed call, and its ranks."""
 
     call: Call
     ranks: tuple[int, ...]
@@ -80,13 +80,17 @@ class Doubt(NamedTuple):
 class Culprit:
     """The call to blame, and the `ranks` on which it differs.
 
-    `candidate` and `reference` are its indices in the logs of that rank: None for the one that does not
-    make the call, or in which its partner is not known. `arguments` states numbers and words that the partner was
-    given otherwise, `reading` the source of an input that the partner does not read; `instead_of` is the operator
-    of the reference's call that it stands for, whose place it then has. `explains` is what it leads to: a rank, and the
-    digests of both systems; `chain` are the calls that lead there; `also` are
-    other calls that are wrong independently of it; `or_else` are calls that
-    may be wrong in its place: no value decides.
+    - `how`: its defect, a key of `HOW`.
+    - `candidate`, `reference`: its indices in the logs of `rank`; None if that side lacks the call, or its partner is
+      unknown.
+    - `arguments`: differing numbers and words, such as "eps=1e-05 where the reference has 1e-06".
+    - `reading`: the source of an input that the partner does not read.
+    - `instead_of`: the operator of the reference's call that a new call replaces, whose place it then has.
+    - `at`: the rank, if it is not the lowest of `ranks`.
+    - `also`: other calls that are wrong independently of it.
+    - `or_else`: calls that may be wrong in its place, as values do not decide between them.
+    - `explains`: the record that it leads to: the rank, and the digests in the reference and in the candidate.
+    - `chain`: the calls that lead to that record.
     """
 
     how: How
@@ -105,23 +109,23 @@ class Culprit:
 
     @property
     def index(self) -> int:
-        """Of the blamed call, in the log that it is in: the candidate's, unless that lacks it."""
+        """The index of the call in the candidate's log, or in the reference's if the candidate lacks it."""
         index = self.reference if self.candidate is None else self.candidate
         assert index is not None, "a culprit is a call of some log"
         return index
 
     @property
     def rank(self) -> int:
-        """The one that `candidate` and `reference` are of: the lowest, unless only another leads to what is shown."""
+        """The rank of `candidate` and `reference`: the lowest, unless only another rank leads to the record."""
         return self.ranks[0] if self.at is None else self.at
 
 
 def call_of(
     culprit: Culprit, told: Mapping[How, str] = HOW, changed: Sequence[TensorDifference | None] = ()
 ) -> BlamedCall:
-    """A report's sentence about the call to blame; `told` words what is wrong with it.
+    """A report's description of the culprit. `told` has a sentence for each defect: `HOW` or `HOW_ITSELF`.
 
-    `changed` says how the outputs differ of the chain's calls, the blamed one's first.
+    `changed` has the difference in the output of each call of the chain, the culprit's first; None if unknown.
     """
     call, arguments, reading = culprit.call, culprit.arguments, culprit.reading
     if told is not HOW:  # of two runs of one system

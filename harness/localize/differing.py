@@ -1,4 +1,4 @@
-"""The records of a step in which two recordings differ."""
+"""The differing records of a step, by rank."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from bitproof.harness.records import Recording
 
 
 def differing_digests(reference: Recording, candidate: Recording, step: int) -> dict[int, list[tuple[str, str]]]:
-    """By rank, the digests of both systems for every record of one step in which they differ, as they were computed.
+    """For each rank that differs, the digests (reference, candidate) of its differing records, in order of computation.
 
-    No more than one rank's records of that step are made at a time. The rank that computed the first one comes first.
+    The rank with the earliest difference comes first. Records are loaded rank by rank.
     """
     found: dict[int, tuple[ComputedAt, list[tuple[str, str]]]] = {}
     order = ComputationOrder()

@@ -1,13 +1,15 @@
-"""Calls that may be wrong in place of the one to blame, as no value decides: see `Culprit.or_else`.
+"""Calls that may be wrong instead of the blamed call, as values do not decide between them (`Culprit.or_else`).
 
-1. The collective of a bucket that the reference does not have, and what fills it, on each rank.
-2. Other roots, those that pack as well; views of what such a one sums; and calls before them that put right values in
-   another order.
-3. What leads to the blamed call, to one that is its like or to another root, the nearest first: it reads right values
-   and gives right ones, more often than the reference does, and may have read one in another's place. So may a call of
-   the reference that reads what a new one gives.
-4. Other calls that gave what the record holds, views of a bucket or of what was written to since, and what may stand
-   where a call of the reference is missing.
+1. For a bucket that only the candidate has: its collective, and the calls that pack it, on all ranks.
+2. Other roots, even if they pack; views of their buckets; earlier calls that put right values in another order.
+3. Calls that lead to the blamed call, to an identical call, or to another root, the nearest first. Their inputs and
+   outputs are right, but occur more often than in the reference, so such a call may have read one value instead of
+   another. Also calls of the reference that read a new call's output.
+4. Other producers of the record's value, views of a bucket or of memory that was written to later, and calls that may
+   replace a missing call of the reference.
+
+For example, two calls produce the same right value, and a later call reads it by mistake: either producer, or the
+reader, may be wrong.
 """
 
 from __future__ import annotations
@@ -24,18 +26,18 @@ from bitproof.harness.localize.logs.packing import keeps_order
 from bitproof.harness.localize.logs.reference_log import in_any_order
 
 UNSURE = "reads", "adds", "lacks", "misplaces", "exchanges"
-"""The defect of a call that may be wrong in the blamed call's place."""
+"""Defects for which another call may be wrong instead of the blamed call."""
 
 MOST_NEW = 8
-"""Of how many new rivals the readers are looked for: each takes a walk through its rank's log."""
+"""The number of new rivals whose readers are searched: each takes a walk through its rank's log."""
 
 
 def doubts(
     culprit: Culprit, rank: int, pair: Pair, rivals: set[Site], logs: Sequence[CandidateLog], joined: JoinedLogs
 ) -> tuple[Doubt, ...]:
-    """The calls that may be wrong in the blamed one's place, where that leads to a record of a rank.
+    """The calls that may be wrong instead of the culprit, each with its ranks; empty if the culprit is certain.
 
-    First its own collective on other ranks, where the reference has no such, then the `rivals`: other roots.
+    The culprit leads to the record of `rank` with the digests `pair`. `rivals` are other roots of that record.
     """
     if _is_sure(culprit, logs[culprit.rank]):
         return ()
@@ -46,7 +48,8 @@ def doubts(
     found += _readers(culprit, rank, pair, rivals, logs, joined)
     itself = _itself(culprit, logs)
     found = [site for site in found if site not in itself]
-    if culprit.how == "exchanges":  # what follows is of other values for it
+    # Calls after an exchange follow from it.
+    if culprit.how == "exchanges":
         found = [site for site in found if not joined.before([site], _givers(logs)).intersection(itself)]
     told: dict[str, Doubt] = {}
     for on, index in dict.fromkeys(found):
@@ -61,9 +64,10 @@ def _givers(logs: Sequence[CandidateLog]) -> Callable[[Site], Iterable[int]]:
 
 
 def _is_sure(culprit: Culprit, log: CandidateLog) -> bool:
-    """Whether nothing before the blamed call can be wrong in its place.
+    """Whether no other call can be wrong instead of the culprit.
 
-    It packs what it should in another order; or the reference makes that very call, and gets another value.
+    It is certain if it packs its inputs in another order, or if the reference makes the same call, with the same inputs
+    and numbers, and has a different output.
     """
     if culprit.how == "exchanges":
         return culprit.candidate is not None and log.packs(culprit.candidate)
@@ -73,7 +77,7 @@ def _is_sure(culprit: Culprit, log: CandidateLog) -> bool:
 
 
 def _itself(culprit: Culprit, logs: Sequence[CandidateLog]) -> list[Site]:
-    """The blamed call on all ranks that it is blamed on."""
+    """The culprit's calls, on all of its ranks."""
     if culprit.candidate is None:
         return []
     call, turn = logs[culprit.rank].log[culprit.candidate], logs[culprit.rank].turn(culprit.candidate)
@@ -82,9 +86,9 @@ def _itself(culprit: Culprit, logs: Sequence[CandidateLog]) -> list[Site]:
 
 
 def _fillers(culprit: Culprit, rank: int, pair: Pair, logs: Sequence[CandidateLog], joined: JoinedLogs) -> list[Site]:
-    """Of a bucket that the reference does not have: its collective and what fills it, on all ranks.
+    """For a bucket that only the candidate has: its collective and the calls that pack it, on all ranks.
 
-    It is one that the blamed call fills or reads or, where a call is missing, one that a record comes from.
+    It is a bucket that the culprit packs or reads or, if the culprit is a missing call, the bucket of the record.
     """
     if culprit.candidate is None:
         on, index = rank, logs[rank].giver(*pair)
@@ -98,7 +102,7 @@ def _fillers(culprit: Culprit, rank: int, pair: Pair, logs: Sequence[CandidateLo
 
 
 def _filled(log: CandidateLog, index: int) -> list[int]:
-    """The collectives of buckets of the candidate's that a call is, or fills."""
+    """The collectives, of buckets that only the candidate has, that a call is or packs."""
     packed, found = {index}, list[int]()
     for later, call in enumerate(log.log[index:], index):
         if packed.isdisjoint((later, *log.givers(later))):
@@ -115,7 +119,7 @@ def _filled(log: CandidateLog, index: int) -> list[int]:
 def _readers(
     culprit: Culprit, rank: int, pair: Pair, rivals: set[Site], logs: Sequence[CandidateLog], joined: JoinedLogs
 ) -> list[Site]:
-    """Those that read a value, or give one, more often than the reference does, and views."""
+    """Calls that read or produce a right value more often than the reference, nearest first, and views (3 and 4)."""
     repeated = [_too_often(log, _reading) for log in logs]
     again = [repeated[r] | {i for i in _too_often(log, _giving) if log.log[i].outputs} for r, log in enumerate(logs)]
     found, seen = list[Site](), set[Site]()  # the nearest first: of all these it is the likeliest
@@ -128,6 +132,7 @@ def _readers(
         found += [(culprit.rank, i) for i in _views(logs[culprit.rank], culprit.candidate)]
         pending = [(culprit.rank, i, 0) for i in _alike(logs[culprit.rank], culprit.candidate)]
         pending += [(*rival, 0) for rival in sorted(rivals, key=joined.when) if culprit.how in UNSURE]
+    # Breadth first, so that the nearest calls, which are the likeliest, come first.
     while pending:
         on, index, far = pending.pop(0)
         sites = set(joined.together((on, index))) - seen
@@ -144,10 +149,10 @@ def _readers(
 
 
 def _reading_new(culprit: Culprit, rivals: set[Site], logs: Sequence[CandidateLog]) -> list[Site]:
-    """Of the blamed new call, and of new rivals, what comes of it by new calls, and what reads that by mistake.
+    """Calls of the reference that may read a new call's output by mistake; for new rivals, their new readers as well.
 
-    The latter are calls of the reference before which it was not put: it reads nothing that they should, which is
-    there. It may be right by itself, and they read it in place of that.
+    The new call may be right. Example: a pass adds `abs h -> a` for a statistic, and `sum` reads a instead of h. Only
+    readers count whose due inputs exist here and are not inputs of the new call: before others it was inserted.
     """
     if culprit.how != "adds" or culprit.candidate is None:
         return []
@@ -172,26 +177,28 @@ def _reading_new(culprit: Culprit, rivals: set[Site], logs: Sequence[CandidateLo
 
 
 def _alike(log: CandidateLog, index: int) -> list[int]:
-    """A call, and those of its place that read and give the same: which of them a later call read is not known."""
+    """A call and those of the same operator, place, inputs and outputs: a reader may have read any of them."""
     call = log.log[index]
     others = [i for i in log.there(call) if (log.log[i].inputs, log.log[i].outputs) == (call.inputs, call.outputs)]
     return sorted(others, key=lambda i: i != index)
 
 
 def _gives(call: Call, digest: str) -> bool:
-    """Whether a call gave a value: one that updates several tensors may have read it, and have left it as it was."""
+    """Whether a call produced a value. An update of several tensors may have read it and left it unchanged."""
     return digest in call.outputs and not (len(call.outputs) > 1 and digest in call.inputs)
 
 
 def _too_often(log: CandidateLog, told: Callable[[Call], object]) -> set[int]:
-    """The calls that are made more often than in the reference, as `told`; those computed again do not count."""
+    """The calls whose key (`told`) occurs more often than in the reference; recomputed calls do not count."""
     made = Counter(told(call) for call in log.log if not is_again(call))
     made.subtract(map(told, log.reference.log))
     return {index for index, call in enumerate(log.log) if made[told(call)] > 0 and not is_again(call)}
 
 
 def _in_another_s_place(culprit: Culprit, log: CandidateLog) -> set[int]:
-    """What gave the blamed call's inputs that its partner does not read, and gives what more calls do than there."""
+    """Producers of those inputs of the culprit that its partner does not read, if more calls have their output than
+    in the reference.
+    """
     if culprit.how != "reads" or culprit.reference is None or culprit.candidate is None:
         return set()
     is_placed = culprit.call.place != Place(None, None)  # of another call its partner is a guess
@@ -210,16 +217,16 @@ def _reading(call: Call) -> tuple[str, tuple[str, ...]]:
 
 
 def _giving(call: Call) -> tuple[bool, tuple[str, ...]]:
-    """What a call gives: a view may well show again what another call gives."""
+    """A call's outputs, separately for views: a view may well repeat another call's output."""
     return call.view, call.outputs
 
 
 def _instead_of(culprit: Culprit, log: CandidateLog) -> list[int]:
-    """What may stand where a call of the reference is missing.
+    """Calls that may replace the culprit, a missing call of the reference; those at its place come first.
 
-    A call of its operator, or a new one at its place, that gives what another one gives; one without counterpart in
-    the reference, that reads what it reads and gives what the reference has nowhere, and what new calls make of that;
-    a view of what it writes to.
+    - A call of its operator, or a new call at its place, that repeats another call's output.
+    - A call of the candidate's own that shares an input with it and has a wrong output, and new calls behind it.
+    - A view of the tensor that it writes to.
     """
     if culprit.candidate is not None:
         return []
@@ -240,7 +247,7 @@ def _instead_of(culprit: Culprit, log: CandidateLog) -> list[int]:
 
 
 def _and_behind(sites: Sequence[Site], logs: Sequence[CandidateLog]) -> list[Site]:
-    """Roots, each with what takes apart what it packs, and with views of what it reads."""
+    """Roots, each with the views of its bucket or of its inputs."""
     found = list[Site]()
     for rank, index in sites:
         found += [(rank, index), *((rank, i) for i in _views(logs[rank], index))]
@@ -248,9 +255,10 @@ def _and_behind(sites: Sequence[Site], logs: Sequence[CandidateLog]) -> list[Sit
 
 
 def _views(log: CandidateLog, index: int) -> list[int]:
-    """Views that may show other elements than they should: of a bucket that a call sums, or of what it reads.
+    """Views that may show the wrong elements.
 
-    The latter where the call that left what is read wrote to the tensor whose part the view shows.
+    For a collective that only the candidate has: views of its result. For other calls: earlier views of a tensor that
+    was written in place to produce an input.
     """
     call = log.log[index]
     if call.collective and not log.reference.alike(call):

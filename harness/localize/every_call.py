@@ -1,12 +1,13 @@
-"""Every operator call compared: a candidate whose records all agree, and which computed what the reference never did.
+"""Compare every operator call of an EQUAL case (--every-call), to find wrong values that no record shows.
 
 1. Both systems run once more, with every call of every step logged. Their records must equal those of the first runs.
-2. Each call of the candidate must give values that the reference had in that step on that rank. What only packs right
-   values is left aside: a pass may cut and join as it likes (`unmatched_calls`).
-3. Where one does not, both run again: a call that varies from run to run, such as one whose last rows no call wrote,
-   shows nothing, and the case is UNVERIFIED. Else it is DIFFERENT, and the first of these calls is to blame.
+2. Each output of the candidate must be a value that the reference had in the same step on the same rank. Calls that
+   only pack such values are exempt, as a pass may cut and join tensors (`unmatched_calls`).
+3. If an output is unmatched, both systems run again. A call that varies from run to run, for example by uninitialized
+   rows, shows nothing, and the case is UNVERIFIED. Otherwise it is DIFFERENT, and the first unmatched call is blamed.
 
-A call counts as a record of kind `activation`.
+For example, a wrong value that is rounded to bfloat16 before any record is found only here. A call counts as a record
+of kind `activation`.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ ACTIVATION: Kind = "activation"
 ANOTHER_VALUE = "gives a value that the reference never had"
 
 RunReplay = Callable[[Role, int, Path, Replay], str | None]
-"""Replay a system, for the given time, into a folder."""
+"""Replay a system into a folder, as the replay of this number."""
 
 
 def why_not(case: Case) -> str | None:
-    """Why a case's calls cannot be compared, in words; None where they can."""
+    """The reason why a case's calls cannot be compared; None if they can."""
     if case.pipeline.compiles:
         return f"backend {case.pipeline.backend} compiles calls together, so they have no partners in the reference"
     return None
 
 
 def told_uncompared(case: Case, uncompared: int, calls: int) -> str:
-    """A remark on an EQUAL with a user's pass: how many calls of its graph were not compared."""
+    """A remark on an EQUAL case with a user's pass: the number of calls in its graph that no comparison covers."""
     reason = why_not(case)
     look = f"they cannot be: {reason}" if reason else "--every-call compares them"
     return (
@@ -64,8 +65,10 @@ def told_uncompared(case: Case, uncompared: int, calls: int) -> str:
 class Found:
     """The result of comparing all calls.
 
-    `fewest` is the number of calls in the step that has the fewest, over all ranks; `strange` has rank and index of
-    each call that gave what the reference never had, by step. `packing` are the graph's nodes that only pack.
+    - `steps`, `calls`: the numbers of compared steps and calls, over all ranks.
+    - `fewest`: the number of calls, over all ranks, of the step that has the fewest.
+    - `strange`: step, rank, index and call of each unmatched call, the culprit first.
+    - `packing`, `num_packing`: the graph's nodes that only pack, and the number of their calls.
     """
 
     steps: int = 0
@@ -78,7 +81,7 @@ class Found:
 
 @dataclass
 class EveryCall:
-    """The comparison of all calls of one case. `folder` is where replays leave archives."""
+    """The comparison of all calls of a case. Replays write their archives into `folder`."""
 
     case: Case
     recordings: Mapping[Role, Recording]
@@ -87,7 +90,7 @@ class EveryCall:
     found: Found = field(default_factory=Found)
 
     def judge(self, judgement: Judgement) -> Judgement:
-        """The judgement of an EQUAL case after its calls were compared."""
+        """The judgement of an EQUAL case after its calls were compared. A failed replay makes it UNVERIFIED."""
         if reason := why_not(self.case):
             return _unverified(judgement, reason)
         try:
@@ -131,8 +134,8 @@ class EveryCall:
         )
 
     def _replay(self, role: Role, number: int) -> Key | None:
-        """Log every call of a system. Returns the first record, rank by rank, in which this run differs from its
-        recording.
+        """Log every call of a system. Returns the first record, rank by rank, in which this run differs from the
+        recording; None if there is none.
         """
         last = self.case.steps - 1
         self.run_replay(role, number, self._folder(role, number), Replay(step=last, log=True, every_step=True))
@@ -162,8 +165,9 @@ class EveryCall:
         return found
 
     def _first(self, step: int, strange: list[Site]) -> Site:
-        """The unmatched call of a step from which the others may follow: indices of ranks say nothing of each other."""
-        logs, begins = [], []  # whole ones: what a step reads an earlier one may have left
+        """The unmatched call of a step that no other leads to: indices of different ranks cannot be compared."""
+        # Logs of all steps: a step may read values of earlier ones.
+        logs, begins = [], []
         for rank in self._ranks:
             archive = self._archive("candidate", 1, rank)
             begins.append(sum(count for at, count in read_steps(archive) if at < step))
@@ -172,7 +176,7 @@ class EveryCall:
         return rank, index - begins[rank]
 
     def _varying(self) -> str:
-        """Which system's call gives other values when it runs once more, in words; empty where none does."""
+        """A sentence about a call whose output varies between two replays of a system; empty if none does."""
         for role in ROLES:
             self._replay(role, 2)
             for rank in self._ranks:
@@ -185,7 +189,7 @@ class EveryCall:
         return ""
 
     def _divergence(self, step: int, rank: int, index: int, call: Call) -> Divergence:
-        """The first unmatched call as a first divergence, itself to blame."""
+        """The divergence of a case whose first unmatched call is this call, with the call to blame."""
         known = ReferenceLog(next(calls for number, calls in self._steps("reference", 1, rank) if number == step))
         partner, same = known.partner(call, 0)
         how = ANOTHER_VALUE if partner is None or same is None else HOW[same]
@@ -225,7 +229,7 @@ class EveryCall:
 
 
 def _key(step: int, rank: int, index: int, call: Call) -> Key:
-    """A call as a record: where it is, and its index in the rank's step."""
+    """A call as a record, named by the call and its index in the rank's step."""
     return Key(step, ACTIVATION, f"{call}, call {index}", rank)
 
 

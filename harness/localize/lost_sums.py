@@ -1,16 +1,16 @@
-"""A sum over ranks that the candidate never takes, or whose result no call reads there.
+"""A sum over ranks that the candidate lacks, or whose result no call reads.
 
-If all ranks have the same terms, their sum is a multiple of one, and divided again it is a value that others have. Then
-the call that reads it looks wrong in itself, or missing. But no value hides how many sums a step takes. Where terms
-differ, so do a rank's term and the sum, and the other rules of `blame` find what is wrong.
+If all ranks have the same term, the sum is a multiple of it, and after a division the term again: with or without the
+sum, the values are the same. For example, two ranks have g, the sum is 2g, and its mean g. Then the call that reads the
+sum looks wrong itself, or missing. But the number of sums in a step still shows the defect. If terms differ, the sum
+differs from each, and the other rules of `blame` find the cause.
 
-1. Begin with what the reference's call reads where the blamed one stands, which is new, missing, or has other
-   arguments. A new call that keeps all elements in their order cannot be wrong: there it is what its first reader
-   should have read.
-2. Go back in the reference, by calls of one input, to a sum over ranks: the blamed call should have read that sum,
-   scaled or in another shape. All ranks have the same term of it.
-3. The candidate has that sum's terms. If it takes fewer sums of that operator there, and no other collective in their
-   place, this one is missing. If it takes the sum and no call reads that, the sum was discarded.
+1. Begin with the inputs of the culprit's partner, if the culprit is new, missing, or has different arguments. A new
+   call that keeps all elements in their order cannot be wrong: then begin with its first reader.
+2. Go back in the reference through calls of a single input to a sum over ranks: the culprit should have read this sum,
+   scaled or in another shape. All ranks must have the same term.
+3. The candidate must have the sum's terms. If it has fewer sums of that operator in that direction, and no other
+   collective instead, the sum is missing. If it has the sum and no call reads it, the sum is discarded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from bitproof.harness.operators import named
 
 
 def or_lost_sum(culprit: Culprit, log: CandidateLog, joined: JoinedLogs) -> Culprit:
-    """The culprit, or the sum before it that is missing or that no call reads. `joined` are the reference's logs."""
+    """The missing or discarded sum before the culprit, or else the culprit itself. `log` is of the culprit's rank,
+    `joined` has the reference's logs of all ranks.
+    """
     known = log.reference
     for start in _read_there(culprit, log):
         index = _sum_behind(known, start)
@@ -48,7 +50,7 @@ def or_lost_sum(culprit: Culprit, log: CandidateLog, joined: JoinedLogs) -> Culp
 
 
 def _read_there(culprit: Culprit, log: CandidateLog) -> Iterator[int]:
-    """The calls of the reference that gave what the blamed call should read."""
+    """The calls of the reference that produced the inputs which the culprit should have (step 1)."""
     index, partner, known = culprit.candidate, culprit.reference, log.reference
     while culprit.how == "adds" and index is not None and keeps_order(log.log[index]):
         index = next((i for i in range(index + 1, len(log.log)) if index in log.given(i)), None)
@@ -73,11 +75,11 @@ def _sum_behind(log: ReferenceLog, index: int) -> int | None:
 
 
 def _sums_equals(site: Site, joined: JoinedLogs) -> bool:
-    """Whether several ranks take part, with one term."""
+    """Whether several ranks take part in a sum, all with the same term."""
     sites = joined.together(site)
     return len(sites) > 1 and len({joined.logs[rank][index].inputs for rank, index in sites}) == 1
 
 
 def _collectives(log: IndexedLog, direction: str | None) -> Counter[str]:
-    """How many collectives of each operator run in a direction."""
+    """The number of collectives of each operator in a direction."""
     return Counter(call.operator for call in log.log if call.collective and call.place.direction == direction)

@@ -1,4 +1,4 @@
-"""Right values that the candidate lacks, or that stand in another tensor's place: see rules 2, 4 and 5 of `blame`."""
+"""Right values that the candidate lacks, or that it has in the wrong tensor (rules 2, 4 and 5 of `blame`)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from bitproof.harness.localize.logs.packing import CONSTANTS, PACKING, keeps_ord
 
 
 def blocks_elsewhere(logs: Sequence[CandidateLog]) -> list[frozenset[str]]:
-    """For each rank the blocks that other ranks run and it does not, as those of another stage of a pipeline."""
+    """For each rank, the blocks that only other ranks run, such as the layers of another pipeline stage."""
     own = [frozenset(_block(call) for call in log.log) for log in logs]
     return [frozenset().union(*own) - blocks for blocks in own]
 
 
 def _block(call: Call) -> str:
-    """A call's layer, or outside layers its outermost module."""
+    """A call's layer, such as "layers.3", or its outermost module if it is outside the layers."""
     module = call.place.module or ""
     return root_of("layers.*", module) or module.partition(".")[0]
 
@@ -28,24 +28,30 @@ def _block(call: Call) -> str:
 def first_missing(
     log: CandidateLog, wanted: Iterable[str], before: int | None = None, elsewhere: Container[str] = ()
 ) -> int | None:
-    """In the reference's log, the first call whose output this log has nowhere and whose inputs it has.
+    """The reference's first call, on the way to `wanted`, whose inputs are here and whose output is missing.
 
-    What it has from call `before` on alone, and in another direction, it has nowhere: backward may divide again. What
-    the reference computes in the blocks `elsewhere` this rank is given, if it needs it.
+    Example: if the candidate skips `silu` in `mm -> silu -> sum`, the wanted sum leads back to `silu`.
+
+    - A value that is only made from call `before` on, in another direction, is missing: backward may divide again.
+    - A value that the reference computes in a block of `elsewhere` is not missing: this rank receives it.
+
+    None if nothing is missing.
     """
     made_late = {value for call in log.log[before:] for value in call.outputs} if before is not None else set()
-    there = log.values - made_late  # what is given to the step is there at any time
+    there = log.values - made_late  # inputs of the step are there at any time
     there |= {value for call in log.log[:before] for value in (*call.inputs, *call.outputs, *call.aliases)}
     late = {(value, call.place.direction) for call in log.log[before:] for value in call.outputs}
 
     def is_missing(value: str) -> bool:
         index = log.reference.producer(value)
-        if index is None:  # given to the step, though no call may read it here
+        if index is None:  # an input of the step, even if no call reads it here
             return False
         if _block(log.reference.log[index]) in elsewhere:
             return False
         return value not in there and (value, log.reference.log[index].place.direction) not in late
 
+    # Walk back over missing values. A call whose inputs all exist is a candidate; constants come last, as they are
+    # usually made for a call that is missing itself.
     pending, seen, found = [*filter(is_missing, wanted)], set(), []
     while pending:
         index = log.reference.producer(pending.pop())
@@ -60,9 +66,10 @@ def first_missing(
 
 
 def first_lost(log: CandidateLog, index: int) -> int:
-    """The first call of the reference that computes, of those that are not made here and that one is made for.
+    """The first missing call that computes, from the missing call `index` on along its missing readers.
 
-    What joins, views all of a value, or is a constant chooses nothing: without its reader it is not missed.
+    A pack, a constant, or a view of a whole value is only made for its reader, so its reader is the missing call. For
+    example, if `zeros` and the `index_add` that reads it are missing, the answer is `index_add`.
     """
 
     def is_for_its_reader(call: Call) -> bool:
@@ -78,14 +85,15 @@ def first_lost(log: CandidateLog, index: int) -> int:
 
 
 def _makes_fewer(log: CandidateLog, call: Call) -> bool:
-    """Whether fewer calls like one of the reference's are made here, at its place."""
+    """Whether the candidate makes fewer calls of this operator at this place than the reference."""
     return len(log.there(call)) < len(log.reference.there(call))
 
 
 def packed_otherwise(log: CandidateLog, index: int) -> tuple[int, int] | None:
-    """The first call here that packs other values than it should, and the reference's, which leads to a missing call.
+    """The first call that packs a wrong value, and the call of the reference that it should equal.
 
-    Between those two the reference only packs. What follows here may give right values of another value by chance.
+    The latter leads to the missing call `index` through packing alone. For example, rows are cut from the wrong
+    bucket, and later calls produce right values by chance. None if there is no such call.
     """
     pending, due = list(log.reference.givers(index)), set[int]()
     while pending:
@@ -101,7 +109,7 @@ def packed_otherwise(log: CandidateLog, index: int) -> tuple[int, int] | None:
 
 
 def launched(log: CandidateLog, index: int) -> int | None:
-    """The launch of a collective of the reference that has no wait here."""
+    """The candidate's launch, without a wait, of the reference's collective `index`; None if there is none."""
     call = log.reference.log[index]._replace(outputs=())  # operator, inputs and outputs are fields 1 to 3
     return next((i for i, mine in enumerate(log.log) if call.collective and mine[1:4] == call[1:4]), None)
 
@@ -109,9 +117,11 @@ def launched(log: CandidateLog, index: int) -> int | None:
 def misplaced_by(
     differing: Mapping[int, Iterable[Pair]], logs: Sequence[CandidateLog], joined: JoinedLogs
 ) -> Culprit | None:
-    """The first call before the update that gave what a tensor should hold which holds another one's value.
+    """The call to blame for tensors that hold each other's right values, such as two exchanged gradients.
 
-    If that came out of a bucket, it is the copy that put a right value over another there, or else the collective.
+    It is the first call before the update whose output is the value that such a tensor should have. If this output
+    comes from a bucket, it is the copy that overwrote a right value by another there, or else the bucket's
+    collective. None if no tensor has another tensor's value.
     """
     found: list[Site] = []
     for rank, pairs in differing.items():
@@ -128,7 +138,7 @@ def misplaced_by(
     if bucket is not None:  # it was packed, or unpacked, in another order
         index = bucket
         history = joined.before([(rank, bucket)], lambda site: logs[site[0]].givers(site[1]))
-        if over := {(r, i) for r, i in history if _puts_over(logs[r], i)}:  # once it was filled
+        if over := {(r, i) for r, i in history if _puts_over(logs[r], i)}:  # a copy after the bucket was filled
             rank, index = min(over, key=joined.when)
             ranks = tuple(sorted({r for r, _ in over}))
             call, at = logs[rank].log[index], rank if rank != ranks[0] else None
@@ -138,7 +148,7 @@ def misplaced_by(
 
 
 def _puts_over(log: CandidateLog, index: int) -> bool:
-    """Whether a call copies a right value over another right one that a call gave, and the reference does not."""
+    """Whether a call overwrites a right value by another, and the reference has no such copy."""
     call = log.log[index]
     if name_of(call) != "copy_" or log.given(index)[0] is None or log.reference.alike(call):
         return False

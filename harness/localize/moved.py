@@ -1,4 +1,4 @@
-"""Which call moved: a recording that drifted from its baseline, by the logs of calls that both have beside them."""
+"""Find the call that moved: why a recording drifted from its baseline, by the logs of calls stored beside both."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from bitproof.harness.records import BlamedCall, Recording
 from bitproof.harness.validate import read
 
 LOGGED_STEP = 0
-"""The step whose calls baselines keep: code that computes otherwise mostly shows in the first."""
+"""The step whose calls a baseline stores: most changes in code already show in the first step."""
 
 
 def moved_call(baseline: Path, recording: Path) -> BlamedCall | None:
-    """The first call whose inputs are the baseline's and whose output is not; None where no call explains the drift.
+    """The call to blame for the drift of a recording from its baseline; None if no call explains it.
 
-    Raises RecordingError where a log is missing or damaged, or the drift begins after the logged step.
+    Raises RecordingError if a log is missing or damaged, or if the drift begins after the logged step.
     """
     there, here = read_recording(baseline), read_recording(recording)
     differing = differing_digests(there, here, LOGGED_STEP)

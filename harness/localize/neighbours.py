@@ -1,4 +1,4 @@
-"""The calls around a blamed one, and all of its rank by module, and which of them agree with the other side."""
+"""The calls around the culprit, and the agreement of all calls of its rank with the other side, by module."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ NUM_NEIGHBOURS = 3
 def neighbours_of(
     culprit: Culprit, reference: Sequence[Sequence[Call]], candidate: Sequence[Sequence[Call]]
 ) -> list[Neighbour]:
-    """The blamed call, and the calls before and after it on its rank, in execution order.
+    """The culprit with up to NUM_NEIGHBOURS calls before and after it on its rank, in execution order.
 
-    `agrees` states for each whether the other side has its outputs where they belong; for a view that the
-    other side does not take, whether it is one of a value that agrees. The log is the candidate's; where
-    that lacks the call, it is the reference's.
+    `agrees`: whether the other side has the call's outputs at the same place. A view that only this side takes agrees
+    if its input does. The calls are from the candidate's log or, if that lacks the culprit, from the reference's.
     """
     mine, agrees = _judged(culprit, reference, candidate)
     return [
@@ -41,7 +40,10 @@ def neighbours_of(
 def modules_of(
     culprit: Culprit, reference: Sequence[Sequence[Call]], candidate: Sequence[Sequence[Call]]
 ) -> list[ModuleCalls]:
-    """The calls of the culprit's rank, counted by module and direction, in the order in which these first appear."""
+    """The number of calls and of differing calls of the culprit's rank, by module and direction, in execution order.
+
+    `turn` numbers the modules that differ, from 1, by their first differing call.
+    """
     mine, agrees = _judged(culprit, reference, candidate)
     found: dict[tuple[str | None, str | None], list[bool]] = {}
     turns: dict[tuple[str | None, str | None], int] = {}
@@ -64,7 +66,7 @@ def modules_of(
 def _judged(
     culprit: Culprit, reference: Sequence[Sequence[Call]], candidate: Sequence[Sequence[Call]]
 ) -> tuple[Sequence[Call], list[bool]]:
-    """The log that has the culprit, of its rank, and of each call whether it agrees with the other side."""
+    """The log that contains the culprit, and for each call whether it agrees with the other side."""
     mine, other = candidate[culprit.rank], reference[culprit.rank]
     if culprit.candidate is None:
         mine, other = other, mine
@@ -72,7 +74,7 @@ def _judged(
 
 
 def _agreements(calls: Sequence[Call], reference: ReferenceLog) -> list[bool]:
-    """Whether each call of one log agrees with the other side."""
+    """Whether each call of a log agrees with the other side."""
     found, right = [], set(reference.values)
     for call in calls:
         is_own_view = call.view and not reference.calls(call)

@@ -1,4 +1,4 @@
-"""Where a call belongs that a pass added: it has no place of its own. See rule 6 of `blame`."""
+"""The place to report for a call that a pass added, which has no place of its own (rule 6 of `blame`)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from bitproof.harness.localize.logs.packing import CONSTANTS, name_of
 
 
 def replaced_by(log: CandidateLog, call: Call) -> Call | None:
-    """The first call of the reference that reads what a new call reads and that this log does not make.
+    """The call of the reference that a new call replaces: the first with its inputs that is not made here.
 
-    What a pass puts in a call's place says nothing of where it belongs; that call does.
+    For example, a new `addmm(b, x, w)` replaces `linear(x, w, b)`. None if there is no such call.
     """
     made = Counter((mine.operator, mine.place) for mine in log.log)
     due = Counter((known.operator, known.place) for known in log.reference.log)
@@ -25,7 +25,10 @@ def replaced_by(log: CandidateLog, call: Call) -> Call | None:
 
 
 def put_between(log: CandidateLog, index: int, mine: int) -> int | None:
-    """The new call that reads what a call of the reference reads, and is read by the one that stands for it."""
+    """The new call between a value and its reader `mine`, which in the reference (call `index`) reads it directly.
+
+    None if there is none. Calls that change nothing, such as a product with 1, do not count.
+    """
     wanted = set(log.reference.log[index].inputs)
     given = [number for number in log.log[mine].producers if number is not None]
     reads_it = [number for number in given if wanted & set(log.log[number].inputs)]
@@ -34,7 +37,10 @@ def put_between(log: CandidateLog, index: int, mine: int) -> int | None:
 
 
 def constant_of(log: CandidateLog, index: int) -> int | None:
-    """The new call that makes a constant of what a call of the reference reads, or of a view of that."""
+    """The new call that makes a constant from an input of the reference's call `index`, or from a view of it.
+
+    For example, `zeros_like g` for an all-reduce of g. None if there is none.
+    """
     wanted, views = set(log.reference.log[index].inputs), set[int]()
     for number, call in enumerate(log.log):
         if wanted.isdisjoint(call.inputs) and views.isdisjoint(log.givers(number)):
@@ -47,9 +53,10 @@ def constant_of(log: CandidateLog, index: int) -> int | None:
 
 
 def put_before(log: CandidateLog, index: int) -> Call | None:
-    """The call that a new one was put before: it alone reads, by new calls alone, what that made of a value.
+    """The reader before which a new call was inserted; None if it was inserted after another call.
 
-    Others read that value as it is, and this call should. What is put after a call changes it for all readers.
+    Example: layer 3 alone reads `mul h 2`, and layer 4 reads h itself, so the call was inserted before layer 3. A call
+    inserted after the producer of h, or writing in place, changes the value for all readers.
     """
     if name_of(log.log[index]).endswith("_"):  # what is written in place is so for all that read it later
         return None
@@ -72,5 +79,5 @@ def put_before(log: CandidateLog, index: int) -> Call | None:
 
 
 def _read_by(call: Call) -> set[tuple[str, int | None]]:
-    """Each value that a call reads, with the call that made it: a product with ones has the digest of what it reads."""
+    """Each input of a call, with its producer: a product with ones has its input's digest, so digests are ambiguous."""
     return set(zip(call.inputs, (*call.producers, *[None] * len(call.inputs)), strict=False))

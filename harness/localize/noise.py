@@ -1,10 +1,10 @@
 """Find the call that makes a system differ from itself, by replaying it twice.
 
-Noise is new at each run: two replays may part at another step than two recordings did. So both log the calls of
-every step up to the one at which recordings parted, and are compared with each other: from the first step at which
-they observed something else, blame walks back through all earlier steps too, as a value that was not observed may
-have carried the noise along. Two more replays, where both make the blamed call on equal inputs again, measure how
-far its outputs lie apart.
+Noise is new in each run, so two replays may differ at another step than two recordings did. Both replays log the calls
+of every step up to that at which the recordings differed, and are compared with each other. Blame begins at the
+first step at which their records differ, and walks back through all earlier steps too: a value that is not recorded,
+such as an optimizer's hidden state, may carry the noise from step to step. Two more replays measure how far the blamed
+call's outputs are apart, if both make the call with equal inputs again.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ from bitproof.harness.records import ROLES, Divergence, Key, Record, Role, Tenso
 
 @dataclass
 class NoiseSearch(Search):
-    """One search for the noise in the system of one `role`. Both sides are its runs; `stressed` says how the second is.
+    """A search for the noise in the system of a `role`. Both sides are runs of it; `stressed`: the second is under
+    stress.
 
-    Takes two replays, and two more for the values of the blamed call's output.
+    Takes two replays, and two more for the differing output of the blamed call.
     """
 
     role: Role
     stressed: bool
 
     def explain_noise(self, first: Divergence) -> tuple[Divergence, str | None]:
-        """`first`, a system's divergence from itself, with the call to blame, and what else is to be reported.
+        """`first`, a system's divergence from itself, with the call to blame, and a remark for the report or None.
 
-        Raises what a replay raises.
+        Raises the errors of a replay, such as RankError.
         """
         key = Key(first.step, first.kind, first.name, first.rank)
         for side in ROLES:
@@ -58,6 +59,7 @@ class NoiseSearch(Search):
         if key in parted and key.step == found.step:
             with self._bits_may_fail("the first differing tensor", first.rank):
                 first = self._with_bits(first)
+        # Later steps only repeat the difference, and would add roots of their own.
         ranks = range(self.num_ranks)
         logs: Logs = {side: [self._log_until(side, rank, found.step) for rank in ranks] for side in ROLES}
         differing: dict[int, list[tuple[str, str]]] = {}
@@ -78,7 +80,7 @@ class NoiseSearch(Search):
         return replace(first, call=call), _tell(key, found, step)
 
     def _abandoned(self, key: Key) -> Culprit | None:
-        """The first collective of a step that the rank of a record launched and did not wait for within the step."""
+        """The first collective that a record's rank launched in its step without waiting for it; None if none."""
         archive = archive_of(self._archives("candidate", 1), key.rank)
         calls, begin = read_log(archive), 0
         for step, count in read_steps(archive):
@@ -95,7 +97,7 @@ class NoiseSearch(Search):
         return self.run_replay(self.role, turn, self._archives(side, number), replay)
 
     def _parted(self) -> dict[Key, tuple[Record, Record]]:
-        """What both replays observed and do not agree in."""
+        """The records in which the two replays differ."""
         found: dict[Key, tuple[Record, Record]] = {}
         for rank in range(self.num_ranks):
             first, second = (read_records(archive_of(self._archives(side, 1), rank)) for side in ROLES)
@@ -103,14 +105,14 @@ class NoiseSearch(Search):
         return found
 
     def _log_until(self, side: Role, rank: int, last: int) -> list[Call]:
-        """One rank's calls in the first replay of a side, up to the end of the step `last`."""
+        """A rank's calls in the first replay of a side, up to the end of the step `last`."""
         archive = archive_of(self._archives(side, 1), rank)
         return read_log(archive)[: sum(count for step, count in read_steps(archive) if step <= last)]
 
     def _bits_of_noise(self, culprit: Culprit, logs: Logs, step: int, begin: int) -> TensorDifference | None:
-        """How the outputs of the blamed call, of a step whose log begins at `begin`, differ in two more replays.
+        """The difference in the culprit's output in two more replays. The log of its step begins at index `begin`.
 
-        None where it is no call that gives another output from the same inputs, or did not do so again.
+        None unless the call has the same inputs and a different output, in the first two replays and in these.
         """
         rank, index = culprit.rank, culprit.candidate
         if index is None or index >= len(logs["reference"][rank]):
@@ -137,7 +139,7 @@ def _tell(recorded: Key, replayed: Key, blamed_step: int | None) -> str | None:
 
 
 def _first_difference(first: Call, second: Call) -> int | None:
-    """Which output two runs of one call, on equal inputs, first differ in; None if none, or if they are two calls."""
+    """The first output in which two runs of a call with equal inputs differ; None if none, or for different calls."""
     if (first.place, first.operator, first.inputs) != (second.place, second.operator, second.inputs):
         return None
     pairs = zip(first.outputs, second.outputs, strict=False)

@@ -1,4 +1,4 @@
-"""Sums of sums: the same summands in another grouping make other partial sums, and other bits."""
+"""Regrouped sums: the same summands in another grouping, such as a + (b + c) for (a + b) + c, have other bits."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from bitproof.harness.localize.logs.reference_log import COMMUTATIVE
 
 
 def regrouped(log: CandidateLog, call: Call) -> Call | None:
-    """The first sum of the reference that a log has nowhere, though it adds the same up in another grouping.
+    """The first sum of the reference that a log lacks although it adds the same summands in another grouping.
 
-    `call` is a part of that. What groups otherwise makes sums that stand for none of the reference's by themselves.
+    `call` is a partial sum of the log. For example, b + c, where the log has a + (b + c): the answer is the
+    reference's (a + b) + c, since b + c alone corresponds to no call of the reference. None if there is no such sum.
     """
     if name_of(call) not in COMMUTATIVE or len(call.inputs) < 2:
         return None
@@ -29,7 +30,10 @@ def regrouped(log: CandidateLog, call: Call) -> Call | None:
 
 
 def _summands(calls: Sequence[Call], wanted: Call) -> dict[str, Counter[str]]:
-    """By sum, its terms, through sums of sums; so for other operators whose order does not count."""
+    """The summands of each sum, through sums of sums: {a + b: {a, b}, (a + b) + c: {a, b, c}}.
+
+    It counts calls of the operator of `wanted` with the same numbers; that may be another commutative operator.
+    """
     found: dict[str, Counter[str]] = {}
     for call in calls:
         if (call.operator, call.scalars) == (wanted.operator, wanted.scalars):

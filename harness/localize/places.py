@@ -1,17 +1,19 @@
-"""Where in a step the running call belongs. It is found
+"""Find the place of the running call in a step: its module, direction and chunk. The source depends on what runs:
 
-by a graph's node, while a graph runs (`GraphRunner`)
-by what a pipeline of graphs says that it does, around its graphs
-by the module hooks' stack, in eager forward
-by autograd's node and the forward call that made it, in eager backward; its seed is backward's, as in a graph
-by the module hooks' stack again, where backward runs a module again, and where its output gets backward hooks
-by what ran the same line in forward, where backward runs a function again
-by the parameter whose gradient arrives, for what has its shape there; all else, such as buckets, has no module
-as "update", in an optimizer's step but for its closure, and outside the function that computes gradients; of a
-    system that shows no such function, after a backward, of what reads gradients, or writes to a module's buffers,
-    where neither backward runs nor a module's forward, but for one within which that backward ran
-by nothing, in a graph that the system runs without showing it, and, where nothing of the model runs, of calls
-    that autograd does not follow: the direction is not known, and blame pairs such calls by their values
+    a graph                       the graph's node (`GraphRunner`)
+    around a pipeline's graphs    the half that the pipeline reports to be running
+    eager forward                 the stack of modules, kept by hooks
+    eager backward                autograd's node, and the forward call that created it. The seed of backward is of
+                                  backward, as in a graph
+    recomputation in backward     the stack of modules for a module, or the forward call of the same line for a function
+    a parameter's gradient        the parameter's module, for tensors of its shape. Others, such as buckets, have none
+    an optimizer's step           "update", except in its closure
+    outside `gradients`           "update", if the system shows a function of that name, which computes gradients
+
+A system without `gradients` is in its update after a backward: calls that read gradients, that autograd does not
+follow, or that write to a module's buffers, while neither backward nor a module's forward runs, except a module within
+which that backward ran. The direction is unknown within a graph that the system does not show, and for calls outside
+all modules that autograd does not follow. Blame pairs such calls by their values.
 """
 
 from __future__ import annotations
@@ -51,14 +53,18 @@ from bitproof.harness.torch_operators import (
 )
 
 _PARTS = {clip_grad.__file__: "clipping", grad_scaler.__file__: "loss scaling"}
-"""The parts of an update that torch has functions for, by the file that these are in."""
+"""The parts of an update for which torch has functions, by the file of these functions."""
 
 _FILLS_LIKE = names(lambda row: row.is_constant and row.reads_layout)
-"""Names of operators that give a constant in another tensor's shape."""
+"""Names of operators that fill a tensor of another tensor's shape with a constant, such as `ones_like`."""
 
 
 class Places:
-    """Where the running call belongs, and, of a graph, which node makes it."""
+    """The place of the running call, found by hooks and by state that the recorder and the graph runner set.
+
+    `modules` returns a system's modules by name. `running_chunk` and `running_half` return the chunk, and the direction
+    and micro-batch, that a system reports to be running, or None. In a graph, `node` is the running node.
+    """
 
     def __init__(
         self,
@@ -71,9 +77,11 @@ class Places:
         self._owners: dict[Tensor, str] = {}
         self._running_chunk = running_chunk
         self._running_half = running_half
-        self._running: list[str | None] = []  # None: an unknown graph
-        self._entered: list[tuple[nn.Module, bool]] = []  # and whether backward runs it again
-        self._backward_within = 0  # how many modules ran around the last backward, as where `forward` trains
+        # Two parallel stacks of running modules: names (None for an unknown graph), and modules, each with whether
+        # backward runs it again.
+        self._running: list[str | None] = []
+        self._entered: list[tuple[nn.Module, bool]] = []
+        self._backward_within = 0  # the number of modules around the last backward: a `forward` may train
         self._hooked = set[nn.Module]()
         self._numbers: list[int] = []
         self._made_at: list[Place] = []
@@ -91,14 +99,14 @@ class Places:
         self._part_at: list[str | None] = []
         self._made_by = defaultdict[tuple[str, str | None], set[str | None]](set)
         self._part: str | None = None
-        """Of what runs, for calls that are no update's."""
+        """The part of the running call, if it is of forward or backward."""
 
     def __call__(
         self, name: str, tensors: Iterable[Tensor] = (), follows: bool = False
     ) -> tuple[Place, str | None, str | None]:
-        """The place of the running call of an operator of this name, the node's name, and the user's line.
+        """The place of the running call of the operator `name`, its node's name, and the user's line.
 
-        `tensors` are what it is given; `follows` says that it reads what backward, or an update, has left.
+        `tensors` are its arguments; `follows`: it reads an output of a call of backward or of an update.
         """
         self._part = None
         if self.node is not None:
@@ -107,12 +115,10 @@ class Places:
             self._part = part_of(self.node)
             return place, self.node.name, source
         line = innermost_user_line(sys._getframe(2))
-        if (
-            half := self._running_half()
-        ) is not None:  # what a pipeline's graphs are given, and what is done with theirs
+        if (half := self._running_half()) is not None:  # a pipeline prepares a graph's inputs, or processes its outputs
             self._has_gradients = True
             return Place(None, half[0]), None, line
-        if self._optimizers:  # also one that a gradient's hook runs
+        if self._optimizers:  # even if a gradient's hook runs it during backward
             self._has_gradients = True
             return Place(None, "update"), None, line
         autograd_node = running_autograd_node()
@@ -122,15 +128,16 @@ class Places:
             if (parameter := accumulated_by(autograd_node)) is not None:
                 return self._arriving(parameter, tensors), None, line
             place = self._backward(sequence_number_of(autograd_node))
-            if self._entered and self._entered[-1][1]:  # a module runs again
+            # Activation checkpointing recomputes a module or a function within backward.
+            if self._entered and self._entered[-1][1]:
                 place, self._part = place._replace(module=self._running[-1]), running_part()
-            elif torch.is_grad_enabled():  # a function of a module's runs again
+            elif torch.is_grad_enabled():
                 place = place._replace(module=self._repeated(place.module, self._made_by[name, line]))
             return place, None, line
         if self._is_untold():
             self._is_lost = True
             return Place(None, None), None, line
-        if is_backward_running():  # what it calls at its end
+        if is_backward_running():  # a callback at the end of backward
             return Place(None, "backward"), None, line
         is_after = self._has_gradients and (
             follows or not torch.is_grad_enabled() or self._writes_buffer(name, tensors)
@@ -144,17 +151,21 @@ class Places:
         return place, None, line
 
     def _repeated(self, module: str | None, made_by: Collection[str | None]) -> str | None:
-        """Of the modules whose forward made such a call, the innermost that `module` is in, or is; or else `module`."""
+        """The innermost module around `module`, or itself, among `made_by`, the modules that made this call in forward.
+
+        It is `module` if there is none. Example: backward reaches layers.0.mlp.act while it recomputes layers.0.mlp,
+        whose forward runs the line.
+        """
         around = module
         while around and around not in made_by:
             around = around.rpartition(".")[0]
         return around if around in made_by else module
 
     def _is_untold(self) -> bool:
-        """Whether nothing says in which direction a call belongs that autograd does not make.
+        """Whether the direction of a call outside autograd is unknown: a graph may compute gradients without autograd.
 
-        A graph may compute gradients without autograd. After such a call nothing shows where the update begins, either,
-        unless autograd follows a module of the model after it: then that call only prepared what the module is given.
+        From such a call on, the beginning of the update is unknown as well, unless a module of the model runs with
+        autograd later: then the call only prepared that module's input.
         """
         if self.shows_gradients and not self.computes_gradients:
             return False
@@ -163,17 +174,17 @@ class Places:
         return not self._has_gradients and (self._is_lost or not torch.is_grad_enabled())
 
     def _begins_gradient(self, name: str, tensors: Iterable[Tensor]) -> bool:
-        """Whether a call fills a tensor like one that autograd made, as a trainer does that begins backward itself."""
+        """Whether a call makes the seed of a backward, such as `ones_like(loss)` in a trainer's own backward."""
         return name in _FILLS_LIKE and any(tensor.grad_fn is not None for tensor in tensors)
 
     def _writes_buffer(self, name: str, tensors: Iterable[Tensor]) -> bool:
-        """Whether a call writes in place to what a module keeps beside parameters, as to an expert bias."""
+        """Whether a call writes in place to a module's buffer, such as an expert bias."""
         target = next(iter(tensors), None) if name.endswith("_") else None
         kept = (local_of(x) for module in self._names for x in module.buffers(recurse=False))
         return target is not None and any(target is x for x in kept)
 
     def _forward(self) -> Place:
-        """The innermost running module; the autograd node that the call will make is filed under it."""
+        """The innermost running module, noted as the place of the autograd nodes created from here on."""
         place = Place(self._running[-1] if self._running else "", "forward", self._running_chunk())
         self._part = running_part()
         number = last_sequence_number()  # of the autograd node this call has just made
@@ -185,7 +196,7 @@ class Places:
         return place
 
     def _backward(self, number: int) -> Place:
-        """Where the forward call ran that made an autograd node of this sequence number."""
+        """The place of the forward call that created the autograd node of this sequence number, in backward."""
         index = bisect.bisect_right(self._numbers, number) - 1
         made_at = self._made_at[index] if index >= 0 else Place(None, "forward")
         self._backward_of = self._micro_batch_at[index] if index >= 0 else None
@@ -193,16 +204,17 @@ class Places:
         return made_at._replace(direction="backward")
 
     def _arriving(self, parameter: Tensor, tensors: Iterable[Tensor]) -> Place:
-        """The module that owns a parameter, for a call that is given something of its shape."""
+        """The place of a call while a parameter's gradient arrives: its module, for tensors of its shape."""
         if not any(tensor.shape == parameter.shape for tensor in tensors):
             return Place(None, "backward")
-        if parameter not in self._owners:  # which may change: sharded ones are others while they are gathered
+        # FSDP replaces a module's sharded parameters by gathered ones, so an unknown parameter calls for a new table.
+        if parameter not in self._owners:
             named = self._names.items()
             self._owners = {local_of(x): name for module, name in named for x in module.parameters(recurse=False)}
         return Place(self._owners.get(parameter), "backward")
 
     def micro_batch_of(self, place: Place) -> int | None:
-        """How often the outermost module had been called for what is computed there; None where that says nothing."""
+        """The micro-batch of a call, counted from 1 by the calls of the outermost module; None if unknown."""
         if (half := self._running_half()) is not None:
             return half[1] + 1
         if self.node is not None or place.chunk is not None:
@@ -210,8 +222,8 @@ class Places:
         return {"forward": self._micro_batch, "backward": self._backward_of}.get(str(place.direction))
 
     def part_of(self, place: Place) -> str | None:
-        """Which part of what `place` says runs: of an update an optimizer's step, by its class, clipping, loss scaling;
-        of a mixture of experts the part that its code, or its graph's node, names; None for others.
+        """The part of a place that runs: in an update the optimizer's class, "clipping" or "loss scaling"; in a mixture
+        of experts the part that its code or its graph's node names, such as "dispatch"; None for others.
         """
         if self.node is not None or (place.direction != "update" and (place[:2] != ("", "forward") or self._part)):
             return self._part
@@ -224,9 +236,9 @@ class Places:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Keep the stack of running modules, each until its own hooks have run: torch calls those after all others.
+        """Keep the stack of running modules within this context. A module stays on it until its own hooks have run.
 
-        Compiled code that stays whole says nothing of modules within: the one that was compiled has all of its calls.
+        If compiled code stays whole (`stays_whole`), all of its calls belong to the compiled module.
         """
         self._late = hooks = list[RemovableHandle]()
         self._hook_late()
@@ -247,12 +259,12 @@ class Places:
                 hook.remove()
 
     def _hook_late(self) -> None:
-        """Have modules with forward hooks of their own popped after these."""
+        """Pop modules with forward hooks of their own after these hooks: torch runs them after global hooks."""
         self._hooked = {module for module in self._names if has_forward_hooks(module)}
         self._late += [module.register_forward_hook(self._pop, always_call=True) for module in self._hooked]
 
     def _within(self, module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The call of compiled code, within which its module runs."""
+        """Wrap the call of a module's compiled code: the module is on the stack while it runs."""
 
         @functools.wraps(call)
         def called(*args: Any, **kwargs: Any) -> Any:
@@ -265,10 +277,11 @@ class Places:
         return called
 
     def _enter(self, module: nn.Module, _: Any) -> None:
-        if self.stays_whole and torch.compiler.is_compiling():  # below, Dynamo would break the graph
+        # Dynamo would break the graph at the code below.
+        if self.stays_whole and torch.compiler.is_compiling():
             return
         is_trained = torch.is_grad_enabled() and not is_backward_running()
-        if not self._running and is_trained:  # an evaluation, or what backward recomputes, is no new micro-batch
+        if not self._running and is_trained:  # an evaluation, or a recomputation in backward, is no new micro-batch
             self._micro_batches[module] += 1
             self._micro_batch = self._micro_batches[module]
         unknown = None if isinstance(module, GraphModule) else ""
@@ -285,7 +298,7 @@ class Places:
         return around_closure(args, kwargs, self._outside_of_updates)
 
     def _outside_of_updates(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """The closure of an optimizer's, which computes gradients while its step runs."""
+        """Wrap an optimizer's closure, which computes gradients during the optimizer's step."""
 
         def called() -> Any:
             running, self._optimizers = self._optimizers, []
@@ -304,7 +317,7 @@ class Places:
             self._pop(module)
 
     def _pop(self, module: nn.Module, *_: Any) -> None:
-        if self._entered and self._entered[-1][0] is module:  # one that was captured whole never entered
+        if self._entered and self._entered[-1][0] is module:  # a module that was captured whole never entered
             self._entered.pop()
             self._running.pop()
             if len(self._running) < self._backward_within:
@@ -312,7 +325,7 @@ class Places:
 
     @contextmanager
     def _again_within(self, module: nn.Module) -> Iterator[None]:
-        """A module whose outputs get their backward hooks once its forward hooks have run."""
+        """Keep a module on the stack while torch attaches backward hooks to its outputs, after its forward hooks."""
         self._entered.append((module, is_backward_running()))
         self._running.append(self._names.get(module, self._running[-1] if self._running else ""))
         try:
@@ -322,9 +335,11 @@ class Places:
 
 
 def settled(calls: Sequence[Call]) -> list[Call]:
-    """The calls of a step, with what only its end shows: of one micro-batch they do not say which it is.
+    """A step's calls with corrections that only its end shows.
 
-    Calls of no module that follow backward and lead to the update are of it, as what steers an expert bias.
+    - In a step of a single micro-batch, calls have no micro-batch number.
+    - Calls outside all modules that follow backward and lead to the update belong to the update, for example those that
+      compute a new expert bias.
     """
     found, needed, last = [_without_update_s_part(call) for call in calls], set[int | None](), list[int]()
     if all(call.micro_batch in (None, 1) for call in calls):
@@ -343,5 +358,5 @@ def settled(calls: Sequence[Call]) -> list[Call]:
 
 
 def _without_update_s_part(call: Call) -> Call:
-    """A call as it is outside of an update: what scales a loss is of forward."""
+    """The call without a part of the update, if it is outside the update: scaling the loss is part of forward."""
     return call._replace(part=None) if call.place.direction != "update" and call.part in _PARTS.values() else call

@@ -1,4 +1,4 @@
-"""The roots of what differs: wrong calls on a path of values to it that read nothing wrong. See rule 1 of `blame`."""
+"""The roots of differing records: wrong calls without a wrong input on a path to a record (rule 1 of `blame`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
 
 
 class Roots(NamedTuple):
-    """The roots, and by wrong call on a path, what gave it something wrong to read, or the roots that it ends in."""
+    """`found`: the roots. `givers`: for each wrong call on a path, the calls that produced its wrong inputs.
+
+    A call without wrong inputs has itself as its giver; for a collective, the ranks' calls with different inputs.
+    """
 
     found: set[Site]
     givers: Mapping[Site, set[Site]]
@@ -22,7 +25,11 @@ class Roots(NamedTuple):
 def roots_of(
     differing: Mapping[int, Iterable[Pair]], logs: Sequence[CandidateLog], joined: JoinedLogs, known: JoinedLogs
 ) -> Roots:
-    """Walk back from the tensors that differ over wrong calls, at a collective to all of its ranks."""
+    """Walk back from the differing tensors of each rank over wrong calls, at a collective to all of its ranks.
+
+    `joined` and `known` order the candidate's and the reference's logs. For example, if rank 1 passes a wrong gradient
+    to an all-reduce, the walk goes from rank 0's parameter to the collective, and on to rank 1's call.
+    """
     is_misplaced = any(has in logs[rank].reference.values for rank, pairs in differing.items() for _, has in pairs)
     starts = [(rank, logs[rank].last_producer(*pair)) for rank, pairs in differing.items() for pair in pairs]
     pending: list[Site] = [(rank, index) for rank, index in starts if index is not None]
@@ -31,6 +38,8 @@ def roots_of(
         rank, index = pending.pop()
         sites = joined.together((rank, index))
         earlier = {(peer, producer) for peer, i in sites for producer in logs[peer].bad_producers(i)}
+        # A collective whose wrong inputs only pack right values is a root itself, as packing need not be wrong.
+        # But if another tensor's right value was recorded, the packing may have exchanged the two.
         is_collective = logs[rank].log[index].collective
         if is_collective and not is_misplaced and all(logs[peer].only_packs(producer) for peer, producer in earlier):
             earlier = set()
@@ -40,6 +49,8 @@ def roots_of(
             roots |= givers[rank, index]
         pending += sorted(earlier - seen)
         seen |= earlier
+    # Packing roots may be right. Then a new call that reads only their values is the first that computes from them, and
+    # a root as well.
     packed = {(rank, index) for rank, index in roots if logs[rank].is_packing(index)}
     for rank, index in sorted(seen - roots, key=joined.when):
         if read[rank, index] <= packed:
@@ -51,10 +62,10 @@ def roots_of(
 
 
 def needed(roots: set[Site], walk: Roots, logs: Sequence[CandidateLog]) -> set[Site]:
-    """The roots that alone lead to something wrong which a call of the reference reads.
+    """The roots that are certainly wrong: each alone leads to a wrong value that a call of the reference reads.
 
-    Any other may lead to right values by another way: where what it leads to is first read by a call of the reference,
-    another root leads there, too, and may be all that is wrong.
+    Example: a new call adds the outputs of roots a and b, and a call of the reference reads the sum. Either root may be
+    right, so neither is needed. If a call of the reference reads the output of a itself, a is needed.
     """
     readers: dict[Site, set[Site]] = defaultdict(set)
     for reader, given in walk.givers.items():
@@ -62,6 +73,7 @@ def needed(roots: set[Site], walk: Roots, logs: Sequence[CandidateLog]) -> set[S
             readers[giver].add(reader)
     only: dict[Site, Site | None] = {root: root for root in roots}  # None where several lead to a call
     pending, found = sorted(roots), set[Site]()
+    # Propagate each root forward to its readers, until nothing changes. An entry only changes to None, so this ends.
     while pending:
         giver = pending.pop()
         for reader in readers[giver] - roots:

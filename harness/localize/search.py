@@ -1,9 +1,8 @@
 """Find the call to blame for a difference, by replaying both systems up to the first step that differs.
 
-Two replays of each system, as a rule: one logs every call of that step on every rank, and keeps the first
-differing record; one fetches what the calls of the chain gave. An earlier run may have logged its calls, and then
-stands for the first of them. Where the blamed call reads what an earlier step has left, one more logs all steps up to
-there.
+Usually each system is replayed twice. The first replay logs every call of that step on every rank, and keeps the first
+differing record; it is left out if an earlier run has logged its calls. The second fetches the outputs of the chain's
+calls. If the blamed call reads a value from an earlier step, another replay logs all steps up to there.
 """
 
 from __future__ import annotations
@@ -38,20 +37,20 @@ from bitproof.harness.localize.neighbours import modules_of, neighbours_of
 from bitproof.harness.records import ROLES, Divergence, Key, Recording, Role, Sample, TensorDifference
 
 CompareBits = Callable[[Mapping[Role, Path], str], ComparedBits]
-"""Compare what archives, one of each side, hold under a name."""
+"""Compare the values of a name in the archives of both sides."""
 
 RunReplay = Callable[[Role, int, Path, Replay], str | None]
-"""Replay a system, for the given time, into a folder; returns the digest of the record that it kept."""
+"""Replay a system into a folder, as the replay of this number; returns the digest of the record that it kept."""
 
 Logs = Mapping[Role, list[list[Call]]]
 """By side, each rank's calls."""
 
 ALL_STEPS = 7
-"""The number of the replay that logs all steps; a search for noise has four numbers before it."""
+"""The number of the replay that logs all steps: a search for noise uses numbers 3 to 6."""
 
 
 class UnrepeatableError(BitproofError):
-    """A replay did not reproduce the record that it was to look at: the system differs from itself."""
+    """A replay did not reproduce its recording: the system differs from itself."""
 
     def __init__(self, role: Role, key: Key) -> None:
         super().__init__(f"a replay of the {role} did not reproduce its recording")
@@ -61,11 +60,12 @@ class UnrepeatableError(BitproofError):
 
 @dataclass
 class Search:
-    """One search for the cause of a first difference. `folder` is where replays leave archives.
+    """A search for the cause of a first difference. Replays write their archives into `folder`.
 
-    `is_logged`: what the first replays would leave is there, of runs that gave the bits of the recordings. Where bits
-    are not shown, the call alone is looked for. `remarks` say which bits were asked for and could not be had. With
-    `verifies`, values are exchanged at the call to blame (see `exchange`).
+    - `remarks`: sentences for the report, such as why bits could not be fetched; the search adds to them.
+    - `is_logged`: the first replays' archives exist already, from runs that reproduced the recordings.
+    - `shows_bits`: also fetch the differing bits of tensors; without it, only the call is searched for.
+    - `verifies`: verify the culprit by exchanging values at it (see `exchange`).
     """
 
     recordings: dict[Role, Recording]
@@ -79,16 +79,18 @@ class Search:
     verifies: bool = field(default=False, kw_only=True)
 
     def explain(self, first: Divergence) -> Divergence:
-        """`first`, with the bits that differ and the call to blame.
+        """`first`, with its differing bits and the call to blame, if there is one.
 
-        Raises UnrepeatableError when a system differs from itself, and what a replay raises.
+        If only a later record is explained by a call, that record is returned, and a remark says so. Raises
+        UnrepeatableError if a system differs from itself, and the errors of a replay, such as RankError.
         """
         key = Key(first.step, first.kind, first.name, first.rank)
         for role in ROLES if not self.is_logged else ():
             replay = Replay(step=key.step, log=True, record=key, spare=SPARE_BYTES if self.verifies else 0)
             if self._replay(role, 1, replay) != self._digest(role, key):
                 raise UnrepeatableError(role, key)
-        is_of_one_type = first.tensor.reference_type == first.tensor.candidate_type  # other elements have no partners
+        # Elements can only be compared if dtype and shape agree.
+        is_of_one_type = first.tensor.reference_type == first.tensor.candidate_type
         if self.shows_bits and is_of_one_type:
             with self._bits_may_fail("the first differing tensor", first.rank):
                 first = self._with_bits(first)
@@ -111,6 +113,7 @@ class Search:
             self.remarks.append(buffer)
         if culprit.explains is not None and culprit.explains != (key.rank, *pair):
             first = self._explained(key, culprit.explains)
+        # The blamed call only reads a stale value: its cause is a call of an earlier step.
         if (
             culprit.how == "inherits"
             and key.step
@@ -132,12 +135,12 @@ class Search:
     def _left_by(
         self, key: Key, differing: Differing, pair: tuple[str, str]
     ) -> tuple[Culprit, dict[Role, list[list[Call]]], int] | None:
-        """The call of an earlier step that left what the step of `key` reads, the logs of all steps, and which it is.
+        """The call of an earlier step whose value the step of `key` reads, the logs of all steps, and that step.
 
-        None where no call of any step explains it.
+        None if no call of an earlier step explains the difference.
         """
         if self.recordings["candidate"].manifest.case.get("resume_at"):
-            return None  # its earlier steps run in processes that have ended, and leave no calls
+            return None  # its earlier steps ran in other processes, which left no logs
         for role in ROLES:
             self._replay(role, ALL_STEPS, Replay(step=key.step, log=True, every_step=True))
         logs = {role: self._logs(role, ALL_STEPS) for role in ROLES}
@@ -149,8 +152,9 @@ class Search:
         return (culprit, logs, step) if step < key.step else None
 
     def _buffer_read(self, culprit: Culprit, logs: Sequence[Sequence[Call]], step: int) -> str | None:
-        """The sentence about a buffer that the blamed call reads, as it is or a view of it, and that has other bits in
-        the reference, or none. No call wrote it before: it was so when the step began.
+        """A sentence about a buffer that the blamed call reads and that already differed when the step began.
+
+        The call may read it directly, or through views and copies. None if there is no such buffer.
         """
         if culprit.candidate is None:
             return None
@@ -171,13 +175,13 @@ class Search:
         return None
 
     def _explained(self, first: Key, explains: tuple[int, str, str]) -> Divergence:
-        """The record that the blamed call leads to, where it is not the first by its key; a remark has both."""
+        """The record that the blamed call leads to, instead of the first differing record; a remark names both."""
         rank, *pair = explains
         sides = [self.recordings[role].records_at(rank, first.step) for role in ROLES]
         found = next(key for key in sides[0] if [side[key].digest for side in sides if key in side] == pair)
         self.remarks.append(
-            f"the first difference is {_tell(first)}, to which no call leads that gave another value; the one that is "
-            f"shown, {_tell(found)}, is the first that such a call leads to"
+            f"no wrong call leads to the first difference, {_tell(first)}; shown is the first difference that a wrong "
+            f"call leads to, {_tell(found)}"
         )
         return Divergence(
             **found._asdict(), holds=held_as(self.recordings["reference"], self.recordings["candidate"], found)
@@ -185,7 +189,7 @@ class Search:
 
     @contextmanager
     def _bits_may_fail(self, whose: str, rank: int) -> Iterator[None]:
-        """What is known of the cause stands, whatever becomes of the bits that would go with it."""
+        """Turn an error while bits are fetched into a remark: the cause is known without them."""
         try:
             yield
         except BitproofError as error:
@@ -193,7 +197,7 @@ class Search:
             self.remarks.append(f"{told}: {error.what}")
 
     def _with_bits(self, first: Divergence) -> Divergence:
-        """`first`, with how its tensor differs in the first replays."""
+        """`first`, with the differing bits of its tensor in the first replays."""
         bits, _ = self._bits(1, first.rank, RECORD)
         if bits is None:
             return first
@@ -214,10 +218,10 @@ class Search:
         return [read_log(archive_of(self._archives(role, number), rank)) for rank in range(self.num_ranks)]
 
     def _changed(self, culprit: Culprit, logs: Logs, step: int) -> list[TensorDifference | None]:
-        """How the outputs of a chain's calls differ, the blamed one's first.
+        """The difference in the output of each call of the chain, the culprit's first; empty if none differs.
 
-        None for one that has no partner, agrees, or did not come again. What no record shows may vary, such as rows
-        that no call reads: that is no reason to doubt the verdict.
+        None for a call that has no counterpart, that agrees, or whose output did not come again. Values that no
+        record shows may vary between runs, such as rows that no call reads, without contradicting the verdict.
         """
         links = culprit.chain or (Link(culprit.call, culprit.rank, 0, culprit.reference, culprit.candidate),)
         outputs = [_first_difference(link, logs) for link in links]
@@ -231,12 +235,12 @@ class Search:
         return [output and self._bits_again(output, next(numbers)) for output in outputs]
 
     def _bits_again(self, output: _ChangedOutput, number: int) -> TensorDifference | None:
-        """How an output differs, the number-th that replays were asked for; None where it did not come again."""
+        """The difference in the `number`-th requested output; None if its digests are not those of the logs."""
         bits, digests = self._bits(2, output.sites[0].rank, name_of_value(number))
         return bits if tuple(digests) == output.digests else None
 
     def _bits(self, number: int, rank: int, name: str) -> tuple[TensorDifference | None, list[str]]:
-        """How the values differ that a replay of each system left, and their digests; None for other types."""
+        """The difference between a value in each side's archive, None if dtypes or shapes differ, and both digests."""
         answer = self.compare_bits({role: archive_of(self._archives(role, number), rank) for role in ROLES}, name)
         bits = answer.difference
         if bits is None:
@@ -254,14 +258,14 @@ class Search:
 
 
 class _ChangedOutput(NamedTuple):
-    """An output that differs between two calls, the reference's and the candidate's, and its digests."""
+    """An output that differs between the reference's and the candidate's call: its sites and its digests."""
 
     sites: tuple[ValueSite, ValueSite]
     digests: tuple[str, str]
 
 
 def _first_difference(link: Link, logs: Logs) -> _ChangedOutput | None:
-    """The first output of a link's two calls that differs; None where it has no two, or they agree."""
+    """The first differing output of a link's two calls; None if they agree, or a side lacks the call."""
     if link.reference is None or link.candidate is None:
         return None
     first, second = logs["reference"][link.rank][link.reference], logs["candidate"][link.rank][link.candidate]
@@ -282,7 +286,7 @@ DOUBT = "values do not show whether the call to blame is wrong, or one of these:
 
 
 def tell_others(culprit: Culprit) -> list[str]:
-    """Remarks on calls that are wrong, too, apart from the blamed one, and on those that may be in its place."""
+    """Remarks on further wrong calls (`also`), and on calls that may be wrong instead of it (`or_else`)."""
     told: list[str] = []
     for begins, texts in (
         ("apart from the call to blame, ", [f"{call} {HOW[how]}" for how, call in culprit.also]),
@@ -294,9 +298,9 @@ def tell_others(culprit: Culprit) -> list[str]:
 
 
 def held_as(reference: Recording, candidate: Recording, key: Key) -> str | None:
-    """What else of the reference a differing record holds, bit for bit: "grad b" where two gradients were exchanged.
+    """The reference's record whose bits a differing record has: for example "grad b" if two gradients were exchanged.
 
-    It is of the same step, rank and kind; None where it holds nothing of the kind, or where several hold the same.
+    It is of the same step, rank and kind. None if no record has these bits, or several have.
     """
     digest = candidate.records_at(key.rank, key.step)[key].digest
     found = [

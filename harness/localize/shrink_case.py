@@ -1,18 +1,19 @@
-"""Make a failing case small: the smallest that still fails the same way, found greedily.
+"""Shrink a failing case greedily: find a small case that still fails the same way.
 
-1. A dimension after the other (steps, ranks, model, batch, passes) is made least, or halved, or lowered by one, as
-   long as the case still fails the same way; then the next dimension. What makes runs short comes first.
-2. That is repeated until a whole round changes nothing, or the budget is spent.
+1. Make a dimension after another (steps, ranks, model, batch, passes) minimal, or halve it, or lower it by one, as
+   long as the case fails the same way. Dimensions that shorten runs come first. Example: 8 steps, first different at
+   step 2, become 3 steps.
+2. Repeat this until a whole round changes nothing, or the budget is spent.
 
-What cannot be, such as an odd batch that is to be split, is left out without a run, and nothing is tried twice.
-The order is fixed, so the same case shrinks to the same case.
+Invalid cases, such as an odd batch that must be split, are skipped without a run, and no case is tried twice. The order
+is fixed, so the same case always shrinks to the same result.
 
-A system that is not built in may ignore a case's model and batch, so one run asks it: with every size at
-its least at once. What leaves every loss unchanged, bit for bit, and everything that differs, was ignored: it stays
-unchanged, and is reported as ignored. Where that run changes something, sizes are tried one by one.
+A user's system may ignore a case's model and batch, so a run makes all sizes minimal at once. If every loss and every
+difference stays the same, bit for bit, the sizes are ignored: they keep their values, and are reported. Otherwise sizes
+are tried separately.
 
-Two runs fail the same way when they show the same `Symptom`. It leaves out what shrinking changes:
-numbers of layers, names of nodes, ranks, steps.
+Two runs fail the same way if they have the same `Symptom`, which leaves out everything that shrinking changes: indices
+of layers, names of nodes, ranks, steps.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ from bitproof.harness.records import CaseResult, Verdict
 from bitproof.harness.systems.registry import BUILT_IN
 
 FEWEST_RANKS = 2
-"""On one rank no collective moves anything: what is left there is no longer a distributed step."""
+"""On a single rank no collective moves data, so the case would no longer be a distributed step."""
 
 
 class Symptom(NamedTuple):
-    """How a case fails. What is not known is None, and then has to be unknown again.
+    """How a case fails. Unknown fields are None, and match only None.
 
-    DIFFERENT: the kind of the first differing tensor, and the blamed call's operator, direction, and module, its
-    numbers replaced by `*`. The module of a call that the candidate alone makes does not count: a pass makes such calls
-    in many places, and which of them comes first follows from sizes. ERROR: the error's first sentence and what was
-    found, without names and numbers.
+    - DIFFERENT: the kind of the first differing tensor, and the operator, direction and module of the blamed call.
+      Numbers in the module become `*`: layers.3.mlp is layers.*.mlp. An extra call has no module, since a pass adds
+      calls in many modules, and sizes decide which of them is first.
+    - ERROR: the error's first line and its `found:` line, without names and numbers.
     """
 
     verdict: Verdict
@@ -66,7 +67,7 @@ class Symptom(NamedTuple):
 
 
 def symptom_of(result: CaseResult) -> Symptom | None:
-    """How a case failed; None when it did not, or when it could not be judged for another reason than itself."""
+    """How a case failed; None if its verdict is neither DIFFERENT nor ERROR."""
     if result.verdict == Verdict.ERROR:
         return Symptom(Verdict.ERROR, error=_unspecific(result.error or ""))
     first = result.first_divergence
@@ -81,7 +82,7 @@ def symptom_of(result: CaseResult) -> Symptom | None:
 
 
 def _unspecific(error: str) -> str:
-    """An error's first line and the line of what was found, with names in quotes and all numbers replaced by _."""
+    """An error's first line and its `found:` line, with quoted names and words that contain digits replaced by _."""
     lines = [line.strip() for line in error.splitlines() if not line.startswith("    ")]
     told = [line for index, line in enumerate(lines) if index == 0 or line.startswith("found:")]
     return re.sub(r"`[^`]*`|'[^']*'|\"[^\"]*\"|[\w.]*\d[\w.]*", "_", "; ".join(told[:2]))
@@ -89,14 +90,14 @@ def _unspecific(error: str) -> str:
 
 @dataclass(frozen=True)
 class Trial:
-    """A case with the candidate's extra passes and the fault that its run needs."""
+    """A case to run, with the candidate's extra passes and the fault to inject."""
 
     case: Case
     extra_passes: tuple[str, ...] = ()
     inject: str | None = None
 
     def check(self) -> None:
-        """Raise UsageError for a trial that cannot be run."""
+        """Raise UsageError if the trial cannot be run."""
         check_extra_passes(self.extra_passes, self.case)
         if self.inject is not None:
             check_fault(parse_fault(self.inject), self.case)
@@ -104,7 +105,7 @@ class Trial:
 
 @dataclass
 class Budget:
-    """How much may be spent: runs, and seconds from now on."""
+    """The most runs (`tries`), and the most seconds from now on; `spent` is the number of runs so far."""
 
     tries: int
     seconds: float
@@ -117,7 +118,7 @@ class Budget:
 
     @property
     def elapsed(self) -> float:
-        """Seconds."""
+        """Seconds since the start."""
         return self.clock() - self.started
 
     @property
@@ -127,16 +128,16 @@ class Budget:
 
 
 Changes = Mapping[str, Any]
-"""New values of a case's settings by their dotted names, `steps` or `batch.seq_len`, or of `extra_passes`."""
+"""New values of settings, by dotted name: for example {"batch.seq_len": 8}, or `steps`, or `extra_passes`."""
 
 Run = Callable[[Trial], CaseResult]
 Show = Callable[[str], None]
 Begin = Callable[[Iterator[Trial]], None]
-"""Gets, before each run, the trials likely to run next, so that they can be run speculatively. The first runs now."""
+"""Called before each run with the trials likely to run next, so that they can run speculatively. The first runs now."""
 
 
 def change(trial: Trial, changes: Changes) -> Trial:
-    """The trial with other settings. Raises CaseError where they contradict each other."""
+    """The trial with changed settings. Raises CaseError if they contradict each other."""
     parts: dict[str, dict[str, Any]] = {}
     for name, value in changes.items():
         part, _, own = name.rpartition(".")
@@ -150,17 +151,18 @@ def change(trial: Trial, changes: Changes) -> Trial:
 def shrink(
     start: Trial, result: CaseResult, run: Run, budget: Budget, show: Show, begin: Begin = lambda trials: None
 ) -> Trial:
-    """The smallest trial found that fails as `start` did, whose result is given. Each run prints one line.
+    """The smallest trial found that fails as `start` did, whose result is `result`. Each run calls `show` with a line.
 
-    `begin` may have trials run before `run` asks for them. Results count in the order in which they would be tried one
-    by one, and those that would not be tried do not count: so what is found is the same.
-    Sizes of the model that a case leaves to its flavor stay as they are: let `start` state them all.
+    `begin` may start trials before `run` asks for them. Results are used in the order of sequential trials, and
+    others are ignored, so the outcome is the same. Sizes that the case leaves to its flavor stay unchanged, so `start`
+    should state all of them.
     """
     symptom = symptom_of(result)
     assert symptom is not None, "what does not fail cannot be shrunk"
     search = _Search(start, result, symptom, run, budget, show, begin)
     search.ask_of_sizes()
     before = None
+    # A smaller dimension may allow another one to shrink that could not before: hence whole rounds.
     while before != search.smallest and not budget.is_spent:
         before = search.smallest
         for place in range(len(DIMENSIONS)):
@@ -174,7 +176,10 @@ def shrink(
 
 
 def _is_ignored(case: Case, changes: Changes, before: CaseResult, after: CaseResult) -> bool:
-    """Whether a run with other sizes shows that neither system follows them; a built-in one follows all."""
+    """Whether a run with other sizes shows that neither system uses them: its losses and differences are the same.
+
+    Built-in systems use all sizes.
+    """
     if {case.reference, case.candidate} & set(BUILT_IN) or not any(before.losses.values()):
         return False
     if not all(name.startswith(("model.", "batch.")) for name in changes):
@@ -184,7 +189,7 @@ def _is_ignored(case: Case, changes: Changes, before: CaseResult, after: CaseRes
 
 
 Dimension = Callable[[Trial, CaseResult], Iterator[Changes]]
-"""What may be made smaller, given a failing trial and its result: the boldest change first."""
+"""The smaller settings to try, given a failing trial and its result: the largest reduction first."""
 
 
 @dataclass
@@ -203,10 +208,10 @@ class _Search:
         self.tried.add(self.smallest)
 
     def ask_of_sizes(self) -> None:
-        """Find out, by one run with every size at its least, whether systems that are not built in ignore them all."""
+        """Find out whether a user's systems ignore all sizes, by a run with minimal sizes."""
         is_ours = {self.smallest.case.reference, self.smallest.case.candidate} & set(BUILT_IN)
         if is_ours or self.budget.is_spent or not any(self.result.losses.values()):
-            return  # without losses no run shows what is ignored
+            return  # without losses, ignored sizes cannot be recognized
         for changes, trial in self._untried(_all_sizes):
             self.begin(iter((trial,)))
             self.budget.spent += 1
@@ -217,7 +222,7 @@ class _Search:
             self.show(f"[{self.budget.elapsed:6.1f} s] try {self.budget.spent}: every size at its least: {told}")
 
     def improve(self, place: int) -> bool:
-        """Take the first change along a dimension that fails the same way; whether there is one."""
+        """Apply the first change of a dimension that fails the same way. Returns whether there is any."""
         for changes, trial in self._untried(DIMENSIONS[place]):
             if self.budget.is_spent:
                 return False
@@ -228,7 +233,7 @@ class _Search:
         return False
 
     def _next(self, place: int) -> Iterator[Trial]:
-        """What comes next, as long as nothing fails the same way: of this dimension, then of those behind it."""
+        """The next trials if none fails the same way: those of this dimension, then of the later dimensions."""
         found: set[Trial] = set()
         for dimension in DIMENSIONS[place:]:
             for _, trial in self._untried(dimension):
@@ -237,7 +242,7 @@ class _Search:
                     yield trial
 
     def _untried(self, dimension: Dimension) -> Iterator[tuple[Changes, Trial]]:
-        """The smaller trials along a dimension that can be, and were not tried before."""
+        """The valid smaller trials of a dimension that were not tried before, with their changes."""
         for changes in dimension(self.smallest, self.result):
             if self.ignored.issuperset(changes):
                 continue
@@ -268,7 +273,7 @@ class _Search:
 
 
 def differences(start: Trial, end: Trial) -> list[tuple[str, Any, Any]]:
-    """The settings that differ between two trials: each one's name and values."""
+    """The settings that differ between two trials: name, value at the start, value at the end."""
     found = []
     for part in ("", "parallelism", "batch", "model", "memory", "pipeline"):
         before, after = (getattr(trial.case, part) if part else trial.case for trial in (start, end))
@@ -280,13 +285,16 @@ def differences(start: Trial, end: Trial) -> list[tuple[str, Any, Any]]:
 
 
 def _smaller(n: int, least: int = 1, step: int = 1) -> list[int]:
-    """The least, then half of n, then one less, in multiples of `step`. Most defects show at the least."""
+    """Smaller sizes to try: `least`, half of n, and n - `step`, in multiples of `step`. _smaller(8) is [1, 4, 7].
+
+    The least comes first, as most defects show there.
+    """
     found = (least, n // 2 // step * step, n - step)
     return list(dict.fromkeys(size for size in found if least <= size < n))
 
 
 def _steps(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    """As many as show the first difference; then fewer."""
+    """Only as many steps as the first difference needs; then fewer."""
     steps, first = trial.case.steps, result.first_divergence
     if first is not None and first.step + 1 < steps:
         yield {"steps": first.step + 1}
@@ -294,9 +302,9 @@ def _steps(trial: Trial, result: CaseResult) -> Iterator[Changes]:
 
 
 def _ranks(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    """Fewer ranks, in groups as large as before where they still fit, or as fit; then smaller groups.
+    """Fewer ranks, with groups of the same size or of the largest that fits; then smaller groups on as many ranks.
 
-    Expert and tensor parallelism become smaller, first alone, then together.
+    Expert and tensor parallelism are halved first separately, then together.
     """
     now = trial.case.parallelism
     for n in _smaller(now.world_size, FEWEST_RANKS):
@@ -307,7 +315,7 @@ def _ranks(trial: Trial, result: CaseResult) -> Iterator[Changes]:
 
 
 def _groups(ep: int, tp: int, ranks: int) -> list[tuple[int, int]]:
-    """Sizes of both kinds of groups to try on fewer ranks: those that they have, the largest that fit, then halves."""
+    """Sizes (ep, tp) to try on fewer ranks: as now, the largest that fit, then halves, then 1 for either."""
     fit = math.gcd(ep, ranks), math.gcd(tp, ranks)
     halves = max(1, ep // 2), max(1, tp // 2)
     return list(dict.fromkeys([(ep, tp), fit, (halves[0], tp), (ep, halves[1]), halves, (1, fit[1]), (fit[0], 1)]))
@@ -319,7 +327,7 @@ def _changed(now: Parallelism, **sizes: int) -> Changes:
 
 
 def _batch(name: str) -> Dimension:
-    """Rows or tokens, by twos too: what is split in two must stay even."""
+    """Fewer rows or tokens; also even numbers, for batches that are split in two."""
 
     def smaller(trial: Trial, result: CaseResult) -> Iterator[Changes]:
         now = getattr(trial.case.batch, name)
@@ -329,7 +337,7 @@ def _batch(name: str) -> Dimension:
 
 
 def _layers(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    """Fewer layers, with as many dense ones as before, or none; then more of them dense."""
+    """Fewer layers, with as many dense layers as before, or none; then all layers dense."""
     model = trial.case.model
     if model.layers is None:
         return
@@ -363,11 +371,11 @@ PLAIN: dict[str, Any] = {
     "parallelism.sequence": False,
     "model.attention": "sdpa",
 }
-"""Trials that each leave out one optional setting."""
+"""Optional settings, with the value that turns each off."""
 
 
 def _passes(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    for name, off in PLAIN.items():  # regions go with the backend that compiles them
+    for name, off in PLAIN.items():  # regions need the backend that compiles them
         yield {name: off} | ({"pipeline.regions": ()} if name == "pipeline.backend" else {})
 
 
@@ -388,7 +396,7 @@ SIZES: tuple[Dimension, ...] = (
 
 
 def _all_sizes(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    """Every size at its least at once."""
+    """All sizes minimal at once."""
     sizes = [next(dimension(trial, result), {}) for dimension in SIZES]
     yield {name: least for each in sizes for name, least in each.items()}
 

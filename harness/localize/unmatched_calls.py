@@ -1,7 +1,7 @@
-"""Calls of an EQUAL candidate whose values the reference never had: what no compared tensor shows may still be wrong.
+"""Calls of an EQUAL candidate whose outputs the reference never computed: a possible defect that no record shows.
 
-Passes write calls of their own, such as what packs a bucket, so an unmatched call need be no defect. But a defect that
-later rounding swallows, or that inputs hide, is one of them.
+An unmatched call need not be wrong: passes add calls, for example to pack a bucket. But a defect that later rounding
+or the given inputs hide is an unmatched call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_TOLD = 20
 
 
 class UnmatchedCall(NamedTuple):
-    """A call, as `Call` writes it, and on how many ranks and how often in all it gave what the reference never had."""
+    """A call as text, the number of ranks on which it has an unmatched output, and how often it has in total."""
 
     call: str
     ranks: int
@@ -25,14 +25,14 @@ class UnmatchedCall(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Of one rank's calls in a step, by index: what gave values that the reference never had, and what only packs."""
+    """Indices of a rank's calls in a step: calls with unmatched outputs, and new calls that only pack."""
 
     strange: list[int]
     packing: list[int]
 
 
 def told_packing(number: int) -> str:
-    """How the summary names calls that only pack, after their number."""
+    """The part of the summary about calls that only pack; empty if there are none."""
     return f", {number} that only pack right values aside," if number else ""
 
 
@@ -46,10 +46,10 @@ def listed(found: Sequence[UnmatchedCall]) -> str:
 
 
 def look_at(reference: Sequence[Call], candidate: Sequence[Call]) -> Look:
-    """One rank's logs of one step: each call of the candidate with an output that the reference had nowhere.
+    """Compare a rank's logs of a step: find the candidate's calls with an output that is nowhere in the reference.
 
-    A view, and what only puts right values together, packs: a pass may cut and join as it likes. But not where the
-    reference makes that very call, of that operator with those inputs and numbers, with another output.
+    Views and packs of the reference's values are listed separately, as a pass may cut and join tensors. But a pack
+    that the reference also makes, with the same inputs and numbers and a different output, is unmatched.
     """
     right = {value for call in reference for value in (*call.inputs, *call.outputs, *call.aliases)}
     made: defaultdict[tuple[object, ...], set[tuple[str, ...]]] = defaultdict(set)
@@ -70,12 +70,12 @@ def look_at(reference: Sequence[Call], candidate: Sequence[Call]) -> Look:
 
 
 def _question(call: Call) -> tuple[object, ...]:
-    """All that decides a call's result: calls that agree in it have one result."""
+    """Everything that determines a call's result: operator, inputs and numbers."""
     return call.operator, call.inputs, call.scalars
 
 
 def summed_up(strange: Sequence[tuple[int, Call]]) -> list[UnmatchedCall]:
-    """Unmatched calls with the ranks that have them, one per kind and place, in their own order."""
+    """The unmatched calls with the number of ranks that have them, by operator and place, in order."""
     times: Counter[str] = Counter()
     ranks: dict[str, set[int]] = {}
     for rank, call in strange:

@@ -95,8 +95,8 @@ def test_cases_of_installed_distributions_come_last(site, declared):
     [
         ("CASES = [case('moe_seq')]", "CaseError: two cases are named moe_seq\n"),
         ("CASES = [case('MINE')]", "UsageError: entry point more of mine 1.0 cannot be loaded\n  found: CaseError"),
-        ("CASES = ['mine']", "UsageError: entry point more of mine 1.0 brings no cases\n"),
-        ("CASES = case('mine')", "UsageError: entry point more of mine 1.0 brings no cases\n"),
+        ("CASES = ['mine']", "UsageError: entry point more of mine 1.0 is not a list of cases\n"),
+        ("CASES = case('mine')", "UsageError: entry point more of mine 1.0 is not a list of cases\n"),
         ("import no_such_module", "UsageError: entry point more of mine 1.0 cannot be loaded\n"),
     ],
 )

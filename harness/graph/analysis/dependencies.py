@@ -2,8 +2,8 @@
 
 A node depends on its inputs, and also on nodes that it does not read: a write to a storage on all earlier readers and
 the previous writer of that storage, a reader on the last writer, and a random draw on the previous draw. So two random
-draws keep their order, as do two writes of one buffer; other nodes may be swapped. A collective reads its input until
-its wait.
+draws keep their order, as do two writes of a buffer; other nodes may be swapped. A collective reads its input until its
+wait, so a write to that input stays behind the wait.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ def dependencies(graph: Graph) -> dict[Node, set[Node]]:
     for node in graph.nodes:
         before = found[node] = set(node.all_input_nodes)
         written = {owners[x] for x in operators.written_arguments(node)}
+        # A wait counts as a reader of the collective's input, so that no write to it moves before the wait.
         in_flight = operators.launch_of(node).all_input_nodes if operators.is_wait(node) else []
         for owner in {owners[x] for x in (*node.all_input_nodes, *in_flight)}:
             if owner in writer:
                 before.add(writer[owner])
+            # Earlier readers must not see the new value; later ones depend on this writer, so the set begins again.
             if owner in written:
                 before |= readers.pop(owner, set())
                 writer[owner] = node
@@ -45,7 +47,7 @@ def dependencies(graph: Graph) -> dict[Node, set[Node]]:
 
 
 def reorder(module: GraphModule, key: Callable[[Node], Any] | None = None) -> None:
-    """Sort a graph's nodes topologically; among ready nodes, the one with the smallest key comes first.
+    """Sort a graph's nodes topologically; among ready nodes, that with the smallest key comes first.
 
     The default key is a node's current position, so only nodes that must move do. Placeholders stay first and the
     output last. All ranks have the same graph, and so the same order.

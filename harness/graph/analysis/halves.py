@@ -1,11 +1,11 @@
 """The two halves of a step's graph, forward's calls and then backward's, and the values saved between them.
 
-In a partitioned graph (passes/partition.py) each call states its half. It remains one graph, so that every pass can
-read and write it like any other; no pass moves a call to the other half. `divide` returns each half as a separate
+In a partitioned graph (passes/partition.py) each call states its half. It remains a single graph, so that every pass
+can read and write it like any other; no pass moves a call to the other half. `divide` returns each half as a separate
 graph, for a backend.
 
-A call's half says where it runs, its direction what it is for: backward may repeat a forward call, or run one that
-forward does not need.
+A call's half states when it runs, its direction what it computes. For example, a recomputed activation has the
+direction forward and the half backward.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def put_in(node: Node, half: Half) -> None:
 
 @dataclass(frozen=True)
 class Halves:
-    """A step as two graphs. `saved` names forward's values that backward reads, `read_again` the graph inputs that it
-    reads.
+    """A step as two graphs. `saved` names forward's values that backward reads; `read_again` has the indices of the
+    graph inputs that backward reads.
 
-    forward   graph inputs -> the loss, then what is saved
-    backward  what is saved, then graph inputs that it reads again -> gradients
+    forward   graph inputs -> the loss, then the saved values
+    backward  the saved values, then the graph inputs that it reads again -> gradients
     """
 
     forward: GraphModule
@@ -67,7 +67,7 @@ def run_halves(forward: Any, backward: Any, read_again: Sequence[int], *inputs: 
 def divide(module: GraphModule) -> Halves:
     """Split a partitioned graph, whose outputs are the loss and gradients, into its halves; `module` stays unchanged.
 
-    A call without a half, such as one from a user's pass, runs where it is in the order.
+    A call without a half, for example from a user's pass, belongs to the half of the calls before it.
     """
     graph = module.graph
     inputs = graph.find_nodes(op="placeholder")

@@ -17,9 +17,9 @@ from bitproof.harness.torch_operators import schema_of
 class SharedRows:
     """Rows divided between ranks: `count` adjacent ranges; each rank takes number `index`.
 
-    "cut": all rows, with the ranges in a dim before that of the rows; "one": the rows of one range; "cut summand" and
-    "summand": all rows again, with zeros for other ranks' rows until the ranks add theirs. `outer` and `inner` are
-    those of all rows.
+    The form is "cut": all rows, with the ranges in a dim before that of the rows; "one": the rows of a single range;
+    "cut summand" or "summand": all rows again, with zeros for other ranks' rows until the ranks add theirs. `outer` and
+    `inner` are those of all rows. Example: 8 rows on 2 ranks, cut as (2, 4); rank 1 takes (4,), rows 4 to 7.
     """
 
     form: Literal["cut", "one", "cut summand", "summand"]
@@ -31,11 +31,11 @@ class SharedRows:
 
 @dataclass(frozen=True)
 class Rows:
-    """The dim of a value that holds the chunked elements, one per index or flattened with other dims.
+    """The dim of a value that holds the chunked elements, each at an index of its own or flattened with other dims.
 
     Its size is `outer` * n * `inner`, where n is the chunk symbol; both are None for rows delivered by all-to-alls.
-    `order` lists the rearrangements that have not been undone, first to last. `share` means that not all rows are here,
-    or not in one dim.
+    For example, (B, n, D) viewed as (B * n, D) has `outer` B and `inner` 1. `order` lists the rearrangements that have
+    not been undone, first to last. With a `share`, some rows are missing, or the rows are in two dims.
     """
 
     dim: int

@@ -111,7 +111,7 @@ def _split(call: RuleCall) -> Answer:
 
 
 def _take(call: RuleCall) -> Answer:
-    """One index of another dim, which is removed."""
+    """An index of another dim, which is removed."""
     rows = call.rows[call.first]
     (dim,) = call.dims("dim", rank_of(call.first))
     return None if dim == rows.dim else replace(rows, dim=rows.dim - (dim < rows.dim))
@@ -184,8 +184,7 @@ def _normalized(call: RuleCall) -> Answer:
 
 
 def _of_batch(call: RuleCall) -> Answer:
-    """Attention treats batch rows and heads independently; all arguments must be cut along the same one of these
-    dims."""
+    """Attention treats batch rows and heads independently; all arguments must be cut along the same of these dims."""
     rows = _common(call.rows.values())
     return rows if rows and rows.dim < 2 and call.of(call.first) else None
 
@@ -251,7 +250,7 @@ def _index_put(call: RuleCall) -> Answer:
 
 
 def permuted(rows: Rows, permutation: tuple[Node, bool]) -> Rows:
-    """Rows in another order, or in the previous one if this undoes the last rearrangement."""
+    """Rows in another order, or in the previous order if this undoes the last rearrangement."""
     base, is_inverse = permutation
     if rows.order and rows.order[-1] == ("sort", base, not is_inverse):
         return replace(rows, order=rows.order[:-1])
@@ -274,15 +273,14 @@ def _all_to_all(call: RuleCall) -> Answer:
 
 
 def _all_gather(call: RuleCall) -> Answer:
-    """All ranks' rows, one rank after the other. Only of rows in the dim that is joined is it known that each rank has
-    all of them: of others a rank may have a part."""
+    """All ranks' rows, rank after rank. They must be in the gathered dim: in another, a rank may have only a part."""
     rows = call.rows[call.first]
     is_known = rows.dim == 0 and rows.outer is not None and not rows.share and not rows.order
     return replace(rows, outer=rows.outer * call.given["group_size"]) if is_known else None
 
 
 def _reduce_scatter(call: RuleCall) -> Answer:
-    """The sum of what the ranks have of each row: of rows that lie as an all-gather puts them, each rank keeps all."""
+    """The sum over ranks of each row. If rows are laid out as by an all-gather, each rank keeps all of its rows."""
     rows, size = call.rows[call.first], call.given["group_size"]
     is_known = rows.dim == 0 and rows.outer is not None and rows.outer % size == 0 and call.given["reduce_op"] == "sum"
     return replace(whole(rows), outer=rows.outer // size) if is_known and not rows.order else None
@@ -329,7 +327,7 @@ RULES: dict[RowFlow, Rule] = {
 
 
 def rule_of(node: Node) -> Rule | None:
-    """The rule for a call; operators that torch tags as pointwise share one."""
+    """The rule for a call; operators that torch tags as pointwise share a rule."""
     if (flow := named(operators.operator_name(node)).rows) is not None:
         return RULES[flow]
     return elementwise if torch.Tag.pointwise in getattr(node.target, "tags", ()) else None

@@ -1,15 +1,15 @@
 """Rows divided between the ranks of a tensor group, as in a mixture of experts: each rank computes a range of them.
 
-    cut        view (T, D) as (W, T / W, D)                    rows lie in two dims
-    selected   index_select along the first of these           one run; which, the rank's own index says
-    copied     index_copy of what was computed, into zeros     all rows, zeros in place of the other ranks'
+    cut        view (T, D) as (W, T / W, D)                    rows are in two dims
+    selected   index_select along the first of these           the rank's own range of rows
+    copied     index_copy of the result, into zeros            all rows, with zeros for other ranks' rows
     joined     view as (T, D)                                  a summand
     summed     all_reduce of it                                all rows
-               reduce_scatter of it, where that keeps all rows
+               reduce_scatter of it, if that keeps all rows
 
 In between, a range's rows are like other rows. Cut rows allow no other operator, and a summand only moves and
-additions: in chunks a rank has other rows as its own, so any other operator could give another result. The analysis
-assumes that the all_reduce's group is the one that divides the rows: a graph does not state it.
+additions: in chunks, a rank's own rows are other rows, so another operator could return different results. The analysis
+assumes that the all_reduce's group is the group that divides the rows: a graph does not state it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def joined(rows: Rows, before: list[Any], after: list[Any]) -> Rows | None:
 
 
 def selected(call: RuleCall) -> Rows | None:
-    """Indices of another dim; or of the dim before cut rows, which selects one range."""
+    """Indices of another dim; or of the dim before cut rows, which selects a range."""
     rows, index = call.rows.get(call.first), call.given["index"]
     dim = call.given["dim"] % rank_of(call.first)
     if rows is None or call.of(index) or dim == rows.dim:
@@ -62,7 +62,7 @@ def selected(call: RuleCall) -> Rows | None:
 
 
 def copied_into(call: RuleCall) -> Rows | None:
-    """Copy into zeros without other readers, at indices of another dim; one range of rows to its original index."""
+    """Copy into zeros without other readers, at indices of another dim; a range of rows to its original index."""
     rows, index, target = call.of(call.given["source"]), call.given["index"], call.first
     dim = call.given["dim"] % rank_of(target)
     fills = named(operators.operator_name(target)).fills
@@ -84,7 +84,7 @@ def is_summand(rows: Rows) -> bool:
 
 
 def whole(rows: Rows) -> Rows:
-    """The rows once the ranks have added what they have."""
+    """The rows after the ranks' summands were added: no longer divided."""
     return replace(rows, share=None) if is_summand(rows) else rows
 
 

@@ -49,7 +49,7 @@ def is_recomputed(node: Node) -> bool:
 
 
 def first_needs(graph: Graph, recomputed: Callable[[Node], bool]) -> dict[Node, Node]:
-    """The backward call that first needs each activation; `recomputed` says which ones are recomputed."""
+    """The backward call that first needs each activation; `recomputed` returns whether an activation is recomputed."""
     needs: dict[Node, Node] = {}
     for reader in filter(is_backward, graph.nodes):
         waiting = list(reader.all_input_nodes)
@@ -63,7 +63,7 @@ def first_needs(graph: Graph, recomputed: Callable[[Node], bool]) -> dict[Node, 
 
 
 def block_of(node: Node, blocks: str) -> str | None:
-    """The block of a call's module: the one that matches the pattern `blocks`, such as layers.*."""
+    """The block of a call's module, which matches the pattern `blocks`: layers.3 for layers.3.mlp and layers.*."""
     module = origin_of(node).module
     return root_of(blocks, module) if module and node.op == "call_function" else None
 

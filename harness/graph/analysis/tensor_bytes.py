@@ -20,7 +20,7 @@ MIB = 2**20
 
 
 class TensorBytes:
-    """The sizes of one graph's values."""
+    """The bytes of a graph's values."""
 
     def __init__(self, graph: Graph, chunk_symbol: ChunkSymbol) -> None:
         self._symbols: dict[sympy.Basic, sympy.Basic] = {chunk_symbol.symbol: sympy.Integer(chunk_symbol.hint)}

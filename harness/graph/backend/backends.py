@@ -2,22 +2,22 @@
 
     inductor           the whole graph compiled, operators fused
     regional_inductor  regions compiled separately; the rest runs in eager. A region is an attention operator,
-                       SDPA's or FlexAttention's, or what a module of the case's choice computes
+                       SDPA's or FlexAttention's, or the computation of a module that the case chooses
 
 Needs:    a graph without the chunk symbol; the size of every process group that it names.
-Promises: groups stay names and writes into inputs stay writes, so one compiled step serves all ranks of a
-          machine. Its files live in a temporary folder that goes with it, and nothing compiled before is read.
+Promises: groups stay names and writes into inputs stay writes, so a single compiled step serves all ranks of a
+          machine. Its files are in a temporary folder that is removed with it. Nothing compiled earlier is read.
 Refuses:  a machine that cannot compile (MachineError) and a graph that Inductor cannot compile, or in which
           there is nothing to compile (PassError). A step never runs uncompiled instead.
 
 A partitioned graph is compiled as two, forward and backward, each as a whole or by regions.
 
 For the whole graph:
-1. Write it again in the operators that Inductor lowers, in-place writes as copies at its end.
-2. Compile it, its process groups known by name and size: the ranks that form them are not there yet.
+1. Write it again in the operators that Inductor lowers, with in-place writes as copies at its end.
+2. Compile it. Process groups are known only by name and size, as their ranks do not exist yet.
 For regions:
-1. Mark the nodes of each region (regions.py says which those of a module are).
-2. Have each region cut out, compiled, and called where it stood.
+1. Mark the nodes of each region (compiled_regions.py).
+2. Cut out each region, compile it, and call it in its place.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def load_compiled(files: Mapping[str, bytes], main: str, facts: Mapping[str, Any
     """Load a compiled step from its files, by paths; the step is the function in `main`.
 
     This executes the files without compiling: raises WouldCompileError for a kernel that is not among them, ValueError
-    for code with another hash than in `facts`, and whatever the code raises.
+    for code with another hash than in `facts`, and any exception of the code itself.
     """
     folder = tempfile.mkdtemp(prefix="bitproof-inductor-")
     try:
@@ -175,7 +175,7 @@ def compile_halves(
 ) -> CompiledHalves:
     """Compile both halves of a partitioned graph; see `compile_for`.
 
-    Raises what `compile_for` raises, and PassError if a data-dependent size is saved between the halves.
+    Raises MachineError and PassError as `compile_for` does, and PassError if a data-dependent size is saved.
     """
     halves = divide(module)
     given = {node.name: node.meta["val"] for node in halves.backward.graph.find_nodes(op="placeholder")}
@@ -197,7 +197,7 @@ def _remove(folder: str, owner: int) -> None:
 
 
 def compile_whole(module: GraphModule) -> tuple[Step, dict[str, Any]]:
-    """The whole graph as one compiled function."""
+    """The whole graph as a compiled function."""
     values = _input_values(module)
     lowered = _functional(module, values)
     with compiling(values[0].fake_mode):
@@ -206,8 +206,7 @@ def compile_whole(module: GraphModule) -> tuple[Step, dict[str, Any]]:
 
 
 def compile_regions(module: GraphModule, patterns: tuple[str, ...]) -> tuple[GraphModule, dict[str, Any]]:
-    """A copy of the graph in which each region is one call of a compiled function, or several if it is not
-    contiguous."""
+    """A copy of the graph in which each region is a call of a compiled function, or several if it is not contiguous."""
     from torch.fx.passes.regional_inductor import regional_inductor
 
     module = _copied(module)
@@ -237,7 +236,7 @@ def compile_regions(module: GraphModule, patterns: tuple[str, ...]) -> tuple[Gra
 
 
 def _attention_region(node: Node) -> str | None:
-    """The region of a node: each attention operator is one, and so is its backward."""
+    """The region of a node: each attention operator is a region, and so is its backward."""
     if (
         node.op == "call_function"
         and not isinstance(node.target, HigherOrderOperator)
@@ -314,7 +313,7 @@ def _named_groups(sizes: Mapping[str, int]) -> Iterator[None]:
 
 
 def _refusal(module: GraphModule, backend: str, on_cpu: bool, error: Exception) -> BitproofError:
-    """What Inductor could not compile: on a CPU FlexAttention, which it compiles only on CUDA; else the graph."""
+    """The error for a graph that Inductor could not compile. On a CPU it names FlexAttention, which needs CUDA."""
     has_flex = any(_flex_region(node) for node in module.graph.nodes if node.op == "call_function")
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     found = f"{type(error).__name__}: {lines[0] if lines else ''}"

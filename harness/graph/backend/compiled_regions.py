@@ -1,10 +1,10 @@
-"""Regions of a step's graph to compile: the nodes of one call of a chosen module.
+"""Regions of a step's graph to compile: the nodes of a call of a chosen module.
 
 Needs:    origins on the nodes (origin.py).
-Promises: a region is of one module, one direction and one chunk, and what backward repeats is apart from what it
-          repeats.
-Leaves out: what is made of parameters alone (their gathers and casts, which other modules' calls may share),
-          collectives and their waits, checks, in-place writes, and sizes: those run as they are.
+Promises: a region has a single module, direction and chunk; recomputed calls are in another region than the
+          originals.
+Leaves out: values computed only from parameters (their gathers and casts, which other modules' calls may share),
+          collectives and their waits, checks, in-place writes, and sizes: those are not compiled.
 """
 
 from __future__ import annotations

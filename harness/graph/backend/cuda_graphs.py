@@ -2,7 +2,7 @@
 
 Needs:    a graph without the chunk symbol, and state (parameters, buffers) at fixed addresses.
 Promises: the calls of the graph in its order, collectives included; results are in the same memory after
-          every replay, so they must be read before the next one.
+          every replay, so they must be read before the next replay.
 Refuses:  before the capture, a step with calls that cannot be captured: each of them is an `Obstacle`.
 
 Obstacles are found in the graph, on a CPU too, by the rules of CUDA's stream capture (CUDA C++ Programming Guide,
@@ -15,7 +15,8 @@ Obstacles are found in the graph, on a CPU too, by the rules of CUDA's stream ca
 5. Data determine a branch or a number of iterations; random numbers come from a generator unknown to torch.
 
 A CUDA graph needs a GPU. On a CPU, if each operator is observed, or if an injected fault cannot be captured, the
-graph's calls run one by one from the same static inputs, and their results are copied into the same static outputs.
+graph's calls run separately from the same static inputs, and their results are copied into the same static outputs.
+For example, `x.nonzero()` is an obstacle of kind 1, and `x.cpu()` of kind 2.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def _is_mask(node: Node) -> bool:
 
 
 def _is_operator(target: Any) -> bool:
-    """Whether a call is an operator of torch, selects one of several results, or computes with sizes."""
+    """Whether a call is an operator of torch, selects a result, or computes with sizes."""
     return isinstance(target, OpOverload | HigherOrderOperator) or getattr(target, "__module__", None) == "_operator"
 
 
@@ -143,8 +144,8 @@ def check_capture(module: GraphModule) -> PassReport:
 class StaticStep:
     """A step with its graph's signature: `num_state` tensors of state, then the step's own inputs.
 
-    `run` runs the graph's calls one by one. State is read and written in place; the step's own inputs are copied into
-    static ones. The next call overwrites the results.
+    `run` runs the graph's calls separately. State is read and written in place; the step's own inputs are copied into
+    static inputs. The next call overwrites the results.
     """
 
     def __init__(self, run: Callable[..., Any], module: GraphModule, num_state: int) -> None:

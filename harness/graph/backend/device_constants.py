@@ -1,7 +1,7 @@
 """Removes the rank's own index from device constants in a finished graph.
 
 Each rank traces on its own GPU, and `x.new_zeros(..., device=x.device)` writes `cuda:3` into rank 3's code: eight ranks
-would prepare eight graphs. A device without an index is the process's current one, which every rank has set.
+would prepare eight graphs. A device without an index is the process's current device, which every rank has set.
 """
 
 from __future__ import annotations

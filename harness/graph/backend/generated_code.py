@@ -1,4 +1,4 @@
-"""A hash of the code that Inductor and Triton generated, equal for two traces of one step on every GPU.
+"""A hash of the code that Inductor and Triton generated, equal for two traces of a step on every GPU.
 
 The graph's own hash does not cover it: another release, another heuristic, or autotuning may generate other kernels for
 the same graph, with other bits.
@@ -39,7 +39,7 @@ _CALL = re.compile(r"^\s+(\w+?)(?:\.run)?\(", re.MULTILINE)
 
 
 def hash_generated(folder: Path, index: int | None = None) -> str:
-    """The hash of the code in a folder, whatever its file names. `index` is that of the target GPU."""
+    """The hash of the code in a folder, independent of file names. `index` is the target GPU's."""
     sources = sorted(_decisive(file.read_text(), folder, index) for file in folder.rglob("*.py"))
     return hashlib.sha256("\0".join(sources).encode()).hexdigest()
 

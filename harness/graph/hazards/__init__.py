@@ -1,8 +1,8 @@
 """Hazards of a finished graph that do not show in its bits: memory races, and deadlocks between ranks.
 
-A race is a pair of calls that use the same memory without an order between them, if one writes or frees it. With ranks
-in shared memory, or on an idle machine, such a graph may compute the right bits every time, while on a GPU it reads
-memory that a stream is still writing. So its equal bits are no evidence.
+A race is a pair of calls that use the same memory without an order between them, if either writes or frees it. With
+ranks in shared memory, or on an idle machine, such a graph may compute the right bits every time, while on a GPU it
+reads memory that a stream is still writing. So its equal bits are no evidence.
 
 1. Follow the graph's calls in order (`walk`) with their effects on memory (`effects`), by the rules of
    `harness.operators.happens_before`. A graph with streams is followed twice: when memory is freed is known only at

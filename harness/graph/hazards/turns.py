@@ -2,7 +2,7 @@
 
 If all ranks run the same graph, they launch the same collectives in the same order. So the first collective that some
 rank has not reached is the next for all its members that are behind, and all reach it: no order in a single graph leads
-to a deadlock, whatever the groups, and whichever of them share ranks, a stream or a process group. This holds if
+to a deadlock, even if groups share ranks, a stream or a process group. This holds if
 
 1. every collective names an existing group, and each rank belongs to a single instance of it,
 2. the call counts as many ranks as the group has,

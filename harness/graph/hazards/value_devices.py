@@ -24,7 +24,7 @@ def places_of(value: Any) -> int:
 
 
 def is_for_cuda(module: GraphModule) -> bool:
-    """Whether a graph or a nested one has inputs on a GPU."""
+    """Whether a graph or a nested graph has inputs on a GPU."""
     graphs = [each.graph for each in module.modules() if isinstance(each, GraphModule)]
     return any(device_of(x.meta.get("val")) == "cuda" for graph in graphs for x in graph.find_nodes(op="placeholder"))
 

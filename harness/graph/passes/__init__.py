@@ -1,1 +1,1 @@
-"""The passes, one module each, with their names in the pass list of `harness.graph.pipeline`."""
+"""The passes, each in its own module, with their names in the pass list of `harness.graph.pipeline`."""

@@ -1,4 +1,4 @@
-"""Join the all-gathers of a block's parameters into one, and the reduce-scatters of their gradients.
+"""Join the all-gathers of a block's parameters, and the reduce-scatters of their gradients.
 
 Needs:    parameters are the graph's first inputs, in the order of their gradients, which are its outputs
           after the loss; every collective names a group of `context.groups`.
@@ -9,11 +9,11 @@ Refuses:  a collective whose group is unknown. Other collectives than parameters
 1. Find the all-gathers that read a parameter through only casts, changes of shape and padding.
 2. Drop repeated gathers: same parameter, same casts, same group.
 3. Find the reduce-scatters from which only casts, changes of shape, cuts and additions lead to a gradient.
-4. Sort both into buckets: one group, operation, dtype, block and direction; recomputed gathers and, unless
+4. Sort both into buckets: the same group, operation, dtype, block and direction; recomputed gathers and, unless
    `join_chunks`, chunks apart; the halves of a partitioned graph always stay apart. Modules outside all blocks
    get their own buckets. Inside a bucket, parameters have the order of the graph's inputs.
-5. Write a bucket's gather at its first member, launched one bucket ahead within its half. Write its
-   reduction where its last gradient is ready, and wait for it when the next is launched: one is in flight.
+5. Write a bucket's gather at its first member, launched a bucket ahead within its half. Write its reduction
+   after its last gradient, and wait for it when the next is launched, so that a single reduction is in flight.
 6. Move every node behind the nodes that it now reads.
 """
 
@@ -51,7 +51,7 @@ _TO_GRADIENT = operators.VIEWS | {aten._to_copy.default, aten.slice.Tensor, aten
 
 
 class _Member(NamedTuple):
-    """One parameter's collective: its launch and wait, and the index of the parameter among the graph's inputs."""
+    """A parameter's collective: its launch and wait, and the index of the parameter among the graph's inputs."""
 
     launch: Node
     wait: Node
@@ -116,6 +116,7 @@ def bucket(module: GraphModule, context: PassContext, *, blocks: str, join_chunk
     distinct = _drop_repeated(gathers, lambda member: kind_of(member, with_chunk=True))
     gather_buckets = _sort(distinct, lambda member: kind_of(member, with_chunk=True))
     reduction_buckets = _sort(reductions, lambda member: kind_of(member, with_chunk=not join_chunks))
+    # A gather is due at its first reader, a reduction only after its last gradient: hence min and max.
     gather_buckets.sort(key=lambda bucket: min(place[member.launch] for member in bucket.members))
     reduction_buckets.sort(key=lambda bucket: max(place[member.launch] for member in bucket.members))
     writer = _Writer(graph, place)
@@ -149,6 +150,7 @@ def _find_reductions(graph: Graph) -> list[_Member]:
     found = []
     for launch, wait in _launches(graph, "reduce_scatter_tensor"):
         node = wait
+        # With a second reader, the value is more than a step on the way to a gradient.
         while len(node.users) == 1 and (user := next(iter(node.users))).target in _TO_GRADIENT:
             node = user
         if node in indices:
@@ -157,7 +159,7 @@ def _find_reductions(graph: Graph) -> list[_Member]:
 
 
 def _launches(graph: Graph, name: str) -> Iterable[tuple[Node, Node]]:
-    """Every launch with exactly one wait, unless something writes to its input or output."""
+    """Every launch with a single wait, unless a call writes to its input or output."""
     owners = operators.storage_owners(graph.nodes)
     written = {owners[x] for node in graph.nodes for x in operators.written_arguments(node)}
     for launch in graph.nodes:
@@ -203,7 +205,7 @@ def _block_of(module: str, pattern: str) -> str:
 class _Writer:
     """Writes buckets into the graph. The replaced nodes have no readers afterwards.
 
-    A bucket of one member only moves its collective, without copies.
+    A bucket of a single member only moves its collective, without copies.
     """
 
     def __init__(self, graph: Graph, place: dict[Node, int]) -> None:
@@ -239,6 +241,7 @@ class _Writer:
     def _launch_gather(self, bucket: _Bucket, anchor: Node) -> Node:
         """Shards of n_i elements -> (N,), concatenated -> (W * N,)"""
         kind, members = bucket
+        # The launch moves ahead, so the casts of all members must move with it.
         for member in members:
             for node in reversed(chain_to_input(member.launch)[:-1]):
                 if self.place[node] > self.place[anchor]:

@@ -2,7 +2,7 @@
 
 Needs:    `context.chunk_symbol`; the conditions that tracing deferred, in `context.guards`.
 Promises: no value, no argument and no nested graph module carries the symbol; same bits.
-Refuses:  a condition that is false for the whole extent, or, where chunks run, for half of it.
+Refuses:  a condition that is false for the whole extent or, in a chunked graph, for half of it.
 
 1. Check every deferred condition with the numbers that the run will have.
 2. Write the graph again with numbers for symbolic sizes (after chunking, none are left).

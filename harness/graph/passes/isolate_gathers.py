@@ -3,14 +3,14 @@
 Needs:    parameters are the graph's first inputs, in the order of their gradients, which are its outputs
           after the loss; every collective names a group of `context.groups`.
 Promises: same nodes, same order, same bits; only the groups of parameters' all-gathers change.
-Refuses:  one process-group object reported with two rank sets.
+Refuses:  a process-group object reported with two rank sets.
 
-The collectives of one process-group object run one after another, so a gather for the next block would wait for
+The collectives of a process-group object run in sequence, so a gather for the next block would wait for
 gradients' reductions and any other collective of the object.
 
 1. Sort the graph's collectives by process-group object.
 2. Find the all-gathers that read a parameter through only casts, changes of shape and padding.
-3. If an object has such gathers and other collectives, move the gathers to one new group over the same ranks.
+3. If an object has such gathers and other collectives, move the gathers to a new group over the same ranks.
 """
 
 from __future__ import annotations

@@ -2,15 +2,15 @@
 
 Needs:    every collective names a group of `context.groups`.
 Promises: same nodes, same order, same bits; only the groups of all-to-alls change.
-Refuses:  one process-group object reported with two rank sets.
+Refuses:  a process-group object reported with two rank sets.
 
-The collectives of one process-group object run one after another, so an all-to-all would wait for the parameters'
+The collectives of a process-group object run in sequence, so an all-to-all would wait for the parameters'
 gathers and reductions, and could not overlap with compute.
 
 1. Sort the graph's collectives by process-group object.
-2. Check that each object has one rank set. Objects with equal ranks stay separate.
-3. If an object has all-to-alls (exactly this operator, not one with a similar name) and other collectives, move
-   all its all-to-alls, forward and backward, to one new high-priority group over the same ranks in the same order.
+2. Check that each object has a single rank set. Objects with equal ranks stay separate.
+3. If an object has all-to-alls (exactly this operator, none with a similar name) and other collectives, move
+   all its all-to-alls, forward and backward, to a new high-priority group over the same ranks in the same order.
 """
 
 from __future__ import annotations

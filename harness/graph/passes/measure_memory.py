@@ -84,6 +84,7 @@ def live_memory(graph: Graph, chunk_symbol: ChunkSymbol) -> LiveMemory:
                 host += size_of[storage]
             else:
                 live += size_of[storage]
+        # The peak is taken before releases: at a call, its inputs and its results are alive together.
         if live > peak:
             peak, peak_node = live, node.name
         host_peak = max(host_peak, host)

@@ -1,6 +1,6 @@
 """Keep activations in host memory between forward and backward.
 
-Needs:    activations have tags (tag_memory); no activation tagged `offload` shares its storage with a saved one.
+Needs:    activations have tags (tag_memory); none tagged `offload` shares its storage with a saved activation.
 Promises: same bits and strides; backward reads the returned copy, and the activation itself ends in forward.
 Refuses:  nothing.
 
@@ -8,7 +8,7 @@ For each activation tagged `offload`:
 
 1. Start the copy to host memory after its last use in forward, and wait for it before the block after
    the next, so that the copy overlaps with a whole block.
-2. Start the copy back before the backward of the block that runs before the one that needs it.
+2. Start the copy back a block before the block whose backward needs it: for layers.2, before backward of layers.3.
 3. Wait for it just before backward first needs it, also for a recomputation; let backward read the
    copy, which names the activation.
 
@@ -66,6 +66,7 @@ def offload(module: GraphModule, context: PassContext, *, blocks: str) -> GraphM
         copy = _call(node, offload_operators.WAIT_RELOAD, (reload,), "reloaded", before=need)
         for call in (reload, copy):
             put_in(call, "backward")
+        # Rematerialization reads this, so that repeated calls use the copy as well.
         copy.meta[STANDS_FOR_KEY] = node.name
         for reader in readers:
             reader.replace_input_with(node, copy)

@@ -1,6 +1,6 @@
 """Partition the step into a forward and a backward graph by a minimum cut over the saved values.
 
-Needs:    a graph without chunks and without in-place writes, except to buffers at its end; one call
+Needs:    a graph without chunks and without in-place writes, except to buffers at its end; a call
           that makes backward's initial gradient (export_joint.py marks it).
 Promises: same bits: every call computes the same value, some of them twice. All of forward precedes all of
           backward, and each call states its half (halves.py).
@@ -10,8 +10,8 @@ Refuses:  a graph with other in-place writes, or without a start of backward.
    new value is an output of forward.
 2. Let torch partition it: the saved values are a minimum cut of the graph, weighted by their bytes. Cheap
    values are recomputed, collectives never.
-3. Write both graphs as one, forward first. A buffer is written at the end of forward, or at the end of the
-   graph if backward reads its old value.
+3. Write both graphs into a single graph, forward first. A buffer is written at the end of forward, or at the end
+   of the graph if backward reads its old value.
 
 Byte counts include each whole storage once, but no graph inputs, which stay alive anyway.
 """
@@ -86,7 +86,7 @@ def bytes_kept(values: Iterable[Node], sizes: TensorBytes) -> int:
 
 
 def _owner(node: Node) -> Node:
-    """The value whose storage a value shares; each of a call's several results is a separate one."""
+    """The value whose storage a value shares; each of a call's several results has its own storage."""
     while node.target is not operator.getitem and (shared := operators.sharing_arguments(node)):
         node = shared[0]
     return node
@@ -147,6 +147,7 @@ def _joint_form(module: GraphModule, writes: list[_Write], seed: Node) -> GraphM
     env[seed] = graph.placeholder("tangents_1")
     env[seed].meta = {"val": seed.meta["val"]}
     follows_seed = False
+    # A call of a user's pass has no origin: it belongs to the half in which the pass put it.
     for node in module.graph.nodes:
         follows_seed |= node is seed
         if node.op in ("placeholder", "output") or node in env or operators.written_arguments(node):
@@ -166,7 +167,7 @@ def _joint_form(module: GraphModule, writes: list[_Write], seed: Node) -> GraphM
 def _as_one(
     module: GraphModule, forward: GraphModule, backward: GraphModule, writes: list[_Write], seed: Node
 ) -> tuple[GraphModule, list[Node], int]:
-    """Both graphs as one; the values of forward that backward reads; and the number of calls that run in both."""
+    """The joined graph; the values of forward that backward reads; and the number of calls that run in both."""
     graph = Graph()
     values: dict[str, Node] = {}
     inputs: dict[Node, Node] = {}
@@ -179,6 +180,7 @@ def _as_one(
     names = {node.name for node in forward.graph.nodes if node.op == "call_function"}
     crossing = [node.name for node in backward.graph.find_nodes(op="placeholder") if "tangents" not in node.name]
     due = list(zip((inputs[write.buffer] for write in writes), of_buffers, strict=True))
+    # Backward reads the old value of these buffers, so they may only be written at the end.
     last = [(buffer, value) for buffer, value in due if buffer.name in crossing]
     for buffer, value in due:
         if (buffer, value) not in last:

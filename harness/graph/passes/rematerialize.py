@@ -38,6 +38,8 @@ def rematerialize(module: GraphModule, context: PassContext) -> GraphModule:
     repeated = [node for node in graph.nodes if node in needs and is_recomputed(node)]
     readers = list(filter(is_backward, graph.nodes))
     by_name = {node.name: node for node in graph.nodes}
+    # Offloaded activations have a copy in backward already. A repeated call must read that copy, or the original stays
+    # alive until then.
     stand_ins = {by_name[n.meta[STANDS_FOR_KEY]]: n for n in graph.nodes if STANDS_FOR_KEY in n.meta}
     for node in repeated:
         with graph.inserting_before(needs[node]):

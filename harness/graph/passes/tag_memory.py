@@ -1,16 +1,16 @@
 """Decide for each activation whether it is saved, recomputed, or offloaded to host memory.
 
 Needs:    every node has an origin and a `val`.
-Promises: every activation (see activations.py) has a tag; same bits.
+Promises: every activation (see saved_activations.py) has a tag; same bits.
 Refuses:  nothing.
 
 1. Read the sizes of forward values that backward needs already in forward, so that only numbers stay alive.
 2. Tag the values that backward needs, by the first rule that applies:
 
-       outside every block                        saved: its backward follows at once, or it is one tensor
-       random draws, in-place writes, readers of  saved: a repeat would give other values
-         what the step writes, sizes that depend
-         on data
+       outside every block                        saved: its backward follows at once, or it is a single tensor
+       random draws, in-place writes, readers of  saved: a repeat would return different values
+         written tensors, sizes that depend on
+         data
        unknown higher-order operators             saved: their effects are unknown
        read by another block                      saved: it enters that block
        parts of a tuple, waits                    like their tuple, or the collective's result
@@ -22,8 +22,8 @@ Refuses:  nothing.
 
 3. Save a value instead of its source if it is smaller and nothing else needs the source.
 4. With `offload`, move saved values to host memory up to the budget, the largest first and the earliest
-   first among equals; but not those of the first block in backward, which would return immediately where
-   the graph has the loss, nor those that are outputs, as another stage of a pipeline reads them.
+   first among equals; but not those of the first block in backward, which would return immediately if
+   the graph has the loss, nor outputs, as another pipeline stage reads them.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class _Tagger:
         return not (touches_written or operators.is_random(node) or operators.reads_data(node.target))
 
     def _smaller_than_their_source(self) -> set[Node]:
-        """Values that would be recomputed from a larger one that is saved only for them."""
+        """Values that would be recomputed from a larger value that is saved only for them."""
         needs = first_needs(self.graph, self._is_recomputed)
         found = set()
         for source in needs:

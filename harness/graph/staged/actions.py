@@ -1,6 +1,6 @@
 """The order of a rank's actions as plain data: forwards and backwards of micro-batches through its stages.
 
-A stage's forwards and backwards take micro-batches in order, whatever the schedule. So gradients are added in that
+A stage's forwards and backwards take micro-batches in order in every schedule. So gradients are added in that
 order, and messages arrive in the order in which the next stage reads them.
 """
 
@@ -13,7 +13,7 @@ from bitproof.harness.graph.analysis.halves import Half
 
 
 class Action(NamedTuple):
-    """A half of a stage's step, for one micro-batch."""
+    """A half of a stage's step, for a micro-batch."""
 
     half: Half
     stage: int

@@ -1,8 +1,8 @@
 """Cuts the finished graph of a micro-batch into stages, and each stage into forward and backward.
 
 Needs:    a graph whose calls state their origin, forward's before backward's; layers that are named layers.N.
-Promises: every call is in one part, in its order; numbers and views computed only from the graph's inputs are
-          repeated in each part that reads them. Run one after the other, the parts equal the graph.
+Promises: every call is in a single part, in its order; numbers and views computed only from the graph's inputs are
+          repeated in each part that reads them. Run in sequence, the parts equal the graph.
 Refuses:  graphs that placed_calls.py refuses.
 
 1. Place calls in stages and halves (placed_calls.py).

@@ -1,6 +1,6 @@
 """Messages between stages: the groups that carry them, and whether ranks could wait for each other forever.
 
-NCCL has no tags: in a group, messages from one rank to another arrive in the order in which they were sent. A send may
+NCCL has no tags: in a group, messages from a rank to another arrive in the order in which they were sent. A send may
 end only once its receive has begun, and a rank's messages in a group may be serialized. So two ranks that first send to
 each other in the same group, like 1F1B's neighbours, may deadlock. Hence there are two groups: messages to higher ranks
 use the first, messages to lower ranks the second. In each of them messages flow in a single direction.

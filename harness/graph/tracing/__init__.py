@@ -1,1 +1,1 @@
-"""Records a training step as one graph."""
+"""Records a training step as a single graph."""

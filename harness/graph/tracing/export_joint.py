@@ -1,12 +1,12 @@
-"""Exports a training step with torch's ahead-of-time autograd: one joint graph with descriptors of inputs and outputs.
+"""Exports a training step with torch's ahead-of-time autograd: a joint graph with descriptors of inputs and outputs.
 
     trace.py       records a step's calls, including in-place writes, with a symbolic dim for chunks
     here           `aot_export_joint_with_descriptors`: no in-place writes, fixed sizes, backward from a tangent
 
 The result has the form of a traced graph, so that passes, faults and searches can handle it: the inputs are parameters,
-buffers and the step's inputs, the outputs the loss and one gradient per parameter.
+buffers and the step's inputs, the outputs the loss and a gradient for each parameter.
 
-1. Make fake tensors, and wrap the model and its loss in one module, as torch exports modules.
+1. Make fake tensors, and wrap the model and its loss in a module, as torch exports modules.
 2. Export, and record every node's origin while torch traces.
 3. Identify inputs and outputs by torch's descriptors, never by position.
 4. Write the graph again: the tangent becomes a call that makes it, new values of buffers become writes at the end.
@@ -50,10 +50,10 @@ NO_CHUNKS = sympy.Symbol("no_chunks")
 
 
 class _Step(nn.Module):
-    """A model and its loss function as one module. Enters `recording` when torch traces the graph.
+    """A model and its loss function as a module. Enters `recording` when torch traces the graph.
 
     torch gets only the first name of a tied parameter or buffer, as it would make each name a separate input with a
-    separate gradient. Under the other names the model then reads the first one's value.
+    separate gradient. Under the other names the model then reads the first name's value.
     """
 
     def __init__(self, model: nn.Module, loss_function: LossFunction, recording: Callable[[], None]) -> None:
@@ -159,7 +159,7 @@ class _Ends:
 
     @staticmethod
     def of(module: GraphModule) -> _Ends:
-        """Read the descriptors of a graph. Raises TraceError for an unknown one."""
+        """Read the descriptors of a graph. Raises TraceError for an unknown descriptor."""
         output = module.graph.output_node()
         values: Any = output.args[0]
         inputs = {_role(node.meta["desc"]): node for node in module.graph.find_nodes(op="placeholder")}
@@ -207,7 +207,7 @@ def _as_step(
     num_inputs: int,
     gradient_seed: float,
 ) -> GraphModule:
-    """The graph with the inputs and outputs of a traced one, found by their roles."""
+    """The graph with the inputs and outputs of a traced graph, found by their roles."""
     graph = Graph()
     env: dict[Node, Node] = {}
     for role in _signature(parameter_names, buffer_names, num_inputs):

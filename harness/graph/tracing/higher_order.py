@@ -1,8 +1,8 @@
 """Refuse a chunked module that calls a higher-order operator such as `cond`: its nested graphs are not split in two.
 
-Only those are chunked whose rows can be followed: FlexAttention and its backward have rules, and an operator that calls
-one nested graph with its own operands (`wrap`) is followed through that graph. `cond`, `while_loop`, `map`, `scan` and
-`associative_scan` are refused in two places, since tracing one with an open dim may fail or succeed:
+An operator is chunked only if its rows can be followed: FlexAttention and its backward have rules, and an operator that
+calls a single nested graph with its own operands (`wrap`) is followed through that graph. `cond`, `while_loop`, `map`,
+`scan` and `associative_scan` are refused in two places, since tracing them with an open dim may fail or succeed:
 
 1. `refuse_failed` reads from the traceback of a failed trace which operator was being traced.
 2. `refuse_calls` reads the traced graph, before passes whose rules the nested graphs would break.

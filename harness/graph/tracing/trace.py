@@ -1,10 +1,10 @@
 """Traces a training step (forward, loss, backward) into a joint graph.
 
-Parameters, buffers and inputs become graph inputs, in that order; the loss and one gradient per parameter become its
+Parameters, buffers and inputs become graph inputs, in that order; the loss and a gradient for each parameter become its
 outputs. The dim to be chunked is a hinted unbacked symbol: no code can branch on its value, so exactly the values that
 depend on a chunk carry the symbol.
 
-1. Make fake tensors; the chunked dim of every input becomes one unbacked symbol in [n / 2, n].
+1. Make fake tensors; the chunked dim of every input becomes the same unbacked symbol in [n / 2, n].
 2. Run forward and backward under make_fx, and record every node's origin.
 3. Refuse a step that fixed the symbol: `x.view(128, -1)` on 4 sequences of 32 tokens traces, as 4 sequences.
 4. Refuse nested graphs of higher-order operators with effects that passes would not see, and higher-order operators in
@@ -83,9 +83,9 @@ class StepGraph:
 
 @dataclass
 class JointGraph(StepGraph):
-    """A traced step with one dim left open.
+    """A traced step with the chunked dim left open.
 
-    `module_calls` has the number of calls of each of the model's modules, by name: 0 for one that did not run.
+    `module_calls` has the number of calls of each of the model's modules, by name: 0 if it did not run.
     """
 
     chunk_symbol: ChunkSymbol
@@ -101,7 +101,7 @@ R = TypeVar("R")
 
 
 def _tells_untested_release(trace: Callable[P, R]) -> Callable[P, R]:
-    """Let a TraceError start with torch's version, if it is an untested one."""
+    """Let a TraceError start with torch's version, if that is untested."""
 
     @functools.wraps(trace)
     def told(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -136,7 +136,7 @@ def trace_joint_step(
     meta device: only shapes and dtypes are read, and values are faked on `device`. Backward starts from
     `gradient_seed`. Outputs of modules that match `observe`, and their gradients, are marked: see observation.py.
     Raises TraceError, which names the line that could not be traced, CaseError for a pattern that matches no module,
-    and ChunkError for a higher-order operator in one of the modules that `chunking` chooses.
+    and ChunkError for a higher-order operator in a module that `chunking` chooses.
     """
     extent = _common_extent(inputs, chunk_dim, is_cut)
     fake_mode = step_fake_mode(shape_env=ShapeEnv())
@@ -195,7 +195,7 @@ def trace_joint_step(
 
 
 def _complete(module: GraphModule) -> None:
-    """Convert a traced graph to the form of passes: one argument per tensor, a value on every node."""
+    """Convert a traced graph to the form of passes: each tensor is an argument, and every node has a value."""
     module.graph.set_codegen(CodeGen())  # make_fx's graph takes two lists
     module.recompile()
     for reference in module.graph.find_nodes(op="get_attr"):
@@ -248,7 +248,7 @@ def trace_fixed_step(
 def trace_forward(
     name: str, module: nn.Module, forward: Callable[..., Any], arguments: Mapping[str, Any], *, chunk_dim: int
 ) -> tuple[GraphModule, sympy.Symbol]:
-    """Trace one module's `forward` on the tensors among `arguments`, with a symbolic dim `chunk_dim`.
+    """Trace a module's `forward` on the tensors among `arguments`, with a symbolic dim `chunk_dim`.
 
     `name` is the module's; the first argument is chunked. Returns the graph and the dim's symbol. An argument that is
     no tensor (a mask) is left out. Nothing is computed and no state changes. Raises TraceError, and ChunkError for a

@@ -26,7 +26,7 @@ def written_by(function: Any, args: Any, kwargs: Any) -> list[Any]:
 
 
 def read_by(function: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The arguments whose values count: all but those that are only there to be written, whatever they hold before."""
+    """The arguments that a call reads: all but outputs (`out=`), whose previous values do not matter."""
     if not (only_written := _only_written(function)):
         return [*args, *kwargs.values()]
     return [value for name, value in given_to(function, args, kwargs).items() if name not in only_written]
@@ -40,14 +40,14 @@ def _only_written(function: Any) -> frozenset[str]:
 
 
 def scalars_of(function: Any, args: Any, kwargs: Any) -> tuple[tuple[str, str], ...]:
-    """The arguments that are numbers, words, dtypes or lists of these, by name, as texts; left-out ones as defaults."""
+    """The arguments that are numbers, words, dtypes or lists of these, as texts by name, defaults included."""
     given = _defaults(function) | given_to(function, args, kwargs) if schema_of(function) else {}
     return tuple((name, str(value)) for name, value in given.items() if _is_scalar(value))
 
 
 @functools.cache
 def _defaults(function: Any) -> dict[str, object]:
-    """The names of an operator's arguments, in order, and their defaults."""
+    """An operator's arguments with their defaults, in order."""
     return {argument.name: argument.default_value for argument in schema_of(function).arguments}
 
 
@@ -68,8 +68,8 @@ _LEAVES = (int, float, str, type(None), torch.dtype, torch.device, torch.layout,
 def tensors_in(values: Any) -> list[Tensor]:
     """Every tensor in nested values, in order.
 
-    Each call is asked for its tensors some six times: torch's own `tree_leaves`, which asks of every value how
-    it nests, took a third of what logging takes.
+    This runs about six times per call. Torch's own `tree_leaves` looks up every value's type in a registry, and took a
+    third of the time of logging.
     """
     found: list[Tensor] = []
     _collect(values, found)

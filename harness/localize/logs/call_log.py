@@ -1,7 +1,7 @@
-"""Log every operator call of a step, eager or graph, with the digests of what goes in and comes out.
+"""Log every operator call of a step, eager or graph, with the digests of its inputs and outputs.
 
-A dispatch mode sees each call below autograd, which is where tracing saw it too, so eager calls and graph
-nodes have the same operators. `places` finds where a call belongs.
+A dispatch mode sees each call below autograd, as tracing does, so eager calls and graph nodes have the same operators.
+For example, `F.linear` is `addmm` in both. `places` finds the place of a call.
 """
 
 from __future__ import annotations
@@ -45,17 +45,18 @@ from bitproof.harness.within_user_code import refusing, theirs
 if TYPE_CHECKING:
     from bitproof.harness.systems.compiled import Capture, KernelGraph
 
-NOT_LOGGED = UNINITIALIZED | names(lambda row: row.is_identity)  # what they give is another call's value, or no call's
+# Their outputs are the values of another call, or uninitialized.
+NOT_LOGGED = UNINITIALIZED | names(lambda row: row.is_identity)
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = (os.path.dirname(capture.__file__) + os.sep, watched_step.__file__, watched_loop.__file__, script.__file__)
 
 GENERATORS = 0
-"""Stands for the storage of all generators' states: two of one state give the same."""
+"""A storage key for the states of all generators: generators with the same state draw the same numbers."""
 
 
 class _Reading(NamedTuple):
-    """What a call is given: for each of `lanes` calls its inputs' digests and producers; a generator's state."""
+    """A call before it runs: for each of its `lanes` the digests and producers of inputs; its generator and state."""
 
     lanes: int
     inputs: list[tuple[tuple[str, ...], tuple[int | None, ...]]]
@@ -65,21 +66,23 @@ class _Reading(NamedTuple):
 
 
 class CallRecorder(TorchDispatchMode):
-    """Logs calls while it is entered. `place` says where the running call belongs, and, of a graph, its node.
+    """A dispatch mode that logs calls into `calls`.
 
-    `keep` names outputs and inputs of calls; `kept` has copies of those that were there. With `only_keeps` calls are
-    counted, and nothing is found out about them. Others' first `spare` bytes are kept, too. `exchanges` are values of
-    the other system that calls are given, or that stand for what they compute; the log has calls as they then are.
-    A higher-order operator is one call, whatever its nested graphs run; a call over lists of tensors is logged as one
-    call for each index (`lanes`). One that draws reads its generator's state, last, and gives the next. What bitproof
-    itself calls, to take a digest, is none of the system's calls.
+    - `place` finds the place of the running call and, in a graph, its node.
+    - `keep`: inputs and outputs to copy into `kept`. `spare`: bytes of other outputs to copy, the first that fit.
+    - `only_keeps`: copy values and count calls, without digests and places.
+    - `exchanges`: values of the other system to insert before or after a call; the log has the calls with them.
+
+    A higher-order operator is one call. A call over lists of tensors is logged as a call for each index (`lanes`). A
+    random call has its generator's state as its last input, and the next state as its last output. Calls that bitproof
+    itself makes, for example to take a digest, are not logged.
     """
 
     supports_higher_order_operators = True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Leave compiled code compiled: by default torch.compile steps aside for a mode, and computes other bits."""
+        """Keep compiled code: by default torch.compile runs eagerly under a mode, and computes different bits."""
         return True
 
     def __init__(
@@ -106,8 +109,9 @@ class CallRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a call and log it."""
+        # A DTensor dispatches first, and calls operators on its local shards, which are logged, and collectives.
         if any(is_wrapper_subclass(each) for each in types):
-            return NotImplemented  # so a DTensor goes first, and calls operators and collectives of its local shards
+            return NotImplemented
         kwargs = kwargs or {}
         name = name_of(function)
         if name in NOT_LOGGED or name.startswith("_record_function") or _is_own(sys._getframe(1)):
@@ -120,7 +124,7 @@ class CallRecorder(TorchDispatchMode):
             reading = self._reading(function, args, kwargs)
             result = theirs(function, *args, **kwargs)
             tensors = tensors_in((args, kwargs, result))
-            if any(map(has_no_values, tensors)):  # a DTensor asks what shape is to come
+            if any(map(has_no_values, tensors)):  # a DTensor infers a shape
                 return result
             result = self._log(function, args, kwargs, reading, result)
             for tensor in tensors if not self._only_keeps else ():
@@ -128,7 +132,7 @@ class CallRecorder(TorchDispatchMode):
             return result
 
     def _given(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """A call's arguments, with values of the other system in place of some; keep those that are asked for."""
+        """A call's arguments, with the exchanged values of the other system; copies requested inputs to `kept`."""
         lanes, others = num_lanes(function, args, kwargs), dict[int, Any]()
         read, written = read_by(function, args, kwargs), written_by(function, args, kwargs)
         for number in range(lanes or 1):
@@ -143,7 +147,7 @@ class CallRecorder(TorchDispatchMode):
         return (replaced(args, others), replaced(kwargs, others)) if others else (args, kwargs)
 
     def _reading(self, function: Any, args: Any, kwargs: Any) -> _Reading:
-        """Note a call's inputs before it runs."""
+        """A call's inputs before it runs, since it may write to them."""
         lanes, generator = num_lanes(function, args, kwargs), _generator(function, args, kwargs)
         if self._only_keeps:
             return _Reading(lanes, [((), ())] * (lanes or 1), (), generator, _state(generator))
@@ -152,15 +156,16 @@ class CallRecorder(TorchDispatchMode):
         return _Reading(lanes, inputs, scalars_of(function, args, kwargs), generator, _state(generator))
 
     def _log(self, function: Any, args: Any, kwargs: Any, reading: _Reading, result: Any) -> Any:
-        """Log a call that has run, and return what it gave."""
+        """Log a call that has run, and return its result, with exchanged values."""
         lanes, inputs, left = reading.lanes, reading.inputs, _state(reading.generator)
         draws = left != reading.state
-        if draws:  # the state is an input: it decides what is drawn
+        if draws:  # the state is an input, as it determines the drawn numbers
             inputs = [self._with_state(*inputs[0], str(reading.state))]
         namespace = getattr(function, "namespace", None)
         if namespace == IN_PLACE_COLLECTIVES:
             result = self._held(function, tensors_in(written_by(function, args, kwargs)), result)
         written = written_by(function, args, kwargs)
+        # A call over lists is logged as a call for each index, with its own written tensors and results.
         parts = [(written, result)]
         if lanes:
             results = result if isinstance(result, tuple) else (result,)
@@ -189,7 +194,7 @@ class CallRecorder(TorchDispatchMode):
         return replaced(result, others) if others else result
 
     def _add_state(self, index: int, generator: torch.Generator | None, reads: tuple[str, ...]) -> None:
-        """Note the state in which a draw leaves its generator, the last of what it gives."""
+        """Add the generator's new state as the last output of a random call."""
         assert generator is not None, "it has drawn from one"
         call, state = self.calls[index], generator.get_state()
         site = ValueSite(self._rank, index, len(call.outputs))
@@ -201,7 +206,7 @@ class CallRecorder(TorchDispatchMode):
         self._add_value(index, GENERATORS, _digest(other))
 
     def _add_number(self, index: int, number: Any, reads: tuple[str, ...]) -> Any:
-        """Note the number that a call reads out of a tensor; returns it, or the other system's."""
+        """Add the number that a call reads out of a tensor as its output; returns it, or the exchanged number."""
         number = self.exchanges.number(index, self.calls[index].operator, number, reads)
         if (site := ValueSite(self._rank, index, 0)) in self._keep:
             self.kept[site] = torch.tensor(number)
@@ -209,7 +214,7 @@ class CallRecorder(TorchDispatchMode):
         return number
 
     def _told(self, function: Any, args: Any, kwargs: Any, reading: _Reading, draws: bool) -> Call:
-        """A call that has run, without what it is given and gives: where it belongs, its numbers, its peers."""
+        """A call that has run, without inputs and outputs."""
         read_here = [producer for _, producers in reading.inputs for producer in producers if producer is not None]
         follows = any(self.calls[producer].place.direction in ("backward", "update") for producer in read_here)
         place, node, source = self._place(name_of(function), tensors_in((args, kwargs)), follows)
@@ -233,12 +238,12 @@ class CallRecorder(TorchDispatchMode):
     def _with_state(
         self, digests: tuple[str, ...], producers: tuple[int | None, ...], state: str
     ) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
-        """What a call that draws reads: its tensors, and the state that the draw before it left."""
+        """The inputs of a random call with its generator's state, whose producer is the draw before it."""
         own, more = producers[: len(digests)], producers[len(digests) :]
         return (*digests, state), (*own, self._producers.get((GENERATORS, state)), *more)
 
     def _give(self, function: Any, written: Any, result: Any) -> None:
-        """Note what the last call gives, or what is to fill it and has not been waited for."""
+        """Add the outputs of the last call, or note them as in flight until their wait."""
         index, namespace = len(self.calls) - 1, getattr(function, "namespace", None)
         in_place = namespace == IN_PLACE_COLLECTIVES
         if (self.calls[index].collective and not in_place) or function in offload_operators.COPIES:
@@ -248,7 +253,7 @@ class CallRecorder(TorchDispatchMode):
                 self._add_output(index, tensor)
 
     def _outputs(self, function: Any, written: Any, result: Any) -> list[Tensor]:
-        """What a call has given as soon as it returns: nothing of one that has to be waited for."""
+        """The outputs of a call that exist when it returns: none for a call that must be waited for."""
         namespace = getattr(function, "namespace", None)
         in_place = namespace == IN_PLACE_COLLECTIVES
         is_awaited = namespace in COLLECTIVE_NAMESPACES and not in_place
@@ -257,7 +262,7 @@ class CallRecorder(TorchDispatchMode):
         return tensors_in(written if in_place else (result, written))
 
     def _held(self, function: Any, written: list[Tensor], result: Any) -> Any:
-        """What a collective of c10d returned, with works that know who asks; its outputs are what it then has given."""
+        """The result of a c10d collective, with async handles that add the call's outputs when they are waited for."""
         index = len(self.calls)
 
         def arrived() -> None:
@@ -267,15 +272,16 @@ class CallRecorder(TorchDispatchMode):
         return self._works.held(function, result, written, index, arrived)
 
     def _inputs(self, values: Any) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
-        """Of each tensor that a call reads its digest, and the logged call that left this value in its storage.
+        """The digest of each input of a call, and the logged call that wrote this value into its storage.
 
-        Where what is to fill it has no wait yet, that is the launch: whatever is read there, it has to do with it.
-        Of what no call left as it is, those follow that left parts of it.
+        If a collective or copy is still filling the storage, its launch is the producer: the call races with it. If
+        no call wrote the value as a whole, the writers of its parts follow, the last of them as its producer.
         """
         found: list[tuple[str, int | None]] = []
         more: list[int] = []
         for tensor in tensors_in(values):
             storage, value = _storage(tensor), _digest(tensor)
+            # By storage and value: other tensors over the storage may have been written since.
             left = self._producers.get((storage, value), self._in_flight.get(storage))
             is_whole = storage in self._in_flight or (left is not None and value in self.calls[left].outputs)
             parts = [] if is_whole else self._parts.inside(storage, tensor)
@@ -284,12 +290,12 @@ class CallRecorder(TorchDispatchMode):
         return tuple(value for value, _ in found), (*(left for _, left in found), *more)
 
     def _aliases(self, written: list[Tensor]) -> list[tuple[int, str]]:
-        """Storage and digest of all other tensors over the storages that a call has just written."""
+        """Storage and digest of the other tensors over the storages that a call has just written."""
         same = [(_storage(x), tensor()) for x in written for tensor in self._seen.get(_storage(x), {}).values()]
         return [(storage, _digest(x)) for storage, x in same if x is not None and all(x is not y for y in written)]
 
     def _wait(self, function: Any, args: Any) -> Any:
-        """What a collective computed, or a copy brought, is known here; it becomes the launch's output."""
+        """Wait for a collective or a copy; the result becomes an output of the launch."""
         result = theirs(function, *args)
         offload_operators.land(result)
         index = self._in_flight.pop(_storage(args[0]), None)
@@ -298,18 +304,20 @@ class CallRecorder(TorchDispatchMode):
         return result
 
     def _exchanged(self, index: int, tensor: Tensor) -> Tensor:
-        """The next output of a call, which has just come, or the other system's value in its memory."""
+        """The next output of a call, which has just arrived, overwritten if its value is to be exchanged."""
         call = self.calls[index]
         return self.exchanges.put(index, len(call.outputs), tensor, call.operator, call.inputs)
 
     @refusing()
     def kernels_called(self, graph: KernelGraph, kernels: Callable[[list[Any]], Any], inputs: list[Any]) -> Any:
-        """Log a graph of Inductor's as one call, whose `scalars` say what makes each output.
+        """Run a graph of Inductor's and log it as a single call, whose `scalars` describe the origin of each output.
 
-        What the model's code did not ask for has no partner in the reference: it is known whence it is, and not judged.
+        Outputs beyond `num_visible` are Inductor's own, such as saved activations. They have no counterpart in the
+        reference, so they get a producer, but are not outputs of the call.
         """
         read, place = list(inputs), Place(graph.module, graph.direction)
         digests, producers = self._inputs(read)
+        # Calls within the kernels are Inductor's, so they are not logged.
         with disable_current_modes():
             result = theirs(kernels, inputs)
         index = len(self.calls)
@@ -322,13 +330,14 @@ class CallRecorder(TorchDispatchMode):
                 self._add_output(index, self._exchanged(index, tensor))
             elif isinstance(tensor, Tensor):
                 self._producers[_storage(tensor), _digest(tensor)] = index
+        # Kernels may also write their inputs in place.
         for tensor, before in zip(tensors_in(read), digests, strict=True):
             if _digest(tensor) != before:
                 self._add_output(index, tensor)
         return result
 
     def forget_abandoned(self) -> None:
-        """Let collectives of c10d without a wait have no output, as such functional ones have none."""
+        """Remove the outputs of c10d collectives without a wait, as functional collectives have none."""
         for index in self._works.abandoned():
             self.calls[index] = self.calls[index]._replace(outputs=())
 
@@ -351,10 +360,10 @@ class CallRecorder(TorchDispatchMode):
 
 
 def _is_own(frame: FrameType | None) -> bool:
-    """Whether what called an operator is bitproof's recording: then the nearest frame outside of torch is there.
+    """Whether bitproof's recording called an operator: the nearest frame outside torch is in its files.
 
-    `watch` shows what the step leaves, and what it calls for that is none of the step's calls. A sum of losses is: it
-    leads from a loop's loss to what gave it.
+    Calls that `watch` makes to record a step's tensors are not part of the step. The sum of a loop's losses is: it
+    leads from the loss to its inputs.
     """
     while frame is not None and frame.f_code.co_filename.startswith((_TORCH, "<")):
         frame = frame.f_back
@@ -363,13 +372,13 @@ def _is_own(frame: FrameType | None) -> bool:
 
 
 def _full_name(function: Any) -> str:
-    """An operator with its overload, where that is not the default one: add.Tensor, silu."""
+    """An operator with its overload, unless that is the default: "add.Tensor", "silu"."""
     overload = overload_of(function)
     return name_of(function) if overload == "default" else f"{name_of(function)}.{overload}"
 
 
 def _peers(function: Any, args: Any, kwargs: Any) -> tuple[int, ...]:
-    """The ranks of a collective's group; of what is sent the sender and the receiver. Nothing where no group says."""
+    """The ranks of a collective's group; for a message, sender and receiver. Empty if the group is unknown."""
     given = given_to(function, args, kwargs)
     try:
         named = given.get("group_name")
@@ -384,7 +393,7 @@ def _peers(function: Any, args: Any, kwargs: Any) -> tuple[int, ...]:
 
 
 def _digest(tensor: Tensor) -> str:
-    """A tensor's digest; what has none, such as a sparse tensor, counts as equal everywhere."""
+    """A tensor's digest. Tensors without a digest, such as sparse tensors, are all "opaque" and thus count as equal."""
     try:
         return digest(tensor)
     except (RecordingError, RuntimeError):
@@ -392,7 +401,7 @@ def _digest(tensor: Tensor) -> str:
 
 
 def _has_bytes(tensor: Tensor) -> bool:
-    """Whether a tensor can be kept: what a compiler gives while it traces may have no memory."""
+    """Whether a tensor can be copied: a compiler's tensors may have no memory during tracing."""
     try:
         plain(tensor)
     except (RecordingError, RuntimeError):
@@ -405,7 +414,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _generator(function: Any, args: Any, kwargs: Any) -> torch.Generator | None:
-    """The generator that a call may draw from: the one that it names, or its device's."""
+    """The generator from which a call may draw: its argument, or its device's default; None if it is not random."""
     if torch.Tag.nondeterministic_seeded not in getattr(function, "tags", ()):
         return None
     given = given_to(function, args, kwargs)
@@ -418,7 +427,7 @@ def _generator(function: Any, args: Any, kwargs: Any) -> torch.Generator | None:
 
 
 def _state(generator: torch.Generator | None) -> str | None:
-    """The digest of a generator's state, the same as that of its record."""
+    """The digest of a generator's state, as in its record."""
     return None if generator is None else digest(generator.get_state())
 
 
@@ -433,13 +442,14 @@ def logged(
     rank: int = 0,
     exchanges: Collection[ValueExchange] = (),
 ) -> Iterator[CallRecorder]:
-    """Log every operator call that a system makes here, on this thread, and keep some values, or only these.
+    """Log every operator call that a system makes within this context on this thread.
 
-    `exchanges` are those of this `rank`.
+    `keep`, `only_keeps` and `spare` select the values to copy, and `exchanges` those to insert on this `rank`: see
+    `CallRecorder`.
 
-    A system may show its `model`, the function `gradients` that computes loss and gradients, the `graph` that the step
-    runs, whole or in stages, `running_chunk` and `running_half`; of a system that shows nothing, calls have no place.
-    `captured` has the graphs of one that torch.compile compiles for us; of another one, compiled code is cut where
+    Places come from the attributes that a system may have: `model`, the function `gradients` that computes loss and
+    gradients, the step's `graph`, whole or in stages, `running_chunk` and `running_half`. Without any, calls have no
+    place. `captured` has the graphs of a system that bitproof compiles. In other systems compiled code is cut where
     modules begin, so that its calls have places, unless it `stays_whole`.
     """
     model = getattr(system, "model", None)

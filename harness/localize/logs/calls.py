@@ -1,4 +1,4 @@
-"""Operator calls as a rank ran them: what was called, where in the model, and the digests of what went in and out."""
+"""Operator calls as a rank ran them: operator, place in the step, and the digests of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from bitproof.harness.errors import RecordingError
 
 READS_OUT = "_local_scalar_dense"
-"""What hands a tensor's number to Python, where it may become an argument of any later call."""
+"""The operator of `Tensor.item()`: it passes a number to Python, where it may become an argument of any later call."""
 
 
 KERNELS = "graph "
@@ -17,11 +17,11 @@ KERNELS = "graph "
 
 
 class Place(NamedTuple):
-    """Where in a step a call belongs. Passes may move a call, but not to another place.
+    """The place of a call in a step, such as layers.3.mlp, backward, chunk 1. It stays the same if a pass moves a call.
 
-    `direction` is "forward", "backward", or "update" for what follows the gradients, None where it is unknown;
-    `module` is a fully qualified name, "" for the root, None for what no module owns; `chunk` is 0, 1, or None for
-    what runs once.
+    - `module`: the fully qualified name, "" for the root, None for a call that no module owns.
+    - `direction`: "forward", "backward", "update" for everything after the gradients, or None if unknown.
+    - `chunk`: 0 or 1, or None for a call that runs once.
     """
 
     module: str | None
@@ -30,22 +30,21 @@ class Place(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One operator call. Digests are those of records: over dtype, shape and every byte in order.
+    """An operator call. Tensors are digests, as in records: over dtype, shape and every byte in order.
 
-    `outputs` are taken after the call, and, of a collective, after its wait; what is written in place counts.
-    `aliases` are the other tensors over a storage that the call wrote, as they are after it, where it changed them. A
-    `view` computes nothing.
-    `producers` has, for each input, the index of the logged call that left it in its memory: two tensors of one value
-    have histories of their own. None, or nothing, where that is not known. After these, the calls that left parts of an
-    input that none left whole.
-    `scalars` are the arguments that are numbers, words, dtypes or lists of these, by name, left-out ones as defaults.
-    `peers` are the ranks that take part in a collective, in their group's order, and of what is sent the sender and the
-    receiver; nothing where that is not known.
-    `micro_batch` counts from 1 where a step calls its model more than once.
-    `part` is what of an update runs, where that is known: an optimizer, "clipping", "loss scaling"; and of a mixture of
-    experts "dispatch", "compute" or "combine", where the model says it.
-    `draws`: its last input and its last output are states of the generator that it drew from.
-    `node` and `source` name the graph's node and the user's line, where known.
+    - `outputs`: the results after the call, or after a collective's wait, including tensors written in place.
+    - `aliases`: other tensors over a storage that the call wrote, with their values after it, if it changed them.
+    - `view`: the operator returns a view, and computes nothing.
+    - `producers`: for each input, the index of the call that wrote it into its memory, None if unknown; or empty. Two
+      tensors of equal value thus have separate histories. The writers of parts of an input follow, if no call wrote
+      it as a whole.
+    - `scalars`: the arguments that are numbers, words, dtypes or lists of these, by name, defaults included.
+    - `peers`: the ranks of a collective in the order of its group; for a message, sender and receiver; or empty.
+    - `micro_batch`: counted from 1, if a step calls its model more than once.
+    - `part`: in an update, the optimizer, "clipping" or "loss scaling"; in a mixture of experts, "dispatch", "compute"
+      or "combine"; None if unknown.
+    - `draws`: the call is random. Its last input and its last output are states of the generator.
+    - `node`, `source`: the graph's node, and the user's line; None if unknown.
     """
 
     place: Place
@@ -74,12 +73,12 @@ class Call(NamedTuple):
 
 
 def is_abandoned(call: Call) -> bool:
-    """Whether a call is a collective whose result was not waited for; what is sent has none here."""
+    """Whether a call is a collective that was never waited for; a send has no result to wait for."""
     return call.collective and bool(call.inputs) and not call.outputs and not call.operator.startswith("send")
 
 
 def gives_what_it_reads(call: Call) -> bool:
-    """Whether all that a call gives are values that it reads, as of a product with 1."""
+    """Whether all outputs of a call are among its inputs, as for a product with 1."""
     outputs, inputs = call.outputs, call.inputs
     return bool(outputs) and outputs[0] in inputs and (len(outputs) == 1 or set(outputs) <= set(inputs))
 
@@ -87,9 +86,9 @@ def gives_what_it_reads(call: Call) -> bool:
 def maker_of(
     calls: Sequence[Call], given: Callable[[int], Sequence[int | None]], index: int, position: int
 ) -> int | None:
-    """Which call computed an input of a call, views passed over; None for what none of these calls made.
+    """The index of the call that computed an input, with views passed over; None if none of these calls did.
 
-    `given` has the calls that gave a call's inputs.
+    The input is at `position` of the call at `index`. `given` returns the producers of a call's inputs.
     """
     while True:
         made_by = given(index)[position]
@@ -106,7 +105,7 @@ def calls_to_text(calls: Iterable[Call]) -> str:
 
 
 def calls_from_text(text: str, where: str) -> list[Call]:
-    """The inverse of `calls_to_text`. Raises RecordingError, naming `where`, when the text is damaged."""
+    """The inverse of `calls_to_text`. Raises RecordingError, which names `where`, if the text is damaged."""
     try:
         return [_call(json.loads(line)) for line in text.splitlines()]
     except (ValueError, TypeError, RecursionError) as error:

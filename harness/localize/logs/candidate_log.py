@@ -1,4 +1,4 @@
-"""One rank's calls of the candidate, and which of them agree with the reference's: see `blame`."""
+"""A rank's calls of the candidate, each judged by the reference's log: right or wrong (see `blame`)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from bitproof.harness.localize.logs.packing import CONSTANTS, PACKING, keeps_ord
 from bitproof.harness.localize.logs.reference_log import IndexedLog, ReferenceLog, fits, values_of
 
 RECOMPUTED = "_recomputed"
-"""Part of the name of a node that repeats another one: see `harness.graph.passes.rematerialize`."""
+"""The part of a node's name that marks a recomputed node: see `harness.graph.passes.rematerialize`."""
 
 
 class CandidateLog(IndexedLog):
-    """One rank's calls, and which of them agree with the reference's."""
+    """A rank's calls, each judged by the reference's log.
+
+    A call agrees if the reference has its outputs at a fitting place, if it changes nothing, or if it reaches a value
+    of the reference in another way. Calls are judged in order: a view, for example, agrees only if its tensor does.
+    """
 
     def __init__(self, calls: Sequence[Call], reference: ReferenceLog) -> None:
         super().__init__(calls)
@@ -27,6 +31,7 @@ class CandidateLog(IndexedLog):
         self._num_made, self._num_due = (
             Counter(x for call in log for x in _kinds(call)) for log in (once, reference.log)
         )
+        # At first each call is judged by its own values; `_judge` corrects this by its producers.
         self._agrees = [
             reference.knows(call)
             or (reference.values.issuperset(call.outputs) and self.changes_nothing(index))
@@ -47,11 +52,12 @@ class CandidateLog(IndexedLog):
                 self._num_givers[value] += 1
 
     def _judge(self, index: int, call: Call) -> None:
-        """Note who gave what a call reads, and whether it agrees; those before it were judged."""
+        """Find a call's producers, and correct its judgement by theirs; earlier calls are judged already."""
         given = self._givers(call)
         found = [giver for giver in given if giver is not None]
         self._given.append(given)
         right = self.reference.values
+        # Right parts of a bucket are right, although the reference does not have the bucket.
         unpacked = {i for i in found if self._unpacks(i) and set(self.log[i].outputs) & set(call.inputs) <= right}
         self._unpacked.append(unpacked)
         if is_abandoned(call) or self._shows_what_is_wrong(index, found):
@@ -66,9 +72,9 @@ class CandidateLog(IndexedLog):
             self._read_out = index
 
     def _givers(self, call: Call) -> tuple[int | None, ...]:
-        """The call that gave each input: the one that left it in its memory, or the last that gave such a value.
+        """The producer of each input: the call that wrote it into its memory, or else the last with such an output.
 
-        A right value that no call left where it is read has no source here: it was there before the step.
+        A right value that no call wrote into its memory has no producer: it is from before the step.
         """
         producers = call.producers or (None,) * len(call.inputs)
         right = self.reference.values if call.producers else ()
@@ -79,9 +85,10 @@ class CandidateLog(IndexedLog):
         return (*own, *producers[len(call.inputs) :])
 
     def _numbers(self, call: Call) -> tuple[int, ...]:
-        """The last call that read a number out of a wrong tensor, for one of the update that is given other numbers.
+        """The last call that read a number out of a wrong tensor, for a call of the update with different numbers.
 
-        So a step count reaches what it corrects. In forward, counts of rows are read out all the time.
+        Numbers pass through Python, which no log shows. Example: a wrong step count reaches Adam's bias correction.
+        Only the update is considered, as a forward reads many numbers, such as counts of rows.
         """
         read_out = self._read_out
         if read_out is None or {self.log[read_out].place.direction, call.place.direction} != {"update"}:
@@ -90,9 +97,11 @@ class CandidateLog(IndexedLog):
         return (read_out,) if is_given_others else ()
 
     def is_proven(self, index: int) -> bool:
-        """Whether the reference makes this very call, of the same inputs, and here it gives what that has nowhere.
+        """Whether a call is certainly wrong: the reference has a call with the same inputs, and nowhere this output.
 
-        A copy needs none to compare with. One too many, or of another module, may read the same, with other numbers.
+        - A `clone` needs no such call: the copy of a right value must be right.
+        - If the numbers differ, an extra call, or a call in another module, may just happen to have the same inputs:
+          then it is not certain.
         """
         call = self.log[index]
         if not call.inputs or self.reference.values.issuperset(call.outputs):
@@ -110,30 +119,32 @@ class CandidateLog(IndexedLog):
         return is_there and not self.is_extra(index)
 
     def last_producer(self, wanted: str, digest: str) -> int | None:
-        """The call that gave a record its value, unless it agrees, and what it reads too.
+        """The producer of a record's value; None if it agrees and has no wrong input.
 
-        A sum without one of its summands is a right value as well: the sum so far.
+        A producer with a right output may still be wrong for the record: a sum that lacks a summand is the right value
+        of the sum so far.
         """
         index = self.giver(wanted, digest)
         return None if index is None or (self._agrees[index] and not self.bad_producers(index)) else index
 
     def new_constant(self, index: int, partner: int | None) -> int | None:
-        """A new call that made, of nothing, an input that a call's partner does not have; None where there is none."""
+        """A new call, such as `zeros`, whose constant is an input that a call's partner does not have; None if none."""
         call, theirs = self.log[index], self.reference.log[partner].inputs if partner is not None else ()
         odd = [i for x, i in zip(call.inputs, call.producers, strict=False) if x not in theirs and i is not None]
         return next((i for i in odd if self.is_new(i) and name_of(self.log[i]) in CONSTANTS), None)
 
     def bad_producers(self, index: int) -> set[int]:
-        """The calls that gave a call's inputs and do not agree."""
+        """The wrong producers of a call's inputs, with views passed over if the reference need not have them."""
         found, pending = set(), self._bad_inputs(index)
         while pending:
             producer = pending.pop()
             view = self.log[producer]
-            is_for_it = self.is_new(index) and self.log[index].operator != "clone"  # in which no value is wrong
+            is_for_it = self.is_new(index) and self.log[index].operator != "clone"  # a clone's values cannot be wrong
             is_passed = (is_for_it and not self.is_proven(producer)) or keeps_order(view)
             is_there = view.place == self.log[index].place or self.is_extra(
                 producer
-            )  # else the reference has this view
+            )  # otherwise the reference has this view
+            # A view computes nothing, so the wrong value comes from its input.
             if view.view and (is_passed or (is_there and self.shows_left(producer))):
                 pending += self._bad_inputs(producer)
             else:
@@ -141,35 +152,42 @@ class CandidateLog(IndexedLog):
         return found
 
     def _shows_for(self, view: int, index: int) -> bool:
-        """Whether a view shows a call what was there before the step: at its place, or where the reference has none."""
+        """Whether a call reads a value from before the step through a view at its place, or an extra view."""
         is_there = self.log[view].place == self.log[index].place or self.is_extra(view)
         return is_there and self.shows_left(view)
 
     def _bad_inputs(self, index: int) -> list[int]:
-        """The same, views included; a right part of a bucket is right, where it is trusted, wherever it belongs."""
+        """The wrong producers of a call's inputs, views included. While `trusts_parts`, a bucket with right parts is
+        not wrong.
+        """
         unpacked = self._unpacked[index] if self.trusts_parts else ()
         return [producer for producer in self._bad[index] if producer not in unpacked]
 
     def how_it_reads(self, index: int) -> Literal["reads", "inherits", "draws"]:
-        """What is wrong with a call that reads other inputs than its partner: nothing is called right unseen."""
+        """The defect of a call with other inputs than its partner's: "draws" without inputs, "inherits" if it reads a
+        value from before the step, else "reads".
+        """
         call = self.log[index]
         if not call.inputs:
             return "draws"
         return "inherits" if self._reads_left(index) else "reads"
 
     def _reads_left(self, index: int) -> bool:
-        """Whether a call reads, be it by views, a value that the reference does not have and no call gave."""
+        """Whether an input of a call, directly or through views, has no producer and no equal in the reference."""
         return any(
             value not in self.reference.values if giver is None else self.shows_left(giver)
             for value, giver in zip(self.log[index].inputs, self._given[index], strict=False)
         )
 
     def shows_left(self, index: int) -> bool:
-        """Whether a call is a view of such a value, which computes nothing: what reads it is the first that does."""
+        """Whether a call is a view of such a stale value. It computes nothing, so its reader is blamed instead."""
         return self.log[index].view and self._reads_left(index)
 
     def giver(self, wanted: str, digest: str) -> int | None:
-        """The call that gave a record its value: the last that did so, or the one that is where `wanted` was given."""
+        """The producer of a record's value `digest`; among several, the call at the place where `wanted` was produced.
+
+        If none is there, it is the last producer. For example, gradients of zeros come from every expert without rows.
+        """
         known = self.reference.producer(wanted)
         if known is not None and self._num_givers[digest] > 1:
             due = self.reference.log[known]
@@ -181,15 +199,17 @@ class CandidateLog(IndexedLog):
         return self._latest.get(digest)
 
     def given(self, index: int) -> Sequence[int | None]:
-        """The call that gave each of a call's inputs; None for what was there before the step."""
+        """The producer of each input of a call; None for values from before the step."""
         return self._given[index]
 
     def givers(self, index: int) -> list[int]:
-        """The calls that gave a call's inputs, right or not."""
+        """The producers of a call's inputs, right or wrong."""
         return [giver for giver in self._given[index] if giver is not None]
 
     def wired_alike(self, index: int, partner: int) -> Iterator[tuple[int, int]]:
-        """What gave a call's inputs that its partner does not read, and what that reads: calls of the same turn."""
+        """Pairs of producers (here, reference) of the inputs in which a call differs from its partner, if they are the
+        same occurrence of an operator at a place.
+        """
         sides = zip(self.log[index].inputs, self._given[index], strict=False)
         theirs = zip(self.reference.log[partner].inputs, self.reference.given(partner), strict=False)
         for (mine, made), (wanted, due) in zip(sides, theirs, strict=False):
@@ -199,41 +219,41 @@ class CandidateLog(IndexedLog):
                 yield made, due
 
     def differs(self, index: int) -> bool:
-        """Whether a call does not agree."""
+        """Whether a call is wrong."""
         return not self._agrees[index]
 
     def lacks(self, index: int) -> bool:
-        """Whether no call here gives what this call of the reference gives."""
+        """Whether the candidate has no output of the reference's call `index` anywhere."""
         return self.values.isdisjoint(self.reference.log[index].outputs)
 
     def exchanges(self, index: int) -> bool:
-        """Whether a call reads right values in another order than the reference's, and gives another one."""
+        """Whether a call reads right values in another order than the reference, with a different output."""
         call = self.log[index]
         is_right = len(call.inputs) > 1 and self.reads_right_values(index)
         same = self.reference.partner(call, self.turn(index))[1] if is_right else None
         return same == "exchanges" and not self.reference.values.issuperset(call.outputs)
 
     def reads_right_values(self, index: int) -> bool:
-        """Whether the reference has all that a call reads somewhere."""
+        """Whether the reference has all inputs of a call somewhere."""
         return self.reference.values.issuperset(self.log[index].inputs)
 
     def has(self, values: Iterable[str]) -> bool:
-        """Whether all of these values are somewhere here."""
+        """Whether the candidate has all of these values somewhere."""
         return self.values.issuperset(values)
 
     def packs(self, index: int) -> bool:
-        """Whether a call computes nothing: it puts values together, or takes them apart."""
+        """Whether a call computes nothing: it joins values, takes them apart, or returns an input unchanged."""
         return self.log[index].view or name_of(self.log[index]) in PACKING or self.changes_nothing(index)
 
     def _unpacks(self, index: int) -> bool:
-        """Whether a call takes apart a bucket that the reference has nowhere: then its parts count each by itself.
+        """Whether a call takes apart a bucket that only the candidate has, so that its parts are judged separately.
 
-        What was computed is no bucket: a wrong tensor may well have right parts, or fill a right one.
+        A computed tensor is no bucket: a wrong tensor may well have right parts.
         """
         return self.packs(index) and self.bucket_of(index) is not None
 
     def _shows_what_is_wrong(self, index: int, given: Sequence[int]) -> bool:
-        """Whether a view is of a tensor that was computed wrong: what it shows of that is right by chance."""
+        """Whether a call is a view of a wrong computed tensor: a right part of that is right by chance."""
         is_own = self.log[index].view and self.reference.values.isdisjoint(self.log[index].inputs)
         pending = [i for i in given if not self._agrees[i]] if is_own and self.bucket_of(index) is None else []
         for i in pending:
@@ -243,7 +263,10 @@ class CandidateLog(IndexedLog):
         return False
 
     def bucket_of(self, index: int) -> int | None:
-        """The collective of the bucket that all of what a call reads are parts of; None where there is none."""
+        """The collective of the bucket from which all inputs of a call come; None if there is none.
+
+        A bucket is the result of a collective of packed values that the reference does not have.
+        """
         launches, pending, seen = set[int | None](), list(self._packed_by(index)), set[int | None]()
         while pending:
             number = pending.pop()
@@ -257,28 +280,32 @@ class CandidateLog(IndexedLog):
         launch = launches.pop() if len(launches) == 1 else None
         if launch is None or not self.log[launch].collective:
             return None
+        # A collective of another collective's result is no bucket: nothing was packed for it.
         is_packed = not any(self.log[giver].collective for giver in self.givers(launch))
         return launch if is_packed and not self.reference.alike(self.log[launch]) else None
 
     def _packed_by(self, index: int) -> Sequence[int | None]:
-        """The calls whose values a call puts together or takes apart; what `copy_` writes over is none of them."""
+        """The producers of the values that a call packs: for `copy_` without the tensor that it overwrites."""
         return self._given[index][1:] if name_of(self.log[index]) == "copy_" else self._given[index]
 
     def only_packs(self, index: int) -> bool:
-        """Whether a call puts right values together and computes nothing, as far as it is known by its operator.
+        """Whether a call, and every wrong producer before it, packs and is not wrong itself.
 
-        One that the reference makes of the same values and that gives another is wrong in itself; so is one that reads
-        another value than the call of the reference that it stands for.
+        So all values that it packs are right.
         """
         packs = name_of(self.log[index]) in PACKING and not self.is_wrong(index)
         return packs and all(map(self.only_packs, self.bad_producers(index)))
 
     def is_wrong(self, index: int) -> bool:
-        """Whether a call is wrong in itself, whatever it packs: in what it gives or reads, or in which order."""
+        """Whether a call is wrong itself: by its output, by the order of its inputs, or by a few of them."""
         return self.is_proven(index) or self.exchanges(index) or self.stands_for(index) is not None
 
     def stands_for(self, index: int) -> int | None:
-        """The call of the reference that this log makes nowhere, and that a call reads most, but not all, inputs of."""
+        """The call of the reference that a call replaces with a few wrong inputs; None if there is none.
+
+        It shares at least half, but not all, of the inputs, and its output is nowhere in the candidate. For example,
+        `cat a b d` replaces `cat a b c`.
+        """
         call = self.log[index]
         for other in self.reference.could_be(call):
             known = self.reference.log[other]
@@ -289,7 +316,7 @@ class CandidateLog(IndexedLog):
         return None
 
     def wrongly_packed(self, index: int) -> int | None:
-        """The first call that reads another value than it should and that packed what a call reads a part of."""
+        """The first call that packed a wrong value into an input of the call `index`; None if there is none."""
         pending, found = list(self._bad[index]), list[int]()
         while pending:
             number = pending.pop()
@@ -300,7 +327,7 @@ class CandidateLog(IndexedLog):
         return min(found, default=None)
 
     def packers(self, index: int) -> list[int]:
-        """The calls that put together, or take apart, what fills a bucket of a collective."""
+        """The calls that pack the inputs of a collective."""
         pending, found = list(self.givers(index)), set[int]()
         while pending:
             number = pending.pop()
@@ -310,21 +337,21 @@ class CandidateLog(IndexedLog):
         return sorted(found)
 
     def is_packing(self, index: int) -> bool:
-        """Whether a call only packs right values, or is the collective of such."""
+        """Whether a call only packs right values, or all of its wrong inputs are such packs."""
         earlier = self.bad_producers(index)
         return self.only_packs(index) or (bool(earlier) and all(map(self.only_packs, earlier)))
 
     def _keeps_what_it_reads(self, call: Call) -> bool:
-        """Whether a call copies a right value that the reference copies nowhere: no value in it can be wrong."""
+        """Whether a call clones a right value that the reference does not clone: it is as right as its input."""
         is_right = self.reference.values.issuperset((*call.inputs, *call.outputs))
         return call.operator == "clone" and is_right and not self.reference.gives(call)
 
     def is_new(self, index: int) -> bool:
-        """Whether the reference never calls such an operator there."""
+        """Whether the reference never uses the call's operator in its direction."""
         return not self.reference.calls(self.log[index])
 
     def changes_nothing(self, index: int) -> bool:
-        """Whether a call that the reference does not make gives a value that it reads, as a product with 1 does."""
+        """Whether an extra call returns an input unchanged, such as a product with 1."""
         call = self.log[index]
         return (
             gives_what_it_reads(call)
@@ -333,14 +360,21 @@ class CandidateLog(IndexedLog):
         )
 
     def _may_stand_for_another(self, call: Call) -> bool:
-        """Whether the reference makes one of its inputs, or one there that gives what it reads or what is lost."""
+        """Whether a call that returns an input may replace a call of the reference.
+
+        The reference has a call of its operator with the same inputs; or a call at its place that also returns an
+        input, or whose output is missing here.
+        """
         due = [(index, self.reference.log[index]) for index in self.reference.could_be(call)]
         kept = (set(known.outputs) <= set(known.inputs) for _, known in due)
         lost = (self.lacks(index) and len(known.inputs) == len(call.inputs) for index, known in due)
         return bool(self.reference.alike(call)) or any(kept) or any(lost)
 
     def _comes_to_what_is_due(self, call: Call) -> bool:
-        """Whether a call gives, by another way, what a call of the reference gives there that is not made here."""
+        """Whether a call has the outputs of a missing call of the reference there, of any operator.
+
+        For example, `mul h 0.5` for the reference's `div h 2`.
+        """
         if call.collective or not call.inputs:
             return False
         values = values_of(call)
@@ -351,9 +385,10 @@ class CandidateLog(IndexedLog):
         )
 
     def is_extra(self, index: int) -> bool:
-        """Whether more calls of its operator are made in its module than the reference makes, in either chunk.
+        """Whether the candidate makes more calls of this operator in this module and direction than the reference.
 
-        What adds two chunks runs once here, and there as chunk 0's or chunk 1's. What is computed again does not count.
+        Both chunks count together, since a call that adds them may be unchunked on either side. Recomputed calls do not
+        count. If the direction is unknown, calls of the operator anywhere count.
         """
         if is_again(self.log[index]):
             return False
@@ -362,7 +397,7 @@ class CandidateLog(IndexedLog):
         return self._num_made[kind] > self._num_due[kind]
 
     def repeated_by(self, index: int) -> int | None:
-        """The call that one repeats which backward computes again, by the names of their nodes."""
+        """The call of forward that a recomputed call repeats, by the names of their nodes; None for other calls."""
         call = self.log[index]
         if not is_again(call):
             return None
@@ -370,15 +405,15 @@ class CandidateLog(IndexedLog):
         return next((number for number, known in enumerate(self.log) if known.node == first), None)
 
     def is_turn(self, index: int, call: Call, turn: int) -> bool:
-        """Whether a call is the turn-th of the same operator at the same place as another rank's `call`."""
+        """Whether a call has the operator, the place and the occurrence (`turn`) of another rank's `call`."""
         return index in self.there(call) and self.turn(index) == turn
 
 
 def _kinds(call: Call) -> tuple[tuple[str | None, ...], tuple[str | None, ...]]:
-    """What a call is one of: the calls of its operator, and those in its module and direction."""
+    """Two keys to count a call by: its operator, and its operator in its module and direction."""
     return (call.operator,), (call.operator, call.place.module, call.place.direction)
 
 
 def is_again(call: Call) -> bool:
-    """Whether a call is one that backward computes again."""
+    """Whether backward recomputes the call of forward."""
     return call.node is not None and RECOMPUTED in call.node

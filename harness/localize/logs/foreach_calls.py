@@ -1,7 +1,7 @@
-"""Calls over lists of tensors, such as `_foreach_mul_` and fused optimizers, distinguished by index.
+"""Calls over lists of tensors, such as `_foreach_mul_` and fused optimizers, split into a call for each index.
 
-Such a call computes each index by itself: what it does to one parameter's gradient says nothing of another's. Logged
-as one call it would join the histories of all of them, and lead from a tensor that differs to those that agree.
+Such a call computes each index independently, for example a parameter's update. Logged as a single call, it
+would join their histories, and lead from a differing parameter to the inputs of all others.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from bitproof.harness.torch_operators import schema_of
 
 
 def num_lanes(function: Any, args: Any, kwargs: Any) -> int:
-    """How many indices a call over lists computes, each by itself; 0 for a call that is one.
+    """The number of independent indices of a call over lists; 0 for a call that cannot be split.
 
-    A call that also writes or returns one value for all of its indices is one.
+    A call that also writes or returns a tensor for all indices cannot be split.
     """
     schema = schema_of(function)
     if schema is None or not name_of(function).startswith(OVER_LISTS):
@@ -34,7 +34,7 @@ def num_lanes(function: Any, args: Any, kwargs: Any) -> int:
 
 
 def lane(values: Iterable[Any], index: int, lanes: int) -> list[Any]:
-    """What of a call's arguments, or of its results, belongs to one index: of each list its entry, and all else."""
+    """A call's arguments, or results, for an index: lists of `lanes` tensors are replaced by their entry."""
     return [value[index] if _is_list(value) and len(value) == lanes else value for value in values]
 
 

@@ -1,12 +1,12 @@
-"""Broadcasts that change no rank's memory are no part of a value's history.
+"""Remove broadcasts that change no rank's memory from the histories of values.
 
-DistributedDataParallel sends every buffer from rank 0 before each forward. Where all ranks hold the same already, that
-writes nothing: a reader of the buffer afterwards reads what was there before. Example, on both ranks:
+DistributedDataParallel sends every buffer from rank 0 before each forward. If all ranks have the same buffer already,
+the broadcast changes nothing, and later calls read the value from before it. Example, on both ranks:
 
-    broadcast_ p -> p    slice p -> q    embedding w q -> e        slice reads what the step begins with
+    broadcast_ p -> p    slice p -> q    embedding w q -> e        slice reads the value at the beginning of the step
 
-So each such call gives nothing here, and its readers have the producers that it has itself. Several buffers are joined,
-sent and copied back (`cat`, `broadcast_`, `copy_`): a copy of such a part that leaves a tensor as it was goes, too.
+So an idle broadcast loses its outputs, and its readers get its own producers instead. Several buffers are joined, sent
+and copied back (`cat`, `broadcast_`, `copy_`): a copy that writes back an unchanged part loses its outputs as well.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _BROADCASTS = {"broadcast_", "broadcast"}
 
 
 def without_idle_broadcasts(logs: Sequence[Sequence[Call]]) -> list[Sequence[Call]]:
-    """The logs of all ranks, in which such calls have no outputs. Indices stay as they are."""
+    """The logs of all ranks with idle broadcasts removed from histories. Indices do not change."""
     joined = JoinedLogs(logs)
     return [_rewritten(calls, _idle(rank, calls, joined)) for rank, calls in enumerate(logs)]
 
 
 def _idle(rank: int, calls: Sequence[Call], joined: JoinedLogs) -> set[int]:
-    """The broadcasts of one rank that leave every rank's memory as it was."""
+    """The broadcasts of a rank that change no rank's memory."""
     return {
         index
         for index, call in enumerate(calls)
@@ -55,7 +55,7 @@ def _rewritten(calls: Sequence[Call], idle: set[int]) -> Sequence[Call]:
 
 
 def _copied_back(calls: Sequence[Call], index: int, idle: set[int]) -> set[int]:
-    """A call that copies a part of an idle bucket over the same value, and the views that show the part."""
+    """If a call copies a part of an idle bucket over the same value: its index, and those of the views of that part."""
     call = calls[index]
     if name_of(call) != "copy_" or len(call.producers) < 2 or call.outputs[:1] != call.inputs[:1]:
         return set()
@@ -71,5 +71,5 @@ def _blank(call: Call) -> Call:
 
 
 def _before(call: Call, value: str) -> int | None:
-    """The call that left a value in the memory that an idle call was given."""
+    """The producer of a value among an idle call's inputs."""
     return next((p for x, p in zip(call.inputs, call.producers, strict=False) if x == value), None)

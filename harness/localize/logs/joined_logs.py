@@ -1,6 +1,7 @@
-"""The calls of all ranks as one partial order: a rank's own order, and a collective's launches before what it gives.
+"""The calls of all ranks in a partial order: each rank's own order, and a collective's launches before its results.
 
-Indices of different ranks' logs say nothing of each other; a path of values, or of collectives, does.
+Indices in the logs of different ranks cannot be compared. For example, call 7 of rank 0 comes before call 3 of rank 1
+if call 3 reads the result of a collective that rank 0 launched after call 7.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ Site = tuple[int, int]
 """A rank, and a call's index in its log."""
 
 _ONE_WAY = {"send", "recv_", "recv_any_source_"}
-"""Collectives of a sender and a receiver; their `peers` are those two."""
+"""Point-to-point operators; their `peers` are the sender and the receiver."""
 
 
 class JoinedLogs:
-    """One log a rank, and which calls of them are one collective.
+    """The logs of all ranks, with the calls of each collective matched.
 
-    Ranks launch the collectives of one group alike, so the n-th of a group is one on all of its ranks. Where a log does
-    not say who takes part, all ranks do, as far as they make the same call at the same place.
+    Ranks launch the collectives of a group in the same order, so the n-th calls of all ranks of a group are one
+    collective. If a log does not state the group, all ranks that make the same call at the same place take part.
     """
 
     def __init__(self, logs: Sequence[Sequence[Call]]) -> None:
@@ -42,12 +43,13 @@ class JoinedLogs:
         self._rounds: list[list[int]] | None = None
 
     def together(self, site: Site) -> list[Site]:
-        """The calls that are one collective, rank by rank; of any other call it alone."""
+        """All ranks' calls of a collective, rank by rank; for any other call, only itself."""
         rank, index = site
         call = self.logs[rank][index]
         if not call.collective:
             return [site]
         turn, found = self._turns[rank][index], []
+        # Without `peers`, a rank may have launched another collective as its n-th, so the calls must be alike.
         for peer in call.peers or range(len(self.logs)):
             group = self._at[peer].get(_group(call), []) if peer < len(self._at) else []
             if turn < len(group) and (peer == rank or self._is_one(call, self.logs[peer][group[turn]])):
@@ -55,18 +57,18 @@ class JoinedLogs:
         return found or [site]
 
     def turn(self, site: Site) -> int:
-        """How many collectives of its group a rank launched before this one."""
+        """The number of collectives of the group that the rank launched earlier."""
         return self._turns[site[0]][site[1]]
 
     def when(self, site: Site) -> tuple[int, int, int]:
-        """A key that is smaller for what happened before: collectives passed on the way, the rank, the rank's order."""
+        """A sort key, smaller for earlier calls: the number of collectives before the call, its rank, its index."""
         if self._rounds is None:
             self._rounds = self._count_rounds()
         rank, index = site
         return self._rounds[rank][index], rank, index
 
     def before(self, sites: Iterable[Site], givers: Callable[[Site], Iterable[int]]) -> set[Site]:
-        """These calls, and every call from which a path of values leads to one of them, as `givers` has a call's."""
+        """These calls, and every call from which a path of values leads here. `givers` returns a call's producers."""
         pending, seen = list(sites), set[Site]()
         while pending:
             if (site := pending.pop()) in seen:
@@ -77,7 +79,7 @@ class JoinedLogs:
         return seen
 
     def first_of(self, sites: Collection[Site]) -> Site:
-        """One of these calls to which no path of values leads from another one."""
+        """Any of these calls to which no path of values leads from another."""
         first, passed = min(sites, key=self.when), set[Site]()
         while True:
             passed.update(self.together(first))
@@ -95,13 +97,15 @@ class JoinedLogs:
         return (call.operator, call.place) == (other.operator, other.place)
 
     def _count_rounds(self) -> list[list[int]]:
-        """Of each call, how many collectives lie one after the other before it, by what it reads and its rank's order.
+        """For each call, the length of the longest sequence of collectives before it, as in a Lamport clock.
 
-        Each rank's log is followed up to a collective that another rank has not reached; a ring of those,
-        which no run can have, is cut.
+        It is at least that of the rank's call before, and 1 more than that of each collective whose result the call
+        reads.
         """
         rounds: list[list[int]] = [[] for _ in self.logs]
         stuck = False
+        # Follow each log up to a call that reads from a collective which another rank has not reached, then go to the
+        # next rank. If no rank proceeds, the logs contradict each other: ignore unknown numbers once, to cut the cycle.
         while any(len(done) < len(calls) for done, calls in zip(rounds, self.logs, strict=True)):
             moved = False
             for rank, calls in enumerate(self.logs):
@@ -124,6 +128,6 @@ class JoinedLogs:
 
 
 def _group(call: Call) -> tuple[tuple[int, ...], bool]:
-    """What identifies a collective's group: who takes part, and whether it goes one way."""
+    """The key of a collective's group: its ranks, and whether it is point-to-point."""
     is_one_way = name_of(call) in _ONE_WAY
     return call.peers if is_one_way else tuple(sorted(call.peers)), is_one_way

@@ -1,16 +1,18 @@
-"""Where a graph's node belongs: its module, direction and chunk by its own metadata.
+"""The place of a graph's node: module, direction and chunk, from the node's metadata.
 
-Graphs of this package carry an `Origin` and a chunk. A foreign graph says it by plain values, no import needed:
+Graphs of this package carry an `Origin` and a chunk. A user's graph states them as plain values, without an import:
 
     node.meta["bitproof"] = {"module": "layers.0.mlp", "direction": "backward", "chunk": 1, "source": "model.py:12"}
 
-These are optional, and so is "part"; `harness.systems.registry` documents them for users. Torch's own annotations,
-which `origin` reads, state the part as well.
+All of these are optional, and so is "part"; `harness.systems.registry` documents them for users. Torch's own
+annotations, which `origin` reads, state the part as well.
 
-A node that a user's pass made has none of them: it belongs where the nearest of the nodes that it reads belong or,
-where those have none either, the nearest of those that read it; where nothing before and after it has a place, as
-between a buffer and its write, the nearest of all. One that writes a buffer in place belongs where another node writes
-it so.
+A node that a user's pass added has no place of its own. It gets that of, in this order:
+
+1. another node that writes the same buffer in place,
+2. the nearest nodes among its inputs and their inputs,
+3. the nearest nodes among its readers,
+4. the nearest nodes in either direction, for example between a buffer and its write.
 """
 
 from __future__ import annotations
@@ -32,9 +34,9 @@ _TYPES: Mapping[str, Any] = {"module": str, "direction": str, "chunk": int, "sou
 
 
 def place_of(node: Node) -> tuple[Place, str | None]:
-    """A node's place and the user's line, None for each thing that is unknown.
+    """A node's place and the user's line; unknown parts are None.
 
-    Raises UsageError for metadata that is not as `harness.systems.registry` says.
+    Raises UsageError for a user's metadata in another form than `harness.systems.registry` documents.
     """
     if FOREIGN_KEY in node.meta:
         said = _checked(node)
@@ -51,7 +53,7 @@ def place_of(node: Node) -> tuple[Place, str | None]:
 
 
 def part_of(node: Node) -> str | None:
-    """Which part of its module a node computes; None where nothing says it."""
+    """The part of its module that a node computes, such as "dispatch"; None if unknown."""
     if FOREIGN_KEY in node.meta:
         part: str | None = _checked(node).get("part")
         return part
@@ -59,14 +61,14 @@ def part_of(node: Node) -> str | None:
 
 
 def _other_writers(node: Node) -> list[Node]:
-    """The nodes with an origin that write in place what a node writes, by the same operator."""
+    """The nodes with an origin that write the same tensors in place as `node`, by the same operator."""
     written = written_arguments(node) if node.op == "call_function" else []
     users = [user for x in written for user in x.users if user.target == node.target]
     return [user for user in users if user.meta.get(META_KEY, UNKNOWN) != UNKNOWN]
 
 
 def _nearest(node: Node, step: Callable[[Node], Iterable[Node]]) -> list[Node]:
-    """The nodes with an origin that are the fewest steps away, in the order in which steps reach them."""
+    """The nodes with an origin that are the fewest steps away, in breadth-first order."""
     seen, reached = {node}, [node]
     while reached:
         reached = list(dict.fromkeys(near for far in reached for near in step(far) if near not in seen))
@@ -77,7 +79,7 @@ def _nearest(node: Node, step: Callable[[Node], Iterable[Node]]) -> list[Node]:
 
 
 def _common(nodes: list[Node], chunk: int | None) -> Place:
-    """Where the nodes belong: with one in backward to backward, to the first one's module, and to their one chunk."""
+    """A common place of nodes: of the first backward node, or else of the first. The chunk is None unless all agree."""
     if not nodes:
         return Place(None, None, chunk)
     first = next((node for node in nodes if node.meta[META_KEY].direction == "backward"), nodes[0])
@@ -93,7 +95,7 @@ def _checked(node: Node) -> Mapping[str, Any]:
     )
     if not is_right or said.get("direction") not in (None, *_DIRECTIONS):
         raise UsageError(
-            f"node {node.name} of a system's graph says where it belongs in a form that is not known",
+            f"node {node.name} of a system's graph states its place in an unknown form",
             expected="a mapping with some of module (text), direction (forward, backward or update), chunk (number), "
             "source (text), part (text)",
             found=repr(said),
@@ -103,20 +105,20 @@ def _checked(node: Node) -> Mapping[str, Any]:
 
 
 class ToldNodes(Protocol):
-    """What wants to know which node runs."""
+    """A listener: `node` is set to the running node."""
 
     node: Node | None
 
 
 class GraphRunner(Interpreter):
-    """Runs a graph node by node, telling `places` which."""
+    """Runs a graph node by node, and sets the running node in `places`."""
 
     def __init__(self, module: GraphModule, places: ToldNodes) -> None:
         super().__init__(module)
         self._places = places
 
     def run_node(self, node: Node) -> Any:
-        """Run one node."""
+        """Run a node, with `places.node` set to it."""
         self._places.node = node
         try:
             return super().run_node(node)

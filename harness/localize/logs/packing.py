@@ -1,4 +1,4 @@
-"""Operators that compute nothing: they put values together, take them apart, or make them of nothing."""
+"""Operators that compute nothing: they join values, take them apart, or make constants."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from bitproof.harness.localize.logs.calls import Call
 from bitproof.harness.operators import named, names
 
 PACKING = names(lambda row: row.packs)
-"""Operators that put values together, or give parts of them."""
+"""Operators that join values, such as `cat`, or return parts of them, such as `split`."""
 
 CONSTANTS = names(lambda row: row.is_constant)
 """Operators whose values do not depend on their inputs' values."""
 
 
 OVER_LISTS = ("_foreach_", "_fused_")
-"""How the names of operators begin that compute each entry of their lists by itself; logs have a call for each."""
+"""Prefixes of operators that compute each entry of their lists independently; logs have a call for each entry."""
 
 
 def keeps_order(call: Call) -> bool:
-    """Whether a view has its input's elements in their order; one of another dtype has other elements."""
+    """Whether a call is a view of all of its input's elements in their order; not with another dtype."""
     return call.operator != "view.dtype" and named(name_of(call)).keeps_order
 
 

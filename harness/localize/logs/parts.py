@@ -1,6 +1,6 @@
-"""What calls left in parts of a storage: memory that is read whole may have been filled piece by piece.
+"""The values that calls wrote into parts of a storage: memory that is read as a whole may have been filled in pieces.
 
-So DistributedDataParallel fills a bucket, by views that no later call is given, and then exchanges it.
+For example, DistributedDataParallel fills a bucket through a view for each gradient, and then all-reduces the bucket.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class _Geometry(NamedTuple):
-    """Which elements of a storage a tensor has."""
+    """The elements of a storage that a tensor covers."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -22,25 +22,28 @@ class _Geometry(NamedTuple):
 
     @property
     def end(self) -> int:
-        """One more than the last of them."""
+        """One more than the index of the last element."""
         return self.offset + 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
 
 
 class Parts:
-    """By storage, which calls left something in parts of it."""
+    """The calls that wrote into parts of storages, with the parts and the digests of their values."""
 
     def __init__(self, digest: Callable[[Tensor], str]) -> None:
         self._digest = digest
         self._left: dict[int, dict[_Geometry, tuple[str, int]]] = defaultdict(dict)
 
     def leave(self, storage: int, tensor: Tensor, value: str, index: int) -> None:
-        """Note what a call has left in a tensor, unless that is all of its storage."""
+        """Note the value that call `index` wrote into a tensor, unless the tensor is its whole storage."""
         if tensor.layout is torch.strided and tensor.untyped_storage().nbytes() > tensor.nbytes:
             geometry = _Geometry(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
             self._left[storage][geometry] = value, index
 
     def inside(self, storage: int, tensor: Tensor) -> list[int]:
-        """The calls that left something in a tensor that still is there: storages come again, and are written."""
+        """The calls that wrote parts of a tensor which are still unchanged.
+
+        Their digests are checked again: an address may have been reused, or a part overwritten.
+        """
         known = self._left.get(storage, {})
         if not known or not tensor.is_contiguous():
             return []

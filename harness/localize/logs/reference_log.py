@@ -1,4 +1,4 @@
-"""One rank's calls in a step by operator and place, and what the reference computed, by value too."""
+"""A rank's calls in a step, indexed by operator and place; the reference's also by value."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from bitproof.harness.localize.logs.calls import Call, Place, gives_what_it_read
 from bitproof.harness.operators import names
 
 COMMUTATIVE = names(lambda row: row.commutes)
-"""Operators whose result does not depend on which of two tensors comes first."""
+"""Operators whose result does not depend on the order of their two tensors, such as `add`."""
 
 
 class IndexedLog:
-    """One rank's calls, and which of them are of one operator at one place."""
+    """A rank's calls, indexed by operator and place."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self.log = calls
@@ -28,22 +28,24 @@ class IndexedLog:
         return self._there.get((call.operator, call.place), ())
 
     def turn(self, index: int) -> int:
-        """How many calls of the same operator at the same place came before."""
+        """The call's occurrence: the number of earlier calls of the same operator at the same place."""
         return bisect_left(self.there(self.log[index]), index)
 
     def of_turn(self, call: Call, turn: int) -> int | None:
-        """The call of the same operator at the same place that has a turn; None where there are fewer."""
+        """The call of this occurrence of the same operator at the same place; None if there are fewer."""
         there = self.there(call)
         return there[turn] if turn < len(there) else None
 
     def counterpart(self, index: int, other: IndexedLog) -> int | None:
-        """Another log's call of the same turn; None where that makes more or fewer of its operator at its place."""
+        """The other log's call of the same operator, place and occurrence; None if the logs have different numbers of
+        such calls, since occurrences then do not correspond.
+        """
         call = self.log[index]
         return other.of_turn(call, self.turn(index)) if len(self.there(call)) == len(other.there(call)) else None
 
 
 class ReferenceLog(IndexedLog):
-    """What the reference computed on one rank, by direction and operator."""
+    """A rank's calls of the reference, indexed by operator, inputs and outputs."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         super().__init__(calls)
@@ -57,6 +59,7 @@ class ReferenceLog(IndexedLog):
         self._producers: dict[str, int] = {}
         self._giving: dict[tuple[str, ...], dict[str, tuple[set[Place], int]]] = defaultdict(dict)
         for index, call in enumerate(calls):
+            # The first call with a value counts as its producer: later ones may only repeat it.
             for value in (*call.aliases, *call.outputs):
                 self._producers.setdefault(value, index)
             self._places[call.operator, call.outputs].add(call.place)
@@ -70,73 +73,81 @@ class ReferenceLog(IndexedLog):
             self._directions[call.operator].add(call.place.direction)
             if call.view:
                 self._views[call.outputs].add(call.place)
-                for value in call.outputs:  # one of several: the half that a split gives, another view may take
+                # The candidate may take one of several outputs by another view: a `slice` for half of a `split`.
+                for value in call.outputs:
                     self._views[value,].add(call.place)
 
     def knows(self, call: Call) -> bool:
-        """Whether the reference has this call's outputs where they belong."""
+        """Whether the reference has this call's outputs at a fitting place.
+
+        The outputs may be anywhere for an operator that the reference does not use in this direction.
+        """
         if not self.calls(call):
             return all(value in self.values for value in call.outputs)
         places = set(self._places.get((call.operator, call.outputs), ()))
         if call.view and self.values.issuperset(call.inputs):
             places |= self._views.get(call.outputs, set())
-        if call.draws:  # several draws may read one state: their order decides their values
+        # Draws of several calls may begin from one state, so equal outputs only count in the same module.
+        if call.draws:
             drawn = self._drawn.get((call.operator, call.outputs), ())
             places = {known.place for known in drawn if _may_be_one(known, call)}
         return any(fits(place, call.place) for place in places)
 
     def calls(self, call: Call) -> bool:
-        """Whether the reference calls such an operator at all."""
+        """Whether the reference uses the call's operator in its direction; in any, if the direction is unknown."""
         directions = self._directions.get(call.operator, set())
         return bool(directions) and (call.place.direction is None or not directions.isdisjoint(_told(call)))
 
     def gives(self, call: Call) -> bool:
-        """Whether the operator gives these outputs anywhere."""
+        """Whether a call of the same operator has these outputs anywhere."""
         return (call.operator, call.outputs) in self._places
 
     def giving(self, call: Call) -> list[tuple[str, set[Place], int]]:
-        """The operators whose calls give just what this one does, where, and how often.
+        """The operators whose calls have the same outputs as this call, with their places and number.
 
-        No views, no collectives, and none that gives what it reads.
+        Left out are views, collectives, and calls that only return their inputs.
         """
         values = values_of(call)
         return [(operator, *told) for operator, told in self._giving.get(values, {}).items()] if values else []
 
     def alike(self, call: Call) -> list[int]:
-        """The calls of the same operator with the same inputs, by index, in the same direction and chunk."""
+        """Indices of the calls of the same operator, inputs, direction and chunk."""
         return [i for i in self._reads_the_same(call) if self.log[i].inputs == call.inputs]
 
     def could_be(self, call: Call) -> Sequence[int]:
-        """The calls of the same operator at the same place, by index; anywhere, if the place is unknown."""
+        """Indices of the calls of the same operator at the same place; at any place, if it is unknown."""
         return self._indices.get(call.operator, ()) if call.place == Place(None, None) else self.there(call)
 
     def makes(self, call: Call) -> bool:
-        """Whether the reference makes this very call there, of the same inputs and numbers."""
+        """Whether the reference makes the same call, with the same inputs and numbers."""
         return any(self.log[i].scalars == call.scalars for i in self.alike(call))
 
     def _reads_the_same(self, call: Call) -> list[int]:
-        """The calls of the same operator with the same inputs in some order, in the same direction and chunk."""
+        """Indices of the calls of the same operator, direction and chunk with the same inputs in any order."""
         known = self._reading.get((call.operator, in_any_order(call)), ())
         return [i for i in known if fits(self.log[i].place, call.place)]
 
     def producer(self, value: str) -> int | None:
-        """The first call that gave a value."""
+        """The index of the first call that produced a value; None if no call did."""
         return self._producers.get(value)
 
     def given(self, index: int) -> list[int | None]:
-        """The call that gave each of a call's inputs; None for what was there before the step."""
+        """The producer of each input of a call; None for values from before the step."""
         call = self.log[index]
         producers = call.producers or [self._producers.get(value) for value in call.inputs]
         return [giver if giver is not None and giver < index else None for giver in producers]
 
     def givers(self, index: int) -> list[int]:
-        """The calls that gave a call's inputs."""
+        """The producers of a call's inputs."""
         return [giver for giver in self.given(index) if giver is not None]
 
     def partner(self, call: Call, turn: int) -> tuple[int | None, Literal["computes", "exchanges"] | None]:
-        """The call that `call`, the turn-th of its operator at its place, should equal.
+        """The call that the candidate's `call` should equal, and its defect: "computes", "exchanges", or None.
 
-        And what is wrong with `call` where it has the same inputs: its output, or their order.
+        1. With the same inputs: its output is wrong ("computes").
+        2. With the same inputs in another order: their order is wrong ("exchanges").
+        3. With other inputs (None): the call in its module that shares the most inputs, in case of a tie the occurrence
+           `turn`. If a direction is unknown, only shared inputs count.
         """
         if same := self.alike(call):
             return same[0], "computes"
@@ -150,9 +161,9 @@ class ReferenceLog(IndexedLog):
         return (None if by_turn is None else self._nearest(indices, call, by_turn)), None
 
     def _nearest(self, indices: Sequence[int], call: Call, otherwise: int | None = None) -> int | None:
-        """Of the calls at these indices the first that shares most inputs with `call`, where any does.
+        """The call that shares the most inputs with `call`: in case of a tie `otherwise` before the first.
 
-        Of those that share as many, and where none shares any, it is the call `otherwise`.
+        It is `otherwise` if no call shares an input.
         """
         shared = {index: len(set(self.log[index].inputs) & set(call.inputs)) for index in indices}
         best = max(shared, key=lambda index: (shared[index], index == otherwise, -index), default=None)
@@ -160,28 +171,28 @@ class ReferenceLog(IndexedLog):
 
 
 def _may_be_one(first: Call, second: Call) -> bool:
-    """Whether two calls are of one module and one micro-batch, as far as both are known."""
+    """Whether two calls can be of the same module and micro-batch; None matches any."""
     pairs = (first.place.module, second.place.module), (first.micro_batch, second.micro_batch)
     return all(None in pair or pair[0] == pair[1] for pair in pairs)
 
 
 def in_any_order(call: Call) -> tuple[str, ...]:
-    """What a call reads, in an order that is the same for every order of these."""
+    """A call's inputs, sorted: the same for every order of them."""
     return call.inputs if len(call.inputs) < 2 else tuple(sorted(call.inputs))
 
 
 def values_of(call: Call) -> tuple[str, ...]:
-    """What a call gives, each value once: what is written in place is an output twice."""
+    """A call's outputs without repetitions: a tensor that is written in place and returned is an output twice."""
     return call.outputs if len(call.outputs) < 2 else tuple(dict.fromkeys(call.outputs))
 
 
 def _told(call: Call) -> tuple[str | None, None]:
-    """The directions in which a call's partner may be."""
+    """The directions that a call's partner may have."""
     return call.place.direction, None
 
 
 def fits(first: Place, second: Place) -> bool:
-    """Whether two calls may be the same: of one direction and one chunk, as far as both are known."""
+    """Whether direction and chunk of two places agree; None matches any."""
     _, direction, chunk = first
     _, other_direction, other_chunk = second
     if direction is not None and other_direction is not None and direction != other_direction:

@@ -1,7 +1,7 @@
-"""A replay: a run that ends with one step and leaves behind, on each rank, what that step computed.
+"""A replay: a run up to a given step. Each rank writes an archive.
 
-What a rank leaves is one archive: the log of its operator calls, the digests of what it observed, and the values
-that were asked for. Loads no torch before a value is read.
+The archive of a rank has the log of its operator calls, the digests of its records, and the requested values. Imports
+no torch before a value is read.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ EXCHANGED = "exchanged.json"
 _MAX_CALLS_BYTES = 4 << 30
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 SPARE_BYTES = 32 << 20
-"""What second runs that log a step keep, on each rank, of what calls gave: a small step's values need no replay."""
+"""Bytes of calls' outputs that a run which logs a step keeps on each rank: a small step then needs no second replay."""
 RECORD = "record"
-"""The name under which a replay leaves a recorded tensor; `name_of_output` has those of calls' outputs."""
+"""The name of a recorded tensor in an archive; `name_of_value` has the names of calls' values."""
 
 
 class ValueSite(NamedTuple):
-    """One output, or one input, of one operator call, the `call`-th of a rank's step."""
+    """An output, or an input, of a rank's operator call: `call` is its index in the step, `position` the value's."""
 
     rank: int
     call: int
@@ -64,7 +64,7 @@ class ValueExchange:
 
 
 class Exchanged(NamedTuple):
-    """What became of one exchange: `done`, or `not_done` says why not; `found` is the digest that stood there."""
+    """The outcome of an exchange: `done`, or the reason `not_done`; `found` is the digest of the replaced value."""
 
     site: ValueSite
     done: bool
@@ -74,11 +74,13 @@ class Exchanged(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What a replay leaves of its last step: with `log` every call, and the values of a record and of calls.
+    """A request for a replay up to `step`.
 
-    With `every_step` the log has the calls of all steps; `stressed` lets the replay run as a stressed run does. Beside
-    what is asked for, each rank leaves the first values that its calls gave, as many as fit into `spare` bytes.
-    `exchanges` are made in the last step.
+    - `log`: log every call of the last step, or with `every_step` of all steps.
+    - `record`, `values`: the recorded tensor, and the calls' values, to keep.
+    - `stressed`: run under stress.
+    - `spare`: keep the first outputs of calls as well, up to so many bytes on each rank.
+    - `exchanges`: values of the other system to insert in the last step.
     """
 
     step: int
@@ -91,27 +93,27 @@ class Replay:
     exchanges: tuple[ValueExchange, ...] = ()
 
     def watches(self, step: int) -> bool:
-        """Whether a step's calls are watched."""
+        """Whether the calls of a step are logged."""
         return self.every_step or step == self.step
 
     def values_of(self, rank: int) -> dict[ValueSite, str]:
-        """The values that a rank keeps, with the name of each in the archive."""
+        """The requested values of a rank, with their names in the archive."""
         return {site: name_of_value(number) for number, site in enumerate(self.values) if site.rank == rank}
 
 
 def name_of_value(number: int) -> str:
-    """The name in the archive of the `number`-th value that a replay was asked for."""
+    """The name of the `number`-th requested value in an archive."""
     return f"value{number}"
 
 
 def name_of_spare(site: ValueSite) -> str:
-    """The name in the archive of a value that was not asked for."""
+    """The name of a spare value in an archive: "call7.output0"."""
     return f"call{site.call}.{'input' if site.is_input else 'output'}{site.position}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedStep:
-    """A run that records leaves in `folder`, too, what a replay would have: its archives, rank by rank."""
+    """A request to a recording run: it also writes the archives of a replay into `folder`."""
 
     replay: Replay
     folder: Path
@@ -119,9 +121,9 @@ class LoggedStep:
 
 @dataclass
 class StepTrace:
-    """What one rank leaves of a replay: logged calls, what it observed in all steps, values by name, and spare ones.
+    """The content of a rank's archive: logged calls, the records of all steps, requested and spare values by name.
 
-    `steps` has, for each logged step in order, its number and how many of the calls are its own.
+    `steps` has the number and the number of calls of each logged step, in order.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -132,7 +134,7 @@ class StepTrace:
     exchanged: list[Exchanged] = field(default_factory=list)
 
     def add_calls(self, step: int, calls: Iterable[Call]) -> None:
-        """Take in the log of one more step."""
+        """Append the log of a step; its producers' indices become indices into the whole log."""
         before = len(self.calls)
         self.calls += [
             call._replace(producers=tuple(None if index is None else before + index for index in call.producers))
@@ -142,17 +144,17 @@ class StepTrace:
 
 
 def archive_of(folder: Path, rank: int) -> Path:
-    """Where a rank's archive lies in the folder of a replay."""
+    """The path of a rank's archive in the folder of a replay."""
     return folder / f"rank{rank}.zip"
 
 
 def archives_of(folder: Path, role: Role, number: int = 1) -> Path:
-    """Where the replays of a search leave what they are asked for: a side's first, or second, within its folder."""
+    """The folder of the archives of a search's replay, the `number`-th of a side."""
     return folder / f"{role}.archives{number}"
 
 
 def write_archive(path: Path, step_trace: StepTrace) -> None:
-    """Write one rank's archive; it appears whole or not at all."""
+    """Write a rank's archive atomically."""
     from bitproof.harness.capture.value import pack_value
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -169,9 +171,9 @@ def write_archive(path: Path, step_trace: StepTrace) -> None:
 
 
 def hand_on(source: Path, target: Path, sites: Sequence[ValueSite]) -> bool:
-    """Leave in one folder of archives what a replay that is asked for these values leaves; False where it must run.
+    """Write the archives of a replay for these values into `target`, from the spare values of the archives in `source`.
 
-    That is where the replay whose archives lie in `source` did not leave them unasked.
+    Returns False if any is not there, so that the replay must run.
     """
     found: dict[int, dict[str, memoryview]] = {}
     try:
@@ -191,7 +193,7 @@ def hand_on(source: Path, target: Path, sites: Sequence[ValueSite]) -> bool:
 
 
 def packed_calls(path: Path) -> bytes:
-    """An archive with the calls of another one alone: what a baseline keeps."""
+    """The bytes of an archive with only the calls of the archive `path`, as a baseline keeps it."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(zipfile.ZipInfo(CALLS), _read(path, CALLS), zipfile.ZIP_DEFLATED)
@@ -199,7 +201,7 @@ def packed_calls(path: Path) -> bytes:
 
 
 def read_log(path: Path) -> list[Call]:
-    """The calls in an archive, of all logged steps in order. Raises RecordingError when it is missing or damaged."""
+    """The calls of all logged steps in an archive, in order. Raises RecordingError if it is missing or damaged."""
     try:
         text = _read(path, CALLS).decode()
     except UnicodeDecodeError as error:
@@ -208,7 +210,7 @@ def read_log(path: Path) -> list[Call]:
 
 
 def read_steps(path: Path) -> list[tuple[int, int]]:
-    """Each logged step and the number of its calls. Raises RecordingError when they are missing or damaged."""
+    """The number of each logged step, and the number of its calls. Raises RecordingError if missing or damaged."""
     try:
         return [(int(step), int(count)) for step, count in json.loads(_read(path, STEPS))]
     except (ValueError, TypeError, RecursionError) as error:
@@ -216,7 +218,7 @@ def read_steps(path: Path) -> list[tuple[int, int]]:
 
 
 def step_of(path: Path, index: int) -> tuple[int, int]:
-    """The logged step in which a call of an archive was made, and where that step's calls begin."""
+    """The step of the call at `index` of an archive, and the index of that step's first call. Raises IndexError."""
     begin = 0
     for step, count in read_steps(path):
         if index < begin + count:
@@ -226,7 +228,7 @@ def step_of(path: Path, index: int) -> tuple[int, int]:
 
 
 def read_records(path: Path) -> dict[Key, Record]:
-    """What a rank observed in a replay, in order. Raises RecordingError when it is missing or damaged."""
+    """A rank's records in a replay, in order. Raises RecordingError if they are missing or damaged."""
     try:
         items = json.loads(_read(path, RECORDS))
         return {Key(*key): Record(digest, dtype, tuple(shape), *told) for key, (digest, dtype, shape, *told) in items}
@@ -235,7 +237,7 @@ def read_records(path: Path) -> dict[Key, Record]:
 
 
 def read_exchanged(path: Path) -> list[Exchanged]:
-    """What became of a rank's exchanges. Raises RecordingError when that is missing or damaged."""
+    """The outcomes of a rank's exchanges. Raises RecordingError if they are missing or damaged."""
     try:
         found = json.loads(_read(path, EXCHANGED))
         return [Exchanged(ValueSite(*site), done, not_done, held) for site, done, not_done, held in found]
@@ -244,17 +246,17 @@ def read_exchanged(path: Path) -> list[Exchanged]:
 
 
 def read_value(path: Path, name: str) -> Tensor:
-    """A value in an archive. Raises RecordingError when it is missing or damaged."""
+    """A value in an archive. Raises RecordingError if it is missing or damaged."""
     from bitproof.harness.capture.value import unpack_value
 
     return unpack_value(_read(path, name), f"{path}, {name},")
 
 
 def _write_spare(archive: zipfile.ZipFile, values: Mapping[str, bytes]) -> None:
-    """Write many small values into one member, after a line of JSON that has the size of each by name.
+    """Write many small values into a member: a line of JSON with the size of each by name, then their bytes.
 
-    A member for each would take longer to write, and to find again, than most of them. What a replay was asked for may
-    be large, and has one.
+    A member of its own would take longer to write and to find than most of these values. Requested values may be large,
+    and have their own.
     """
     with archive.open(SPARE, "w") as member:
         member.write(json.dumps({name: len(value) for name, value in values.items()}).encode() + b"\n")
@@ -263,7 +265,7 @@ def _write_spare(archive: zipfile.ZipFile, values: Mapping[str, bytes]) -> None:
 
 
 def _read_spare(path: Path) -> dict[str, memoryview]:
-    """By name, the values that were not asked for. Raises RecordingError when they are missing or damaged."""
+    """The spare values by name. Raises RecordingError if they are missing or damaged."""
     packed = _read(path, SPARE)
     found, begin = dict[str, memoryview](), packed.find(b"\n") + 1
     try:
@@ -293,7 +295,8 @@ def _read(path: Path, member: str) -> bytes:
                     where=str(path),
                 )
             with archive.open(facts) as opened:
-                content = opened.read(facts.file_size)  # without a size it would unpack more than that, and cut it
+                # Without a size it would unpack everything, however much, and cut it afterwards.
+                content = opened.read(facts.file_size)
             if len(content) != facts.file_size:
                 raise EOFError(f"{len(content)} bytes of {facts.file_size}")
             return content

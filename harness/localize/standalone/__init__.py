@@ -1,16 +1,16 @@
-"""Write a difference between two graphs as one file of plain Python, with no part of this project in it.
+"""Write a difference between two graphs as a self-contained Python file that needs nothing but torch.
 
-1. Write both graphs whole, with a look at the value after each line, and run that on all ranks, as `python FILE`.
-2. What differs there is what a file can show. Walk back from a differing output in both graphs, and stop at every
-   value that the other graph has too, bit for bit, on all ranks: such values become inputs, with their bytes.
-   So the calls that are left compute in the file what they compute in the whole, and nothing else is needed.
-3. Take the output that needs the fewest calls; where a value is too large to be written down, walk further.
-4. Run the file. One that does not exit with 1 is not handed out.
+1. Write both graphs whole, with a probe of the value after each line, and run this file on all ranks, as `python FILE`.
+2. Walk back from a differing output in both graphs, and stop at every value that the other graph has too, bit for bit,
+   on all ranks. Such values become inputs, stored with their bytes, so the remaining calls compute the same as in the
+   whole graphs. For example, of a wrong `sum` behind 500 equal calls only the `sum` remains.
+3. Choose the output that needs the fewest calls. A value that is too large to store is computed: walk further there.
+4. Run the file. It must exit with 1, or no file is written.
 
-`reading` says what there is, `statements` writes a graph as Python, `rendering` puts the file together, `shortening`
-finds the one of fewest calls; `main` and `probe` are text that is copied into files, and run nowhere else.
+The whole graphs read the tokens of a step of the case, and parameters and buffers drawn at random.
 
-The whole graphs read parameters and buffers drawn at random, and the tokens of a step of the case.
+`reading` has the content of a file, `statements` writes a graph as Python, `rendering` assembles the file, and
+`shortening` finds the file with the fewest calls. The functions of `template` and `probe` are copied into files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["NoFileError", "Scene", "Side", "Written", "run_plain", "write_standa
 
 @dataclass(frozen=True)
 class Written:
-    """A file that shows the difference: its text, how many calls each side makes in it, what running it printed."""
+    """A file that shows the difference: its text, the number of calls of each side, and its output when run."""
 
     text: str
     num_calls: dict[str, int]
@@ -42,19 +42,20 @@ class Written:
 
 
 Run = Callable[..., tuple[int | None, str]]
-"""Runs a file's text in a folder, for so many seconds, with arguments: exit status, None if too late, and output."""
+"""Runs a file's text in a folder, with a timeout in seconds and arguments. Returns exit status, None after the timeout,
+and output."""
 
 
 def write_standalone(scene: Scene, run: Run | None = None) -> Written:
-    """Write the shortest file that shows a difference, and run it, by default as a reader will.
+    """Write the shortest file that shows a difference, and run it, by default as `python FILE` (`run_plain`).
 
-    Raises NoFileError when none shows one.
+    Raises NoFileError if no file shows a difference.
     """
     run = run or run_plain
     with tempfile.TemporaryDirectory() as folder:
         differing = _probe(scene, Path(folder), run)
         if not differing:
-            raise NoFileError("the two graphs agree in every bit: what differs is not in their code")
+            raise NoFileError("the two graphs agree in every bit: the difference is not in their code")
         for is_short in (True, False):
             text, num_calls = shortest(scene, differing, is_short)
             status, printed = run(text, Path(folder), scene.timeout)
@@ -64,7 +65,10 @@ def write_standalone(scene: Scene, run: Run | None = None) -> Written:
 
 
 def run_plain(text: str, folder: Path, timeout: float, *arguments: str) -> tuple[int | None, str]:
-    """Run a file as `python FILE` does elsewhere: without this project's paths and settings. Status, and output."""
+    """Run a file as `python FILE` would run elsewhere, without this project's paths and settings.
+
+    Returns the exit status and the output; None and the reason if it did not end within `timeout` seconds.
+    """
     file = folder / "standalone.py"
     file.write_text(text)
     environment = {name: value for name, value in os.environ.items() if name not in {*ENVIRONMENT, "PYTHONPATH"}}
@@ -78,7 +82,7 @@ def run_plain(text: str, folder: Path, timeout: float, *arguments: str) -> tuple
 
 
 def _probe(scene: Scene, folder: Path, run: Run) -> list[str]:
-    """Run both graphs whole, keep what was seen, and return the names of the outputs that differ on any rank."""
+    """Run both graphs whole, keep all values in `scene.seen`, and return the outputs that differ on any rank."""
     outputs = {name: list(side.outputs) for name, side in scene.sides.items()}
     text = render(scene, outputs["reference"], lambda side, node: False, True)[0]
     status, printed = run(text, folder, scene.timeout, str(folder))

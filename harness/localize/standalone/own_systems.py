@@ -1,11 +1,11 @@
-"""A file that holds two systems of a user's, runs both on ranks of its own, and compares: it needs no bitproof.
+"""Write a file that contains a user's two systems, runs both on its own ranks, and compares them without bitproof.
 
-`alone_text` puts it together: the user's files, the functions below, and, where those files ask for `watch`, the files
-of ours that it is made of. So the functions use nothing but torch, the standard library and `template`'s. A system that
-needs more of the case or of bitproof than such a file has fails in it, and gets another file (`commands/shrink`).
+`alone_text` assembles it from the user's files, the functions below and, if those files import `watch`, bitproof's
+files that implement it. So the functions below use only torch, the standard library and functions of `template`. A
+system that needs more of the case or of bitproof fails in such a file, and gets another one (`commands/shrink`).
 
-Each side's ranks are processes of their own, joined by gloo, with the seeds and switches that a run sets. Each leaves
-what its system shows at every step; then both sides are compared, bit for bit.
+The ranks of each side are processes, joined by gloo, with the seeds and settings of a run. Each saves the tensors that
+its system shows at every step. Then both sides are compared, bit for bit.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ CASE: dict[str, Any] = {}
 
 
 def namespace_of(fields: Any, name: str = "") -> Any:
-    """The case's fields as attributes; its options are a dictionary."""
+    """The case's fields as attributes, also nested; `options` stays a dictionary."""
     if not isinstance(fields, dict) or name == "options":
         return fields
     return SimpleNamespace(**{name: namespace_of(field, name) for name, field in fields.items()})
 
 
 def takes(function: Any, *arguments: Any) -> bool:
-    """Whether something can be called with these arguments."""
+    """Whether `function` can be called with these arguments."""
     try:
         inspect.signature(function).bind(*arguments)
     except (TypeError, ValueError):
@@ -60,9 +60,12 @@ def takes(function: Any, *arguments: Any) -> bool:
 
 
 def take_steps(made: Any, keep: Callable[..., None]) -> None:
-    """Have a system take the case's steps, and show `keep` what each leaves."""
+    """Have a system take the case's steps, and pass the tensors of each to `keep`.
+
+    Raises NotImplementedError for a system that renames its tensors.
+    """
     if getattr(made, "names", None):
-        raise NotImplementedError("the system's names stand for others")
+        raise NotImplementedError("the system renames its tensors")
     if hasattr(made, "take_steps"):
         return made.take_steps(CASE["steps"], lambda index: nullcontext(partial(keep, index)))
     step = getattr(made, "step", made)
@@ -73,7 +76,7 @@ def take_steps(made: Any, keep: Callable[..., None]) -> None:
 
 
 def run_rank(side: str, rank: int, folder: str) -> None:
-    """One rank of one side: run its system and save what it observes."""
+    """The process of a rank of a side: run its system, and save the shown tensors. Exits with 0, or 2 on an error."""
     try:
         world_size = CASE["parallelism"]["world_size"]
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
@@ -107,7 +110,7 @@ def run_rank(side: str, rank: int, folder: str) -> None:
 
 
 def differing(first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, str]:
-    """What both sides show unlike on one rank, and how."""
+    """The tensors in which both sides differ on a rank, by name, with the difference in words."""
     found = {name: "only one side has it" for name in [*first, *second] if (name in first) != (name in second)}
     for name in first:
         if name in second and (difference := describe_difference(first[name], second[name])):
@@ -116,7 +119,7 @@ def differing(first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, 
 
 
 def compare_systems() -> int:
-    """Run both sides; returns 1 when they differ on any rank, 2 when a rank fails, else 0."""
+    """Run both sides. Returns 1 if they differ on any rank, 2 if a rank fails, else 0."""
     ranks, found = range(CASE["parallelism"]["world_size"]), []
     with tempfile.TemporaryDirectory() as folder:
         for name, text in FILES.items():
@@ -177,7 +180,7 @@ from torch import Tensor"""
 
 
 def alone_text(head: str, case: Case, own: OwnFiles) -> str:
-    """The file of a case whose two systems are made of `own`; `head` is its docstring."""
+    """The text of the file for a case whose two systems are in the files `own`; `head` is its docstring."""
     texts = dict(own.texts)
     if any(re.search(r"^\s*(import|from) bitproof\b", text, re.MULTILINE) for text in texts.values()):
         folder = Path(watched_step.__file__).parents[1]
@@ -197,7 +200,10 @@ def alone_text(head: str, case: Case, own: OwnFiles) -> str:
 
 
 def _place_of(name: str) -> tuple[str, str, str]:
-    """Of `FILE.py:NAME` the folder in which its modules are found, the module, and the name in it."""
+    """Split `FILE.py:NAME`: the folder to put on the path, the module, and the name in it.
+
+    For example, "0/train/loop.py:make" becomes ("0", "train.loop", "make").
+    """
     file, _, factory = name.rpartition(":")
     first, _, rest = file.partition("/")
     root, path = (first, rest) if first.isdigit() else (".", file)

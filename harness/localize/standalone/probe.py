@@ -1,7 +1,7 @@
-"""What a self-contained file has instead of a comparison while it is being made: it prints every value's bits.
+"""Functions that a self-contained file has while it is being made: they save every value instead of comparing.
 
-`rendering` adds these functions to a file whose two functions call `see` after each line. Each rank leaves
-JSON in the folder that the command line names: every value's digest, and its content where that is small.
+`rendering` adds them to a file whose two functions call `see` after each line. Each rank writes JSON into the folder
+that the command line names: every value's digest, and the bytes of small values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ seen: dict[str, Any] = {}
 
 
 def see(name: str, value: Any) -> None:
-    """Keep what a call gave: a tensor's digest, dtype, shape and strides, and its bytes when they are few."""
+    """Keep a call's output: its digest, dtype, shape and strides, and its bytes if there are at most LARGEST."""
     if not isinstance(value, Tensor):
         return
     data = bytes_of(value).numpy().tobytes()
@@ -34,7 +34,7 @@ def see(name: str, value: Any) -> None:
 
 
 def differs_on(rank: int) -> bool:
-    """Compute both sides on one rank, and save the values."""
+    """Compute both sides on a rank, save their values, and return whether an output differs."""
     outputs, values = [], {}
     for function in (reference, candidate):
         seen.clear()

@@ -1,4 +1,4 @@
-"""The content of a file: two graphs, their inputs and outputs, and the values of their calls."""
+"""The content of a self-contained file: two graphs, their inputs and outputs, and the values of their calls."""
 
 from __future__ import annotations
 
@@ -25,11 +25,14 @@ _SECONDS = 240.0
 
 
 class NoFileError(BitproofError):
-    """No file can show the difference. `what` says why."""
+    """No file can show the difference, for the reason `what`."""
 
 
 class Input(NamedTuple):
-    """What both sides are given: dtype, shape, strides, and the content of each rank, or of all; none is drawn."""
+    """An input of both sides: dtype, shape, strides, and its content on each rank, or a single content for all ranks.
+
+    Without contents it is drawn at random. `origin` becomes a comment.
+    """
 
     name: str
     dtype: str
@@ -46,7 +49,7 @@ class Input(NamedTuple):
 
 @dataclass(frozen=True)
 class Side:
-    """One graph, what it gives by name, and the calls that write into a storage, by the storage's owner."""
+    """A graph, its outputs and placeholders by name, and the calls that write into a storage, by its owner."""
 
     graph: StepGraph
     outputs: dict[str, Node]
@@ -56,7 +59,7 @@ class Side:
 
     @staticmethod
     def of(graph: StepGraph, input_names: Sequence[str]) -> Side:
-        """Read a graph. Outputs are the loss, gradients, and buffers as they are at the end."""
+        """Read a graph. Its outputs are the loss, the gradients, and the buffers after the step."""
         nodes = graph.module.graph.nodes
         owners = storage_owners(nodes)
         writers: dict[Node, list[Node]] = {}
@@ -73,9 +76,10 @@ class Side:
         return Side(graph, outputs, by_node, owners, writers)
 
     def walk(self, outputs: Sequence[Node], is_known: Callable[[Node], bool]) -> tuple[list[Node], list[Node]]:
-        """The calls that outputs need, in order, and the inputs of those: placeholders and nodes that are known.
+        """The calls that `outputs` need, in order, and the inputs of those: placeholders, and nodes with `is_known`.
 
-        A storage that is written into is followed to its placeholder, with every call that writes into it.
+        A storage that is written in place is followed to its placeholder, with every call that writes into it: its
+        value changes, so no single value could become an input.
         """
         calls, inputs, pending = set(), set(), list(outputs)
         while pending:
@@ -95,7 +99,15 @@ class Side:
 
 @dataclass
 class Scene:
-    """Everything a file is made of: both sides, ranks, groups (name to ranks), what graphs read, words for its head."""
+    """The content of a file.
+
+    - `sides`: both graphs, by role.
+    - `partitions`: for each group's name, its lists of ranks.
+    - `tokens`: for each rank, the inputs of the step by name.
+    - `head`: the docstring. `ordered_group`: the source of a group that sums in rank order.
+    - `timeout`: seconds for a run of the file.
+    - `seen`: for each rank, the values that the probe saved.
+    """
 
     sides: dict[str, Side]
     world_size: int
@@ -108,13 +120,15 @@ class Scene:
 
 
 def place_of(node: Node) -> str:
-    """Where a call comes from, in words: its module, direction, and chunk."""
+    """A call's origin in words: module, direction, and chunk."""
     chunk = node.meta.get(CHUNK_KEY)
     return f"{origin_of(node)}" + ("" if chunk is None else f", chunk {chunk}")
 
 
 def content_of(scene: Scene, side: str, node: Node) -> Input | None:
-    """A seen value as an input; None when it is too large, has another layout on each rank, or overlaps itself."""
+    """A value of the probe as an input; None if it is too large, its layout depends on the rank, or it overlaps
+    itself.
+    """
     found = [rank["values"][side][node.name] for rank in scene.seen]
     types = [tuple(map(str, value[1:4])) for value in found]
     _, dtype, shape, stride, _ = found[0]
@@ -128,7 +142,7 @@ def content_of(scene: Scene, side: str, node: Node) -> Input | None:
 
 
 def _readable(content: str, dtype: str) -> Any:
-    """Packed bytes as numbers, where these are few and say every bit."""
+    """Packed bytes as a list of numbers, if they are few and reproduce every bit; else unchanged."""
     data = zlib.decompress(base64.b64decode(content))
     type_ = getattr(torch, dtype)
     if not 0 < len(data) <= _FEW * type_.itemsize or type_.is_complex:
@@ -139,7 +153,7 @@ def _readable(content: str, dtype: str) -> Any:
 
 
 def input_of(scene: Scene, side: str, node: Node, number: int) -> Input:
-    """A node of a side as an input: a placeholder drawn at random, or with the case's tokens; else with its bytes."""
+    """A node as an input: a placeholder with the case's tokens, or drawn at random; another node with its bytes."""
     given = scene.sides[side].placeholders.get(node)
     if given is None:
         found = content_of(scene, side, node)

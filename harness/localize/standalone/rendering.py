@@ -1,4 +1,4 @@
-"""The file's text: what is the same in every file, below two functions and the tables of what they read."""
+"""Assemble a self-contained file: two functions, tables of their inputs, and the functions of `template`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _SUMS = names(lambda row: row.sums_ranks)
 def render(
     scene: Scene, outputs: Sequence[str], is_known: Callable[[str, Node], bool], probing: bool
 ) -> tuple[str, dict[str, int]]:
-    """The file that computes some outputs, and how many calls each side makes in it."""
+    """The text of the file that computes these outputs, and the number of calls of each side.
+
+    Nodes with `is_known` become inputs. With `probing`, the file saves all values instead of comparing.
+    """
     inputs: dict[Any, Input] = {}
     functions, num_calls, collectives = [], {}, []
     for name in scene.sides:
@@ -43,7 +46,7 @@ def render(
 
 
 def _file(scene: Scene, inputs: Sequence[Input], functions: str, collectives: Sequence[Node], probing: bool) -> str:
-    """Put the file together: what is the same in every file, below what is not."""
+    """Assemble the file: tables and both sides' functions first, then the functions that are the same in every file."""
     groups = {group_name(node): scene.partitions[group_name(node)] for node in collectives}
     tables = [f"WORLD_SIZE = {scene.world_size}", _INPUTS_ARE]
     tables += ["INPUTS = {", *(entry.line for entry in inputs), "}"]
@@ -73,7 +76,7 @@ def _file(scene: Scene, inputs: Sequence[Input], functions: str, collectives: Se
 
 
 def _wrap_group(scene: Scene, groups: Mapping[str, Any], collectives: Sequence[Node]) -> str:
-    """What a file makes of gloo's groups: themselves, unless sums of more than two ranks need an order."""
+    """The source of `wrap_group`: gloo's groups, or groups that sum in rank order if more than two ranks are summed."""
     sums = [group_name(node) for node in collectives if base_name_of(node.target) in _SUMS]
     if any(len(groups[name][0]) > 2 for name in sums):
         return f"{scene.ordered_group}\n\nwrap_group = RankOrderGroup"

@@ -1,4 +1,4 @@
-"""Shorten a file: keep the fewest calls that still show a difference."""
+"""Shorten a self-contained file: keep the fewest calls that still show a difference."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from bitproof.harness.localize.standalone.reading import Scene, content_of
 from bitproof.harness.localize.standalone.rendering import render
 
 LARGEST_CONTENT = 1 << 17
-"""Characters of all values that a file holds: more is no longer to be read."""
+"""The most characters of a file that a reader can be expected to look through."""
 
 
 def shortest(scene: Scene, differing: Sequence[str], is_short: bool) -> tuple[str, dict[str, int]]:
-    """The file of the fewest calls that shows one of the differing outputs; `is_short` stops at common values."""
+    """The file with the fewest calls that shows one of the differing outputs, and the number of calls of each side.
+
+    With `is_short`, values that both sides have become inputs; otherwise all calls are kept.
+    """
     values = {name: _values(scene, name) for name in scene.sides}
     common = set(values["reference"].values()) & set(values["candidate"].values()) if is_short else set()
 
@@ -28,6 +31,6 @@ def shortest(scene: Scene, differing: Sequence[str], is_short: bool) -> tuple[st
 
 
 def _values(scene: Scene, side: str) -> dict[str, tuple[str, ...]]:
-    """By node, the digests of its value on all ranks, for all values that every rank has seen."""
+    """For each node whose value every rank has saved, the digests on all ranks."""
     seen = [rank["values"][side] for rank in scene.seen]
     return {name: tuple(rank[name][0] for rank in seen) for name in seen[0] if all(name in rank for rank in seen)}

@@ -1,4 +1,4 @@
-"""A graph as Python: a line a call."""
+"""Write a graph as Python, with a line for each call: `add_3 = torch.ops.aten.add.Tensor(mm_1, x)`."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ NAMESPACES = {"aten", "prims", "_c10d_functional"}
 def function_text(
     side: str, calls: Sequence[Node], names: Mapping[Node, str], outputs: Mapping[str, Node], probing: bool
 ) -> str:
-    """One side as a function: a line a call, and a comment where another module's calls begin."""
+    """A side as a function, with a line for each call, and a comment before the calls of another module."""
     lines, place = [f"def {side}(INPUTS):"], ""
     for node in calls:
         if place_of(node) != place:
             place = place_of(node)
             lines.append(f"    # {place}")
         lines.append(f"    {names[node]} = {_call(node, names)}")
-        if probing and not is_collective(node):  # a collective that was not waited for has no value yet
+        if probing and not is_collective(node):  # a collective has no value before its wait
             lines.append(f"    see({node.name!r}, {names[node]})")
     returned = ", ".join(f"{name!r}: {names[node]}" for name, node in outputs.items())
     return "\n".join([*lines, f"    return {{{returned}}}"])
 
 
 def _call(node: Node, names: Mapping[Node, str]) -> str:
-    """A call as Python. Raises NoFileError for one that plain torch does not know."""
+    """A call as Python. Raises NoFileError if plain torch does not have its operator."""
     if node.target is operator.getitem:
         return f"{_text(node.args[0], names)}[{_text(node.args[1], names)}]"
     arguments = [_text(argument, names) for argument in node.args]
@@ -56,7 +56,7 @@ def _function_name(node: Node) -> str:
 
 
 def _text(value: Any, names: Mapping[Node, str]) -> str:
-    """An argument as Python."""
+    """An argument as Python. Raises NoFileError for a type that cannot be written."""
     match value:
         case Node():
             return names[value]

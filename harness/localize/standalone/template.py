@@ -1,7 +1,7 @@
-"""The part of a self-contained file that is the same in each: make inputs, join groups, compare.
+"""The functions that are the same in every self-contained file: make inputs, join groups, compare.
 
-`rendering` copies these functions into the file that it writes, below the two functions and the tables that stand
-here empty. So this module imports nothing but torch and the standard library.
+`rendering` copies them into the file that it writes, below the two functions and the tables that are empty here. So
+this module imports nothing but torch and the standard library.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ wrap_group: Any = None
 
 
 def reference(**inputs: Tensor) -> dict[str, Tensor]:
-    """In a written file: what the reference computes, by name."""
+    """Placeholder: in a written file, the reference's outputs by name."""
     return inputs
 
 
 def candidate(**inputs: Tensor) -> dict[str, Tensor]:
-    """In a written file: what the candidate computes of the same inputs."""
+    """Placeholder: in a written file, the candidate's outputs from the same inputs."""
     return inputs
 
 
 def make_input(name: str, rank: int) -> Tensor:
-    """One rank's input: the numbers or bytes that it had, or, where none are kept, numbers in [-1, 1) drawn by name."""
+    """An input of a rank: its stored numbers or bytes, or else random numbers in [-1, 1), seeded by name and rank."""
     dtype, shape, stride, contents = INPUTS[name]
     x = torch.empty_strided(shape, stride, dtype=getattr(torch, dtype))
     if not contents:
@@ -49,19 +49,19 @@ def make_input(name: str, rank: int) -> Tensor:
 
 
 def compute(function: Any, rank: int) -> dict[str, Tensor]:
-    """One side's outputs on one rank; it gets inputs of its own, as it may write into them."""
+    """A side's outputs on a rank, from new inputs, as it may write into them."""
     with torch.no_grad():
         found: dict[str, Tensor] = function(**{name: make_input(name, rank) for name in INPUTS})
     return found
 
 
 def bytes_of(x: Tensor) -> Tensor:
-    """The bytes of each element, in row-major order: (elements, bytes of one). A dim of size 1 may have any stride."""
+    """The bytes of a tensor in row-major order, of shape (number of elements, bytes of an element)."""
     return x.contiguous().as_strided((x.numel(), 1), (1, 1)).view(torch.uint8)
 
 
 def describe_difference(first: Tensor, second: Tensor) -> str | None:
-    """How two tensors differ in dtype, shape or any bit; None when they do not."""
+    """The difference of two tensors in dtype, shape or bits, in words; None if they are equal."""
     if (first.dtype, first.shape) != (second.dtype, second.shape):
         return f"{first.dtype} {tuple(first.shape)} against {second.dtype} {tuple(second.shape)}"
     a, b = bytes_of(first), bytes_of(second)
@@ -73,7 +73,7 @@ def describe_difference(first: Tensor, second: Tensor) -> str | None:
 
 
 def differs_on(rank: int) -> bool:
-    """Compute both sides on one rank, print what differs, and say whether anything does."""
+    """Compute both sides on a rank, print their differences, and return whether there are any."""
     first, second = compute(reference, rank), compute(candidate, rank)
     found = {name: describe_difference(first[name], second[name]) for name in first}
     for name, difference in found.items():
@@ -83,7 +83,7 @@ def differs_on(rank: int) -> bool:
 
 
 def run_rank(rank: int, folder: str) -> None:
-    """One process of several: join the groups, compare, and exit with 1 when something differs, 2 for an error."""
+    """The process of a rank: join the groups, and compare. Exits with 0 for equal, 1 for different, 2 on an error."""
     try:
         store = dist.FileStore(os.path.join(folder, "store"), WORLD_SIZE)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD_SIZE)
@@ -101,7 +101,7 @@ def run_rank(rank: int, folder: str) -> None:
 
 
 def compare_alone() -> int:
-    """Compare where no rank needs another; returns 1 when the two sides differ on any rank, 2 for an error, else 0."""
+    """Compare in this process, for calls without collectives. Returns 0 for equal, 1 for different, 2 on an error."""
     try:
         return tell(max(int(differs_on(rank)) for rank in range(WORLD_SIZE)))
     except Exception:
@@ -110,7 +110,7 @@ def compare_alone() -> int:
 
 
 def compare_together() -> int:
-    """Compare on ranks that are processes of their own; returns 1 when the two sides differ, 2 when a rank fails."""
+    """Compare with a process for each rank. Returns 0 for equal, 1 for different, 2 if a rank fails."""
     with tempfile.TemporaryDirectory() as folder:
         fork = multiprocessing.get_context("fork")
         ranks = [fork.Process(target=run_rank, args=(rank, folder), daemon=True) for rank in range(WORLD_SIZE)]
@@ -122,6 +122,6 @@ def compare_together() -> int:
 
 
 def tell(status: int) -> int:
-    """Print what an exit status means, and return it."""
+    """Print the meaning of an exit status, and return it."""
     print(("reference and candidate agree in every bit", "reference and candidate differ", "a rank failed")[status])
     return status

@@ -336,7 +336,7 @@ def test_a_prefix_with_too_little_to_compare_is_no_verdict(tmp_path: Path, monke
     monkeypatch.setattr(Bench, "_rows", without_losses)
     found = searched(Bench(tmp_path, defect_of("overlap"))).found
     assert found.problem == (
-        "a prefix could not be judged\nRecordingError: until rematerialize: there is not enough to compare\n"
+        "a prefix could not be judged\nRecordingError: until rematerialize: the recordings cannot be compared\n"
         "  found: the evidence is incomplete\n"
         "  no loss was compared at step 0, rank 0; step 0, rank 1; step 1, rank 0; step 1, rank 1"
     )

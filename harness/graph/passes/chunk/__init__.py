@@ -8,17 +8,17 @@ Refuses:  collectives other than the experts', a tensor group's, or a gradient's
           rows of different chunks, or that calls a higher-order operator such as `cond`, whose nested
           graphs are not split (see mixing.py); in-place writes to a value that is also split or
           joined; a parameter with two uses; a pattern that matches nothing, a module that did not run,
-          or a call of one that would not be chunked; a chosen module that runs within another.
+          or that has calls which would not be chunked; a chosen module that runs within another.
 
-The pass reads the graph like an interpreter, and writes a new one. A value is either one node of the new graph or a
-pair of nodes, one per chunk:
+The pass reads the graph like an interpreter, and writes a new graph. A value is either a node of the new graph or a
+pair of nodes, for chunk 0 and chunk 1:
 
 1. A node of a chosen module that reads a pair, or the symbol, is written once per chunk: a pair.
    A whole input is split on first use if it carries the symbol, and shared otherwise.
 2. Every other node is written once. A pair that it reads is joined on first use: a parameter's
    gradient is added (chunk 0 + chunk 1), any other value is concatenated along the chunked dim.
 3. Autograd's own gradient additions, which belong to no module, are written once per chunk if both
-   operands are pairs; but not the sum of one parameter's uses, whose order would change.
+   operands are pairs; but not the sum of a parameter's uses, whose order would change.
 4. Integers are no values: a size that depends on the symbol becomes a number at each use, the
    whole extent or half of it.
 5. The pass writes chunk 1 of a module only when something needs it. So a whole chunk runs before the
@@ -27,9 +27,10 @@ pair of nodes, one per chunk:
    once per chunk, and readers elsewhere run after both chunks.
 7. The collectives of a module, the experts' all-to-alls and a tensor group's sums, gathers and
    scatters, run once per chunk, in chunk order on every rank, like any other node that reads a pair.
+8. If calls state their half, as in a pipeline stage, chunk 1 of forward is written before backward
+   begins, and values for other stages are joined.
 
-8. Before backward of a graph whose calls state their half, as a stage of a pipeline has, chunk 1 of forward is written,
-   and what forward gives other stages is joined.
+For example, `y = moe(x)` becomes x0, x1 = split(x); y0 = moe(x0); y1 = moe(x1); y = cat(y0, y1).
 
 With early gradient accumulation, the chain from a gradient to its output (cast, reduce-scatter, wait) belongs to no
 module, so rule 2 adds the chunks before this chain.
@@ -64,7 +65,7 @@ aten = torch.ops.aten
 
 @dataclass
 class Pair:
-    """A value with one node per chunk. `second` is None until it is written."""
+    """A value with a node for each chunk. `second` is None until it is written."""
 
     root: str
     first: Node
@@ -141,6 +142,7 @@ class _Chunker:
         for node in self.graph.nodes:
             if self.roots[node] and any(symbols.carries(x.meta.get("val"), self.symbol) for x in node.all_input_nodes):
                 refusals.refuse_attention_over_sequence(node, self.chunking.dim)
+        # Attention is refused first, since its message is more specific.
         refuse_mixing(self.graph.nodes, self.roots, self.symbol, self.chunking.dim)
 
     # -- what a node is -------------------------------------------------------------------------
@@ -164,6 +166,7 @@ class _Chunker:
         if root is None:
             return self._root_of_gradient_addition(node)
         inputs = node.all_input_nodes
+        # A random draw has new values in each chunk, and a written tensor another state, even from whole inputs.
         differs = (
             operators.is_random(node)
             or self._touches_mutated(node)
@@ -175,11 +178,12 @@ class _Chunker:
         return bool(self.mutated) and any(self.owners[x] in self.mutated for x in (node, *node.all_input_nodes))
 
     def _root_of_gradient_addition(self, node: Node) -> str | None:
-        """The same for autograd's additions outside every module: once per chunk if both operands are pairs.
+        """The module for which an autograd addition outside every module is written once per chunk, or None.
 
-        Operands that carry the symbol may come from two modules, or be whole and already split. Others must come from
-        one module and not be a parameter's whole gradient: with uses a and b, eager computes ((b1 + a1) + b0) + a0 in
-        one module, ((b1 + b0) + a1) + a0 in two; adding chunk by chunk gives neither.
+        Both operands must be pairs. If they carry the symbol, they may come from two modules, or be whole and already
+        split. Otherwise they must come from the same module and not be a parameter's whole gradient: with uses a and b,
+        eager computes ((b1 + a1) + b0) + a0 within a module, ((b1 + b0) + a1) + a0 across two, and adding chunk by
+        chunk equals neither.
         """
         if node.target is not aten.add.Tensor or origin_of(node) != Origin(None, "backward"):
             return None
@@ -208,6 +212,7 @@ class _Chunker:
         elif (root := self._root_of_chunks(node)) is not None:
             self._write_once_a_chunk(node, root)
         else:
+            # In eager, both chunks have run before this draw or this access to a written tensor.
             if operators.is_random(node) or self._touches_mutated(node):
                 self._write_held_back()
             self._check_writes(node, None)
@@ -215,7 +220,7 @@ class _Chunker:
             self.env[node] = self.writer.call(node, args, kwargs)
 
     def _end_half(self) -> None:
-        """Write whole all that a half gives the step or other stages, before another half begins."""
+        """Join the values that a half passes to the step or to other stages, before another half begins."""
         self._write_held_back()
         for node in self.graph.output_node().all_input_nodes:
             if isinstance(pair := self.env.get(node), Pair):
@@ -227,6 +232,7 @@ class _Chunker:
         refusals.refuse_baked_view(node, self.symbol)
         self._check_writes(node, root)
         self._note_call(node, root)
+        # Another module begins: chunk 1 of the previous module comes before it, as in eager.
         if self.running != root:
             self._write_held_back()
             self.running = root
@@ -301,7 +307,7 @@ class _Chunker:
         return self._split(node, stored, reader)[index] if symbols.carries(value, self.symbol) else stored
 
     def _is_laid_out_as_half(self, node: Node, pair: Pair) -> bool:
-        """Whether another module can use the chunks of one module in place of the halves of their concatenation."""
+        """Whether another module can use a module's chunks in place of the halves of their concatenation."""
         value = node.meta["val"]
         if not isinstance(value, Tensor) or not symbols.carries(value, self.symbol):
             return False
@@ -360,6 +366,6 @@ class _Chunker:
 
 
 def _needs_reshape(node: Node, args: Any) -> bool:
-    """Whether autograd's reshape of a gradient, traced as a view of a contiguous one, must copy here."""
+    """Whether autograd's reshape of a gradient, traced as a view of a contiguous tensor, must copy here."""
     is_gradient_view = node.target is aten.view.default and origin_of(node).direction == "backward"
     return is_gradient_view and not args[0].meta["val"].is_contiguous()

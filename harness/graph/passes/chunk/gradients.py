@@ -1,7 +1,7 @@
 """Follow each gradient output back to the node that first computes the parameter's gradient.
 
 Between the two are the cast to the reduce dtype, padding, the reduce-scatter, its wait, and a cast of the result: a
-chain whose nodes have one tensor input and one reader each.
+chain whose nodes have a single tensor input and a single reader.
 """
 
 from __future__ import annotations

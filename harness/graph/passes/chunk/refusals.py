@@ -80,8 +80,8 @@ def refuse_foreign_collective(node: Node, reductions: set[Node], chunk_groups: f
 
 
 def refuse_divided_dim(node: Node, root: str, symbol: Symbol, extent: int) -> None:
-    """Refuse a collective of a module over ranks that divide the chunked dim among themselves: a chunk would have a
-    part of each rank's part."""
+    """Refuse a module's collective over ranks that divide the chunked dim: a chunk would have a part of each rank's
+    part."""
     if not operators.joins_ranks(node):
         return
     for value in (x.meta["val"] for x in (*node.all_input_nodes, node)):

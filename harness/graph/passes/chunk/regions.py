@@ -1,6 +1,6 @@
-"""Describe the regions that the pass matched, one line each, with their inputs and outputs and their sizes.
+"""Describe the regions that the pass matched, a line for each, with the sizes of their inputs and outputs.
 
-A region is all nodes of one chosen module in one direction.
+A region is all nodes of a chosen module in a direction.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bitproof.harness.graph.origin import Direction, origin_of
 
 
 class Region(NamedTuple):
-    """One module's nodes in one direction, their live-ins and their live-outs."""
+    """A module's nodes in a direction, their live-ins and their live-outs."""
 
     module: str
     direction: Direction

@@ -1,21 +1,21 @@
-"""Reorder the graph to overlap one chunk's all-to-all with other compute, most of all the other chunk's.
+"""Reorder the graph to overlap a chunk's all-to-all with other compute, most of all the other chunk's.
 
 Needs:    collectives as launch and wait; the chunk pass's marks; each all-to-all's part; a cost model in
           `context.pipeline.overlap_costs` or, on the CPU, bitproof's own.
 Promises: the same nodes, hence the same bits, in an order that depends only on the graph and the model; no node
           moves further ahead than into the previous chunked region; the simulated step gets shorter.
 Refuses:  a graph without an all-to-all of dispatch or combine that runs once per chunk, as there is nothing to
-          overlap; an all-to-all with another reader than one wait; a collective that is not in the model; an
+          overlap; an all-to-all with another reader than its wait; a collective that is not in the model; an
           invalid model file.
 
-Here "all-to-all" means one of dispatch or combine, by its origin; any other is treated like other collectives.
+Here "all-to-all" means that of dispatch or combine, by its origin; any other is treated like other collectives.
 
 If the model finds no shorter order, the graph stays unchanged, and the report says so.
 
-1. Cut the graph into regions, one module's forward or backward, and each into chunk 0, chunk 1 and the rest.
+1. Cut the graph into regions, each a module's forward or backward, and each into chunk 0, chunk 1 and the rest.
 2. List scheduling on a simulated rank: among ready nodes, run an all-to-all's launch first, then chunk 0 before
    chunk 1, then nodes (host syncs, too) that the next all-to-all of their chunk needs, then in graph order. An
-   all-to-all's wait is ready when the all-to-all has arrived; so while one is in flight the rank runs nodes that
+   all-to-all's wait is ready when the all-to-all has arrived; so while it is in flight the rank runs nodes that
    do not need it, and returns as soon as it has arrived. Waits for other collectives are postponed in the same
    way while an all-to-all is in flight, else they keep their place.
 3. Move each all-to-all's wait directly before its first reader: the model may be wrong about the arrival.
@@ -94,7 +94,7 @@ def overlap(module: GraphModule, context: PassContext) -> GraphModule:
 
 
 def _refuse_nothing_to_hide(chunking: Chunking | None, num_launches: int) -> PassError:
-    """A case that requests overlap without getting any would not test what it states."""
+    """Refuse a graph without an all-to-all to hide: a case that requests overlap would not test it."""
     error = PassError(
         "there is no all-to-all that overlap could hide",
         expected="an expert layer's all-to-alls within the chunked modules, as with modules='layers.*.moe', which the "
@@ -129,8 +129,8 @@ def _path_of_model(nodes: list[Node], context: PassContext) -> Path | None:
 
 
 def find_places(nodes: list[Node], chunking: Chunking) -> dict[Node, NodePosition]:
-    """Step 1. A region begins at the first chunked node of a module in a direction. Between the halves of a graph, as a
-    stage of a pipeline has them, lies a region without nodes, so that no node moves to the other half.
+    """Step 1. A region begins at the first chunked node of a module in a direction. Between the halves of a graph, such
+    as a pipeline stage, is a region without nodes, so that no node moves to the other half.
 
     A node written once belongs to chunk 0 if nodes of chunk 0 follow it in the region, to chunk 1 if only nodes of
     chunk 1 do, else to the rest.
@@ -145,6 +145,7 @@ def find_places(nodes: list[Node], chunking: Chunking) -> dict[Node, NodePositio
         if root and (root, direction) != running:
             region, running = region + 1, (root, direction)
         regions.append(region)
+    # From the end: a node written once serves the earliest chunk that follows it in its region.
     places, last = {}, (-1, 2)
     for index in reversed(range(len(nodes))):
         chunk = nodes[index].meta.get(CHUNK_KEY)
@@ -175,6 +176,7 @@ def schedule(
     order: list[Node] = []
 
     def release(node: Node) -> None:
+        # No node moves further ahead than into the previous chunked region.
         if places[node].region > oldest + 1:
             parked.setdefault(places[node].region, []).append(node)
         elif operators.is_wait(node) and is_exchange(operators.launch_of(node)):
@@ -197,7 +199,9 @@ def schedule(
         while in_flight and in_flight[0][0] <= timeline.time:
             wait = heapq.heappop(in_flight)[-1]
             heapq.heappush(ready, (key_of(wait), wait))
+        # If no node is ready, the rank has to block: run the wait that ends first.
         node = heapq.heappop(ready)[-1] if ready else heapq.heappop(in_flight)[-1]
+        # A wait for another collective that would block is postponed as well, while there is an all-to-all to hide.
         if (
             ready
             and timeline.time < all_arrived
@@ -269,7 +273,7 @@ def _num_in_flight(nodes: Iterable[Node], launches: list[Node], waits: list[Node
 
 
 def _facts(before: Timeline, after: Timeline, model: CostModel | None, path: Path | None) -> dict[str, Any]:
-    """The model's times, if there is one."""
+    """The model's name and its times before and after; only `costs: None` without a model."""
     if model is None or path is None:
         return {"costs": None}
     times = {"before": before.summary(), "after": after.summary()}

@@ -1,18 +1,18 @@
 """The cost of each node of a graph: lines fitted by least squares to measured times.
 
-A node is of one kind, and every kind has a line `seconds = fixed + per_unit * amount`:
+Every node has a kind, and every kind has a line `seconds = fixed + per_unit * amount`:
 
-| kind                           | what                                                | amount                    |
+| kind                           | nodes                                               | amount                    |
 |--------------------------------|-----------------------------------------------------|---------------------------|
 | `view`                         | rearranges without moving data, or computes a size  | 0                         |
 | `matmul`, `attention`          | products of matrices, attention                     | floating-point operations |
 | `host_sync`                    | reads a number from the device                      | 0                         |
 | `memory`                       | everything else                                     | bytes read and written    |
-| `all_to_all_single/2`          | a collective of 2 ranks in flight, after its launch | bytes given by one rank   |
+| `all_to_all_single/2`          | a collective of 2 ranks in flight, after its launch | bytes sent by each rank   |
 | `launch all_to_all_single/2`   | calling it, until the call returns                  | the same                  |
 
 A call names the size of its group, or only the group, as an all-reduce does: then the table of groups has the size.
-An unmeasured group size uses the line of the nearest measured one; a collective of unknown size, that of the largest.
+An unmeasured group size uses the line of the nearest measured size; a collective of unknown size, that of the largest.
 
 Sizes that depend on data have no number in a graph. Routing is assumed to be balanced: each rank of a group sends
 equally many rows to every rank, so as many rows arrive as are sent. Any other such size counts as 0.
@@ -106,7 +106,7 @@ class CostModel:
 
     @staticmethod
     def load(path: Path) -> CostModel:
-        """Read what `save` wrote. Raises PassError for anything else."""
+        """Read a model that `save` wrote. Raises PassError for an invalid file."""
         try:
             values = json.loads(read_plain(path))
             if values["schema"] != SCHEMA:
@@ -140,9 +140,9 @@ def fit(points: Iterable[tuple[NodeWork, float]], description: dict[str, Any]) -
     """Fit a model to measured (work, seconds), by least squares of error^2 / predicted seconds, as noise grows with
     time.
 
-    Without weights, the largest sizes would determine the cost of small ones. With these weights, found by repeating
+    Without weights, the largest sizes would determine the cost of small sizes. With these weights, found by repeating
     the fit, a line's predictions add up to the measured total. Neither coefficient is negative: a line that would start
-    below zero goes through the origin, one that would fall is flat.
+    below zero goes through the origin, and a falling line becomes flat.
     """
     by_kind: dict[str, list[tuple[float, float]]] = {}
     for work, seconds in points:
@@ -210,7 +210,7 @@ def work_of(
 ) -> NodeWork:
     """A call's kind and amount. `value_of` returns a node's fake or real value, `number` a size's number.
 
-    `group_sizes` has the number of ranks of groups, by name, for collectives that do not say it.
+    `group_sizes` has the number of ranks of groups, by name, for collectives that do not state it.
     """
 
     def extent(x: Tensor) -> float:

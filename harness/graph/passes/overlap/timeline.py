@@ -1,7 +1,8 @@
-"""Simulate a graph in a given order: one rank that computes, and one transfer at a time in each process group.
+"""Simulate a graph in a given order: a rank that computes, and a single transfer at a time in each process group.
 
 A collective's launch occupies the rank; its transfer starts as soon as the group is free. A wait blocks the rank until
-the transfer has arrived. All ranks run in step. There is no launch queue: a rank and its device are one.
+the transfer has arrived. All ranks run in step. There is no launch queue: a rank's device runs each node at once. For
+example, a launch of 1 s, a transfer of 5 s, 3 s of other compute, and a wait take 6 s, of which 3 s are hidden.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Timeline:
         """The times of blocked waits, and the total blocked time after each."""
 
     def run(self, node: Node) -> None:
-        """Run one node, after its dependencies."""
+        """Run a node, after its dependencies."""
         if operators.is_wait(node):
             self._wait_for(operators.launch_of(node))
         self.time += self.costs[node].compute

@@ -50,6 +50,7 @@ class Canonicalizer:
 
     def run(self) -> None:
         """Process every call, in order. A call's refusal is kept; calls that read its result are refused, too."""
+        # A refused call does not end the proof: outputs that do not depend on it can still be proved.
         for index, call in enumerate(self.graph.calls):
             self.values.append(None)
             try:
@@ -288,6 +289,7 @@ class Canonicalizer:
         if call.op == known_operators.GATHER:
             gathered = self.table.make(("gather", self.values[read], ranks))
             return self.table.view(gathered, whole(call.value.shape))
+        # Rank r receives the sum of the r-th row of every rank, so the input is viewed as a row for each rank.
         columns = len(ranks[0]), math.prod(source.shape) // len(ranks[0])
         rows = self.table.view(self.values[read], whole(columns))
         operation = f"{args['reduce_op'][1]} in {source.dtype} on {source.device}"
@@ -302,6 +304,7 @@ class Canonicalizer:
 
     def _opaque(self, call: Call, given: tuple[tuple[str, Any], ...]) -> Any:
         arguments = self._arguments(call, given, layouts=True)
+        # The generator's state is an argument: two draws are equal only if all draws before them are.
         if call.random:
             own = ("value", self.table.make(self.generator))  # instead of the None that an overload takes
             arguments = tuple((dict(arguments) | {"generator": own}).items())
@@ -345,6 +348,7 @@ class Canonicalizer:
         return value
 
     def _laid_out(self, place: int, x: Tensor) -> Term:
+        # Kernels choose vector instructions by alignment, so only its class counts, not the offset itself.
         offset = self.symbols.size(x.offset)
         alignment = alignment_of(x.dtype, offset) if isinstance(offset, int) else offset
         return (

@@ -137,7 +137,7 @@ def test_a_file_runs_without_this_project_and_its_settings(tmp_path: Path, monke
 def test_graphs_that_agree_give_no_file() -> None:
     with pytest.raises(NoFileError) as refusal:
         write(scene(graph_of(right), graph_of(right)))
-    assert refusal.value.what == "the two graphs agree in every bit: what differs is not in their code"
+    assert refusal.value.what == "the two graphs agree in every bit: the difference is not in their code"
 
 
 def test_a_buffer_that_is_written_into_is_followed_through_every_write() -> None:

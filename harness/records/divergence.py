@@ -93,12 +93,19 @@ class ModuleCalls:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherCause:
-    """A further cause that was found once the first one's values were exchanged, and how many tensors became equal."""
+    """A further cause that was found once the first one's values were exchanged, and how many tensors became equal.
+
+    `call` is the sentence about it; `operator`, `module`, `direction` and `rank` are its parts.
+    """
 
     __pydantic_config__ = GROWING
 
     call: str
     accounts: Count
+    operator: str | None = None
+    module: str | None = None
+    direction: str | None = None
+    rank: int | None = None
 
 
 VerificationStatus = Literal["not verified", "in part", "verified"]

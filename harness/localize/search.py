@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from bitproof.harness.compare.bits import ComparedBits
 from bitproof.harness.errors import BitproofError
-from bitproof.harness.localize.blame import Differing, find_culprit
+from bitproof.harness.localize.blame import Differing, culprit_in, find_culprit, ready_logs
 from bitproof.harness.localize.culprit import HOW, Culprit, Link, call_of
 from bitproof.harness.localize.differing import differing_digests
 from bitproof.harness.localize.exchange.verifier import Verifier
@@ -96,12 +96,13 @@ class Search:
         differing = differing_digests(self.recordings["reference"], self.recordings["candidate"], key.step)
         first = replace(first, holds=held_as(self.recordings["reference"], self.recordings["candidate"], key))
         pair = self._digest("reference", key), self._digest("candidate", key)
-        culprit = find_culprit(logs["reference"], logs["candidate"], differing, (key.rank, pair))
+        ready = ready_logs(logs["reference"], logs["candidate"])
+        culprit = culprit_in(ready, differing, (key.rank, pair))
         if culprit is None:
             return first
         verification = None
         if self.verifies:
-            verifier = Verifier(self.recordings, self.folder, key.step, logs, self.run_replay)
+            verifier = Verifier(self.recordings, self.folder, key.step, logs, self.run_replay, ready)
             culprit, verification = verifier.verify(culprit)
         self.remarks += tell_others(culprit) if verification is None or verification.status != "verified" else []
         if (

@@ -21,6 +21,7 @@ from bitproof.harness.localize.blame import Differing, culprit_in, find_culprit,
 from bitproof.harness.localize.culprit import HOW, Culprit, Link, call_of
 from bitproof.harness.localize.differing import differing_digests
 from bitproof.harness.localize.exchange.verifier import Verifier
+from bitproof.harness.localize.expected_found import expected_and_found
 from bitproof.harness.localize.logs.calls import Call, gives_what_it_reads
 from bitproof.harness.localize.logs.replay import (
     RECORD,
@@ -104,7 +105,7 @@ class Search:
         if self.verifies:
             verifier = Verifier(self.recordings, self.folder, key.step, logs, self.run_replay, ready)
             culprit, verification = verifier.verify(culprit)
-        self.remarks += tell_others(culprit) if verification is None or verification.status != "verified" else []
+        self.remarks += tell_others(culprit) if verification is None else []
         if (
             culprit.how == "inherits"
             and (buffer := self._buffer_read(culprit, logs["candidate"], key.step)) is not None
@@ -128,7 +129,9 @@ class Search:
         with self._bits_may_fail(f"what {culprit.call} gave", culprit.rank):
             changed = self._changed(culprit, logs, key.step) if self.shows_bits else []
         call = call_of(culprit, changed=changed)
-        return replace(first, call=replace(call, neighbours=neighbours, modules=modules, verification=verification))
+        expected, found = expected_and_found(culprit, ready, call.output)
+        call = replace(call, expected=expected, found=found, verification=verification)
+        return replace(first, call=replace(call, neighbours=neighbours, modules=modules))
 
     def _left_by(
         self, key: Key, differing: Differing, pair: tuple[str, str]

@@ -26,11 +26,21 @@ def input_differences(log: CandidateLog, index: int, partner: int) -> str:
 
     Empty, too, if the partner is a guess: it shares no input, and the logs have different numbers of such calls.
     """
+    told = input_sources(log, index, partner)
+    if told is None:
+        return ""
+    if told[0] != told[1]:
+        return cut(f"{told[0]}, where the reference has {told[1]}", 300)
+    return "" if told[0] == GIVEN else cut(f"{told[0]}, of another value", 300)
+
+
+def input_sources(log: CandidateLog, index: int, partner: int) -> tuple[str, str] | None:
+    """The same as two texts, the candidate's and the reference's; None where nothing is reported."""
     if (
         set(log.log[index].inputs).isdisjoint(log.reference.log[partner].inputs)
         and log.reference.counterpart(partner, log) != index
     ):
-        return ""
+        return None
     sides: tuple[tuple[CandidateLog | ReferenceLog, int], ...] = (log, index), (log.reference, partner)
     inputs = [side.log[at].inputs for side, at in sides]
     told: list[str] = []
@@ -39,11 +49,9 @@ def input_differences(log: CandidateLog, index: int, partner: int) -> str:
         positions = [i for i, value in enumerate(mine) if value in odd]
         elsewhere = [i for i in positions if other[i : i + 1] != (mine[i],)]
         if not positions:
-            return ""
+            return None
         told.append(_what_gave(side, at, (elsewhere or positions)[-1]))
-    if told[0] != told[1]:
-        return cut(f"{told[0]}, where the reference has {told[1]}", 300)
-    return "" if told[0] == GIVEN else cut(f"{told[0]}, of another value", 300)
+    return told[0], told[1]
 
 
 def _what_gave(side: CandidateLog | ReferenceLog, index: int, position: int) -> str:

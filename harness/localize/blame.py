@@ -79,12 +79,35 @@ def find_culprit(
     `differing` to which a call leads. None if no call explains a difference: it was written outside of all operators,
     such as by NumPy. A reference that is compared with many candidates can be indexed beforehand (`ReferenceLog`).
     """
+    return culprit_in(ready_logs(reference, candidate), differing, first)
+
+
+def ready_logs(
+    reference: Sequence[Sequence[Call] | ReferenceLog], candidate: Sequence[Sequence[Call]]
+) -> list[CandidateLog]:
+    """One step's logs, one a rank, each compared with the reference's: several searches may share them."""
     plain = [log for log in reference if not isinstance(log, ReferenceLog)]
     reference = without_idle_broadcasts(plain) if len(plain) == len(reference) else reference
     candidate = without_idle_broadcasts(candidate)
     known = [log if isinstance(log, ReferenceLog) else ReferenceLog(log) for log in reference]
-    logs = [CandidateLog(calls, ready) for calls, ready in zip(candidate, known, strict=True)]
-    blame = _Blame(logs, JoinedLogs(candidate), {rank: list(pairs) for rank, pairs in differing.items()})
+    return [CandidateLog(calls, ready) for calls, ready in zip(candidate, known, strict=True)]
+
+
+def culprit_in(
+    logs: Sequence[CandidateLog], differing: Differing, first: tuple[int, Pair] | None = None
+) -> Culprit | None:
+    """The call to blame, as `find_culprit` finds it, in logs that are ready."""
+    try:
+        return _culprit_in(logs, differing, first)
+    finally:
+        for log in logs:
+            log.trusts_parts = True
+
+
+def _culprit_in(logs: Sequence[CandidateLog], differing: Differing, first: tuple[int, Pair] | None) -> Culprit | None:
+    blame = _Blame(
+        logs, JoinedLogs([log.log for log in logs]), {rank: list(pairs) for rank, pairs in differing.items()}
+    )
     records = [(rank, pair) for rank, pairs in blame.differing.items() for pair in pairs]
     ordered = records if first is None else [first, *(record for record in records if record != first)]
     for rank, pair in ordered:

@@ -16,10 +16,11 @@ from typing import NamedTuple
 
 from bitproof.harness.compare.bits import ComparedBits
 from bitproof.harness.errors import BitproofError
-from bitproof.harness.localize.blame import Differing, find_culprit
+from bitproof.harness.localize.blame import Differing, culprit_in, find_culprit, ready_logs
 from bitproof.harness.localize.culprit import HOW, Culprit, Link, call_of
 from bitproof.harness.localize.differing import differing_digests
 from bitproof.harness.localize.exchange.verifier import Verifier
+from bitproof.harness.localize.expected_found import expected_and_found
 from bitproof.harness.localize.logs.calls import Call, gives_what_it_reads
 from bitproof.harness.localize.logs.replay import (
     RECORD,
@@ -98,14 +99,15 @@ class Search:
         differing = differing_digests(self.recordings["reference"], self.recordings["candidate"], key.step)
         first = replace(first, holds=held_as(self.recordings["reference"], self.recordings["candidate"], key))
         pair = self._digest("reference", key), self._digest("candidate", key)
-        culprit = find_culprit(logs["reference"], logs["candidate"], differing, (key.rank, pair))
+        ready = ready_logs(logs["reference"], logs["candidate"])
+        culprit = culprit_in(ready, differing, (key.rank, pair))
         if culprit is None:
             return first
         verification = None
         if self.verifies:
-            verifier = Verifier(self.recordings, self.folder, key.step, logs, self.run_replay)
+            verifier = Verifier(self.recordings, self.folder, key.step, logs, self.run_replay, ready)
             culprit, verification = verifier.verify(culprit)
-        self.remarks += tell_others(culprit) if verification is None or verification.status != "verified" else []
+        self.remarks += tell_others(culprit) if verification is None else []
         if (
             culprit.how == "inherits"
             and (buffer := self._buffer_read(culprit, logs["candidate"], key.step)) is not None
@@ -130,7 +132,9 @@ class Search:
         with self._bits_may_fail(f"what {culprit.call} gave", culprit.rank):
             changed = self._changed(culprit, logs, key.step) if self.shows_bits else []
         call = call_of(culprit, changed=changed)
-        return replace(first, call=replace(call, neighbours=neighbours, modules=modules, verification=verification))
+        expected, found = expected_and_found(culprit, ready, call.output)
+        call = replace(call, expected=expected, found=found, verification=verification)
+        return replace(first, call=replace(call, neighbours=neighbours, modules=modules))
 
     def _left_by(
         self, key: Key, differing: Differing, pair: tuple[str, str]

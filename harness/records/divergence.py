@@ -93,12 +93,19 @@ class ModuleCalls:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherCause:
-    """A further cause that was found once the first one's values were exchanged, and how many tensors became equal."""
+    """A further cause that was found once the first one's values were exchanged, and how many tensors became equal.
+
+    `call` is the sentence about it; `operator`, `module`, `direction` and `rank` are its parts.
+    """
 
     __pydantic_config__ = GROWING
 
     call: str
     accounts: Count
+    operator: str | None = None
+    module: str | None = None
+    direction: str | None = None
+    rank: int | None = None
 
 
 VerificationStatus = Literal["not verified", "in part", "verified"]
@@ -149,7 +156,9 @@ class BlamedCall:
     order. `micro_batch` counts from 1, if a step has several. `part` is the part of an update that runs the call: an
     optimizer's class, "clipping", "loss scaling"; in a mixture of experts "dispatch", "compute" or "combine". `chain`
     leads from the call to the shown record; each of its calls reads an output of the previous one. `modules` lists the
-    modules whose calls differ. `verification` says what an exchange of the call's values showed, None without one.
+    modules whose calls differ. `expected` and `found` state the defect in a few words each: `eps=1e-05` and
+    `eps=0.001`, or `mul.Tensor of layers.0 (forward)` and `no such call`. `verification` says what an exchange of the
+    call's values showed, None without one.
     """
 
     operator: str
@@ -167,6 +176,8 @@ class BlamedCall:
     neighbours: list[Neighbour] | None = None
     chain: list[ChainLink] | None = None
     modules: list[ModuleCalls] | None = None
+    expected: str | None = None
+    found: str | None = None
     verification: Verification | None = None
 
 

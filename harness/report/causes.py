@@ -38,7 +38,7 @@ def _lines(result: CaseResult) -> Iterator[tuple[str, str]]:
         much = text.extent(divergence.tensor)
         yield "first difference", f"{where}: {much}" if much else where
         yield text.blame_label(divergence), text.blame(divergence) or "no call was found"
-        yield from text.verification(divergence.call)
+        yield from text.evidence(divergence.call)
         if divergence.pass_:
             yield "pass", divergence.pass_
     for role, _, about in text.baseline_sides(result):

@@ -212,8 +212,8 @@ def _divergence(first: Divergence) -> str:
     flat = FlatDivergence.of(first)
     known = [(name.rstrip("_"), value) for name, value in vars(flat).items() if isinstance(value, (str, int))]
     parts = [table_of(("what", "value"), [(name, _brief(value)) for name, value in known])]
-    if shown := text.verification(first.call):
-        parts.append(f"What exchanges of values showed:\n\n{table_of(('what', 'value'), shown)}")
+    if shown := text.evidence(first.call):
+        parts.append(f"The defect, and what exchanges of values showed:\n\n{table_of(('what', 'value'), shown)}")
     if rows := text.neighbour_rows(first.call):
         parts.append(f"Calls around the blamed one:\n\n{table_of(text.NEIGHBOURS, rows)}")
     if rows := text.chain_rows(first.call):

@@ -180,6 +180,8 @@ class FlatDivergence(TensorDifference):
     part: str | None = None
     chain: list[ChainLink] | None = None
     modules: list[ModuleCalls] | None = None
+    expected: str | None = None
+    found: str | None = None
     verification: Verification | None = None
     samples: list[FlatSample] | None = None  # type: ignore[assignment]  # a NamedTuple would be read with less care
     output_histogram: Histogram | None = None

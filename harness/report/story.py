@@ -14,9 +14,9 @@ from bitproof.harness.report.text import (
     blame_label,
     chain_rows,
     direction_of,
+    evidence,
     locate,
     outcome,
-    verification,
 )
 
 
@@ -39,7 +39,7 @@ def tell_story(result: CaseResult) -> Iterator[str]:
         )
         return
     yield f"  {blame_label(divergence)}: {blame(divergence)}"
-    yield from (f"  {label}: {told}" for label, told in verification(call))
+    yield from (f"  {label}: {told}" for label, told in evidence(call))
     yield f"  on ranks: {call.ranks}"
     if call.output is not None:
         yield f"  its output{_extent(call.output)}"

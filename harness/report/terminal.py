@@ -99,7 +99,7 @@ def tell_case(report: Report, result: CaseResult) -> list[str]:
         lines.append(f"  first divergence: {row.where}")
         if blamed := text.blame(result.first_divergence):
             lines.append(f"  {text.blame_label(result.first_divergence)}: {blamed}")
-            told = text.verification(result.first_divergence.call)
+            told = text.evidence(result.first_divergence.call)
             lines += [f"  {label}: {shown}" for label, shown in told]
     for name, reason in result.objections():
         lines.append(f"  check {name}: {reason}")

@@ -23,6 +23,7 @@ from bitproof.harness.records import (
     Report,
     TensorDifference,
     Verdict,
+    Verification,
 )
 from bitproof.harness.report import faults
 from bitproof.harness.report.source_lines import shown_line
@@ -201,7 +202,9 @@ def blame(divergence: Divergence | None) -> str:
     if divergence is None:
         return ""
     holds = divergence.holds and f"the tensor holds what the reference has as {divergence.holds}"
-    return "; ".join(filter(None, (blame_of(divergence.call), holds)))
+    shown = divergence.call.verification if divergence.call else None
+    unsure = f"not verified: {shown.reason}" if shown and shown.status == "not verified" else None
+    return "; ".join(filter(None, (blame_of(divergence.call), holds, unsure)))
 
 
 def blame_of(call: BlamedCall | None) -> str:
@@ -220,15 +223,24 @@ def blame_label(divergence: Divergence) -> str:
     return "best candidate" if found and found.status == "not verified" else "to blame"
 
 
-def verification(call: BlamedCall | None) -> list[tuple[str, str]]:
-    """What exchanges of values showed, as labelled lines; empty if there were none. For example:
+def evidence(call: BlamedCall | None) -> list[tuple[str, str]]:
+    """What was expected at the blamed call, what was found, and what exchanges of values showed, as labelled lines.
 
+    Empty for a call that no exchange verified, even in part: `blame` says so. For example:
+
+    expected: eps=1e-05
+    found: eps=0.001
     verified: with the reference's value here, all 34,240 tensors of the step are equal, and the reference with ...
     another cause: native_layer_norm of layers.3 (forward) on rank 0 gives another output ...: 12 tensors
     """
     found = call.verification if call else None
-    if found is None:
+    if call is None or found is None or found.status == "not verified":
         return []
+    sides = [("expected", call.expected), ("found", call.found)]
+    return [*((label, told) for label, told in sides if told), *_verification(found)]
+
+
+def _verification(found: Verification) -> list[tuple[str, str]]:
     num_alike, several = len(found.calls) + found.calls_left_out, bool(found.causes)
     here = "the reference's value here" if not num_alike else "the reference's values here"
     also = f" and at {_count(num_alike, 'more call')} with the same defect" if num_alike else ""
@@ -240,10 +252,8 @@ def verification(call: BlamedCall | None) -> list[tuple[str, str]]:
         told = f"with {here}{also}{others}, all {found.tensors:,} tensors of the step are equal, and the reference "
         told += f"with the candidate's {'value' if here.endswith('value here') and not several else 'values'} there "
         lines = [("verified", f"{told}gives the candidate's step")]
-    elif found.status == "in part":
-        lines = [("verified in part", f"with {here}{also}{others}, {became}; {found.reason}")]
     else:
-        lines = [("not verified", f"{found.reason}")]
+        lines = [("verified in part", f"with {here}{also}{others}, {became}; {found.reason}")]
     lines += [("the same defect", text) for text in found.calls]
     lines += [("the same defect", f"and {_count(found.calls_left_out, 'more call')}")] if found.calls_left_out else []
     return lines + [

@@ -3,9 +3,13 @@
 The trainers are those of `defective_trainers`, `handwritten_trainers` and `parallel_trainers`; with `--abroad` those of
 frameworks, in `tests/abroad/defects.py`, which must be installed.
 
-`python -m tests.benchmarks.bench_blame [WORD...]` runs those whose kind and name hold one of the words. Exits with 1
-unless all are DIFFERENT and found on the rank, and but one of 30 (of 20 abroad) in module and direction, but two in the
-operator; or if a cause is verified by exchange and wrong.
+`python -m tests.benchmarks.bench_blame [--verify] [WORD...]` runs those whose kind and name hold one of the words.
+Exits with 1 unless all are DIFFERENT and found on the rank, and but one of 30 (of 20 abroad) in module and direction,
+but two in the operator.
+
+With `--verify`, causes are verified by exchange, and programs with two and three independent defects run as well. A
+cause that is verified must be right: in module, direction, operator and rank, and with several defects in each of
+them, no more and no fewer causes. Exits with 1 as well if one is verified but wrong.
 """
 
 from __future__ import annotations
@@ -14,11 +18,12 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from bitproof.harness.user_code.user_file import run_file
 from tests.benchmarks import defective_trainers, handwritten_trainers, parallel_trainers
@@ -26,29 +31,71 @@ from tests.benchmarks.defective_trainers import Defect
 
 TRAINERS = defective_trainers, handwritten_trainers, parallel_trainers
 ABROAD = Path(__file__).parents[1] / "abroad" / "defects.py"
+AT_ONCE = 8
+"""Programs of one command: its process imports a framework once for all of them."""
+
+SEVERAL = """
+    fsdp2 tanh_gelu other_eps; fsdp2 other_eps decay; fsdp2 alpha beta; fsdp2 scaled_on_rank_1 decay
+    ddp tanh_gelu beta; ddp scaled_in_place scaled_gradient; ddp tanh_gelu more_loss_on_rank_1
+    tp tanh_gelu other_eps; tp scaled_on_rank_1 other_eps; tp alpha eps
+    pipelined tanh_gelu other_eps; pipelined other_eps sends_back_more
+    accumulating tanh_gelu_in_the_second one_lost; clipping other_eps max_norm; loop tanh_gelu beta
+    compiled tanh_gelu other_eps; compiled other_eps decay; scaled one_block_in_float32 one_not_unscaled
+    owners decay_on_a_norm max_for_sum; unsynced drawn_on_rank_1 hook_twice
+    fsdp2 tanh_gelu other_eps decay; ddp tanh_gelu scaled_gradient beta; tp tanh_gelu other_eps eps
+    clipping other_eps max_norm scaled_late; compiled tanh_gelu other_eps decay
+"""
+"""Programs with two or three defects, none of which hides another."""
 
 
-def case_of(folder: Path, trainers: ModuleType, kind: str, defect: str) -> Path:
-    """The case file of one defect of a file of trainers."""
-    case = folder / f"{kind}_{defect}.json"
+class Program(NamedTuple):
+    """A trainer of one kind with one or more defects."""
+
+    trainers: ModuleType
+    kind: str
+    names: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Its name in a case file: `ddp__tanh_gelu__beta`."""
+        return "__".join((self.kind, *self.names))
+
+    @property
+    def defects(self) -> list[Defect]:
+        """The truth."""
+        return [self.trainers.DEFECTS[self.kind, name] for name in self.names]
+
+
+def programs(trainers: Iterable[ModuleType]) -> Iterator[Program]:
+    """All programs with one defect, and then those with several."""
+    trainers = list(trainers)
+    for of in trainers:
+        yield from (Program(of, kind, (name,)) for kind, name in of.DEFECTS)
+    for kind, *names in (line.split() for line in SEVERAL.replace("\n", ";").split(";") if line.strip()):
+        yield from (Program(of, kind, tuple(names)) for of in trainers if (kind, names[0]) in of.DEFECTS)
+
+
+def case_of(folder: Path, program: Program) -> Path:
+    """The case file of one program."""
+    case, of = folder / f"{program.name}.json", program.trainers
     described = {
         "name": case.stem,
-        "preload": getattr(trainers, "PRELOAD", ()),
+        "preload": getattr(of, "PRELOAD", ()),
         "family": "blame",
-        "steps": trainers.STEPS,
+        "steps": of.STEPS,
         "parallelism": {"world_size": 2, "ep": 1},
     }
-    described |= {"reference": f"{trainers.__file__}:{kind}", "candidate": f"{trainers.__file__}:{kind}__{defect}"}
+    described |= {"reference": f"{of.__file__}:{program.kind}", "candidate": f"{of.__file__}:{program.name}"}
     case.write_text(json.dumps(described))
     return case
 
 
-def ran(folder: Path, cases: Sequence[Path]) -> dict[str, dict[str, Any]]:
+def ran(folder: Path, cases: Sequence[Path], *options: str) -> dict[str, dict[str, Any]]:
     """What one command, whose process imports a framework once, reports of all of these cases, by name."""
-    command = [sys.executable, "-m", "bitproof", "run", "--no-control", "--timeout", "500"]
+    command = [sys.executable, "-m", "bitproof", "run", "--no-control", "--timeout", "500", *options]
     command += [word for case in cases for word in ("--case", str(case))]
     done = subprocess.run([*command, "--report-dir", str(folder / "reports")], stdout=sys.stderr)
-    reports = sorted((folder / "reports").glob("*/report.json"))
+    reports = sorted((folder / "reports").glob("*/report.json"), key=lambda path: path.stat().st_mtime_ns)
     if not reports:
         raise SystemExit(f"no report, status {done.returncode}")
     return {result["name"]: result for result in json.loads(reports[-1].read_text())["cases"]}
@@ -61,40 +108,75 @@ def judged(found: dict[str, Any], defect: Defect) -> tuple[bool, bool, bool]:
     return place, operator, found.get("operator") is not None and defect.rank in (None, found.get("operator_rank"))
 
 
+def explains(found: dict[str, Any], defects: Sequence[Defect]) -> list[bool]:
+    """Whether each defect is one of the causes that are found, and no cause is anything else, the last.
+
+    A further cause may be another operator in the same place: one setting of an optimizer is an argument of several.
+    """
+    further = (found.get("verification") or {})["causes"]
+    judgements = [[judged(each, defect) for defect in defects] for each in (found, *map(_flat, further))]
+    is_found = [any(all(of[number]) for of in judgements) for number in range(len(defects))]
+    is_first = any(map(all, judgements[0]))
+    return [*is_found, is_first and all(any(place and rank for place, _, rank in of) for of in judgements[1:])]
+
+
+def _flat(cause: dict[str, Any]) -> dict[str, Any]:
+    return cause | {"operator_rank": cause.get("rank")}
+
+
 def main(*words: str) -> int:
     """Run all, and tell."""
     totals, num, shown = [0, 0, 0, 0], 0, Counter[str]()
-    wanted = [word for word in words if not word.startswith("-")] or [""]
-    trainers = (run_file(ABROAD)[0],) if "--abroad" in words else TRAINERS
+    wanted, verifies = [word for word in words if not word.startswith("-")] or [""], "--verify" in words
+    known = programs((run_file(ABROAD)[0],) if "--abroad" in words else TRAINERS)
     chosen = [
-        (of, kind, name, defect)
-        for of in trainers
-        for (kind, name), defect in of.DEFECTS.items()
-        if any(word in f"{kind} {name}" for word in wanted)
+        each
+        for each in known
+        if any(word in f"{each.kind} {' '.join(each.names)}" for word in wanted) and (verifies or len(each.names) == 1)
     ]
     if not chosen:
         raise SystemExit(f"no defect has one of the words {wanted}; they are such as 'fsdp2 decay'")
-    with tempfile.TemporaryDirectory() as folder:
-        results = ran(Path(folder), [case_of(Path(folder), of, kind, name) for of, kind, name, _ in chosen])
-    for _, kind, name, defect in chosen:
-        result = results[f"{kind}_{name}"]
-        found = result["first_divergence"] or {}
-        right = (result["verdict"] == "DIFFERENT", *judged(found, defect))
-        num, totals = num + 1, [total + each for total, each in zip(totals, right, strict=True)]
-        told = {key: found.get(key) for key in ("operator", "module", "direction", "operator_rank", "how")}
-        marks = " ".join("yes" if each else "NO " for each in right[1:])
-        exchanged = found.get("verification") or {"status": "not tried"}
-        is_right = all(right)
-        shown[f"{exchanged['status']}{'' if is_right else ', but wrong'}"] += 1
-        print(f"{kind:12} {name:24} {result['verdict']:10} {marks} {told}", flush=True)
-        print(
-            "   ", *(f"{name}: {exchanged.get(name)};" for name in ("status", "reason", "runs", "causes")), flush=True
-        )
+    for begin in range(0, len(chosen), AT_ONCE):
+        some, began = chosen[begin : begin + AT_ONCE], time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            cases = [case_of(Path(folder), each) for each in some]
+            results = ran(Path(folder), cases, *(["--verify"] if verifies else []))
+        print(f"# {len(some)} programs in {time.monotonic() - began:.0f} s", flush=True)
+        for program in some:
+            result = results[program.name]
+            found = result["first_divergence"] or {}
+            status = (found.get("verification") or {"status": "not tried"})["status"]
+            if len(program.names) > 1:
+                is_right = status != "not tried" and all(explains(found, program.defects))
+                shown["several defects"] += 1
+                shown["several defects, all found"] += status != "not tried" and all(
+                    explains(found, program.defects)[:-1]
+                )
+                marks = "yes" if is_right else "NO "
+            else:
+                right = (result["verdict"] == "DIFFERENT", *judged(found, program.defects[0]))
+                num, totals = num + 1, [total + each for total, each in zip(totals, right, strict=True)]
+                is_right = all(right) and (status != "verified" or all(explains(found, program.defects)))
+                marks = " ".join("yes" if each else "NO " for each in right[1:])
+            shown["programs"] += 1
+            shown["with a cause"] += found.get("operator") is not None
+            shown["right"] += is_right
+            shown[f"{status}{'' if is_right else ', but wrong'}"] += 1
+            tell(program, result, found, marks)
     print(f"verdict {totals[0]}, module and direction {totals[1]}, operator {totals[2]}, rank {totals[3]} of {num}")
     print("; ".join(f"{status}: {count}" for status, count in sorted(shown.items())))
     missed, of = [num - total for total in totals], 20 if "--abroad" in words else 30
     is_bad = bool(shown["verified, but wrong"])
     return int(is_bad or any(more > most for more, most in zip(missed, (0, num // of, 2 * num // of, 0), strict=True)))
+
+
+def tell(program: Program, result: dict[str, Any], found: dict[str, Any], marks: str) -> None:
+    """Print one program's row, and what exchanges showed."""
+    told = {key: found.get(key) for key in ("operator", "module", "direction", "operator_rank", "how")}
+    print(f"{program.kind:12} {'+'.join(program.names):24} {result['verdict']:10} {marks} {told}", flush=True)
+    if verification := found.get("verification"):
+        fields = (f"{name}: {verification.get(name)};" for name in ("status", "reason", "runs", "causes", "calls"))
+        print("   ", *fields, (result.get("seconds") or {}).get("replay"), flush=True)
 
 
 if __name__ == "__main__":

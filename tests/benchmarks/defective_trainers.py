@@ -5,7 +5,7 @@ What stands after the two underscores is one of `DEFECTS`; tests/benchmarks/benc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -65,7 +65,7 @@ class Model(nn.Module):
 class Trainer:
     """One rank of one kind of training run; a defect is put in when all else is built."""
 
-    def __init__(self, case: Case, mesh: Mesh, kind: str, defect: str | None) -> None:
+    def __init__(self, case: Case, mesh: Mesh, kind: str, defects: Sequence[str] = ()) -> None:
         self.kind, self.rank = kind, mesh.rank
         self.model = Model()
         self.run: nn.Module = self.model
@@ -91,7 +91,7 @@ class Trainer:
         self.change_sent: Callable[[Tensor, str], Tensor] = lambda x, _: x
         self.between: Callable[[int], None] = lambda _: None
         self.after_clipping: Callable[[], None] = lambda: None
-        if defect is not None:
+        for defect in defects:
             DEFECTS[kind, defect].put_in(self)
 
     def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -493,9 +493,18 @@ DEFECTS: dict[tuple[str, str], Defect] = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """The factory of a system: a kind, or a kind, two underscores and a defect."""
-    kind, _, defect = name.partition("__")
-    if kind not in KINDS or (defect and (kind, defect) not in DEFECTS):
+def asked_for(name: str, kinds: Iterable[str], known: Mapping[tuple[str, str], Defect]) -> tuple[str, list[str]]:
+    """The kind and the defects in a factory's name. Raises AttributeError for an unknown kind or defect.
+
+    Example: `ddp__tanh_gelu__beta` is a trainer of kind `ddp` with two independent defects.
+    """
+    kind, *defects = name.split("__")
+    if kind not in kinds or any((kind, defect) not in known for defect in defects):
         raise AttributeError(name)
-    return lambda case, mesh: Trainer(case, mesh, kind, defect or None).watched()
+    return kind, defects
+
+
+def __getattr__(name: str) -> Any:
+    """The factory of a system: a kind, then two underscores and a defect, any number of times."""
+    kind, defects = asked_for(name, KINDS, DEFECTS)
+    return lambda case, mesh: Trainer(case, mesh, kind, defects).watched()

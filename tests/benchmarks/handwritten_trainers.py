@@ -6,7 +6,7 @@ token counts as divisors, dropout and recomputation, running statistics, DTensor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bitproof import Case, Mesh
 from bitproof.harness.torch_operators import is_backward_running
-from tests.benchmarks.defective_trainers import Defect, on_rank, void
+from tests.benchmarks.defective_trainers import Defect, asked_for, on_rank, void
 
 STEPS = 2
 VOCABULARY, DIM, PADDING = 32, 16, 0
@@ -112,7 +112,7 @@ class Model(nn.Module):
 class Trainer:
     """One rank; a defect is put in when all else is built."""
 
-    def __init__(self, case: Case, mesh: Mesh, kind: str, defect: str | None) -> None:
+    def __init__(self, case: Case, mesh: Mesh, kind: str, defects: Sequence[str] = ()) -> None:
         self.kind, self.rank, self.world = kind, mesh.rank, case.parallelism.world_size
         self.grid = init_device_mesh("cpu", (self.world,))
         self.alone = [dist.new_group([rank]) for rank in range(self.world)][self.rank]
@@ -138,7 +138,7 @@ class Trainer:
         self.before_step: Callable[[int], None] = lambda _: None
         self.evaluates = self.model.blocks[0].norm if kind == "statistics" else None
         self.running: Callable[[], tuple[Tensor, Tensor]] | None = None
-        if defect is not None:
+        for defect in defects:
             DEFECTS[kind, defect].put_in(self)
 
     def losses(self, tokens: Tensor) -> Tensor:
@@ -323,8 +323,6 @@ DEFECTS: dict[tuple[str, str], Defect] = {
 
 
 def __getattr__(name: str) -> Any:
-    """The factory of a system: a kind, or a kind, two underscores and a defect."""
-    kind, _, defect = name.partition("__")
-    if kind not in KINDS or (defect and (kind, defect) not in DEFECTS):
-        raise AttributeError(name)
-    return partial(Trainer, kind=kind, defect=defect or None)
+    """The factory of a system: a kind, then two underscores and a defect, any number of times."""
+    kind, defects = asked_for(name, KINDS, DEFECTS)
+    return partial(Trainer, kind=kind, defects=defects)

@@ -12,7 +12,7 @@ unsynced    DistributedDataParallel that sums gradients over ranks in the last o
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy, gelu
 from torch.nn.parallel import DistributedDataParallel
 
 from bitproof import Case, Mesh
-from tests.benchmarks.defective_trainers import BACKWARD, FORWARD, UPDATE, Defect, on_rank
+from tests.benchmarks.defective_trainers import BACKWARD, FORWARD, UPDATE, Defect, asked_for, on_rank
 from tests.benchmarks.handwritten_trainers import REDUCE
 
 STEPS = 2
@@ -71,7 +71,7 @@ class Model(nn.Module):
 class Trainer:
     """One rank; a defect is put in when all else is built."""
 
-    def __init__(self, case: Case, mesh: Mesh, kind: str, defect: str | None) -> None:
+    def __init__(self, case: Case, mesh: Mesh, kind: str, defects: Sequence[str] = ()) -> None:
         self.kind, self.rank, self.world = kind, mesh.rank, case.parallelism.world_size
         self.model = Model()
         self.name_of = {parameter: name for name, parameter in self.model.named_parameters()}
@@ -98,7 +98,7 @@ class Trainer:
         self.part = self.number = 0
         if kind == "unsynced":
             lessen(self)
-        if defect is not None:
+        for defect in defects:
             DEFECTS[kind, defect].put_in(self)
 
     def shard_of(self, block: nn.Module) -> nn.Parameter:
@@ -338,8 +338,6 @@ DEFECTS: dict[tuple[str, str], Defect] = {
 
 
 def __getattr__(name: str) -> Any:
-    """The factory of a system: a kind, or a kind, two underscores and a defect."""
-    kind, _, defect = name.partition("__")
-    if kind not in KINDS or (defect and (kind, defect) not in DEFECTS):
-        raise AttributeError(name)
-    return partial(Trainer, kind=kind, defect=defect or None)
+    """The factory of a system: a kind, then two underscores and a defect, any number of times."""
+    kind, defects = asked_for(name, KINDS, DEFECTS)
+    return partial(Trainer, kind=kind, defects=defects)

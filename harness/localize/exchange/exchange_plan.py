@@ -16,7 +16,7 @@ Example for 2, where the candidate has an extra `mul`:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -337,7 +337,8 @@ def _checked(plan: _Draft) -> _Draft:
 class _Readers:
     """The readers of one rank's calls, on both sides; `pairs` are the digests of the rank's records that differ.
 
-    `passed` are the calls whose readers are exchanged, since their own outputs cannot be.
+    `passed` are the calls whose readers are exchanged, since their own outputs cannot be. Many paths may lead to one
+    call: the shortest counts.
     """
 
     def __init__(
@@ -347,6 +348,13 @@ class _Readers:
         self.blocked = {site.call for site in blocked if site.rank == rank and not site.is_input}
         self.blocked_inputs = {site for site in blocked if site.is_input}
         self.passed = set[int]()
+        self._planned: dict[tuple[str, int], int] = {}
+
+    def _is_planned(self, side: str, index: int, depth: int) -> bool:
+        """Whether a call of a side was planned before, at this depth or above; from now on it is."""
+        known = self._planned.get((side, index), MAX_NEW_CALLS + 1)
+        self._planned[side, index] = min(known, depth)
+        return known <= depth
 
     def is_blocked(self, index: int) -> bool:
         """Whether a call's outputs have another dtype or shape than the other side's."""
@@ -355,12 +363,14 @@ class _Readers:
     def of_new(self, index: int, depth: int = 0) -> _Draft:
         """Exchanges for a call that only the candidate makes."""
         call, plan = self.log.log[index], _Draft()
+        if self._is_planned("candidate", index, depth):
+            return plan
         if self.is_blocked(index):
             return self._of_readers(index, depth)
         due: dict[int, dict[str, ValueSite]] = defaultdict(dict)
         at_readers, new = list[Swap](), list[int]()
         is_read_right = False
-        for reader, position in _readers(self.log.log, self.log.given, index):
+        for reader, position in self.log.readers(index):
             other = counterpart(self.log, reader)
             if other is None:
                 new.append(reader)
@@ -406,7 +416,7 @@ class _Readers:
         """Exchange the outputs of a call's readers. Their other inputs must be right, so that no defect is hidden."""
         plan = _Draft()
         self.passed.update((index, *self._with_it(index)))
-        for reader in dict.fromkeys(reader for reader, _ in _readers(self.log.log, self.log.given, index)):
+        for reader in dict.fromkeys(reader for reader, _ in self.log.readers(index)):
             call, other = self.log.log[reader], counterpart(self.log, reader)
             sides = zip(call.inputs, self.log.given(reader), strict=False)
             inputs = [value for value, giver in sides if giver not in self.passed]
@@ -431,9 +441,11 @@ class _Readers:
     def of_missing(self, index: int, depth: int = 0) -> _Draft:
         """Exchanges for a call that only the reference makes."""
         reference, plan = self.log.reference, _Draft()
+        if self._is_planned("reference", index, depth):
+            return plan
         call = reference.log[index]
         in_place = name_of(call).endswith("_")
-        for reader, position in _readers(reference.log, reference.given, index):
+        for reader, position in reference.readers(index):
             mine = self._counterpart_here(reader)
             if mine is None:
                 if depth < MAX_NEW_CALLS and self.log.lacks(reader):
@@ -476,18 +488,6 @@ class _Readers:
         value = _source(self.log, self.rank, mine, position)
         site = ValueSite(self.rank, theirs, position, is_input=True)
         return Swap(site, value, partner.operator, partner.inputs[position], call.inputs[position], in_place=in_place)
-
-
-def _readers(
-    calls: Sequence[Call], given: Callable[[int], Sequence[int | None]], index: int
-) -> Iterable[tuple[int, int]]:
-    """The calls that read an output of a call, and the positions of their inputs."""
-    for reader in range(index + 1, len(calls)):
-        givers = given(reader)
-        if index in givers:
-            for position, giver in enumerate(givers[: len(calls[reader].inputs)]):
-                if giver == index:
-                    yield reader, position
 
 
 def _source(log: CandidateLog | ReferenceLog, rank: int, index: int, position: int) -> ValueSite:

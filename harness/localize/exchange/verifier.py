@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bitproof.harness.errors import BitproofError
-from bitproof.harness.localize.blame import find_culprit
+from bitproof.harness.localize.blame import culprit_in, ready_logs
 from bitproof.harness.localize.culprit import HOW, Culprit
 from bitproof.harness.localize.differing import differing_digests
 from bitproof.harness.localize.exchange.exchange_plan import (
@@ -38,9 +38,7 @@ from bitproof.harness.localize.exchange.exchange_plan import (
 from bitproof.harness.localize.logs.calls import READS_OUT, Call, maker_of
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.exchanges import OTHER_TYPE, UNSTEADY
-from bitproof.harness.localize.logs.idle_broadcasts import without_idle_broadcasts
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs
-from bitproof.harness.localize.logs.reference_log import ReferenceLog
 from bitproof.harness.localize.logs.replay import (
     Exchanged,
     Replay,
@@ -114,28 +112,37 @@ class _Cause:
 
 @dataclass
 class _Run:
-    """The result of a run with exchanged values: its calls, its records, and the outcome of each exchange."""
+    """The result of a run with exchanged values: its calls, its records, and the outcome of each exchange.
+
+    `ready` are its calls, compared with the reference's, once they are searched.
+    """
 
     calls: Sequence[Sequence[Call]]
     recording: Recording
     made: Mapping[ValueSite, Exchanged]
+    ready: Sequence[CandidateLog] = ()
 
 
 @dataclass
 class Verifier:
-    """Verifies causes of a step. `logs` has the calls of the first replays, whose archives are in `folder`."""
+    """Verifies causes of a step. `logs` has the calls of the first replays, whose archives are in `folder`.
+
+    `ready` are these logs, compared, if a search has done that already.
+    """
 
     recordings: Mapping[Role, Recording]
     folder: Path
     step: int
     logs: Mapping[Role, Sequence[Sequence[Call]]]
     run_replay: Callable[[Role, int, Path, Replay], str | None]
+    ready: Sequence[CandidateLog] = ()
     _number: int = field(default=_FIRST_NUMBER, init=False)
     _values: dict[Role, dict[ValueSite, tuple[Path, str]]] = field(default_factory=dict, init=False)
     _runs: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self._known = [ReferenceLog(log) for log in without_idle_broadcasts(self.logs["reference"])]
+        self.ready = self.ready or ready_logs(self.logs["reference"], self.logs["candidate"])
+        self._known = [log.reference for log in self.ready]
         self._keys = {role: self._digests(recording) for role, recording in self.recordings.items()}
 
     def verify(self, culprit: Culprit) -> tuple[Culprit, Verification]:
@@ -164,13 +171,13 @@ class Verifier:
     def _search(self, culprit: Culprit) -> tuple[list[_Cause], str, _Run]:
         """Exchange cause after cause. Returns the causes, the reason for an early end, and the last valid run."""
         causes = list[_Cause]()
-        run = _Run(self.logs["candidate"], self.recordings["candidate"], {})
+        run = _Run(self.logs["candidate"], self.recordings["candidate"], {}, self.ready)
         current: Culprit | None = culprit
         blocked, refused = set[ValueSite](), ""
         while current is not None:
             if self._runs == MAX_ROUNDS:
                 return causes, f"after {MAX_ROUNDS} runs with exchanged values something is still wrong", run
-            logs = self._ready(run.calls)
+            logs = run.ready
             differing = self._pairs(run.recording)
             planned = plan_of(current, logs, differing, blocked)
             reason = wrong_input(current, logs) or self._told_twice(current, planned, causes, run)
@@ -197,14 +204,15 @@ class Verifier:
             cause.accounts += len(before - self._wrong(after.recording))
             if not self._wrong(after.recording):
                 return causes, "", run
-            current = self.blamed(run.recording, run.calls)
+            run.ready = ready_logs(self._known, run.calls)
+            current = self.blamed(run.recording, run.ready)
         return causes, "no call explains what still differs", run
 
-    def blamed(self, recording: Recording, calls: Sequence[Sequence[Call]]) -> Culprit | None:
+    def blamed(self, recording: Recording, logs: Sequence[CandidateLog]) -> Culprit | None:
         """The call to blame for a recording of the candidate; None if no call explains it."""
         pairs = self._pairs(recording)
         rank = next(iter(pairs), None)
-        return None if rank is None else find_culprit(self._known, calls, pairs, (rank, pairs[rank][0]))
+        return None if rank is None else culprit_in(logs, pairs, (rank, pairs[rank][0]))
 
     def _told_twice(self, culprit: Culprit, planned: ExchangePlan, causes: Sequence[_Cause], run: _Run) -> str:
         """The problem if all planned values were exchanged already; empty if there are new ones."""
@@ -274,7 +282,7 @@ class Verifier:
             reason=reason or None,
             calls=calls[:MAX_CALLS_SHOWN],
             calls_left_out=max(0, len(calls) - MAX_CALLS_SHOWN),
-            causes=[OtherCause(call=told_of(each.culprit), accounts=each.accounts) for each in causes[1:]],
+            causes=[_other(each) for each in causes[1:]],
             runs=self._runs,
         )
 
@@ -326,10 +334,6 @@ class Verifier:
         folder = archives_of(self.folder, role, number)
         self.run_replay(role, number, folder, replay)
         return folder
-
-    def _ready(self, calls: Sequence[Sequence[Call]]) -> list[CandidateLog]:
-        ready = zip(without_idle_broadcasts(calls), self._known, strict=True)
-        return [CandidateLog(log, known) for log, known in ready]
 
     def _digests(self, recording: Recording) -> dict[Key, str]:
         by_rank = [recording.records_at(rank, self.step) for rank in range(len(self.logs["reference"]))]
@@ -431,6 +435,18 @@ def told_of(culprit: Culprit) -> str:
     with_arguments = f", with {culprit.arguments}" if culprit.arguments else ""
     where = f" ({culprit.call.source})" if culprit.call.source else ""
     return f"{culprit.call} on rank {culprit.rank} {HOW[culprit.how]}{with_arguments}{where}"
+
+
+def _other(cause: _Cause) -> OtherCause:
+    culprit, place = cause.culprit, cause.culprit.call.place
+    return OtherCause(
+        call=told_of(culprit),
+        accounts=cause.accounts,
+        operator=culprit.call.operator,
+        module=place.module,
+        direction=place.direction,
+        rank=culprit.rank,
+    )
 
 
 def _swaps(causes: Sequence[_Cause], role: Role) -> list[Swap]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Literal
 
 from bitproof.harness.localize.logs.calls import Call, Place, gives_what_it_reads
@@ -35,6 +36,23 @@ class IndexedLog:
         """The call of this occurrence of the same operator at the same place; None if there are fewer."""
         there = self.there(call)
         return there[turn] if turn < len(there) else None
+
+    def given(self, index: int) -> Sequence[int | None]:
+        """The call that gave each of a call's inputs; None for what was there before the step."""
+        raise NotImplementedError
+
+    @cached_property
+    def _readers(self) -> dict[int, list[tuple[int, int]]]:
+        found: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for reader, call in enumerate(self.log):
+            for position, giver in enumerate(self.given(reader)[: len(call.inputs)]):
+                if giver is not None:
+                    found[giver].append((reader, position))
+        return found
+
+    def readers(self, index: int) -> Sequence[tuple[int, int]]:
+        """The calls that read an output of a call, and the positions of these inputs, in order."""
+        return self._readers.get(index, ())
 
     def counterpart(self, index: int, other: IndexedLog) -> int | None:
         """The other log's call of the same operator, place and occurrence; None if the logs have different numbers of

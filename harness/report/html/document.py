@@ -80,7 +80,7 @@ class DivergenceBlock:
     types: str
     label: str
     blame: str | None
-    verification: list[tuple[str, str]]
+    evidence: list[tuple[str, str]]
     ranks: str
     apart: list[Apart]
     neighbours: list[tuple[str, ...]]
@@ -264,7 +264,7 @@ def _divergence(result: CaseResult, first: Divergence) -> DivergenceBlock:
         types=(types[0] or "") if types[0] == types[1] else ", ".join(map("{}: {}".format, sides, types)),
         label=text.blame_label(first).capitalize(),
         blame=text.blame(first),
-        verification=text.verification(call),
+        evidence=text.evidence(call),
         ranks=ranks if "," in ranks else "",
         apart=[
             Apart(

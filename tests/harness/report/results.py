@@ -198,6 +198,8 @@ def localized(make_result) -> CaseResult:
                     ModuleCalls(module="layers.1.moe", direction="backward", calls=9, differing=4, turn=1),
                     ModuleCalls(direction="update", calls=5, differing=0),
                 ],
+                expected="eps=1e-05 | <b>",
+                found="eps=0.001 | <i>",
                 verification=Verification(
                     status="in part",
                     tensors=1200,
@@ -208,7 +210,16 @@ def localized(make_result) -> CaseResult:
                     reason="no call <b> explains | what still differs",
                     calls=["gate<b> of layers.1.moe (forward) on ranks 3, 5"],
                     calls_left_out=2,
-                    causes=[OtherCause(call="mm of layers.0 (forward) on rank 0 | <i>", accounts=3)],
+                    causes=[
+                        OtherCause(
+                            call="mm of layers.0 (forward) on rank 0 | <i>",
+                            accounts=3,
+                            operator="mm<i>",
+                            module="layers.0",
+                            direction="forward",
+                            rank=1,
+                        )
+                    ],
                     runs=3,
                 ),
                 chain=[

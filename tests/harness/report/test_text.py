@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from bitproof.harness.records import TensorDifference
+from bitproof.harness.records import BlamedCall, Divergence, TensorDifference, Verification
 from bitproof.harness.report import text
 from tests.harness.report.results import CLOSENESS
 
@@ -93,3 +93,22 @@ def test_a_tensor_that_is_another_one_of_the_references_is_told_with_and_without
     assert text.blame(first) == f"{text.blame(localized.first_divergence)}; {told}"
     assert text.blame(replace(first, call=None)) == told
     assert text.blame(replace(first, call=None, holds=None)) == ""
+
+
+def test_a_cause_that_no_exchange_verified_is_one_line_with_its_reason() -> None:
+    shown = Verification(status="not verified", tensors=4, differing=2, remaining=2, reason="it has no counterpart")
+    call = BlamedCall(operator="mm", rank=0, how="gives another output", expected="a", found="b", verification=shown)
+    first = Divergence(step=0, kind="grad", name="w", rank=0, call=call)
+    assert text.evidence(call) == []
+    assert text.blame_label(first) == "best candidate"
+    assert text.blame(first).endswith("gives another output; not verified: it has no counterpart")
+
+
+def test_a_verified_cause_shows_what_was_expected_what_was_found_and_the_evidence() -> None:
+    shown = Verification(status="verified", tensors=34_240, differing=2, remaining=0, accounts=2, reverse=True, runs=2)
+    call = BlamedCall(operator="mm", rank=0, expected="scale 0.125", found="scale 0.25", verification=shown)
+    assert text.evidence(call)[:2] == [("expected", "scale 0.125"), ("found", "scale 0.25")]
+    assert text.evidence(call)[2][1].startswith(
+        "with the reference's value here, all 34,240 tensors of the step are equal"
+    )
+    assert text.evidence(replace(call, verification=None)) == []

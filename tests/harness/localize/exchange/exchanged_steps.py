@@ -59,7 +59,7 @@ class Sides:
     def verified(self, culprit: Culprit | None = None) -> tuple[Culprit, Verification]:
         """What exchanges show of a cause, by default of the one that a search finds."""
         verifier = self.verifier()
-        found = culprit or verifier.blamed(self.recordings["candidate"], self.logs["candidate"])
+        found = culprit or verifier.blamed(self.recordings["candidate"], verifier.ready)
         assert found is not None
         return verifier.verify(found)
 

@@ -1,0 +1,80 @@
+"""A cause in two short lines: what was expected at the blamed call, and what was found.
+
+Each kind of defect has one form. For example:
+
+    wrong argument       expected: eps=1e-05                    found: eps=0.001
+    wrong value          expected: bits 0x3e800000 at [0, 3]    found: bits 0x3f000000 at [0, 3]
+    wrong input          expected: reads the output of mm ...   found: reads the output of silu ...
+    missing call         expected: mul.Tensor of layers.0 ...   found: no such call
+    extra call           expected: no such call                 found: mul.Tensor of layers.0 ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bitproof.harness.errors import cut
+from bitproof.harness.localize.argument_differences import input_sources
+from bitproof.harness.localize.culprit import Culprit
+from bitproof.harness.localize.logs.calls import Call
+from bitproof.harness.localize.logs.candidate_log import CandidateLog
+from bitproof.harness.records import TensorDifference
+
+MAX_CHARS = 160
+
+SAME_INPUTS = "the reference's output of the same inputs"
+
+FIXED = {
+    "compiles": ("values that the reference has", "a value of the compiled graph that the reference has nowhere"),
+    "exchanges": ("its inputs in the reference's order", "the same inputs in another order"),
+    "regroups": ("the values in the reference's order", "the same values in another order"),
+    "abandons": ("a collective that is waited for", "it is launched and never waited for"),
+    "discards": ("a call that reads its output", "an output that no call reads"),
+    "misplaces": ("its output in this tensor", "another right value in this tensor"),
+}
+
+
+def expected_and_found(
+    culprit: Culprit, logs: Sequence[CandidateLog], output: TensorDifference | None = None
+) -> tuple[str, str]:
+    """The two lines. `output` has how the call's output differs, if that is known."""
+    return tuple(cut(text, MAX_CHARS) for text in _lines(culprit, logs[culprit.rank], output))  # type: ignore[return-value]
+
+
+def _lines(culprit: Culprit, log: CandidateLog, output: TensorDifference | None) -> tuple[str, str]:
+    mine, theirs = culprit.candidate, culprit.reference
+    due = log.reference.log[theirs] if theirs is not None else None
+    if culprit.how == "lacks":
+        return f"{due or culprit.call}", "no such call"
+    if culprit.how == "adds":
+        return culprit.instead_of or "no such call", f"{culprit.call}"
+    if culprit.how in FIXED:
+        return FIXED[culprit.how]
+    if due is not None and mine is not None and (arguments := _arguments(log.log[mine], due)):
+        return arguments
+    if culprit.how == "reads" and mine is not None and theirs is not None:
+        sources = input_sources(log, mine, theirs)
+        if sources is not None and sources[0] != sources[1]:
+            return f"reads {sources[1]}", f"reads {sources[0]}"
+    if culprit.how == "inherits":
+        return "the value that the reference reads", "a value that nothing in this step computed"
+    return _values(output)
+
+
+def _arguments(call: Call, partner: Call) -> tuple[str, str] | None:
+    """The numbers and words that two calls of one operator do not have in common; None if there are none."""
+    if call.operator != partner.operator:
+        return None
+    sides = dict(partner.scalars), dict(call.scalars)
+    names = [name for name in sides[1] if name in sides[0] and sides[0][name] != sides[1][name]]
+    expected, found = (", ".join(f"{name}={side[name]}" for name in names) for side in sides)
+    return (expected, found) if names else None
+
+
+def _values(output: TensorDifference | None) -> tuple[str, str]:
+    """The first element that differs, in the reference and in the candidate."""
+    sample = next(iter(output.samples or ()), None) if output is not None else None
+    if sample is None:
+        return SAME_INPUTS, "another output"
+    where = f"at {list(sample.at)} of its output"
+    return f"bits {sample.reference} {where}", f"bits {sample.candidate} {where}"

@@ -1,0 +1,76 @@
+"""A cause in two lines: one form for each kind of defect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+from torch.nn import functional
+
+from bitproof.harness.localize.culprit import How
+from bitproof.harness.localize.expected_found import FIXED, expected_and_found
+from bitproof.harness.records import Sample, TensorDifference
+from tests.harness.localize.exchange.exchanged_steps import Sides, weights
+
+
+def step(
+    scale: float = 0.125, *, extra: bool = False, missing: bool = False, swaps: bool = False
+) -> Mapping[str, Tensor]:
+    """A layer that scales and adds."""
+    w, x = weights((16, 16), (8, 16))
+    h = x @ w
+    h = h if missing else h * scale
+    h = h.tanh() if extra else h
+    y = functional.silu(h)
+    out = (h if swaps else y) @ w
+    out.square().mean().backward()
+    assert w.grad is not None
+    return {"w": w.grad, "y": y.detach(), "out": out.detach()}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected", "found"),
+    [
+        ({"scale": 0.25}, "other=0.125", "other=0.25"),
+        ({"extra": True}, "no such call", "tanh of the step itself (forward)"),
+        ({"missing": True}, "mul.Tensor of the step itself (forward)", "no such call"),
+        (
+            {"swaps": True},
+            "reads what silu of the step itself (forward) gives",
+            "reads what mul.Tensor of the step itself (forward) gives",
+        ),
+    ],
+    ids=["a wrong argument", "an extra call", "a missing call", "a wrong input"],
+)
+def test_a_defect_is_stated_in_two_lines(tmp_path: Path, options: dict[str, Any], expected: str, found: str) -> None:
+    sides = Sides(tmp_path, step, lambda: step(**options))
+    verifier = sides.verifier()
+    culprit = verifier.blamed(sides.recordings["candidate"], verifier.ready)
+    assert culprit is not None
+    assert expected_and_found(culprit, verifier.ready) == (expected, found)
+
+
+def test_a_wrong_value_is_stated_by_the_bits_of_its_first_differing_element(tmp_path: Path) -> None:
+    sides = Sides(tmp_path, step, lambda: step(scale=0.25))
+    verifier, culprit = sides.verifier(), sides.blamed("mm")
+    output = TensorDifference(samples=[Sample([0, 3], "0x3e800000", "0x3f000000")])
+    assert expected_and_found(culprit, verifier.ready, output) == (
+        "bits 0x3e800000 at [0, 3] of its output",
+        "bits 0x3f000000 at [0, 3] of its output",
+    )
+    assert expected_and_found(culprit, verifier.ready) == (
+        "the reference's output of the same inputs",
+        "another output",
+    )
+
+
+@pytest.mark.parametrize("how", [*FIXED, "inherits", "draws", "computes", "reads", "adds", "lacks"])
+def test_each_kind_of_defect_has_two_short_lines_of_different_texts(tmp_path: Path, how: How) -> None:
+    sides = Sides(tmp_path, step, lambda: step(scale=0.25))
+    verifier, culprit = sides.verifier(), replace(sides.blamed("silu"), how=how)
+    first, second = expected_and_found(culprit, verifier.ready)
+    assert first and second and first != second and len(first) <= 160 and len(second) <= 160

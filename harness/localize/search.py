@@ -121,13 +121,13 @@ class Search:
             and (left := self._left_by(key, differing, pair)) is not None
         ):
             culprit, logs, step = left
-            self.remarks.append(f"the call to blame is one of step {step}: it leaves what step {key.step} reads")
+            self.remarks.append(f"the call to blame is in step {step}: step {key.step} reads its output")
             neighbours = neighbours_of(culprit, logs["reference"], logs["candidate"])
             return replace(first, call=replace(call_of(culprit), neighbours=neighbours))
         neighbours = neighbours_of(culprit, logs["reference"], logs["candidate"])
         modules = modules_of(culprit, logs["reference"], logs["candidate"])
         changed: list[TensorDifference | None] = []
-        with self._bits_may_fail(f"what {culprit.call} gave", culprit.rank):
+        with self._bits_may_fail(f"the output of {culprit.call}", culprit.rank):
             changed = self._changed(culprit, logs, key.step) if self.shows_bits else []
         call = call_of(culprit, changed=changed)
         return replace(first, call=replace(call, neighbours=neighbours, modules=modules, verification=verification))

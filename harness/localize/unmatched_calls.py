@@ -33,7 +33,7 @@ class Look(NamedTuple):
 
 def told_packing(number: int) -> str:
     """The part of the summary about calls that only pack; empty if there are none."""
-    return f", {number} that only pack right values aside," if number else ""
+    return f", except {number} that only pack right values," if number else ""
 
 
 def listed(found: Sequence[UnmatchedCall]) -> str:

@@ -224,7 +224,7 @@ def verification(call: BlamedCall | None) -> list[tuple[str, str]]:
     """What exchanges of values showed, as labelled lines; empty if there were none. For example:
 
     verified: with the reference's value here, all 34,240 tensors of the step are equal, and the reference with ...
-    another cause: native_layer_norm of layers.3 (forward) on rank 0 gives another output ...: 12 tensors
+    another cause: native_layer_norm of layers.3 (forward) on rank 0 has the same inputs and ...: 12 tensors
     """
     found = call.verification if call else None
     if found is None:

@@ -59,7 +59,7 @@ class ExtraPass:
         result = module if result is None else result
         if not isinstance(result, GraphModule):
             raise PassError(
-                f"{self.__name__} returned something that is no graph",
+                f"{self.__name__} did not return a graph",
                 expected="a GraphModule, or None after changing the given one in place",
                 found=type(result).__name__,
             )
@@ -112,7 +112,7 @@ def insert(pass_list: Sequence[Callable[..., Any]], extras: Sequence[ExtraPass])
         if extra.__name__ in names:
             raise UsageError(
                 f"two passes are named {extra.__name__}",
-                expected="a name of its own for every pass: reports and errors go by it",
+                expected="a unique name for every pass, as reports and errors use it",
                 found=f"pass list {', '.join(names)}",
                 fix="rename the function",
             )

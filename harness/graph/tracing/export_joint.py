@@ -192,7 +192,7 @@ def _role(descriptor: Any) -> Role:
     role = role_of(descriptor)
     if role.kind == "other":
         raise TraceError(
-            "the exported step has an input or output of a kind that is not known",
+            "the exported step has an input or output of an unknown kind",
             expected="parameters, buffers, inputs, the loss, gradients, written buffers",
             found=role.of,
         )
@@ -258,7 +258,7 @@ def _refuse_shared_memory(ends: _Ends, state: Mapping[str, Tensor]) -> None:
             if other != name and storage_key(tensor) == storage_key(state[name]):
                 raise TraceError(
                     f"the training step writes into buffer {name}, whose memory {other} shares",
-                    expected="memory of its own for what is written: the exported graph knows no other",
+                    expected="written buffers that share no memory: the exported graph does not show such writes",
                     fix="compute one from the other where the step reads it, or choose the system graph",
                 )
 

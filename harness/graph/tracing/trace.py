@@ -315,7 +315,7 @@ def keeping_state(model: nn.Module) -> Iterator[None]:
     after = dict(model.named_buffers())
     if replaced := [name for name, x in before.items() if after.get(name) is not x]:
         raise TraceError(
-            f"the training step puts another tensor in the place of buffer {replaced[0]}",
+            f"the training step replaces the tensor of buffer {replaced[0]}",
             expected="buffers that are written in place, as a graph that reads and writes its inputs can",
             fix="write x.copy_(...) where the module says self.x = ...",
         )

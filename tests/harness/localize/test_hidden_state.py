@@ -52,7 +52,7 @@ def test_what_an_earlier_step_left_is_blamed_on_the_call_that_left_it(tmp_path, 
     first = result.first_divergence
     assert first is not None and first.call is not None and (first.step, first.rank) == (2, 1)
     assert (first.call.operator, first.call.rank) == ("add_.Tensor", 1)
-    assert "the call to blame is in step 0: it leaves what step 2 reads" in result.remarks
+    assert "the call to blame is in step 0: step 2 reads its output" in result.remarks
 
 
 @pytest.mark.ranks
@@ -72,7 +72,7 @@ def test_an_expert_bias_that_nobody_shows_is_led_back_to_what_changed_it(tmp_pat
     first = result.first_divergence
     assert first is not None and first.call is not None and first.kind == "loss"
     assert (first.call.operator, first.call.how, first.call.direction) == (operator, how, "update")
-    assert f"the call to blame is in step 0: it leaves what step {first.step} reads" in result.remarks
+    assert f"the call to blame is in step 0: step {first.step} reads its output" in result.remarks
 
 
 @pytest.mark.ranks

@@ -161,7 +161,8 @@ def _evaluate(node: Node, module: GraphModule, mode: FakeTensorMode) -> Any:
 
     def value_of(read: Node) -> Any:
         value = read.meta["val"] if "val" in read.meta else getattr(module, str(read.target))
-        if isinstance(value, FakeTensor) and value.fake_mode is not mode:  # passes may have used another one
+        # Passes may have used another fake mode.
+        if isinstance(value, FakeTensor) and value.fake_mode is not mode:
             return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
         return mode.from_tensor(value) if isinstance(value, Tensor) and not isinstance(value, FakeTensor) else value
 

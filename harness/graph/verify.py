@@ -85,7 +85,8 @@ def verify_order(graph: Graph, of: str = "") -> None:
     try:
         graph.lint()
     except (RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0]  # the other lines are the whole graph
+        # The other lines are the whole graph.
+        reason = str(error).splitlines()[0]
         which = of.removeprefix(" of ") or "the graph"
         raise PassError(f"{which} is malformed", expected="topological order", found=reason) from error
     for node in graph.nodes:

@@ -127,7 +127,8 @@ def call_of(
     `changed` has the difference in the output of each call of the chain, the culprit's first; None if unknown.
     """
     call, arguments, reading = culprit.call, culprit.arguments, culprit.reading
-    if told is not HOW:  # of two runs of one system
+    # Then both sides are runs of the same system.
+    if told is not HOW:
         told_of = "where the reference has", "where its other run had"
         arguments, reading = arguments.replace(*told_of), reading.replace(*told_of)
     return BlamedCall(

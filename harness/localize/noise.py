@@ -92,7 +92,8 @@ class NoiseSearch(Search):
         return None
 
     def _replay(self, side: Role, number: int, replay: Replay) -> str | None:
-        turn = 2 * number + 1 + ROLES.index(side)  # 3 to 6: a search between two systems may have had 1 and 2
+        # 3 to 6: a search between two systems may have had 1 and 2.
+        turn = 2 * number + 1 + ROLES.index(side)
         replay = replace(replay, stressed=self.stressed and side == "candidate")
         return self.run_replay(self.role, turn, self._archives(side, number), replay)
 

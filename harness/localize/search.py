@@ -140,7 +140,8 @@ class Search:
         None if no call of an earlier step explains the difference.
         """
         if self.recordings["candidate"].manifest.case.get("resume_at"):
-            return None  # its earlier steps ran in other processes, which left no logs
+            # Its earlier steps ran in other processes, which left no logs.
+            return None
         for role in ROLES:
             self._replay(role, ALL_STEPS, Replay(step=key.step, log=True, every_step=True))
         logs = {role: self._logs(role, ALL_STEPS) for role in ROLES}

@@ -151,7 +151,8 @@ class StaticStep:
     def __init__(self, run: Callable[..., Any], module: GraphModule, num_state: int) -> None:
         self._run = run
         self._num_state = num_state
-        self._can_capture = not obstacles(module)  # a fault in it may be one
+        # An injected fault may be an obstacle.
+        self._can_capture = not obstacles(module)
         self._written = _written_inputs(module)
         self._state: list[int] = []
         self._static: list[Tensor] = []

@@ -68,7 +68,8 @@ class _Step(nn.Module):
         """The loss."""
         now = _state_of(self.model)
         with swapped_state(self.model, {name: now[first] for name, first in self._first_names.items()}):
-            if get_proxy_mode() is None:  # torch first runs a module to find its writes and results
+            # Torch first runs a module to find its writes and results.
+            if get_proxy_mode() is None:
                 return self._loss_function(*inputs)
             self._recording()
             with keeping_state(self.model):
@@ -228,7 +229,8 @@ def _as_step(
             assert tangent is not None
             env[tangent] = _seed(graph, env[loss], tangent, gradient_seed)
         env[node] = graph.node_copy(node, env.__getitem__)
-    if tangent in ends.outputs.values() and tangent not in env:  # for a parameter that is added to the loss
+    # A parameter that is added to the loss has the tangent itself as its gradient.
+    if tangent in ends.outputs.values() and tangent not in env:
         assert tangent is not None
         env[tangent] = _seed(graph, env[loss], tangent, gradient_seed)
     for buffer, value in writes:

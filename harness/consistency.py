@@ -257,7 +257,9 @@ def _unfounded_different(result: CaseResult) -> Iterator[Contradiction]:
 
 
 def _unfounded_closeness(result: CaseResult) -> Iterator[Contradiction]:
-    """Contradictions of a measurement within the bound that misses compared kinds, or reports elements beyond it."""
+    """Contradictions in the measured closeness of a case that differs within its bound: every compared kind must be
+    measured, and no element may be beyond the bound.
+    """
     found = result.closeness
     assert found is not None
     if {kind for kind, count in result.compared.items() if count} != found.histogram.keys():

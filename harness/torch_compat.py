@@ -111,8 +111,9 @@ def symbolic_graph(
 ) -> Callable[..., GraphModule]:
     """A tracer for `function`: called with fake tensors, it returns the graph of the executed operators.
 
-    A number that depends on data stays symbolic until run time. `as_eager` traces the operators that run without a
-    trace: for 46 operators, such as matmul of a vector and a batch, Python's kernels call others. It takes fixed sizes.
+    A number that depends on data stays symbolic until run time. By default torch's Python kernels run, which call other
+    operators than eager for 46 operators, such as matmul of a vector and a batch. `as_eager` traces eager's operators,
+    but needs fixed sizes.
     """
     traced = make_fx(function, decomposition_table=decompositions, _error_on_data_dependent_ops=False)
 

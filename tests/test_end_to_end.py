@@ -111,7 +111,7 @@ NOT_CALLED = "layers cannot be chunked: the pattern 'layers' matches, but no cal
         ),
         (
             {"reference": "eager", "pipeline": Pipeline(backend="cuda_graph")},
-            "(_local_scalar_dense, forward of layers.0.moe.experts): data decide a size or a number",
+            "(_local_scalar_dense, forward of layers.0.moe.experts): a size or a number depends on data",
         ),
     ],
 )

@@ -48,7 +48,7 @@ def test_the_page_says_what_was_seen_of_every_bug(name):
 
 def test_a_night_is_wrong_by_a_verdict_or_a_cause():
     bug = MODULE.Bug("b", None, "what", "a==1 p==2", None, ("add_", "layers.0", "backward"))
-    cause = {"operator": "add_.Tensor", "module": "layers.0", "direction": "backward", "how": "reads other inputs"}
+    cause = {"operator": "add_.Tensor", "module": "layers.0", "direction": "backward", "how": "reads different inputs"}
     wrong, mended = {"verdict": "DIFFERENT", "first_divergence": cause}, {"verdict": "EQUAL", "first_divergence": None}
     assert not MODULE.problems(bug, wrong, mended)
     for key, other in (("operator", "mul"), ("module", None), ("direction", "forward")):
@@ -56,8 +56,8 @@ def test_a_night_is_wrong_by_a_verdict_or_a_cause():
     assert len(MODULE.problems(bug, mended, mended)) == len(MODULE.problems(bug, wrong, wrong)) == 1
     row = bug.row(wrong | {"minutes": 1}, mended | {"minutes": 1})
     assert row == (
-        "| p [new](#new) | what | 2: DIFFERENT | patch: EQUAL | `add_.Tensor` of layers.0 (backward) reads other "
-        "inputs | right | 2.0 |"
+        "| p [new](#new) | what | 2: DIFFERENT | patch: EQUAL | `add_.Tensor` of layers.0 (backward) reads "
+        "different inputs | right | 2.0 |"
     )
     assert MODULE.table([(bug, wrong | {"minutes": 1}, mended | {"minutes": 1})]).splitlines() == [
         "bug  wrong      mended  to blame                            cause  minutes",

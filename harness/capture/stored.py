@@ -75,7 +75,7 @@ class RankRows:
 
     @property
     def is_finite(self) -> bool:
-        """Whether every loss is finite. Agreement of others shows nothing."""
+        """Whether every loss is finite. Agreement of infinite losses or NaNs shows nothing."""
         return not any("n" in text for text in values_of(self.columns["value"].drop_null()))
 
     def recorded_like(self, other: RankRows) -> bool:

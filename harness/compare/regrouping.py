@@ -106,11 +106,11 @@ def measure_in_float64(
 ) -> InFloat64:
     """The second test: the reference, the candidate and samples in float64, and the plain runs.
 
-    A tensor that differs in the plain runs is no rounding if in float64 it moves by MARGIN spreads. Then all plain runs
-    are compared with the reference in float64, which is right by comparison: is the candidate less accurate than the
-    reference in four orders?
+    1. If a tensor differs in the plain runs, and moves by MARGIN spreads in float64, rounding does not explain it.
+    2. All plain runs are compared with the reference in float64, which is nearly exact. The candidate is less accurate
+       if its errors are significantly larger than those of the reference and of its samples in other orders.
 
-    Raises RecordingError where a value is not the one that was recorded.
+    Raises RecordingError if a value does not have its recorded digest.
     """
     folders = (wide[0], wide[1], *wide[2], plain[0], plain[1], *plain[2])
     recordings = [read_recording(folder) for folder in folders]

@@ -59,7 +59,7 @@ class ExtraPass:
         result = module if result is None else result
         if not isinstance(result, GraphModule):
             raise PassError(
-                f"{self.__name__} returned something that is no graph",
+                f"{self.__name__} did not return a graph",
                 expected="a GraphModule, or None after changing the given one in place",
                 found=type(result).__name__,
             )
@@ -112,7 +112,7 @@ def insert(pass_list: Sequence[Callable[..., Any]], extras: Sequence[ExtraPass])
         if extra.__name__ in names:
             raise UsageError(
                 f"two passes are named {extra.__name__}",
-                expected="a name of its own for every pass: reports and errors go by it",
+                expected="a unique name for every pass, as reports and errors use it",
                 found=f"pass list {', '.join(names)}",
                 fix="rename the function",
             )
@@ -161,7 +161,8 @@ def _evaluate(node: Node, module: GraphModule, mode: FakeTensorMode) -> Any:
 
     def value_of(read: Node) -> Any:
         value = read.meta["val"] if "val" in read.meta else getattr(module, str(read.target))
-        if isinstance(value, FakeTensor) and value.fake_mode is not mode:  # passes may have used another one
+        # Passes may have used another fake mode.
+        if isinstance(value, FakeTensor) and value.fake_mode is not mode:
             return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
         return mode.from_tensor(value) if isinstance(value, Tensor) and not isinstance(value, FakeTensor) else value
 

@@ -85,7 +85,7 @@ def check_extra_passes(texts: tuple[str, ...], case: Case) -> None:
             )
     if texts and case.candidate not in (*TRACED, COMPILED):
         raise CaseError(
-            f"the candidate of case {case.name} has no graph to put a pass into",
+            f"the candidate of case {case.name} has no graph for an extra pass",
             expected="the candidate graph, joint, autoplace or compiled: --extra-pass goes into the candidate alone",
             found=f"candidate {case.candidate}",
             fix="leave the case out with -k, or give --candidate graph",

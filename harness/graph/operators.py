@@ -76,9 +76,11 @@ def nested_call(node: Node) -> tuple[GraphModule, list[Any]] | None:
     [place] = places
     nested = graph_of(node.args[place])  # type: ignore[arg-type]
     assert nested is not None
-    operands = [x for x in node.args[place + 1 :] if not isinstance(x, str)]  # some also take the graph's name
+    # Some also take the graph's name.
+    operands = [x for x in node.args[place + 1 :] if not isinstance(x, str)]
     count = sum(inner.op == "placeholder" for inner in nested.graph.nodes)
-    is_flat = not any(isinstance(x, (list, tuple)) for x in operands)  # not so of `map`, which takes lists
+    # `map` takes lists.
+    is_flat = not any(isinstance(x, (list, tuple)) for x in operands)
     return (nested, operands) if is_flat and len(operands) == count else None
 
 
@@ -218,7 +220,8 @@ def storage_owners(nodes: Any) -> dict[Node, Node]:
     owners: dict[Node, Node] = {}
     for node in nodes:
         chain = []
-        while node not in owners:  # the nodes need not stand in topological order
+        # The nodes need not stand in topological order.
+        while node not in owners:
             shared = sharing_arguments(node)
             chain.append(node)
             if not shared:

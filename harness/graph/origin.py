@@ -170,7 +170,8 @@ class OriginRecorder:
             return self._backward or Origin(None, "backward")
         module = self._running[-1] if self._running else self._name
         origin = Origin(module, "forward", innermost_user_line(sys._getframe(2)), running_part())
-        number = last_sequence_number()  # of the autograd node of this operator
+        # The number of the autograd node of this operator.
+        number = last_sequence_number()
         if not self._sequence_numbers or number > self._sequence_numbers[-1]:
             self._sequence_numbers.append(number)
             self._origins.append(origin)

@@ -157,13 +157,15 @@ def _read(plain: Json) -> GraphModule:
     for op, name, target, place, args, kwargs in plain["nodes"]:
         if op not in ("placeholder", "get_attr", "call_function", "output"):
             raise UnkeptError("not a valid graph file", found=f"unknown node op {op!r}")
-        if op != "call_function" and not _is_name(target):  # torch writes it into code unchanged
+        # Torch writes it into code unchanged.
+        if op != "call_function" and not _is_name(target):
             raise UnkeptError("not a valid graph file", found=f"invalid name {target!r}")
         if op == "get_attr" and target not in attributes:
             raise UnkeptError("not a valid graph file", found=f"missing attribute {target}")
         callee = _operator(target) if op == "call_function" else target
         arguments, options = _value(args, nodes), _value(kwargs, nodes)
-        if not all(map(_is_name, options)):  # nor does it look at these
+        # Torch does not check the names of options either.
+        if not all(map(_is_name, options)):
             raise UnkeptError("not a valid graph file", found=f"invalid keyword names {list(options)}")
         node = graph.create_node(op, callee, arguments, options, name=name)
         if place is not None:
@@ -182,7 +184,8 @@ def _value(plain: Json, nodes: Sequence[Node]) -> Any:
     [(kind, value)] = plain.items()
     match kind:
         case "node":
-            return nodes[value if value >= 0 else len(nodes)]  # no node comes before the first
+            # No node comes before the first.
+            return nodes[value if value >= 0 else len(nodes)]
         case "slice":
             return slice(*(_value(part, nodes) for part in value))
         case "tuple":

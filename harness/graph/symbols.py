@@ -33,7 +33,8 @@ def free_symbols(value: Any) -> set[sympy.Symbol]:
         return set(value.node.expr.free_symbols)
     if isinstance(value, torch.Tensor):
         if not has_open_sizes(value):
-            return set()  # called for every value after every pass, and nearly all are concrete
+            # Called for every value after every pass, and nearly all are concrete.
+            return set()
         return set().union(*(free_symbols(size) for size in (*value.shape, *_strides(value))))
     if isinstance(value, (tuple, list)):
         return set().union(*(free_symbols(item) for item in value))

@@ -85,13 +85,14 @@ def verify_order(graph: Graph, of: str = "") -> None:
     try:
         graph.lint()
     except (RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0]  # the other lines are the whole graph
+        # The other lines are the whole graph.
+        reason = str(error).splitlines()[0]
         which = of.removeprefix(" of ") or "the graph"
         raise PassError(f"{which} is malformed", expected="topological order", found=reason) from error
     for node in graph.nodes:
         if node.op not in _KINDS:
             raise PassError(
-                f"node `{node.name}`{of} is of a kind that no pass knows",
+                f"node `{node.name}`{of} is of an unknown kind",
                 expected=" or ".join(_KINDS),
                 found=f"{node.op} of {node.target}",
                 fix="write graph.call_function(torch.ops.aten....)",
@@ -181,7 +182,7 @@ def is_called_alike(change: PassEffect) -> None:
     """The graph has the same number of inputs and outputs as when traced."""
     if change.after[:2] != change.before[:2]:
         raise PassError(
-            "the graph is called in another way than the traced one",
+            "the graph has other inputs or outputs than the traced graph",
             expected="{} inputs and {} outputs".format(*change.before),
             found="{} inputs and {} outputs".format(*change.after),
         )
@@ -191,7 +192,7 @@ def keeps_checks(change: PassEffect) -> None:
     """The graph still has every check from before the pass."""
     if dropped := sorted(change.before.checks - change.after.checks):
         raise PassError(
-            "the graph no longer checks what the traced one does, so it would run on where eager raises",
+            "the graph lost a check of the traced graph, so it would continue where eager raises",
             expected="every assertion of the graph before this pass",
             found="without " + ", ".join(dropped),
             fix="keep calls of aten._assert_async, aten._assert_scalar and their like: they have no readers",

@@ -161,7 +161,8 @@ class GraphWriter:
             return tuple([self._argument_key(item) for item in argument])
         if isinstance(argument, dict):
             return tuple([(name, self._argument_key(item)) for name, item in argument.items()])
-        return (type(argument), argument)  # 1, 1.0 and True are equal, yet give different dtypes
+        # 1, 1.0 and True are equal, yet give different dtypes.
+        return (type(argument), argument)
 
     def _layout(self, value: Any) -> int:
         """A number that equal layouts share; data-dependent sizes are equal if their symbols are."""

@@ -10,7 +10,7 @@ from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.packing import OVER_LISTS, name_of
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
 
-GIVEN = "what the step is given"
+GIVEN = "an input of the step"
 
 
 def argument_differences(call: Call, partner: Call) -> str:
@@ -31,7 +31,7 @@ def input_differences(log: CandidateLog, index: int, partner: int) -> str:
         return ""
     if told[0] != told[1]:
         return cut(f"{told[0]}, where the reference has {told[1]}", 300)
-    return "" if told[0] == GIVEN else cut(f"{told[0]}, of another value", 300)
+    return "" if told[0] == GIVEN else cut(f"{told[0]}, with another value", 300)
 
 
 def input_sources(log: CandidateLog, index: int, partner: int) -> tuple[str, str] | None:
@@ -61,9 +61,9 @@ def _what_gave(side: CandidateLog | ReferenceLog, index: int, position: int) -> 
         return GIVEN
     call = side.log[made]
     if call.collective or not call.outputs or not set(call.outputs) <= set(call.inputs):
-        return f"what {call} gives"
+        return f"the output of {call}"
     copied = _what_gave(side, made, call.inputs.index(call.outputs[0]))
-    return f"what {call} gives" if copied == GIVEN else f"what {call} gives, a copy of {copied}"
+    return f"the output of {call}" if copied == GIVEN else f"the output of {call}, a copy of {copied}"
 
 
 def list_differences(log: CandidateLog, missing: Call) -> str:

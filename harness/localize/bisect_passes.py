@@ -265,6 +265,7 @@ def shared_reference(recording: Recording, case: Case) -> Recording:
     recording = recording.first_steps(case.steps)
     values = {name: value for name, value in recording.manifest.case.items() if name != "pipeline"}
     pipeline = {name: value for name, value in manifest.case.get("pipeline", {}).items() if name != "until"}
-    stated = case.stated().get("pipeline", {})  # a case of a user's systems states no default
+    # A case of a user's systems states no default.
+    stated = case.stated().get("pipeline", {})
     pipeline |= {"until": stated["until"]} if "until" in stated else {}
     return recording.told_as(replace(recording.manifest, case=values | ({"pipeline": pipeline} if pipeline else {})))

@@ -187,7 +187,8 @@ class _Blame:
             missing = self._missing_for(picked)
             is_constant = missing is not None and missing.how == "lacks" and not missing.call.inputs
             if missing is not None and not (is_constant and log.how_it_reads(index) == "inherits"):
-                return missing  # a constant that became a tensor of the module's is missing only for its reader
+                # A constant that became a tensor of the module's is missing only for its reader.
+                return missing
         how: How = same or (log.how_it_reads(index) if partner is not None else "adds")
         if how == "computes" and not call.inputs:
             how = "draws"
@@ -268,7 +269,8 @@ class _Blame:
         partner, same = log.reference.partner(log.log[index], log.turn(index))
         if same is None and (first := log.repeated_by(index)) is not None:
             partner, _ = log.reference.partner(log.log[first], log.turn(first))
-        if same is None and log.is_extra(index):  # a call too many of its operator: the reference has none for it
+        # The reference has no call for this one: it has fewer calls of the operator.
+        if same is None and log.is_extra(index):
             partner = log.stands_for(index)
         return _Picked((rank, index), partner, same, roots)
 
@@ -280,7 +282,8 @@ class _Blame:
         launched here and never waited for does not count: its result is missing for that reason.
         """
         (picked_rank, picked_index), logs = picked.site, self.logs
-        if logs[picked_rank].is_extra(picked_index):  # what a pass put there is wrong, and no bucket
+        # A call that a pass added is wrong itself; no bucket lost a value.
+        if logs[picked_rank].is_extra(picked_index):
             return False
         for rank, pairs in differing.items():
             index = first_missing(logs[rank], (wanted for wanted, _ in pairs), elsewhere=self._elsewhere[rank])
@@ -347,19 +350,21 @@ class _Blame:
         if (launch := launched(log, index)) is not None:
             return Culprit(how="abandons", call=log.log[launch], ranks=ranks, candidate=launch, reference=index, at=at)
         made = log.reference.counterpart(index, log)
-        if made is not None and (rank, made) in self._history(
-            self.record
-        ):  # the call is not missing: it was made of another value
+        # The call is not missing: it was made of another value.
+        if made is not None and (rank, made) in self._history(self.record):
             if (between := put_between(log, index, made)) is not None:
                 new = log.log[between]
                 return Culprit(how="adds", call=new, ranks=ranks, candidate=between, reference=None, at=at)
             mine = log.log[made]
             if log.shows_left(made):
-                return None  # it is made of a value from an earlier step
+                # It is made of a value from an earlier step.
+                return None
             if before is not None and made != before and (rank, before) in self._before({(rank, made)}):
-                return None  # it is made of the wrong call's output
+                # It is made of the wrong call's output.
+                return None
             if mine.inputs and (mine.inputs, mine.outputs) == (call.inputs, call.outputs):
-                return None  # it is right; missing is another tensor over its storage
+                # It is right; missing is another tensor over its storage.
+                return None
             if not mine.view and log.reads_right_values(made):
                 packed = log.wrongly_packed(made)
                 due = None if packed is None else log.stands_for(packed)
@@ -398,7 +403,8 @@ class _Blame:
         """The culprit for a call `made` that differs from the reference's call `due` in its inputs or numbers."""
         rank = ranks[0] if at is None else at
         fed = fed_otherwise((rank, made), (rank, due), self.joined, self.known)
-        if fed and (rank, made) not in fed:  # another rank passed the other value to the collective
+        # Another rank passed the other value to the collective.
+        if fed and (rank, made) not in fed:
             theirs = dict(self.known.together((rank, due)))
             rank, made = min(fed, key=self.joined.when)
             due, ranks = theirs[rank], tuple(sorted(peer for peer, _ in fed))

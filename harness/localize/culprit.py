@@ -26,28 +26,27 @@ How = Literal[
 ]
 
 HOW: dict[How, str] = {
-    "computes": "gives another output from the same inputs",
-    "compiles": "runs kernels of Inductor, which no log looks into, and gives of right inputs what the reference does "
-    "not have",
-    "reads": "reads other inputs, each of them right by itself",
-    "inherits": "reads a value that the reference does not have and that no call of the step gave: an earlier step "
-    "left it, or what is no operator call wrote it",
-    "draws": "takes no tensor, and gives another value",
+    "computes": "has the same inputs and a different output",
+    "compiles": "runs kernels of Inductor, whose calls are not logged; its inputs are right, its output is not",
+    "reads": "reads different inputs, each correct by itself",
+    "inherits": "reads a stale value: nothing in this step computed it (left from an earlier step, or written outside "
+    "torch, e.g. by NumPy)",
+    "draws": "has no tensor input, and a different output",
     "exchanges": "reads the same inputs in another order",
-    "regroups": "puts right values together in another order than the reference does",
-    "adds": "is a call that the reference does not make",
-    "lacks": "is a call of the reference that the candidate does not make",
+    "regroups": "combines the values of the reference in another grouping",
+    "adds": "is an extra call that the reference does not have",
+    "lacks": "is missing from the candidate",
     "abandons": "is launched, and never waited for",
-    "discards": "gives what the reference reads and no call here does",
-    "misplaces": "gives what the tensor should hold, right by itself, and another right value stands there",
+    "discards": "has an output that the reference reads and no call here does",
+    "misplaces": "computes the value that the tensor should have, but the tensor has another right value",
 }
+"""Each defect as the predicate of a sentence: "mm of layers.3.w1 (forward) on rank 0 is missing from the candidate"."""
 
 HOW_ITSELF: dict[How, str] = HOW | {
-    "reads": "reads other inputs, though no operator call before it gave another output",
-    "compiles": "runs kernels of Inductor, which no log looks into, and gives of the same inputs what its other "
-    "run did not",
-    "adds": "is a call that another run of the system does not make",
-    "lacks": "is a call that another run of the system does not make",
+    "reads": "reads different inputs, though no earlier call has a different output",
+    "compiles": "runs kernels of Inductor, whose calls are not logged; it has the same inputs and a different output",
+    "adds": "is missing from another run of the system",
+    "lacks": "is missing from another run of the system",
 }
 """The sentences if reference and candidate are two runs of the same system."""
 
@@ -128,7 +127,8 @@ def call_of(
     `changed` has the difference in the output of each call of the chain, the culprit's first; None if unknown.
     """
     call, arguments, reading = culprit.call, culprit.arguments, culprit.reading
-    if told is not HOW:  # of two runs of one system
+    # Then both sides are runs of the same system.
+    if told is not HOW:
         told_of = "where the reference has", "where its other run had"
         arguments, reading = arguments.replace(*told_of), reading.replace(*told_of)
     return BlamedCall(

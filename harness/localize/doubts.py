@@ -122,7 +122,7 @@ def _readers(
     """Calls that read or produce a right value more often than the reference, nearest first, and views (3 and 4)."""
     repeated = [_too_often(log, _reading) for log in logs]
     again = [repeated[r] | {i for i in _too_often(log, _giving) if log.log[i].outputs} for r, log in enumerate(logs)]
-    found, seen = list[Site](), set[Site]()  # the nearest first: of all these it is the likeliest
+    found, seen = list[Site](), set[Site]()
     gave = [i for i, call in enumerate(logs[rank].log) if _gives(call, pair[1]) and not logs[rank].packs(i)]
     if culprit.candidate is None:
         found += [(rank, i) for i in gave if len(gave) > 1 and i in repeated[rank]]
@@ -201,7 +201,8 @@ def _in_another_s_place(culprit: Culprit, log: CandidateLog) -> set[int]:
     """
     if culprit.how != "reads" or culprit.reference is None or culprit.candidate is None:
         return set()
-    is_placed = culprit.call.place != Place(None, None)  # of another call its partner is a guess
+    # The partner of a call without a place is a guess.
+    is_placed = culprit.call.place != Place(None, None)
     due = Counter(log.reference.log[culprit.reference].inputs if is_placed else ())
     gives_again, read = _too_often(log, _giving), log.log[culprit.candidate].inputs
     odd = Counter(read) - due

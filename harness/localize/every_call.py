@@ -38,7 +38,7 @@ from bitproof.harness.records import (
 )
 
 ACTIVATION: Kind = "activation"
-ANOTHER_VALUE = "gives a value that the reference never had"
+ANOTHER_VALUE = "has an output that is nowhere in the reference"
 
 RunReplay = Callable[[Role, int, Path, Replay], str | None]
 """Replay a system into a folder, as the replay of this number."""
@@ -109,14 +109,14 @@ class EveryCall:
         steps = "1 step" if found.steps == 1 else f"{found.steps} steps"
         looked = f"{found.calls:,} calls of {steps}{told_packing(found.num_packing)}"
         if not found.strange:
-            told = f"--every-call: each of {looked} gave values that the reference had too"
+            told = f"--every-call: each of {looked} returned values that the reference had too"
             differ = judgement.mismatched | {ACTIVATION: judgement.mismatched.get(ACTIVATION, 0)}
             return replace(judgement, compared=counts, mismatched=differ, remarks=(*judgement.remarks, told))
         if varying := self._varying():
             return _unverified(judgement, varying)
         unmatched = summed_up([(rank, call) for _, rank, _, call in found.strange])
         told = (
-            f"--every-call: {len(found.strange)} of {looked} gave values that the reference never had: "
+            f"--every-call: {len(found.strange)} of {looked} returned values that the reference never had: "
             f"{listed(unmatched)}"
         )
         number = min(len(found.strange), total)

@@ -56,7 +56,8 @@ def _read_there(culprit: Culprit, log: CandidateLog) -> Iterator[int]:
         index = next((i for i in range(index + 1, len(log.log)) if index in log.given(i)), None)
         if index is not None and not keeps_order(log.log[index]):
             partner, _ = known.partner(log.log[index], log.turn(index))
-    is_unlike = culprit.how == "computes" and culprit.arguments  # with the same arguments it is wrong in itself
+    # A call with the same arguments is wrong itself.
+    is_unlike = culprit.how == "computes" and culprit.arguments
     if not (is_unlike or culprit.how in ("adds", "lacks")) or partner is None:
         return
     read = () if culprit.how in ("computes", "lacks") or index is None else log.log[index].inputs

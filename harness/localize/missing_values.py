@@ -38,13 +38,15 @@ def first_missing(
     None if nothing is missing.
     """
     made_late = {value for call in log.log[before:] for value in call.outputs} if before is not None else set()
-    there = log.values - made_late  # inputs of the step are there at any time
+    # Inputs of the step are there at any time.
+    there = log.values - made_late
     there |= {value for call in log.log[:before] for value in (*call.inputs, *call.outputs, *call.aliases)}
     late = {(value, call.place.direction) for call in log.log[before:] for value in call.outputs}
 
     def is_missing(value: str) -> bool:
         index = log.reference.producer(value)
-        if index is None:  # an input of the step, even if no call reads it here
+        # An input of the step, even if no call reads it here.
+        if index is None:
             return False
         if _block(log.reference.log[index]) in elsewhere:
             return False
@@ -110,7 +112,8 @@ def packed_otherwise(log: CandidateLog, index: int) -> tuple[int, int] | None:
 
 def launched(log: CandidateLog, index: int) -> int | None:
     """The candidate's launch, without a wait, of the reference's collective `index`; None if there is none."""
-    call = log.reference.log[index]._replace(outputs=())  # operator, inputs and outputs are fields 1 to 3
+    # Operator, inputs and outputs are fields 1 to 3.
+    call = log.reference.log[index]._replace(outputs=())
     return next((i for i, mine in enumerate(log.log) if call.collective and mine[1:4] == call[1:4]), None)
 
 
@@ -135,10 +138,12 @@ def misplaced_by(
         return None
     rank, index = min(found, key=joined.when)
     bucket = logs[rank].bucket_of(index)
-    if bucket is not None:  # it was packed, or unpacked, in another order
+    # The bucket was packed, or unpacked, in another order.
+    if bucket is not None:
         index = bucket
         history = joined.before([(rank, bucket)], lambda site: logs[site[0]].givers(site[1]))
-        if over := {(r, i) for r, i in history if _puts_over(logs[r], i)}:  # a copy after the bucket was filled
+        # A copy after the bucket was filled.
+        if over := {(r, i) for r, i in history if _puts_over(logs[r], i)}:
             rank, index = min(over, key=joined.when)
             ranks = tuple(sorted({r for r, _ in over}))
             call, at = logs[rank].log[index], rank if rank != ranks[0] else None

@@ -58,7 +58,8 @@ def put_before(log: CandidateLog, index: int) -> Call | None:
     Example: layer 3 alone reads `mul h 2`, and layer 4 reads h itself, so the call was inserted before layer 3. A call
     inserted after the producer of h, or writing in place, changes the value for all readers.
     """
-    if name_of(log.log[index]).endswith("_"):  # what is written in place is so for all that read it later
+    # All later readers read a value that was written in place.
+    if name_of(log.log[index]).endswith("_"):
         return None
     value, made, readers = set(log.log[index].inputs), {index}, list[int]()
     for number in range(index + 1, len(log.log)):

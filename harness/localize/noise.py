@@ -50,7 +50,7 @@ class NoiseSearch(Search):
             self._replay(side, 1, Replay(step=key.step, log=True, every_step=True, record=key))
         parted = self._parted()
         if not parted:
-            told = f"the difference of the {self.role} from itself did not come again in two replays"
+            told = f"the difference of the {self.role} from itself did not recur in two replays"
             culprit = self._abandoned(key)
             if culprit is None:
                 return first, told
@@ -74,7 +74,7 @@ class NoiseSearch(Search):
         log_of: Role = "reference" if culprit.candidate is None else "candidate"
         step, begin = step_of(archive_of(self._archives(log_of, 1), culprit.rank), culprit.index)
         output = None
-        with self._bits_may_fail(f"what {culprit.call} gave", culprit.rank):
+        with self._bits_may_fail(f"the output of {culprit.call}", culprit.rank):
             output = self._bits_of_noise(culprit, logs, step, begin)
         call = replace(call_of(culprit, HOW_ITSELF), output=output)
         return replace(first, call=call), _tell(key, found, step)
@@ -92,7 +92,8 @@ class NoiseSearch(Search):
         return None
 
     def _replay(self, side: Role, number: int, replay: Replay) -> str | None:
-        turn = 2 * number + 1 + ROLES.index(side)  # 3 to 6: a search between two systems may have had 1 and 2
+        # 3 to 6: a search between two systems may have had 1 and 2.
+        turn = 2 * number + 1 + ROLES.index(side)
         replay = replace(replay, stressed=self.stressed and side == "candidate")
         return self.run_replay(self.role, turn, self._archives(side, number), replay)
 
@@ -134,8 +135,8 @@ def _tell(recorded: Key, replayed: Key, blamed_step: int | None) -> str | None:
     if recorded == replayed and blamed_step in (None, recorded.step):
         return None
     place = f"step {replayed.step}, rank {replayed.rank}, {replayed.kind} {replayed.name}"
-    blamed = "" if blamed_step is None else f"; the call to blame is one of step {blamed_step}"
-    return f"noise is new at each run: two replays first part at {place}{blamed}"
+    blamed = "" if blamed_step is None else f"; the call to blame is in step {blamed_step}"
+    return f"noise is new at each run: two replays first differ at {place}{blamed}"
 
 
 def _first_difference(first: Call, second: Call) -> int | None:

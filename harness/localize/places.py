@@ -81,7 +81,8 @@ class Places:
         # backward runs it again.
         self._running: list[str | None] = []
         self._entered: list[tuple[nn.Module, bool]] = []
-        self._backward_within = 0  # the number of modules around the last backward: a `forward` may train
+        # The number of modules around the last backward: a `forward` may train.
+        self._backward_within = 0
         self._hooked = set[nn.Module]()
         self._numbers: list[int] = []
         self._made_at: list[Place] = []
@@ -115,10 +116,12 @@ class Places:
             self._part = part_of(self.node)
             return place, self.node.name, source
         line = innermost_user_line(sys._getframe(2))
-        if (half := self._running_half()) is not None:  # a pipeline prepares a graph's inputs, or processes its outputs
+        # A pipeline prepares a graph's inputs, or processes its outputs.
+        if (half := self._running_half()) is not None:
             self._has_gradients = True
             return Place(None, half[0]), None, line
-        if self._optimizers:  # even if a gradient's hook runs it during backward
+        # This comes before backward, since a gradient's hook may run an optimizer.
+        if self._optimizers:
             self._has_gradients = True
             return Place(None, "update"), None, line
         autograd_node = running_autograd_node()
@@ -137,7 +140,8 @@ class Places:
         if self._is_untold():
             self._is_lost = True
             return Place(None, None), None, line
-        if is_backward_running():  # a callback at the end of backward
+        # A callback at the end of backward.
+        if is_backward_running():
             return Place(None, "backward"), None, line
         is_after = self._has_gradients and (
             follows or not torch.is_grad_enabled() or self._writes_buffer(name, tensors)
@@ -187,7 +191,8 @@ class Places:
         """The innermost running module, noted as the place of the autograd nodes created from here on."""
         place = Place(self._running[-1] if self._running else "", "forward", self._running_chunk())
         self._part = running_part()
-        number = last_sequence_number()  # of the autograd node this call has just made
+        # The number of the autograd node that this call has just made.
+        number = last_sequence_number()
         if not self._numbers or number > self._numbers[-1]:
             self._numbers.append(number)
             self._made_at.append(place)
@@ -281,11 +286,13 @@ class Places:
         if self.stays_whole and torch.compiler.is_compiling():
             return
         is_trained = torch.is_grad_enabled() and not is_backward_running()
-        if not self._running and is_trained:  # an evaluation, or a recomputation in backward, is no new micro-batch
+        # An evaluation, or a recomputation in backward, is no new micro-batch.
+        if not self._running and is_trained:
             self._micro_batches[module] += 1
             self._micro_batch = self._micro_batches[module]
         unknown = None if isinstance(module, GraphModule) else ""
-        if not self._names:  # a script's models are known once its optimizers are made
+        # A script's models are known once its optimizers are made.
+        if not self._names:
             self._names = {known: name for name, known in self._modules()}
             self._hook_late()
         if module in self._names and unknown is not None and torch.is_grad_enabled():
@@ -310,14 +317,16 @@ class Places:
         return called
 
     def _end_update(self, *_: Any) -> None:
-        del self._optimizers[-1:]  # a step may begin while hooks of the one before still run
+        # A step may begin while hooks of the previous step still run.
+        del self._optimizers[-1:]
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
         if module not in self._hooked:
             self._pop(module)
 
     def _pop(self, module: nn.Module, *_: Any) -> None:
-        if self._entered and self._entered[-1][0] is module:  # a module that was captured whole never entered
+        # A module that was captured whole never entered.
+        if self._entered and self._entered[-1][0] is module:
             self._entered.pop()
             self._running.pop()
             if len(self._running) < self._backward_within:

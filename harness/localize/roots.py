@@ -71,7 +71,8 @@ def needed(roots: set[Site], walk: Roots, logs: Sequence[CandidateLog]) -> set[S
     for reader, given in walk.givers.items():
         for giver in given - {reader}:
             readers[giver].add(reader)
-    only: dict[Site, Site | None] = {root: root for root in roots}  # None where several lead to a call
+    # None if several roots lead to a call.
+    only: dict[Site, Site | None] = {root: root for root in roots}
     pending, found = sorted(roots), set[Site]()
     # Propagate each root forward to its readers, until nothing changes. An entry only changes to None, so this ends.
     while pending:

@@ -123,13 +123,13 @@ class Search:
             and (left := self._left_by(key, differing, pair)) is not None
         ):
             culprit, logs, step = left
-            self.remarks.append(f"the call to blame is one of step {step}: it leaves what step {key.step} reads")
+            self.remarks.append(f"the call to blame is in step {step}: step {key.step} reads its output")
             neighbours = neighbours_of(culprit, logs["reference"], logs["candidate"])
             return replace(first, call=replace(call_of(culprit), neighbours=neighbours))
         neighbours = neighbours_of(culprit, logs["reference"], logs["candidate"])
         modules = modules_of(culprit, logs["reference"], logs["candidate"])
         changed: list[TensorDifference | None] = []
-        with self._bits_may_fail(f"what {culprit.call} gave", culprit.rank):
+        with self._bits_may_fail(f"the output of {culprit.call}", culprit.rank):
             changed = self._changed(culprit, logs, key.step) if self.shows_bits else []
         call = call_of(culprit, changed=changed)
         expected, found = expected_and_found(culprit, ready, call.output)
@@ -144,7 +144,8 @@ class Search:
         None if no call of an earlier step explains the difference.
         """
         if self.recordings["candidate"].manifest.case.get("resume_at"):
-            return None  # its earlier steps ran in other processes, which left no logs
+            # Its earlier steps ran in other processes, which left no logs.
+            return None
         for role in ROLES:
             self._replay(role, ALL_STEPS, Replay(step=key.step, log=True, every_step=True))
         logs = {role: self._logs(role, ALL_STEPS) for role in ROLES}

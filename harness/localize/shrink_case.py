@@ -211,7 +211,8 @@ class _Search:
         """Find out whether a user's systems ignore all sizes, by a run with minimal sizes."""
         is_ours = {self.smallest.case.reference, self.smallest.case.candidate} & set(BUILT_IN)
         if is_ours or self.budget.is_spent or not any(self.result.losses.values()):
-            return  # without losses, ignored sizes cannot be recognized
+            # Without losses, ignored sizes cannot be recognized.
+            return
         for changes, trial in self._untried(_all_sizes):
             self.begin(iter((trial,)))
             self.budget.spent += 1
@@ -375,7 +376,8 @@ PLAIN: dict[str, Any] = {
 
 
 def _passes(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    for name, off in PLAIN.items():  # regions need the backend that compiles them
+    # Regions need the backend that compiles them.
+    for name, off in PLAIN.items():
         yield {name: off} | ({"pipeline.regions": ()} if name == "pipeline.backend" else {})
 
 

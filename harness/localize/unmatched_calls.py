@@ -33,7 +33,7 @@ class Look(NamedTuple):
 
 def told_packing(number: int) -> str:
     """The part of the summary about calls that only pack; empty if there are none."""
-    return f", {number} that only pack right values aside," if number else ""
+    return f", except {number} that only pack right values," if number else ""
 
 
 def listed(found: Sequence[UnmatchedCall]) -> str:
@@ -58,7 +58,8 @@ def look_at(reference: Sequence[Call], candidate: Sequence[Call]) -> Look:
     found = Look([], [])
     for index, call in enumerate(candidate):
         is_read_out = call.operator == READS_OUT and right.issuperset(call.inputs)
-        if right.issuperset(call.outputs) or is_read_out:  # eager may read a right number by no operator: `tolist`
+        # Eager may read a right number without an operator, for example by `tolist`.
+        if right.issuperset(call.outputs) or is_read_out:
             continue
         packs = call.view or call.operator.partition(".")[0] in PACKING
         if packs and right.issuperset(call.inputs) and _question(call) not in made:

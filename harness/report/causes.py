@@ -23,7 +23,7 @@ def lines_of(result: CaseResult) -> list[tuple[str, str]]:
     """Each line's label and text. For example:
 
     first difference: step 0, rank 3, grad layers.1.moe.w: 213 of 256 elements differ, by 16 ULPs at most
-    to blame: mul.Tensor of layers.1.moe (forward, chunk 1) on rank 0 gives another output ... (moe.py:68)
+    to blame: mul.Tensor of layers.1.moe (forward, chunk 1) on rank 0 has the same inputs and ... (moe.py:68)
     pass: chunk
     """
     return [(label, text.shorten(found, MAX_CHARS, _LEFT_OUT)) for label, found in _lines(result)]

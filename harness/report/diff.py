@@ -14,7 +14,7 @@ from bitproof.harness.report import text
 MAX_TENSORS = 20
 WIDTH = 80
 _LEAST = 12
-"""How much of each side's value a line shows however long the name is."""
+"""Characters of each side's value that a line shows, even if the name is long."""
 
 _CAUSES = {
     "loss": "forward of this step, or its data: what came before it agrees",

@@ -231,7 +231,7 @@ def evidence(call: BlamedCall | None) -> list[tuple[str, str]]:
     expected: eps=1e-05
     found: eps=0.001
     verified: with the reference's value here, all 34,240 tensors of the step are equal, and the reference with ...
-    another cause: native_layer_norm of layers.3 (forward) on rank 0 gives another output ...: 12 tensors
+    another cause: native_layer_norm of layers.3 (forward) on rank 0 has the same inputs and ...: 12 tensors
     """
     found = call.verification if call else None
     if call is None or found is None or found.status == "not verified":

@@ -100,7 +100,7 @@ class Installation:
     """The files covered by `others`."""
 
     def later(self) -> Later | None:
-        """Modules loaded after that; None if files changed meanwhile, so that they are unknown."""
+        """The modules loaded after these sources; None if files changed meanwhile, so that they are unknown."""
         if at_start is None or not self.sources.are_untouched():
             return None
         files = _loaded_files() - self.loaded - {stat[0] for stat in self.sources.stats}

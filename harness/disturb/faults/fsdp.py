@@ -22,7 +22,10 @@ def _alike_parts(g: GraphEditor, split: Call) -> list[tuple[Call, Call]]:
 
 
 def _total(node: Call) -> Call:
-    """The sum that adds this bucket part: both chunks' gradients of a parameter may be exchanged without any effect."""
+    """The addition that reads a bucket part, or else a later call.
+
+    Two parts with the same addition, both chunks' gradients of a parameter, can be exchanged without any effect.
+    """
     for _ in range(4):
         users = list(node.users)
         if not users or "add" in node.name:

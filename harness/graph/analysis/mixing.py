@@ -79,7 +79,8 @@ class MixingCheck:
         if built in self._seen:
             return
         self._seen.add(built)
-        with disable_current_modes():  # a log of the step's calls leaves these out
+        # These calls are not part of the step's log.
+        with disable_current_modes():
             graph, symbol = trace_forward(name, module, forward, arguments, chunk_dim=self.chunk_dim)
         nodes = list(graph.graph.nodes)
         roots = {node: name if node.op == "call_function" else None for node in nodes}
@@ -170,7 +171,8 @@ class _Follower:
             if call.op == "call_function":
                 inner.follow(call)
             elif call.op == "get_attr" and symbols.carries(call.meta.get("val"), self.symbol):
-                inner.states[call] = Mixed(node)  # rows of unknown origin: not from an operand
+                # Rows of unknown origin: not from an operand.
+                inner.states[call] = Mixed(node)
         for placeholder, given in pairs:
             if inner.states[placeholder] != read[placeholder]:
                 self._write(given, inner.states[placeholder])

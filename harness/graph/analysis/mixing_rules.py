@@ -267,7 +267,8 @@ def _all_to_all(call: RuleCall) -> Answer:
         _, _, _, _, outer, inner = rows.order[-1]
         return replace(rows, outer=outer, inner=inner, order=rows.order[:-1])
     if len(received) == 1:
-        return rows  # with one rank, rows stay in place
+        # With one rank, rows stay in place.
+        return rows
     token = ("all-to-all", received, sent, group, rows.outer, rows.inner)
     return replace(rows, outer=None, inner=None, order=(*rows.order, token))
 

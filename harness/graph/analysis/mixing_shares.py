@@ -31,7 +31,8 @@ def cut(call: RuleCall, before: list[Any], after: list[Any], dim: int) -> Rows |
     """A view that divides the rows' dim into ranges; the second part is `dim` of the result."""
     rows = call.rows[call.first]
     is_cut = dim > 0 and after[dim - 1] * after[dim] == before[rows.dim]
-    inner = sympy.sympify(after[dim]) / call.symbol  # only the number of a range's rows is known
+    # Only the number of a range's rows is known.
+    inner = sympy.sympify(after[dim]) / call.symbol
     is_even = inner.is_Integer and math.prod(after[: dim - 1]) == math.prod(before[: rows.dim])
     if rows.share or not is_cut or not is_even:
         return None

@@ -17,7 +17,8 @@ _TO_GATHER = operators.VIEWS | {aten._to_copy.default, aten.constant_pad_nd.defa
 def parameters_of(graph: Graph) -> dict[Node, int]:
     """The graph inputs with a gradient output, and their indices."""
     outputs: Any = graph.output_node().args[0]
-    gradients = [x for x in outputs[1:] if isinstance(x, Node)]  # a stage's last output is a tuple of what it sends
+    # A stage's last output is a tuple of the values that it sends.
+    gradients = [x for x in outputs[1:] if isinstance(x, Node)]
     inputs = (node for node in graph.nodes if node.op == "placeholder")
     return {node: index for index, (node, _) in enumerate(zip(inputs, gradients, strict=False))}
 

@@ -61,7 +61,8 @@ class TensorBytes:
         expression = symbols.expression(size)
         if isinstance(expression, int):
             return expression
-        if self._numbers.get(expression) is None:  # symbols without a number may get one
+        # Symbols without a number may get one.
+        if self._numbers.get(expression) is None:
             # Substitute only the symbols in it: sympy sorts all given ones every time.
             known = {symbol: self._symbols[symbol] for symbol in expression.free_symbols if symbol in self._symbols}
             is_known = len(known) == len(expression.free_symbols)

@@ -104,7 +104,7 @@ def compile_for(
     if on_cpu and (problem := compiler_problem()):
         raise MachineError(
             "Inductor cannot compile for this CPU without a C++ compiler",
-            expected="one that compiles a one-line program: what CXX names, else g++",
+            expected="a compiler of a one-line program: the command in CXX, or else g++",
             found=problem,
             fix="install g++, or name another compiler in CXX; see `bitproof doctor`",
         )
@@ -181,8 +181,8 @@ def compile_halves(
     given = {node.name: node.meta["val"] for node in halves.backward.graph.find_nodes(op="placeholder")}
     if sizes := [name for name, value in given.items() if isinstance(value, SYMBOLIC_SCALARS)]:
         raise PassError(
-            f"{backend} compiles no half of a step whose other half decides its sizes",
-            expected="tensors alone between forward and backward, as where no tokens travel to experts",
+            f"{backend} cannot compile a half of a step if the other half determines its sizes",
+            expected="only tensors between forward and backward, as in a step without experts",
             found=f"{len(sizes)} sizes, the first of them {sizes[0]}",
             fix="choose the backend fx, or the system graph, which is compiled as one",
         )

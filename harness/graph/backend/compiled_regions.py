@@ -29,7 +29,8 @@ def marked_by(patterns: tuple[str, ...], graph: Graph) -> RegionOf:
     of_parameters = made_of_parameters(graph)
 
     def region_of(node: Node) -> str | None:
-        if node.op == "get_attr":  # a nested graph belongs to the call that takes it
+        # A nested graph belongs to the call that takes it.
+        if node.op == "get_attr":
             return next((region for user in node.users if (region := region_of(user))), None)
         if node in of_parameters or not _computes(node):
             return None

@@ -83,23 +83,23 @@ def _why_not(node: Node, for_cuda: bool) -> str | None:
     if node.op in ("placeholder", "output", "get_attr"):
         return None
     if node.op != "call_function" or not _is_operator(node.target):
-        return "Python runs, once, while the step is captured"
+        return "Python would run only once, during the capture"
     if isinstance(node.target, HigherOrderOperator) and operators.name_of(node.target) in CHOOSES:
-        return "data choose what runs"
+        return "data determine which branch runs"
     given = {symbol for x in node.all_input_nodes for symbol in symbols.free_symbols(x.meta.get("val"))}
     if symbols.free_symbols(node.meta.get("val")) - given:
-        return "data decide a size or a number"
+        return "a size or a number depends on data"
     effects = effects_of(node)
     if _reads_a_number(node) or effects.row.sync in _HOST_WAITS or (for_cuda and holds_up_host(node)):
         return "the host waits for the device"
     if effects.row.rows in (RowFlow.INDEX, RowFlow.INDEX_PUT) and any(map(_is_mask, node.all_input_nodes[1:])):
-        return "the host waits, to count what a mask selects"
+        return "the host waits to count the elements that a mask selects"
     if effects.row.launch is not None and effects.row.launch.work in _HOST_COPIES:
-        return "it allocates host memory, for a copy on a stream of its own"
+        return "it allocates host memory for a copy on a separate stream"
     if operators.is_random(node) and node.kwargs.get("generator") is not None:
-        return "it draws from a generator of its own"
+        return "it draws from a separate generator"
     if for_cuda and _is_on_host(node):
-        return "the host computes it, once, while the step is captured"
+        return "the host would compute it only once, during the capture"
     return None
 
 
@@ -130,7 +130,7 @@ def check_capture(module: GraphModule) -> PassReport:
         more = f", and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
         raise PassError(
             "the step cannot be captured as a CUDA graph",
-            expected="sizes that no data decide, and a host that waits for nothing and computes nothing",
+            expected="sizes that do not depend on data, and a host that neither waits nor computes",
             found="; ".join(found[:MOST_TOLD]) + more,
             fix="state model.capacity for experts, leave out memory.policy 'offload', or choose the backend fx",
         )
@@ -151,7 +151,8 @@ class StaticStep:
     def __init__(self, run: Callable[..., Any], module: GraphModule, num_state: int) -> None:
         self._run = run
         self._num_state = num_state
-        self._can_capture = not obstacles(module)  # a fault in it may be one
+        # An injected fault may be an obstacle.
+        self._can_capture = not obstacles(module)
         self._written = _written_inputs(module)
         self._state: list[int] = []
         self._static: list[Tensor] = []
@@ -166,9 +167,9 @@ class StaticStep:
         if [x.data_ptr() for x in state] != self._state:
             place = next(i for i, x in enumerate(state) if x.data_ptr() != self._state[i])
             raise PassError(
-                "a replay reads and writes state where it lay when the step was captured",
+                "state has moved in memory since the capture, and a replay uses the old addresses",
                 expected="an optimizer that updates parameters and buffers in place",
-                found=f"input {place} of the graph lies elsewhere",
+                found=f"input {place} of the graph has another address",
             )
         for static, new in zip(self._static, own, strict=True):
             static.copy_(new)
@@ -215,7 +216,7 @@ class StaticStep:
         except RuntimeError as error:
             raise MachineError(
                 "CUDA cannot capture the step",
-                expected="a step in which nothing is found that a capture cannot hold",
+                expected="a step that a capture can hold",
                 found=str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__,
                 fix="choose the backend fx, and report what CUDA says",
             ) from error

@@ -96,7 +96,8 @@ class GraphWalk:
                 held[node] = next(given, ()) if operands is not None else self._keep(At(node, where))
             elif node.op == "get_attr":
                 key = (id(module), str(node.target))
-                if isinstance(getattr(module, str(node.target), None), ScriptObject):  # a process group is no memory
+                # A process group is no memory.
+                if isinstance(getattr(module, str(node.target), None), ScriptObject):
                     self._constants[key] = ()
                 if key not in self._constants:
                     self._constants[key] = self._keep(At(node, where))
@@ -212,7 +213,8 @@ class GraphWalk:
         reads = _flat([held[each.tensor] for each in sent])
         writes = _flat([held[each.tensor] for each in effects.messages if not each.is_sent])
         self._found(call, self._order.call(call, reads, writes, stream))
-        own = () if effects.shares else _flat([result])  # a `Work`, which fills no tensor
+        # A `Work`, which fills no tensor.
+        own = () if effects.shares else _flat([result])
         for message in effects.messages:
             at, memory = At(call.node, call.where, message), _flat([held[message.tensor]])
             fills, takes = (own, memory) if message.is_sent else (memory, ())

@@ -30,7 +30,8 @@ from bitproof.harness.graph.context import PassContext
 from bitproof.harness.graph.offload_operators import is_host_copy
 from bitproof.harness.graph.tracing.trace import ChunkSymbol
 
-Storage = tuple[Node, int]  # the call that makes it, and the index of the result
+# The call that makes it, and the index of the result.
+Storage = tuple[Node, int]
 
 
 @dataclass(frozen=True)

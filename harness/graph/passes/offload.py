@@ -56,7 +56,8 @@ def offload(module: GraphModule, context: PassContext, *, blocks: str) -> GraphM
         end_of_next = (*forward_starts[block + 1 :], first_backward)[0]
         host = _call(node, offload_operators.OFFLOAD, (node,), "offload", before=last_use.next)
         hosts[node] = _call(node, offload_operators.WAIT_OFFLOAD, (host, node), "host", before=end_of_next)
-    for node, host in hosts.items():  # after all waits, which may stand before the same call
+    # Copies back come after all waits, which may be before the same call.
+    for node, host in hosts.items():
         readers = [user for user in node.users if is_backward(user)]
         need = needs[node]
         block = bisect.bisect_right(backward_starts, place[need], key=place.__getitem__) - 1

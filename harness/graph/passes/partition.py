@@ -130,8 +130,8 @@ def _seed_of(graph: Graph) -> Node:
     seeds = [node for node in graph.nodes if node.meta.get(SEED_KEY)]
     if len(seeds) != 1:
         raise PassError(
-            "a graph that starts backward nowhere cannot be partitioned",
-            expected="one call that makes what backward starts from, as an exported step has",
+            "a graph without a start of backward cannot be partitioned",
+            expected="one call that makes backward's initial gradient, as in an exported step",
             found=f"{len(seeds)} of them",
         )
     return seeds[0]

@@ -97,7 +97,7 @@ class PlacedCalls:
             arriving |= {x for x in later if self.half(x) == "forward" and self._arrives(x, stage, "forward")}
         if len(arriving) > MOST_CROSSINGS:
             raise PassError(
-                f"{half} of stage {stage} would be sent more values than messages can be distinguished",
+                f"{half} of stage {stage} would receive more values than there are message tags",
                 expected=f"at most {MOST_CROSSINGS} values from a stage to its neighbour",
                 found=f"{len(arriving)}",
                 fix="choose other stages",
@@ -226,7 +226,7 @@ class PlacedCalls:
         if not is_next or (way == "backward" and half == "forward"):
             raise PassError(
                 f"stage {stage} reads in {half} what stage {there} computes in {way}: `{value.name}`",
-                expected="activations of the stage before, gradients of the stage after, and what its own forward gave",
+                expected="activations of the stage before, gradients of the stage after, and values of its own forward",
                 found=f"`{value.name}` of {source_of(value)}",
                 fix="choose other stages, or leave out the pass that joined calls of two stages",
             )
@@ -235,8 +235,8 @@ class PlacedCalls:
 
 def _unfit(node: Node, found: str) -> PassError:
     return PassError(
-        f"a stage would send its neighbour `{node.name}`, which has no size that is known before the step",
-        expected="tensors whose sizes the case decides between stages",
+        f"a stage would send its neighbour `{node.name}`, whose size is unknown before the step",
+        expected="between stages, tensors whose sizes the case determines",
         found=f"{found}, of {source_of(node)}",
         fix="choose other stages",
     )

@@ -132,7 +132,7 @@ def _refuse_shared_modules(module: GraphModule, cuts: Cuts) -> None:
                 raise PassError(
                     f"stages {min(own or 0, around or 0)} and {max(own or 0, around or 0)} share the module "
                     f"{origin_of(node).module}",
-                    expected="a module that one stage runs; of two modules all parameters may be shared",
+                    expected="a module that a single stage runs; two modules may share all parameters",
                     found=f"`{node.name}` of {origin_of(node).module}, within {call.module}",
                     fix="make it two modules, and share their parameters",
                 )

@@ -58,7 +58,7 @@ def refuse_waiting(actions: Sequence[Sequence[Action]], num_stages: int) -> None
                     has_changed = True
     if stuck := [str(own[0]) for own in waiting if own]:
         raise PassError(
-            "ranks of the pipeline could wait for each other for ever",
+            "ranks of the pipeline could wait for each other forever",
             expected="actions whose messages, in each direction, are received in the order in which they are sent",
             found=f"{len(stuck)} of {len(actions)} ranks wait before " + ", ".join(stuck[:2]),
             fix="choose another schedule",

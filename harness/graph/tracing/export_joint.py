@@ -68,7 +68,8 @@ class _Step(nn.Module):
         """The loss."""
         now = _state_of(self.model)
         with swapped_state(self.model, {name: now[first] for name, first in self._first_names.items()}):
-            if get_proxy_mode() is None:  # torch first runs a module to find its writes and results
+            # Torch first runs a module to find its writes and results.
+            if get_proxy_mode() is None:
                 return self._loss_function(*inputs)
             self._recording()
             with keeping_state(self.model):
@@ -192,7 +193,7 @@ def _role(descriptor: Any) -> Role:
     role = role_of(descriptor)
     if role.kind == "other":
         raise TraceError(
-            "the exported step has an input or output of a kind that is not known",
+            "the exported step has an input or output of an unknown kind",
             expected="parameters, buffers, inputs, the loss, gradients, written buffers",
             found=role.of,
         )
@@ -228,7 +229,8 @@ def _as_step(
             assert tangent is not None
             env[tangent] = _seed(graph, env[loss], tangent, gradient_seed)
         env[node] = graph.node_copy(node, env.__getitem__)
-    if tangent in ends.outputs.values() and tangent not in env:  # for a parameter that is added to the loss
+    # A parameter that is added to the loss has the tangent itself as its gradient.
+    if tangent in ends.outputs.values() and tangent not in env:
         assert tangent is not None
         env[tangent] = _seed(graph, env[loss], tangent, gradient_seed)
     for buffer, value in writes:
@@ -258,7 +260,7 @@ def _refuse_shared_memory(ends: _Ends, state: Mapping[str, Tensor]) -> None:
             if other != name and storage_key(tensor) == storage_key(state[name]):
                 raise TraceError(
                     f"the training step writes into buffer {name}, whose memory {other} shares",
-                    expected="memory of its own for what is written: the exported graph knows no other",
+                    expected="written buffers that share no memory: the exported graph does not show such writes",
                     fix="compute one from the other where the step reads it, or choose the system graph",
                 )
 

@@ -55,7 +55,7 @@ def written_checks(shape_env: ShapeEnv, chunk_symbol: sympy.Symbol) -> Iterator[
         check_with(error_type, condition, message)
         if equal := sorted(str(x) for x in data if chunk_symbol in shape_env.replace(x).free_symbols):
             raise TraceError(
-                f"a number from data, {equal[0]}, is said to be equal to what the chunked dim gives",
+                f"a number from data, {equal[0]}, is asserted to equal an expression of the chunked dim",
                 expected="bounds, which can be checked once a chunk when the step runs",
                 found=f"{asked}, where {chunk_symbol} is the size of the chunked dim",
                 where=place,

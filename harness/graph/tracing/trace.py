@@ -315,7 +315,7 @@ def keeping_state(model: nn.Module) -> Iterator[None]:
     after = dict(model.named_buffers())
     if replaced := [name for name, x in before.items() if after.get(name) is not x]:
         raise TraceError(
-            f"the training step puts another tensor in the place of buffer {replaced[0]}",
+            f"the training step replaces the tensor of buffer {replaced[0]}",
             expected="buffers that are written in place, as a graph that reads and writes its inputs can",
             fix="write x.copy_(...) where the module says self.x = ...",
         )
@@ -331,8 +331,10 @@ def fixed_fake(fake_mode: FakeTensorMode, x: Tensor, device: torch.device) -> Te
 def _fake_input(
     fake_mode: FakeTensorMode, x: Tensor, dim: int, extent: int, index: int, device: torch.device
 ) -> FakeTensor:
-    placeholder = torch.empty(x.shape, dtype=x.dtype, device="cpu")  # a real tensor, which would need the GPU
-    bounds = max(extent // 2, 1), max(extent, 2)  # with a single size the dim would not be symbolic
+    # A real tensor, which would need the GPU.
+    placeholder = torch.empty(x.shape, dtype=x.dtype, device="cpu")
+    # With a single size the dim would not be symbolic.
+    bounds = max(extent // 2, 1), max(extent, 2)
     fake = open_dim(fake_mode, placeholder, dim, bounds, f"input_{index}", shared="chunk")
     if device.type == "cpu":
         return fake

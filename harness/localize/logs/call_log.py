@@ -159,7 +159,8 @@ class CallRecorder(TorchDispatchMode):
         """Log a call that has run, and return its result, with exchanged values."""
         lanes, inputs, left = reading.lanes, reading.inputs, _state(reading.generator)
         draws = left != reading.state
-        if draws:  # the state is an input, as it determines the drawn numbers
+        # The state is an input, as it determines the drawn numbers.
+        if draws:
             inputs = [self._with_state(*inputs[0], str(reading.state))]
         namespace = getattr(function, "namespace", None)
         if namespace == IN_PLACE_COLLECTIVES:

@@ -139,11 +139,11 @@ class CandidateLog(IndexedLog):
         while pending:
             producer = pending.pop()
             view = self.log[producer]
-            is_for_it = self.is_new(index) and self.log[index].operator != "clone"  # a clone's values cannot be wrong
+            # A clone's values cannot be wrong.
+            is_for_it = self.is_new(index) and self.log[index].operator != "clone"
             is_passed = (is_for_it and not self.is_proven(producer)) or keeps_order(view)
-            is_there = view.place == self.log[index].place or self.is_extra(
-                producer
-            )  # otherwise the reference has this view
+            # A view at another place, unless it is extra, is one that the reference has too.
+            is_there = view.place == self.log[index].place or self.is_extra(producer)
             # A view computes nothing, so the wrong value comes from its input.
             if view.view and (is_passed or (is_there and self.shows_left(producer))):
                 pending += self._bad_inputs(producer)

@@ -284,7 +284,8 @@ def _read(path: Path, member: str) -> bytes:
     try:
         with zipfile.ZipFile(path) as archive:
             facts = archive.getinfo(member)
-            if facts.compress_type not in _METHODS:  # the others need more memory than their sizes show
+            # Other methods need more memory than their sizes show.
+            if facts.compress_type not in _METHODS:
                 raise zipfile.BadZipFile(f"it is compressed by method {facts.compress_type}")
             most = min(_MAX_CALLS_BYTES, most_unpacked(facts.compress_size))
             if member == CALLS and facts.file_size > most:  # a baseline's may be packed

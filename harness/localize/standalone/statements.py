@@ -27,7 +27,8 @@ def function_text(
             place = place_of(node)
             lines.append(f"    # {place}")
         lines.append(f"    {names[node]} = {_call(node, names)}")
-        if probing and not is_collective(node):  # a collective has no value before its wait
+        # A collective has no value before its wait.
+        if probing and not is_collective(node):
             lines.append(f"    see({node.name!r}, {names[node]})")
     returned = ", ".join(f"{name!r}: {names[node]}" for name, node in outputs.items())
     return "\n".join([*lines, f"    return {{{returned}}}"])

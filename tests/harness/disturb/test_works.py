@@ -134,12 +134,12 @@ def test_noise_that_does_not_come_again_is_told_as_the_collective_that_nobody_wa
         1,
     )
     assert told == (
-        "the difference of the candidate from itself did not come again in two replays, "
+        "the difference of the candidate from itself did not recur in two replays, "
         "which wait for every collective at once"
     )
     found, told = search(step_calls[1]).explain_noise(Divergence(step=1, rank=1, kind="grad", name="w"))
     assert found.call is None
-    assert told == "the difference of the candidate from itself did not come again in two replays"
+    assert told == "the difference of the candidate from itself did not recur in two replays"
 
 
 def test_under_stress_what_is_gathered_arrives_when_it_is_waited_for_and_autograd_knows_nothing_of_it(

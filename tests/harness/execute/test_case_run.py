@@ -90,7 +90,7 @@ def test_a_difference_that_does_not_come_again_is_told_where_it_was_recorded(bat
     assert (result.verdict, result.control["candidate"]) == (Verdict.NONDETERMINISTIC, "DIFFERENT")
     assert batch.error("noisy_once") == (
         "control of candidate noisy_once: two runs of one system differ, first at step 2, rank 1, loss loss\n"
-        "the difference of the candidate from itself did not come again in two replays"
+        "the difference of the candidate from itself did not recur in two replays"
     )
     first = result.first_divergence
     assert (first.step, first.rank, first.kind, first.name) == (2, 1, "loss", "loss")
@@ -105,15 +105,15 @@ def test_noise_that_nobody_saw_at_once_is_found_in_the_step_and_on_the_rank_it_c
     assert (first.step, first.rank, first.kind, first.name) == (2, 1, "loss", "loss")
     assert first.between == "candidate against itself"
     assert (first.call.operator, first.call.ranks) == ("mul.Tensor", "1")
-    assert first.call.how.startswith("gives another output from the same inputs, with other=")
+    assert first.call.how.startswith("has the same inputs and a different output, with other=")
     assert first.call.source.startswith("tests/harness/toy_systems.py:")
     assert (first.call.output.elements, first.tensor.elements) == (6, 1)
     assert first.call.output.elements_differing == 6 and first.call.output.max_ulp > 0
     assert first.call.output.reference_bits != first.call.output.candidate_bits
     assert batch.error("noisy_on_one_rank") == (
         "control of candidate noisy_on_one_rank: two runs of one system differ, first at step 2, rank 1, loss loss\n"
-        "noise is new at each run: two replays first part at step 2, rank 1, loss loss; "
-        "the call to blame is one of step 1"
+        "noise is new at each run: two replays first differ at step 2, rank 1, loss loss; "
+        "the call to blame is in step 1"
     )
     assert batch.runs["noisy_on_one_rank"] == [*RUNS, *(f"candidate replay{number}" for number in (3, 4, 5, 6))]
 
@@ -186,7 +186,7 @@ def test_of_an_equal_case_every_call_is_compared_and_one_that_the_reference_neve
     first = found.first_divergence
     assert (first.step, first.rank, first.kind, first.call.operator) == (2, 1, "activation", "mul.Tensor")
     assert re.fullmatch(r"mul.Tensor of the step itself \(update\), call \d+", first.name)
-    assert first.call.how == "gives a value that the reference never had" and first.call.ranks == "1"
+    assert first.call.how == "has an output that is nowhere in the reference" and first.call.ranks == "1"
     assert found.sums_over_ranks == {}, "groups of a user's system are its own"
 
 

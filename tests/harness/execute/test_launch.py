@@ -281,7 +281,7 @@ def test_a_fault_beyond_the_end_is_refused_before_anything_runs(tmp_path):
 
 
 def test_an_extra_pass_for_a_candidate_without_a_graph_is_refused_before_anything_runs(tmp_path):
-    with pytest.raises(CaseError, match="the candidate of case toy has no graph to put a pass into"):
+    with pytest.raises(CaseError, match="the candidate of case toy has no graph for an extra pass"):
         run_cases([toy()], RunOptions(extra_passes=("tests.harness.toy_systems:steady",)), tmp_path)
     assert list(tmp_path.iterdir()) == []
 

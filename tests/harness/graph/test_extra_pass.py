@@ -158,7 +158,7 @@ def test_a_name_that_is_taken_is_refused() -> None:
         insert(COLUMN, [named("chunk", "after", "chunk")])
     assert str(error.value) == (
         "UsageError: two passes are named chunk\n"
-        "  expected: a name of its own for every pass: reports and errors go by it\n"
+        "  expected: a unique name for every pass, as reports and errors use it\n"
         "  found: pass list clean_up, chunk, concretize_symbols, backend\n"
         "  fix: rename the function"
     )
@@ -260,7 +260,7 @@ def test_another_return_value_is_refused() -> None:
     with pytest.raises(PassError) as error:
         run(count)
     assert str(error.value) == (
-        "PassError: count returned something that is no graph\n"
+        "PassError: count did not return a graph\n"
         "  expected: a GraphModule, or None after changing the given one in place\n"
         "  found: int\n"
         "  came from: pass count"

@@ -210,7 +210,7 @@ def test_a_pass_that_takes_an_input_or_an_output_away_is_refused(model: Layers) 
         with pytest.raises(PassError) as error:
             run_pipeline(joint.module, [run_pass], context_of(joint))
         assert str(error.value) == (
-            "PassError: the graph is called in another way than the traced one\n"
+            "PassError: the graph has other inputs or outputs than the traced graph\n"
             "  expected: 2 inputs and 2 outputs\n"
             f"  found: {found}\n"
             f"  came from: pass {run_pass.__name__}"

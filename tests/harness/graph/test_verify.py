@@ -76,7 +76,7 @@ def test_a_method_call_is_refused_as_no_pass_knows_it(module: GraphModule) -> No
     with pytest.raises(PassError) as error:
         verify(module)
     assert str(error.value) == (
-        "PassError: node `abs_1` is of a kind that no pass knows\n"
+        "PassError: node `abs_1` is of an unknown kind\n"
         "  expected: placeholder or get_attr or call_function or output\n"
         "  found: call_method of abs\n"
         "  fix: write graph.call_function(torch.ops.aten....)"
@@ -221,7 +221,7 @@ def test_a_node_of_an_unknown_kind_in_a_nested_graph_is_refused(body: tuple[Grap
     neg = list(nested.graph.nodes)[2]
     with nested.graph.inserting_after(neg):
         nested.graph.call_method("abs", (neg,))
-    with pytest.raises(PassError, match=r"^PassError: node `abs_1` of nested graph body is of a kind that no pass"):
+    with pytest.raises(PassError, match=r"^PassError: node `abs_1` of nested graph body is of an unknown kind"):
         verify(module)
 
 

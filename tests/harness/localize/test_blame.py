@@ -65,12 +65,12 @@ def test_a_call_that_reads_another_good_value_says_what_gave_it_and_what_gave_it
     culprit = blamed(reference, candidate, "L")
     assert culprit is not None
     assert culprit.reading == (
-        "what neg of layers.0 (forward) gives, where the reference has what mm of layers.0.w1 (forward) gives"
+        "the output of neg of layers.0 (forward), where the reference has the output of mm of layers.0.w1 (forward)"
     )
-    assert call_of(culprit).how == f"reads other inputs, each of them right by itself: {culprit.reading}"
+    assert call_of(culprit).how == f"reads different inputs, each correct by itself: {culprit.reading}"
     candidate[3] = call("silu x -> C")._replace(producers=(None,))
     culprit = blamed(reference, candidate, "L")
-    assert culprit is not None and culprit.reading.startswith("what the step is given, where the reference has")
+    assert culprit is not None and culprit.reading.startswith("an input of the step, where the reference has")
 
 
 def test_summands_that_are_grouped_otherwise_belong_where_the_reference_adds_them() -> None:
@@ -211,7 +211,7 @@ def test_a_call_that_stands_for_another_is_told_at_that_ones_place_and_one_that_
     replaced = [reference[0], call("relu a -> B", near), call("sum B -> L")]
     culprit = blamed(reference, replaced, "L")
     assert culprit is not None and (culprit.call.place, culprit.instead_of, culprit.candidate) == (there, "silu", 1)
-    assert call_of(culprit).how == "is a call that the reference does not make, in place of silu"
+    assert call_of(culprit).how == "is an extra call that the reference does not have, in place of silu"
     between = [reference[0], call("relu a -> A", near), call("silu A -> B", there), call("sum B -> L")]
     culprit = blamed(reference, between, "L")
     assert culprit is not None and (culprit.call.place, culprit.instead_of) == (near, "")
@@ -413,9 +413,9 @@ def test_numbers_and_words_that_the_partner_was_given_otherwise_are_told() -> No
     candidate = [call("add a -> B")._replace(scalars=(("alpha", "2"), ("dim", "0")))]
     culprit = blamed(reference, candidate, "B")
     assert culprit is not None and culprit.arguments == "alpha=2 where the reference has 1"
-    assert call_of(culprit).how == "gives another output from the same inputs, with alpha=2 where the reference has 1"
+    assert call_of(culprit).how == "has the same inputs and a different output, with alpha=2 where the reference has 1"
     same = blamed(reference, [reference[0]._replace(outputs=("B",))], "B")
-    assert same is not None and call_of(same).how == "gives another output from the same inputs"
+    assert same is not None and call_of(same).how == "has the same inputs and a different output"
 
 
 def test_a_collective_that_nobody_waits_for_is_told_as_such() -> None:
@@ -538,7 +538,7 @@ def test_of_two_gradients_that_were_exchanged_the_call_that_gave_the_right_one_i
     differing = {0: [("a", "b"), ("b", "a"), ("q", "Q"), ("s", "S")]}
     culprit = find_culprit([reference], [candidate], differing)
     assert culprit == Culprit(how="misplaces", call=grads[0], ranks=(0,), candidate=0, reference=None)
-    assert "another right value stands there" in str(call_of(culprit).how)
+    assert "the tensor has another right value" in str(call_of(culprit).how)
     wrong = [*grads, call("adamw p a -> Q a", update), reference[3]]
     culprit = find_culprit([reference], [wrong], {0: [("q", "Q")]})
     assert culprit is not None and (culprit.how, culprit.candidate) == ("computes", 2)
@@ -746,7 +746,7 @@ def test_a_call_that_gives_less_of_the_same_inputs_is_told_by_its_numbers_and_no
 def test_what_takes_no_tensor_is_not_told_to_read_others() -> None:
     reference = [call("rand -> r"), call("mul r x -> l")]
     culprit = blamed(reference, [call("rand -> R"), call("mul R x -> L")], "L")
-    assert culprit is not None and call_of(culprit).how == "takes no tensor, and gives another value"
+    assert culprit is not None and call_of(culprit).how == "has no tensor input, and a different output"
 
 
 def test_an_update_that_leaves_out_a_parameter_lacks_that_call_though_nothing_else_reads_the_parameter() -> None:
@@ -855,7 +855,7 @@ def test_a_copy_of_another_value_is_told_by_what_reads_it() -> None:
     given: list[tuple[int | None, ...]] = [(None,), (0,), (1,)]
     culprit = blamed([call("neg y -> y2"), *reference], logged(given, candidate), "L")
     assert culprit is not None and (culprit.how, culprit.candidate) == ("reads", 1)
-    assert culprit.reading == "what clone of layers.0 (forward) gives, of another value"
+    assert culprit.reading == "the output of clone of layers.0 (forward), with another value"
 
 
 def test_a_call_that_gives_what_it_reads_is_wrong_where_it_stands_for_one_of_the_reference_s() -> None:

@@ -61,7 +61,7 @@ def test_an_equal_whose_calls_agree_stays_and_says_how_many_were_compared(tmp_pa
         {"loss": 4, "activation": 12},
         {"loss": 0, "activation": 0},
     )
-    assert found.remarks == ("--every-call: each of 12 calls of 2 steps gave values that the reference had too",)
+    assert found.remarks == ("--every-call: each of 12 calls of 2 steps returned values that the reference had too",)
 
 
 def test_a_value_that_rounding_swallows_makes_it_different_and_the_first_call_is_to_blame(tmp_path):
@@ -74,7 +74,7 @@ def test_a_value_that_rounding_swallows_makes_it_different_and_the_first_call_is
     )
     first = found.first_divergence
     assert (first.step, first.rank, first.name) == (1, 1, "silu of layers.0 (forward), call 1")
-    assert (first.call.operator, first.call.how) == ("silu", "gives another output from the same inputs")
+    assert (first.call.operator, first.call.how) == ("silu", "has the same inputs and a different output")
     assert found.differing == {"activation": {"silu of layers.0 (forward), call 1": {"1": [1]}}}
 
 
@@ -96,7 +96,7 @@ def test_of_two_ranks_the_call_is_to_blame_that_the_other_one_follows_from_whate
 def test_a_call_of_another_kind_is_one_that_the_reference_does_not_make(tmp_path):
     fused = [STEP[0], call("fused a -> B"), call("sum B -> l")]
     found, _ = judged(tmp_path, dict.fromkeys(LOSSES, fused))
-    assert found.first_divergence.call.how == "is a call that the reference does not make"
+    assert found.first_divergence.call.how == "is an extra call that the reference does not have"
     assert found.first_divergence.call.ranks == "0, 1"
 
 
@@ -104,7 +104,7 @@ def test_what_only_packs_is_left_aside_and_named(tmp_path):
     packs = Call(Place("layers.0", "forward"), "cat", ("a", "b"), ("P",), node="cat_7")
     found, looked = judged(tmp_path, {key: [*STEP, packs] for key in LOSSES})
     assert found.verdict == Verdict.EQUAL and looked.packing == {"cat_7"}
-    assert "16 calls of 2 steps, 4 that only pack right values aside, gave" in found.remarks[0]
+    assert "16 calls of 2 steps, except 4 that only pack right values, returned" in found.remarks[0]
 
 
 def test_what_varies_from_run_to_run_shows_nothing(tmp_path):

@@ -43,7 +43,7 @@ def test_a_mask_that_differs_is_led_back_to_the_number_that_was_drawn_before_it(
     first = result_of("drawn", tmp_path).first_divergence
     assert first is not None and first.call is not None and (first.step, first.rank, first.kind) == (1, 1, "loss")
     assert (first.call.operator, first.call.rank) == ("rand", 1)
-    assert first.call.how == "is a call that the reference does not make"
+    assert first.call.how == "is an extra call that the reference does not have"
 
 
 @pytest.mark.ranks
@@ -52,7 +52,7 @@ def test_what_an_earlier_step_left_is_blamed_on_the_call_that_left_it(tmp_path, 
     first = result.first_divergence
     assert first is not None and first.call is not None and (first.step, first.rank) == (2, 1)
     assert (first.call.operator, first.call.rank) == ("add_.Tensor", 1)
-    assert "the call to blame is one of step 0: it leaves what step 2 reads" in result.remarks
+    assert "the call to blame is in step 0: step 2 reads its output" in result.remarks
 
 
 @pytest.mark.ranks
@@ -62,9 +62,9 @@ def test_what_an_earlier_step_left_is_blamed_on_the_call_that_left_it(tmp_path, 
         (
             "biased",
             "mul.Tensor",
-            "gives another output from the same inputs, with other=0.2 where the reference has 0.05",
+            "has the same inputs and a different output, with other=0.2 where the reference has 0.05",
         ),
-        ("counts_its_own", "allreduce_", "is a call of the reference that the candidate does not make"),
+        ("counts_its_own", "allreduce_", "is missing from the candidate"),
     ],
 )
 def test_an_expert_bias_that_nobody_shows_is_led_back_to_what_changed_it(tmp_path, one_host, candidate, operator, how):
@@ -72,7 +72,7 @@ def test_an_expert_bias_that_nobody_shows_is_led_back_to_what_changed_it(tmp_pat
     first = result.first_divergence
     assert first is not None and first.call is not None and first.kind == "loss"
     assert (first.call.operator, first.call.how, first.call.direction) == (operator, how, "update")
-    assert f"the call to blame is one of step 0: it leaves what step {first.step} reads" in result.remarks
+    assert f"the call to blame is in step 0: step {first.step} reads its output" in result.remarks
 
 
 @pytest.mark.ranks
@@ -86,9 +86,7 @@ def test_a_parameter_without_state_is_led_to_the_list_that_lacks_it(tmp_path, on
     first = result.first_divergence
     assert result.verdict == verdict and first is not None and (first.kind, first.name) == ("param", "2.weight")
     assert first.call is not None and (first.call.operator, first.call.rank) == ("_foreach_mul_.Scalar", rank)
-    assert first.call.how == (
-        "is a call of the reference that the candidate does not make, with 6 of the reference's 8 tensors in its lists"
-    )
+    assert first.call.how == ("is missing from the candidate, with 6 of the reference's 8 tensors in its lists")
     assert not any(told.startswith("no call is blamed") for told in result.remarks)
 
 

@@ -34,7 +34,7 @@ UNSUMMED = logged([(), (0,), (1,)], [FIRST, div("g -> H", 2), div("H -> R", 8)])
 def test_a_sum_of_equal_terms_that_is_missing_is_blamed_and_not_the_number_of_what_follows() -> None:
     culprit = blamed(MEAN, UNSUMMED)
     assert culprit is not None and (culprit.how, culprit.candidate, culprit.reference) == ("lacks", None, 1)
-    assert call_of(culprit).how == "is a call of the reference that the candidate does not make"
+    assert call_of(culprit).how == "is missing from the candidate"
     assert culprit.chain[0].call == MEAN[1]
 
 
@@ -77,7 +77,7 @@ def test_a_sum_that_no_call_reads_is_blamed_and_not_the_new_view_of_its_terms() 
     )
     culprit = blamed(VIEWED, candidate)
     assert culprit is not None and (culprit.how, culprit.candidate, culprit.reference) == ("discards", 1, 1)
-    assert call_of(culprit).how == "gives what the reference reads and no call here does"
+    assert call_of(culprit).how == "has an output that the reference reads and no call here does"
     read = [*candidate, call("neg s -> n", BACKWARD)._replace(producers=(1,))]
     culprit = blamed(VIEWED, read)
     assert culprit is not None and (culprit.how, culprit.candidate) == ("adds", 2)

@@ -48,7 +48,7 @@ def test_noise_in_eager_and_in_the_graph_shows_in_both_controls(result: CaseResu
 def test_the_noisy_call_is_blamed_on_its_rank_though_its_rows_reach_all(first: Divergence) -> None:
     assert (first.between, first.step, first.rank, first.name) == ("reference against itself", 0, 0, "loss")
     assert (first.call.operator, first.call.module, first.call.direction) == ("sum_in_any_order", EXPERTS, "forward")
-    assert first.call.how == "gives another output from the same inputs"
+    assert first.call.how == "has the same inputs and a different output"
     assert (first.call.rank, first.call.ranks) == (NOISY_RANK, str(NOISY_RANK))
     assert first.call.source is not None and "localize/noisy.py:" in first.call.source
 

@@ -127,7 +127,7 @@ def test_a_cause_that_was_found_stays_where_its_bits_cannot_be_had(tmp_path: Pat
         "the bits of the first differing tensor on rank 0 could not be fetched; the verdict stands, and so does the "
         "cause: no bits"
     )
-    assert search.remarks[1].startswith("the bits of what silu of layers.0 (forward) gave on rank 0 could not be")
+    assert search.remarks[1].startswith("the bits of the output of silu of layers.0 (forward) on rank 0 could not be")
 
 
 def test_a_replay_s_values_are_read_one_by_one_and_damaged_spare_ones_are_not_handed_on(tmp_path: Path) -> None:

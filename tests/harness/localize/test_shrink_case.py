@@ -258,7 +258,7 @@ def test_another_kind_operator_direction_or_module_is_another_symptom(other: dic
 
 
 def test_the_module_of_a_call_that_the_candidate_alone_makes_does_not_count() -> None:
-    added = BLAME | {"how": "is a call that the reference does not make"}
+    added = BLAME | {"how": "is an extra call that the reference does not have"}
     first = symptom_of(result(CASE, **added))
     assert first == symptom_of(result(CASE, **added | {"module": "layers.2.attention"}))
     assert str(first) == "DIFFERENT, first in a grad, by mul.Tensor (forward)"

@@ -38,7 +38,7 @@ def test_a_value_that_a_later_call_swallows_is_told_with_its_ranks() -> None:
 def test_what_only_packs_right_values_is_counted_apart_and_what_packs_wrong_ones_is_told() -> None:
     packed = [*STEP[:2], call("cat a b -> P"), call("view P -> Q"), STEP[2]]
     assert look_at(STEP, packed) == ([], [2, 3])
-    assert told_packing(2) == ", 2 that only pack right values aside," and told_packing(0) == ""
+    assert told_packing(2) == ", except 2 that only pack right values," and told_packing(0) == ""
     assert strange(STEP, [STEP[0], call("cat a Z -> P"), *STEP[1:]]) == ["cat"]
 
 

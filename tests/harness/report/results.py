@@ -164,7 +164,7 @@ def localized(make_result) -> CaseResult:
             ),
             call=BlamedCall(
                 operator="gate<b>",
-                how="gives another output from the same inputs",
+                how="has the same inputs and a different output",
                 module="layers.1.moe",
                 direction="backward",
                 chunk=1,

@@ -40,7 +40,7 @@ def test_a_blamed_call_is_told_with_its_place_and_line(make_report, make_result)
         name="w",
         call=BlamedCall(
             operator="mul",
-            how="gives another output from the same inputs",
+            how="has the same inputs and a different output",
             module="layers.1.moe",
             direction="forward",
             chunk=1,
@@ -49,7 +49,7 @@ def test_a_blamed_call_is_told_with_its_place_and_line(make_report, make_result)
         ),
     )
     assert (
-        "  to blame: mul of layers.1.moe (forward, chunk 1) on rank 2 gives another output from the same inputs "
+        "  to blame: mul of layers.1.moe (forward, chunk 1) on rank 2 has the same inputs and a different output "
         "(layers/moe.py:68)\n"
     ) in printed(make_report(make_result("bad", "DIFFERENT", first_divergence=first)))
 

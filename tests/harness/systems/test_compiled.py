@@ -197,7 +197,7 @@ def test_what_a_pass_raises_is_raised_as_it_is(tmp_path):
         SimpleNamespace(model=(model := Broken())), a_case(), GraphOptions(extra_passes=(f"{file}:wrong",)), tmp_path
     )
     with (
-        pytest.raises(PassError, match="wrong returned something that is no graph"),
+        pytest.raises(PassError, match="wrong did not return a graph"),
         refusals_raised(),
     ):
         trained(model)

@@ -208,7 +208,8 @@ class _Chunker:
             self._write_held_back()
             self.writer.output(node, map_arg(node.args, self._whole))
         elif symbols.is_scalar_of(node.meta.get("val"), self.symbol) or node.op == "get_attr":
-            pass  # becomes a number, or the extent of its reader, at each use
+            # It becomes a number, or the extent of its reader, at each use.
+            pass
         elif (root := self._root_of_chunks(node)) is not None:
             self._write_once_a_chunk(node, root)
         else:
@@ -274,7 +275,8 @@ class _Chunker:
             assert isinstance(pair, Pair)
             pair.second = self._write_chunk(node, pair.root, 1)
             if node in self.gradients:
-                self._join(node, pair)  # immediately, so that neither half stays alive to the end
+                # Join immediately, so that neither half stays alive to the end.
+                self._join(node, pair)
         self.running = None
 
     # -- reading --------------------------------------------------------------------------------
@@ -342,8 +344,10 @@ class _Chunker:
         owner = self.owners[node]
         if owner in self.mutated and isinstance(self.env.get(owner), Node):
             assert pair.second is not None
-            return pair.second  # a buffer: one storage, written by both chunks already
-        if node not in self.joined:  # writing chunk 1 may have joined this gradient
+            # A buffer: one storage, written by both chunks already.
+            return pair.second
+        # Writing chunk 1 may have joined this gradient.
+        if node not in self.joined:
             self.joined[node] = self._write_join(node, pair)
         return self.joined[node]
 

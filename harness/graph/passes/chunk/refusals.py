@@ -115,7 +115,7 @@ def refuse_baked_view(node: Node, symbol: object) -> None:
     source, value = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
     if carries(source, symbol) and not carries(value, symbol):
         raise ChunkError(
-            f"view `{node.name}` has a baked constant where the chunked dim should flow",
+            f"view `{node.name}` has a baked constant instead of the chunked dim",
             expected=f"a size computed from x.shape; its input has {list(map(str, source.shape))}",
             found=f"sizes {list(node.args[1])}",  # type: ignore[arg-type]
             where=source_of(node),
@@ -126,8 +126,8 @@ def refuse_baked_view(node: Node, symbol: object) -> None:
 def refuse_write(node: Node, written: Node) -> None:
     """Refuse an in-place write to a value that is also split or joined, or that crosses a module boundary."""
     raise ChunkError(
-        f"cannot write in place to `{written.name}` in `{node.name}`: its elements live split or joined too",
-        expected="in-place writes to buffers without the chunked dim, or to what the same module computed",
+        f"cannot write in place to `{written.name}` in `{node.name}`: its elements also exist split or joined",
+        expected="in-place writes to buffers without the chunked dim, or to values of the same module",
         found=f"shape {list(map(str, written.meta['val'].shape))}",
         where=source_of(node),
         fix="write the update out of place",
@@ -151,7 +151,7 @@ def refuse_join(node: Node, value: object) -> ChunkError:
     shape = list(map(str, value.shape)) if isinstance(value, Tensor) else type(value).__name__
     readers = ", ".join(sorted(user.name for user in node.users))
     return ChunkError(
-        f"live-out `{node.name}` exists once a chunk but is also read whole, and does not carry the chunked dim",
+        f"live-out `{node.name}` exists once per chunk but is also read whole, and does not carry the chunked dim",
         expected="a tensor with the chunked dim (concatenated) or a parameter gradient (added)",
         found=f"shape {shape}, read by {readers}",
         where=source_of(node),

@@ -156,7 +156,8 @@ def _fit_line(points: list[tuple[float, float]]) -> CostLine:
     for _ in range(_REPEATS):
         weight = (1 / predicted) / (1 / predicted).sum()
         fixed, per_unit = _weighted_line(x, y, weight)
-        predicted = fixed + per_unit * x + 1e-3 * y.mean()  # the last term limits the weight of an amount of 0
+        # The last term limits the weight of an amount of 0.
+        predicted = fixed + per_unit * x + 1e-3 * y.mean()
     errors, variance = y - (fixed + per_unit * x), ((y - y.mean()) ** 2).sum()
     r2 = 1 - (errors**2).sum() / variance if variance > 0 else torch.ones_like(variance)
     return CostLine(fixed.item(), per_unit.item(), len(points), r2.item(), (errors.abs() / y).median().item())

@@ -2,7 +2,7 @@
 
 A collective's launch occupies the rank; its transfer starts as soon as the group is free. A wait blocks the rank until
 the transfer has arrived. All ranks run in step. There is no launch queue: a rank's device runs each node at once. For
-example, a launch of 1 s, a transfer of 5 s, 3 s of other compute, and a wait take 6 s, of which 3 s are hidden.
+example, a launch of 1 s, a transfer of 5 s, 3 s of other compute, and a wait take 6 s: 3 s of the transfer are hidden.
 """
 
 from __future__ import annotations

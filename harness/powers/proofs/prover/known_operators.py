@@ -252,8 +252,9 @@ SPLITS = {
     torch.ops.aten.unsafe_split.Tensor: torch.ops.aten.split.Tensor,
     torch.ops.aten.unsafe_split_with_sizes.default: torch.ops.aten.split_with_sizes.default,
 }
-"""Operators that return views of parts as others do, and promise autograd that nothing writes them: their schemas and
-fakes do not say that the memory is shared."""
+"""Operators that return parts as views, and the operators that declare this. The former promise autograd that no call
+writes to the parts, so their schemas and fakes do not state the shared memory.
+"""
 
 CHECKS = overloads(lambda row: row.checks)
 """Operators whose only effect is to raise an error."""

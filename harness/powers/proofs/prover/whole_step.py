@@ -1,8 +1,7 @@
 """Proves the end of a case's step after its graph: experts are balanced, and the optimizer updates shards.
 
 1. Trace `Trainer.update`, which all of our systems run, with gradients in a side's own layouts, and with optimizer
-state
-   as after the first step; before the first step it is zeros on both sides.
+   state as after the first step; before the first step it is zeros on both sides.
 2. Join it to that side's step: it reads the step's outputs, in their memory.
 3. Prove the two sides' joined graphs: outputs are the final parameters, buffers and optimizer state.
 4. If these and the step are PROVED, so is any number of steps from equal state (`induction`).

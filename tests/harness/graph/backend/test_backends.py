@@ -176,7 +176,7 @@ def test_without_a_compiler_a_cpu_step_is_refused(graph, monkeypatch, tmp_path, 
         compile_for(graph, backend, {})
     assert str(error.value) == (
         "MachineError: Inductor cannot compile for this CPU without a C++ compiler\n"
-        "  expected: one that compiles a one-line program: what CXX names, else g++\n"
+        "  expected: a compiler of a one-line program: the command in CXX, or else g++\n"
         f"  found: no program {program} is found\n"
         "  fix: install g++, or name another compiler in CXX; see `bitproof doctor`"
     )
@@ -333,8 +333,8 @@ def test_halves_between_which_sizes_live_that_data_decide_are_refused():
     with pytest.raises(PassError) as error:
         compile_halves(found.module, "inductor", {})
     assert str(error.value).startswith(
-        "PassError: inductor compiles no half of a step whose other half decides its sizes\n"
-        "  expected: tensors alone between forward and backward, as where no tokens travel to experts\n"
+        "PassError: inductor cannot compile a half of a step if the other half determines its sizes\n"
+        "  expected: only tensors between forward and backward, as in a step without experts\n"
         "  found: "
     )
     assert str(error.value).endswith("\n  fix: choose the backend fx, or the system graph, which is compiled as one")

@@ -26,11 +26,11 @@ importlib.import_module("torch._dynamo.variables.streams")
 aten = torch.ops.aten
 
 HOST_WAITS = "the host waits for the device"
-MASKED = "the host waits, to count what a mask selects"
-DATA = "data decide a size or a number"
-ON_HOST = "the host computes it, once, while the step is captured"
-PYTHON = "Python runs, once, while the step is captured"
-ALLOCATES = "it allocates host memory, for a copy on a stream of its own"
+MASKED = "the host waits to count the elements that a mask selects"
+DATA = "a size or a number depends on data"
+ON_HOST = "the host would compute it only once, during the capture"
+PYTHON = "Python would run only once, during the capture"
+ALLOCATES = "it allocates host memory for a copy on a separate stream"
 
 
 def reasons(module: GraphModule) -> list[str]:
@@ -51,7 +51,7 @@ MASK, INDEX = torch.tensor([True, False, True, False]), torch.tensor([0, 1])
         (lambda x, mask, index: x.masked_select(mask).sum(), [DATA]),
         (lambda x, mask, index: aten._local_scalar_dense(x.sum()) * x, [DATA]),
         (lambda x, mask, index: aten.index_put(x, [mask], x.sum()), [MASKED]),
-        (lambda x, mask, index: branch(x), ["data choose what runs"]),
+        (lambda x, mask, index: branch(x), ["data determine which branch runs"]),
         (lambda x, mask, index: x * 2 + x.sum(), []),
         (lambda x, mask, index: x[index], []),
         (lambda x, mask, index: aten.index_put(x, [index], x.sum()), []),
@@ -117,7 +117,7 @@ def test_python_a_generator_of_ones_own_and_a_host_that_waits_are_named() -> Non
     drawn.attributes["generator"] = torch.Generator()
     drawn.call(aten.bernoulli.default, x, generator=drawn.graph.get_attr("generator"), value="cuda")
     drawn.graph.call_method("relu", (x,))
-    own = "it draws from a generator of its own"
+    own = "it draws from a separate generator"
     assert drawn.reasons(x) == [PYTHON, HOST_WAITS, own, PYTHON]
 
 
@@ -131,7 +131,7 @@ def test_a_step_that_cannot_be_captured_is_refused_with_its_first_calls() -> Non
     told = "; ".join(f"`offload_default{place}` (offload): {ALLOCATES}" for place in ("", "_1", "_2"))
     assert str(error.value) == (
         "PassError: the step cannot be captured as a CUDA graph\n"
-        "  expected: sizes that no data decide, and a host that waits for nothing and computes nothing\n"
+        "  expected: sizes that do not depend on data, and a host that neither waits nor computes\n"
         f"  found: {told}, and 2 more\n"
         "  fix: state model.capacity for experts, leave out memory.policy 'offload', or choose the backend fx"
     )
@@ -163,7 +163,7 @@ def test_state_is_used_where_it_lies_inputs_are_copied_and_results_lie_where_the
     assert [x.data_ptr() for x in second] == [x.data_ptr() for x in first], "one memory for every step's results"
     assert first[0].tolist() == 10.0 != kept[0].tolist(), "which the next step overwrites"
     assert seen[0] == seen[1], "and one for every step's inputs"
-    with pytest.raises(PassError, match="input 1 of the graph lies elsewhere"):
+    with pytest.raises(PassError, match="input 1 of the graph has another address"):
         step(weight, count.clone(), torch.zeros(2))
 
 

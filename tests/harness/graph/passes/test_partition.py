@@ -112,8 +112,8 @@ def test_a_step_that_our_own_tracer_recorded_has_no_start_of_backward_to_cut_at(
     with pytest.raises(PassError) as error:
         partition(joint.module, context_of(joint), by="min_cut")
     assert str(error.value) == (
-        "PassError: a graph that starts backward nowhere cannot be partitioned\n"
-        "  expected: one call that makes what backward starts from, as an exported step has\n"
+        "PassError: a graph without a start of backward cannot be partitioned\n"
+        "  expected: one call that makes backward's initial gradient, as in an exported step\n"
         "  found: 0 of them"
     )
     assert listing(joint.module) == before

@@ -64,15 +64,13 @@ def test_what_crosses_has_a_size_that_is_known_before_the_step():
 
     with pytest.raises(PassError) as error:
         parts_of(Layers(Picks(), Applied(lambda module, x: x * module.weight, weight=parameter(D))), 2)
-    assert "which has no size that is known before the step" in str(error.value)
+    assert "whose size is unknown before the step" in str(error.value)
 
 
 def test_values_that_cross_have_a_tag_each(monkeypatch):
     monkeypatch.setattr(placed_calls, "MOST_CROSSINGS", 1)
     joint = trace(Layers(layer(), layer()))
-    with pytest.raises(
-        PassError, match="backward of stage 0 would be sent more values than messages can be distinguished"
-    ):
+    with pytest.raises(PassError, match="backward of stage 0 would receive more values than there are message tags"):
         cut(chunked(joint, "layers.*"), Cuts(2, 2), joint.chunk_symbol)
 
 

@@ -28,7 +28,7 @@ def test_in_one_group_neighbours_would_send_to_each_other_for_ever(monkeypatch, 
     with pytest.raises(PassError) as error:
         check(2, Schedule(micro_batches=4, stages_per_rank=several))
     what, expected, found, _fix = str(error.value).splitlines()
-    assert what == "PassError: ranks of the pipeline could wait for each other for ever"
+    assert what == "PassError: ranks of the pipeline could wait for each other forever"
     assert expected.startswith("  expected: actions whose messages, in each direction, are received in the order")
     assert found.startswith("  found: 2 of 2 ranks wait before ")
 

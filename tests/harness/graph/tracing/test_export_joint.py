@@ -185,14 +185,14 @@ def branching(self: Applied, x: Tensor) -> Tensor:
         ),
         (
             lambda: Layers(Applied(replacing, w=parameter(8), count=torch.zeros(()))),
-            "TraceError: the training step puts another tensor in the place of buffer layers.0.count\n"
+            "TraceError: the training step replaces the tensor of buffer layers.0.count\n"
             "  expected: buffers that are written in place, as a graph that reads and writes its inputs can\n"
             "  fix: write x.copy_(...) where the module says self.x = ...",
         ),
         (
             lambda: Layers(Applied(writing_what_is_shared, w=parameter(8), whole=WHOLE, part=WHOLE[1:3])),
             "TraceError: the training step writes into buffer layers.0.whole, whose memory layers.0.part shares\n"
-            "  expected: memory of its own for what is written: the exported graph knows no other\n"
+            "  expected: written buffers that share no memory: the exported graph does not show such writes\n"
             "  fix: compute one from the other where the step reads it, or choose the system graph",
         ),
         (

@@ -227,7 +227,7 @@ def test_a_number_from_data_that_equals_the_chunked_dim_is_refused() -> None:
     with pytest.raises(TraceError) as error:
         trace(layers(as_many_as_rows))
     assert str(error.value) == (
-        "TraceError: a number from data, u1, is said to be equal to what the chunked dim gives\n"
+        "TraceError: a number from data, u1, is asserted to equal an expression of the chunked dim\n"
         "  expected: bounds, which can be checked once a chunk when the step runs\n"
         "  found: Eq(u1, u0), where u0 is the size of the chunked dim\n"
         f"  came from: {line_of(as_many_as_rows, 1)}\n"
@@ -247,7 +247,7 @@ def test_a_pass_that_drops_a_check_is_refused() -> None:
     with pytest.raises(PassError) as error:
         run_pipeline(joint.module, [*build_pipeline(context), dropping], context)
     assert str(error.value) == (
-        "PassError: the graph no longer checks what the traced one does, so it would run on where eager raises\n"
+        "PassError: the graph lost a check of the traced graph, so it would continue where eager raises\n"
         "  expected: every assertion of the graph before this pass\n"
         "  found: without _assert_async 'x is not finite'\n"
         "  came from: pass dropping\n"

@@ -95,5 +95,5 @@ def test_where_no_neighbour_tells_nothing_is_known() -> None:
 def test_a_node_that_says_it_in_another_form_is_refused_by_name(said: Any) -> None:
     with pytest.raises(UsageError) as error:
         place_of(node(bitproof=said))
-    assert str(error.value).startswith("UsageError: node x of a system's graph says where it belongs in a form")
+    assert str(error.value).startswith("UsageError: node x of a system's graph states its place in an unknown form")
     assert repr(said) in str(error.value)

@@ -27,7 +27,7 @@ NOT_PROVED = ProofOutcome(
     first=["the reference adds here: add `a` [8, 64]"],
 )
 MM = BlamedCall(
-    operator="mm", how="gives another output from the same inputs", module="m", direction="forward", chunk=1, rank=2
+    operator="mm", how="has the same inputs and a different output", module="m", direction="forward", chunk=1, rank=2
 )
 KERNEL = "a kernel's bits depend on its arguments and their values, dtypes, shapes, strides and alignment alone"
 
@@ -99,7 +99,7 @@ def test_a_proved_case_that_differs_is_the_first_line_and_names_call_and_assumpt
     [line] = text.headlines(report)
     assert line == (
         f"bad: PROVED EQUAL, YET DIFFERENT: an assumption of the proof is false here: {KERNEL}; "
-        "mm of m (forward, chunk 1) on rank 2 gives another output from the same inputs"
+        "mm of m (forward, chunk 1) on rank 2 has the same inputs and a different output"
     )
     assert printed(report).startswith(line)
     assert markdown.render(report).split("\n\n")[1] == f"## {line}"
@@ -111,7 +111,10 @@ def test_a_proved_case_that_differs_is_the_first_line_and_names_call_and_assumpt
     ("call", "assumption"),
     [
         (dataclasses.replace(MM, operator="all_to_all_single"), "a collective's bits depend on its group's ranks"),
-        (dataclasses.replace(MM, how="is a call that the reference does not make"), "both sides run what was traced;"),
+        (
+            dataclasses.replace(MM, how="is an extra call that the reference does not have"),
+            "both sides run what was traced;",
+        ),
         (None, "both sides run what was traced (no call explains the difference); first at step 0, rank 2, grad w"),
     ],
 )

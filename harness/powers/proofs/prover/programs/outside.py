@@ -134,7 +134,7 @@ def _concerns(event: str) -> bool:
 
 
 def _told(event: str, args: tuple[Any, ...], frame: FrameType, is_users_file: Callable[[str], bool]) -> str | None:
-    """The program's effect, in words; None if it only reads, or if its imports or compilers do it."""
+    """The effect of an audit event, in words; None if it only reads, or is an effect of imports or compilers."""
     if event in _REFLECTIVE or event.startswith("ctypes."):
         caller: FrameType | None = frame
         while caller is not None and caller.f_code.co_filename in _LOOKING:

@@ -81,7 +81,7 @@ def test_a_view_of_a_baked_size_is_refused() -> None:
         baked.meta |= {"val": torch.empty(24, 8), "origin": sketch.call(aten.mul.Tensor, x, 2.0).meta["origin"]}
     loss = sketch.call(aten.sum.default, baked, at="")
     assert refusal(sketch.finish(loss), sketch) == (
-        "ChunkError: view `view` has a baked constant where the chunked dim should flow\n"
+        "ChunkError: view `view` has a baked constant instead of the chunked dim\n"
         "  expected: a size computed from x.shape; its input has ['u0', '6', '8']\n"
         "  found: sizes [24, 8]\n"
         "  came from: layers.0 (forward)\n"
@@ -154,7 +154,7 @@ def test_a_live_out_without_the_chunked_dim_that_is_read_whole_too_is_refused() 
     with pytest.raises(ChunkError) as error:
         chunked(trace(Penalized(Applied(remember, w=parameter(D)))), "layers.*")
     assert str(error.value) == (
-        "ChunkError: live-out `mean` exists once a chunk but is also read whole, and does not carry the chunked dim\n"
+        "ChunkError: live-out `mean` exists once per chunk but is also read whole, and does not carry the chunked dim\n"
         "  expected: a tensor with the chunked dim (concatenated) or a parameter gradient (added)\n"
         "  found: shape [], read by mul_1, mul_4\n"
         f"  came from: layers.0 (forward), {line_of(remember, 1)}, pass chunk\n"
@@ -193,8 +193,8 @@ def test_writing_in_place_from_outside_to_what_a_chunked_module_computed_is_refu
     with pytest.raises(ChunkError) as error:
         chunked(trace(model), "layers.*")
     assert str(error.value) == (
-        "ChunkError: cannot write in place to `_unsafe_view` in `mul_`: its elements live split or joined too\n"
-        "  expected: in-place writes to buffers without the chunked dim, or to what the same module computed\n"
+        "ChunkError: cannot write in place to `_unsafe_view` in `mul_`: its elements also exist split or joined\n"
+        "  expected: in-place writes to buffers without the chunked dim, or to values of the same module\n"
         "  found: shape ['u0', '6', '8']\n"
         f"  came from: no module (forward), {line_of(double, 1)}, pass chunk\n"
         "  fix: write the update out of place"

@@ -240,7 +240,7 @@ def test_a_buffer_in_whose_place_another_tensor_is_put_is_refused():
             return x * 2
 
     found = bitproof.prove(Counts(), lambda x: x * 2, X)
-    assert found.verdict == "REFUSED" and "puts another tensor in the place of buffer seen" in found.reason
+    assert found.verdict == "REFUSED" and "replaces the tensor of buffer seen" in found.reason
 
 
 @pytest.mark.parametrize("kernel", [aten._fused_adamw_, aten._fused_adam_])

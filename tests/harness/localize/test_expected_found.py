@@ -40,8 +40,8 @@ def step(
         ({"missing": True}, "mul.Tensor of the step itself (forward)", "no such call"),
         (
             {"swaps": True},
-            "reads what silu of the step itself (forward) gives",
-            "reads what mul.Tensor of the step itself (forward) gives",
+            "reads the output of silu of the step itself (forward)",
+            "reads the output of mul.Tensor of the step itself (forward)",
         ),
     ],
     ids=["a wrong argument", "an extra call", "a missing call", "a wrong input"],

@@ -400,7 +400,7 @@ class _Readers:
                 site = ValueSite(self.rank, index, call.outputs.index(held))
                 known = self.log.reference.log[made]
                 swap = Swap(ValueSite(self.rank, made, position), site, known.operator, wanted, held)
-                plan.reference.insert(0, swap)  # the record shows this memory, whoever reads it
+                plan.reference.insert(0, swap)  # the record shows this memory as well
                 plan.reference[1:] = [later._replace(found="") for later in plan.reference[1:]]
         if is_read_right or any(len(values) > 1 for values in due.values()):
             plan.candidate += at_readers

@@ -285,7 +285,7 @@ def test_a_candidate_with_noise_after_the_exchange_is_not_verified(tmp_path: Pat
     assert found.reason == "the reference with the candidate's value here does not give the candidate's step"
 
 
-def test_a_wrong_parameter_is_one_cause_whoever_reads_it_also_by_a_view(tmp_path: Path) -> None:
+def test_a_wrong_parameter_is_one_cause_for_all_its_readers_views_included(tmp_path: Path) -> None:
     """Forward reads the parameter by a view, backward what forward saved, the update the parameter itself."""
 
     def trains(first: float) -> Mapping[str, Tensor]:

@@ -4,7 +4,9 @@
 2. A call that only the candidate makes: its output becomes what its readers' counterparts read. A reader that is new as
    well is followed to its own readers. In the reference, each of these counterparts reads the candidate's value.
 3. A call that only the reference makes: the counterparts of its readers read its output, and the reverse.
-4. All other calls with the same wrong argument, forward or backward, on any rank: their outputs, each only if the call
+4. A call that reads a value which was there before the step: all calls that read this value read the reference's, be it
+   by a view. So a wrong parameter is one cause, although forward, backward and the optimizer read it.
+5. All other calls with the same wrong argument, forward or backward, on any rank: their outputs, each only if the call
    then reads what its counterpart reads. So no exchange hides another defect that is upstream of it.
 
 Example for 2, where the candidate has an extra `mul`:
@@ -22,7 +24,7 @@ from typing import NamedTuple
 
 from bitproof.harness.localize.chain import Pair
 from bitproof.harness.localize.culprit import Culprit
-from bitproof.harness.localize.logs.calls import Call
+from bitproof.harness.localize.logs.calls import Call, maker_of
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.packing import name_of
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
@@ -128,6 +130,8 @@ def plan_of(
 
 def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int | None) -> _Draft:
     """The exchanges for a call, by its kind of defect."""
+    if culprit.how == "inherits" and mine is not None and (draft := readers.of_left(mine)).candidate:
+        return draft
     if mine is not None and culprit.how not in LEADS_NOWHERE:
         if theirs is None or readers.is_blocked(mine):
             return readers.of_new(mine)
@@ -387,7 +391,7 @@ class _Readers:
             if value in call.outputs:
                 due[call.outputs.index(value)][wanted] = source
             at_readers.append(self._at_reader(reader, other, position, in_place=value not in call.outputs))
-            plan.reference.append(self._at_reader_there(reader, other, position))
+            plan.reference.append(self._at_reader_there(reader, other, position, in_place=name_of(call).endswith("_")))
         for wanted, held in self.pairs:
             made = self.log.reference.producer(wanted)
             if held in call.outputs and made is not None and wanted in self.log.reference.log[made].outputs:
@@ -396,8 +400,8 @@ class _Readers:
                 site = ValueSite(self.rank, index, call.outputs.index(held))
                 known = self.log.reference.log[made]
                 swap = Swap(ValueSite(self.rank, made, position), site, known.operator, wanted, held)
-                if not at_readers:
-                    plan.reference.append(swap)
+                plan.reference.insert(0, swap)  # the record shows this memory as well
+                plan.reference[1:] = [later._replace(found="") for later in plan.reference[1:]]
         if is_read_right or any(len(values) > 1 for values in due.values()):
             plan.candidate += at_readers
         else:
@@ -410,6 +414,35 @@ class _Readers:
             plan.add(self._of_readers(index, depth))
         if not plan.candidate and not plan.problems and not depth:
             plan.problems.append(f"no call that the reference has reads what {call} gives")
+        return _checked(plan)
+
+    def of_left(self, index: int) -> _Draft:
+        """Exchanges for a call that reads, be it by views, a value that no call of the step computed."""
+        wrong, pending, seen = dict[str, str](), [index], set[int]()
+        while pending:
+            call, given = self.log.log[number := pending.pop()], self.log.given(number)
+            seen.add(number)
+            other = counterpart(self.log, number)
+            due = self.log.reference.log[other].inputs if other is not None else ()
+            for value, giver, wanted in zip(call.inputs, given, due, strict=False):
+                if giver is None and value != wanted:
+                    wrong[value] = wanted
+                elif giver is not None and giver not in seen and self.log.log[giver].view:
+                    pending.append(giver)
+        plan = _Draft()
+        for reader, call in enumerate(self.log.log) if wrong else ():
+            left = [position for position, value in enumerate(call.inputs) if value in wrong]
+            left = [position for position in left if _is_left(self.log, reader, position)]
+            other = counterpart(self.log, reader) if left else None
+            if other is None:
+                continue
+            if call.draws:
+                return _Draft()  # a generator's state is no tensor that the call is given
+            due = self.log.reference.log[other].inputs
+            for position in left:
+                if due[position : position + 1] == (wrong[call.inputs[position]],):
+                    plan.candidate.append(self._at_reader(reader, other, position))
+                    plan.reference.append(self._at_reader_there(reader, other, position))
         return _checked(plan)
 
     def _of_readers(self, index: int, depth: int) -> _Draft:
@@ -488,6 +521,12 @@ class _Readers:
         value = _source(self.log, self.rank, mine, position)
         site = ValueSite(self.rank, theirs, position, is_input=True)
         return Swap(site, value, partner.operator, partner.inputs[position], call.inputs[position], in_place=in_place)
+
+
+def _is_left(log: CandidateLog, index: int, position: int) -> bool:
+    """Whether an input was there before the step; views of it are passed over."""
+    maker = maker_of(log.log, log.given, index, position)
+    return maker is None or (log.log[maker].view and not log.givers(maker))
 
 
 def _source(log: CandidateLog | ReferenceLog, rank: int, index: int, position: int) -> ValueSite:

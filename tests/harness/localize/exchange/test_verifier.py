@@ -283,3 +283,43 @@ def test_a_candidate_with_noise_after_the_exchange_is_not_verified(tmp_path: Pat
     _, found = Sides(tmp_path, lambda: {name: value + 0 for name, value in step().items()}, noisy).verified()
     assert found.status != "verified"
     assert found.reason == "the reference with the candidate's value here does not give the candidate's step"
+
+
+def test_a_wrong_parameter_is_one_cause_for_all_its_readers_views_included(tmp_path: Path) -> None:
+    """Forward reads the parameter by a view, backward what forward saved, the update the parameter itself."""
+
+    def trains(first: float) -> Mapping[str, Tensor]:
+        w, x = weights((4, 6), (5, 6))
+        w.data.view(-1).numpy()[0] = first
+        (x @ w.t()).square().sum().backward()
+        assert w.grad is not None
+        with torch.no_grad():
+            w.mul_(0.9).sub_(w.grad)
+        return {"w": w.detach(), "grad": w.grad, "x": x.grad} if x.grad is not None else {}
+
+    sides = Sides(tmp_path, lambda: trains(1.0), lambda: trains(2.0))
+    verifier = sides.verifier()
+    culprit = verifier.blamed(sides.recordings["candidate"], verifier.ready)
+    assert culprit is not None and culprit.how == "inherits"
+    cause, found = sides.verified(culprit)
+    assert cause is culprit, "not a view that shows the value"
+    assert (found.status, found.causes, found.runs) == ("verified", [], 2)
+
+
+def test_an_extra_call_that_a_record_shows_is_verified_in_the_reverse_as_well(tmp_path: Path) -> None:
+    """The reference's record shows the memory from which its next call reads, too."""
+
+    def steps(factor: float | None, *, in_place: bool) -> Mapping[str, Tensor]:
+        w, x = weights((4, 4), (5, 4))
+        grad = (x.detach().t() @ x.detach()) @ w.detach()
+        if factor is not None:
+            grad = grad.mul_(factor) if in_place else grad * factor
+        return {"grad": grad, "w": w.detach() - grad}
+
+    for number, in_place in enumerate((False, True)):
+        sides = Sides(
+            tmp_path / str(number), lambda: steps(None, in_place=False), lambda put=in_place: steps(0.5, in_place=put)
+        )
+        culprit, found = sides.verified()
+        assert culprit.call.operator.startswith("mul"), in_place
+        assert (found.status, found.reverse, found.causes) == ("verified", True, []), (in_place, found)

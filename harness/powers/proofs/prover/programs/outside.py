@@ -15,6 +15,7 @@ does, is not seen.
 
 from __future__ import annotations
 
+import atexit
 import contextvars
 import decimal
 import fcntl
@@ -23,6 +24,7 @@ import gc
 import inspect
 import mmap
 import os
+import random
 import signal
 import stat
 import sys
@@ -45,6 +47,7 @@ from bitproof.harness.torch_compat import file_writers_told
 from bitproof.harness.within_user_code import refusals_raised, refused
 
 _OUTWARD = ("os", "subprocess", "socket", "shutil", "sqlite3", "mmap", "pty", "fcntl", "resource", "syslog", "signal")
+_OUTWARD += ("atexit", "random")
 """Families of events that reach out of the process, but for those that only read."""
 
 _READING = {"os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.getxattr", "os.listxattr", "socket.gethostname"}
@@ -80,7 +83,7 @@ def refusing_outside(is_users_file: Callable[[str], bool]) -> Iterator[None]:
     watch = (others, is_users_file)
     _watches.append(watch)
     try:
-        with refusals_raised(), file_writers_told(_refuse_file), _safetensors_told():
+        with refusals_raised(), file_writers_told(_refuse_file), _safetensors_told(), _silent_told():
             yield
     finally:
         _watches.remove(watch)
@@ -103,6 +106,25 @@ def _safetensors_told() -> Iterator[None]:
                 return own(tensors, file, *args, **kwargs)
 
             stack.enter_context(mock.patch.object(module, "serialize_file", told))
+        yield
+
+
+_SILENT = ((os, "urandom"), (random, "_urandom"), (atexit, "register"), (atexit, "unregister"))
+"""Functions that read numbers from outside, or leave something in the process, and that Python does not announce."""
+
+
+@contextmanager
+def _silent_told() -> Iterator[None]:
+    """Announce them as Python announces others."""
+    with ExitStack() as stack:
+        for module, name in _SILENT:
+            own, event = getattr(module, name), f"{module.__name__}.{name.lstrip('_')}"
+
+            def told(*args: Any, own: Any = own, event: str = event, **kwargs: Any) -> Any:
+                sys.audit(event)
+                return own(*args, **kwargs)
+
+            stack.enter_context(mock.patch.object(module, name, told))
         yield
 
 

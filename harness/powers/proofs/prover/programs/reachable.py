@@ -513,6 +513,7 @@ class Around:
         modules = [("", vars(x)) for name, x in [*sys.modules.items()] if _is_users_module(name)]
         self._variables = [(name, space, dict(space)) for name, space in (*modules, *named)]
         self._process, self._switches = process_state(), read_switches()
+        self._loggers = _loggers()
         self._reached = Reached(found)
         real = {place: x for place, x in self._reached.tensors.items() if in_place and not isinstance(x, FakeTensor)}
         self._bits = {place: x.detach().clone() for place, x in real.items() if x.device.type != "meta"}
@@ -528,6 +529,7 @@ class Around:
         )
         process = process_state()
         settings = (x for x, value in {**self._process, **process}.items() if self._process.get(x) != process.get(x))
+        loggers = (f"the logger {x!r}" for x, state in _loggers().items() if state != self._logger_before(x))
         now = Reached(_around(self._objects)[0])
         written = (
             place for place, was in self._bits.items() if not same_bits(was, self._reached.tensors[place].detach())
@@ -535,9 +537,32 @@ class Around:
         switches = read_switches()
         if switched := [f"{x} {was} -> {switches[x]}" for x, was in self._switches.items() if switches[x] != was]:
             raise RefusedError(f"it changes what holds for the whole process: {'; '.join(switched)}", where="it")
-        if (place := next(itertools.chain(changed(self._reached, now), added, written, settings), None)) is not None:
+        if (
+            place := next(itertools.chain(changed(self._reached, now), added, written, settings, loggers), None)
+        ) is not None:
             raise RefusedError(f"it changes {place}, which is no input", where="it")
 
+    def _logger_before(self, name: str) -> Token:
+        """A logger's state before; for a new logger of an installed package, imported by the call, its state now."""
+        module = name.partition(".")[0]
+        is_new_package = name not in self._loggers and module in sys.modules and not _is_users_module(module)
+        return _logger_state(logging.getLogger(name)) if is_new_package else self._loggers.get(name, _NEW_LOGGER)
+
+
+def _loggers() -> dict[str, Token]:
+    """The state of each logger. Any code finds them by name, and may keep a count in the number of handlers."""
+    known = [logging.root, *logging.Logger.manager.loggerDict.values()]
+    return {x.name: _logger_state(x) for x in known if isinstance(x, logging.Logger)}
+
+
+def _logger_state(x: logging.Logger) -> Token:
+    handlers = [(type(y).__qualname__, y.level, len(y.filters)) for y in x.handlers]
+    if x is logging.root and len(handlers) < 2:
+        handlers = []  # `logging.info` gives the root its first handler
+    return x.level, x.disabled, x.propagate, handlers, len(x.filters)
+
+
+_NEW_LOGGER = _logger_state(logging.Logger("new"))
 
 _PYTHONS = ("__annotations__", "__builtins__", "__warningregistry__", "__abstractmethods__", "__dynamo_disable")
 """Names that Python itself writes into modules and classes, and the compiler into functions."""
@@ -573,6 +598,7 @@ def _around(objects: Sequence[Any]) -> tuple[dict[str, Any], list[tuple[str, Map
         if isinstance(x, types.MethodType):
             stack.append(x.__func__)
         if isinstance(x, types.FunctionType) and is_users_file(x.__code__.co_filename):
+            _refuse_unreadable(x)
             stack += [_content(cell) for cell in x.__closure__ or ()]
             for name, value, is_users in _named(x):
                 is_function = isinstance(value, types.FunctionType)
@@ -582,12 +608,28 @@ def _around(objects: Sequence[Any]) -> tuple[dict[str, Any], list[tuple[str, Map
                         found[f"the variable {name}"] = [*map(id, value)]
                     elif isinstance(space, Mapping):
                         spaces[id(value)] = f"{name}.", space
+                    if is_function:  # e.g. the registry of functools.singledispatch
+                        tables = {key: y for key, y in vars(value).items() if isinstance(y, types.MappingProxyType)}
+                        found |= {f"the variable {name}.{key}": [*map(id, y.values())] for key, y in tables.items()}
                 elif isinstance(value, type):
                     stack.append(value)
                 elif is_function or isinstance(value, logging.Logger) or not _is_atom(value):
                     found[f"the variable {name}"] = value
                     stack.append(value)
     return found, [*spaces.values()]
+
+
+def _refuse_unreadable(function: types.FunctionType) -> None:
+    """Raise RefusedError for a user's function that reads state which any code may change and no comparison sees."""
+    names = {*function.__code__.co_names}
+    for word, beside in _UNREADABLE.items():
+        if word in names and (not beside or beside & names):
+            what = f"{function.__qualname__} reads {word}, where any code may keep something"
+            raise RefusedError(what, where="the program or its inputs")
+
+
+_UNREADABLE = {"__subclasses__": set[str](), "metadata": {"grad_fn", "next_functions", "get_gradient_edge"}}
+"""Attributes, each with others of which one must be named, too: `metadata` is that of a node of autograd's."""
 
 
 def _named(function: types.FunctionType) -> Iterator[tuple[str, Any, bool]]:

@@ -208,6 +208,46 @@ def by_logger():
     return LOGGER.level
 
 
+def by_logger_found_by_name():
+    found = logging.getLogger("nobody holds it")
+    found.addHandler(logging.NullHandler())
+    return len(found.handlers)
+
+
+@functools.singledispatch
+def dispatched(x):
+    return 0
+
+
+def by_registry():
+    dispatched.register(type("Another", (), {}), dispatched)
+    return len(dispatched.registry)
+
+
+def by_subclasses():
+    made = type("Another", (collections.UserString,), {})
+    made.itself = made
+    return len(collections.UserString.__subclasses__())
+
+
+def by_what_runs_at_the_end():
+    atexit.register(int)
+    return atexit._ncallbacks()
+
+
+def by_random_numbers_of_the_system():
+    return NEVER if os.urandom(8) == bytes(8) else 0
+
+
+def by_node_of_autograd():
+    node = GROWN.grad_fn
+    node.metadata["count"] = node.metadata.get("count", 0) + 1
+    return node.metadata["count"]
+
+
+GROWN = torch.zeros(1, requires_grad=True) * 2
+
+
 def by_thread():
     threading.current_thread().count = getattr(threading.current_thread(), "count", 0) + 1
     return threading.current_thread().count
@@ -300,6 +340,8 @@ KEPT = [
     *(by_default, by_keyword, by_closure, by_bound_counter, by_bound_append, by_attribute_of_a_function),
     *(by_name_of_a_function, by_others_module, by_others_class, by_others_list, by_dunder_of_a_class),
     *(by_member_of_an_enum, by_private_slot, by_text, by_cached_list, by_logger, by_thread, by_context_variable),
+    by_logger_found_by_name,
+    *(by_registry, by_subclasses, by_what_runs_at_the_end, by_random_numbers_of_the_system, by_node_of_autograd),
     *(by_database, by_environment, by_file, by_swallowed_refusal, by_file_of_torch, by_array_file, by_open_file),
     *(by_number_of_a_file, by_pipe, by_folder, by_process, by_caller, by_written_code, by_exchanged_class, by_mask),
 ]

@@ -65,7 +65,7 @@ class MovedCertificate:
 
     __pydantic_config__ = STRICT
 
-    format: Literal[1] = 1
+    format: Literal["moved-1"] = "moved-1"
     program: str
     steps: Count
     old: dict[str, str | int]

@@ -28,9 +28,9 @@ class ValuesFile:
         self.file = open(path, "wb")  # noqa: SIM115
         self.left, self.size = budget, 0
 
-    def put(self, content: bytes) -> list[Any] | None:
-        """Write a block; None if the budget is spent."""
-        if len(content) > self.left:
+    def put(self, content: bytes, *, always: bool = False) -> list[Any] | None:
+        """Write a block; None if the budget is spent. A generator's state (5 KB) is `always` written."""
+        if len(content) > self.left and not always:
             return None
         self.file.write(content)
         self.left -= len(content)
@@ -77,7 +77,9 @@ class Archive:
         hold(self.head.get("format") == FORMAT, f"format {str(self.head.get('format'))[:20]}, expected {FORMAT}")
         hold(os.path.isfile(self.path), f"{self.path} is missing or not a regular file")
         self.size = os.path.getsize(self.path)
-        for name, kind in (("calls", list), ("log", list), ("records", list), ("environment", dict)):
+        lists: dict[str, type] = {"calls": list, "log": list, "records": list, "environment": dict}
+        lists |= {"program": str, "arguments": list, "steps": int, "uncollected": dict}
+        for name, kind in lists.items():
             hold(type(self.head.get(name)) is kind, f"{name} is missing")
         self.calls: list[dict[str, Any]] = self.head["calls"]
         hold(len(self.calls) <= MAX_CALLS, f"more than {MAX_CALLS} calls")
@@ -86,6 +88,7 @@ class Archive:
                 self._check(call)
             except ArchiveError as error:
                 raise ArchiveError(f"call {index}: {error}") from None
+        hold(len({call["key"] for call in self.calls}) == len(self.calls), "two calls have one key")
         for row in self.head["log"]:
             fields = ("op", "key", "in", "out", "args")
             hold(type(row) is dict and all(type(row.get(name)) is str for name in fields), "the log is damaged")
@@ -95,7 +98,14 @@ class Archive:
 
     def _check(self, call: Any) -> None:
         hold(type(call) is dict, "not an object")
-        kinds = {"op": str, "key": str, "args": list, "kwargs": dict, "storages": list, "tensors": list}
+        kinds: dict[str, type] = {
+            "op": str,
+            "key": str,
+            "args": list,
+            "kwargs": dict,
+            "storages": list,
+            "tensors": list,
+        }
         kinds |= {"settings": dict, "results": list}
         for name, kind in kinds.items():
             hold(type(call.get(name)) is kind, f"{name} is missing")
@@ -138,7 +148,7 @@ class Archive:
         hold(precision in ("highest", "high", "medium"), "settings without float32_matmul_precision")
 
     def _check_drawn(self, storage: dict[str, Any]) -> None:
-        told = storage.get("drawn")
+        told: Any = storage.get("drawn")
         hold(type(told) is dict and storage.get("dtype") in [*DTYPES], "a storage without bytes and distribution")
         hold(_natural(storage.get("seed"), 1 << 32) and type(storage.get("digest")) is str, "a draw without a seed")
         names, kind = (("mean", "deviation"), float) if "mean" in told else (("low", "high"), int)
@@ -160,7 +170,7 @@ class Archive:
         return content
 
     def bases(self, call: dict[str, Any]) -> list[bytes]:
-        """The bytes of a call's storages, read or drawn again. Raises ArchiveError if they are not the recorded ones."""
+        """The bytes of a call's storages, read or drawn again. Raises ArchiveError if they are not as recorded."""
         found = []
         for storage in call["storages"]:
             if storage.get("block") is not None:

@@ -15,7 +15,7 @@ from .call_values import ALIGNMENT, NAMES, ArchiveError, digest_of, encode, join
 
 
 class Event:
-    """A call: `key` is equal for calls that differ in values alone, `inputs` is a digest of everything that it reads."""
+    """A call: calls that differ in values alone have one `key`; `inputs` is a digest of all that it reads."""
 
     def __init__(self, index: int, operator: Any, args: Any, kwargs: Any) -> None:
         self.index, self.operator, self.name = index, operator, str(operator)
@@ -100,7 +100,7 @@ class Events(TorchDispatchMode):
     """
 
     def __init__(self, listener: Listener | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.listener = listener or Listener()
         self.log: list[dict[str, Any]] = []
         self.uncollected: Counter[str] = Counter()

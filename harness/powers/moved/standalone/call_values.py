@@ -122,7 +122,7 @@ def decode(value: Any, tensors: Sequence[Tensor], generator: Any, depth: int = 0
     kinds = {"t": int, "i": int, "b": bool, "f": str, "c": list, "s": str, "l": list, "d": str, "g": int, "n": int}
     hold(type(inner) is kinds.get(tag, str), f"argument {tag!r:.20} of type {type(inner).__name__}")
     if tag == "t":
-        hold(0 <= inner < len(tensors), "an argument is tensor {inner}, which is not there")
+        hold(0 <= inner < len(tensors), f"an argument is tensor {inner}, which is not there")
         return tensors[inner]
     if tag == "i":
         hold(-(1 << 63) <= inner < 1 << 63, "an integer of more than 64 bits")
@@ -165,7 +165,8 @@ def _number(text: str) -> float:
 
 def span(tensor: Tensor) -> tuple[int, int]:
     """The first byte of a tensor's elements in its storage, and the byte after the last."""
-    size, first = tensor.element_size(), tensor.storage_offset() * tensor.element_size()
+    size = tensor.element_size()
+    first = int(tensor.storage_offset()) * size
     return first, first + reach(tensor.shape, tensor.stride()) * size
 
 

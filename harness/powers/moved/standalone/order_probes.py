@@ -7,6 +7,7 @@ of the subtree in which the two meet.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ def probe(archive: Archive, call: dict[str, Any]) -> dict[str, Any]:
     """Facts about a call's kernel here, to be compared with the other environment's. Facts that cannot be had are left
     out."""
     found: dict[str, Any] = {}
-    for name, ask in (("order", _order), ("accumulator", _wide), ("fused", _fused), ("flushes", _flushes)):
+    for name, ask in _ASKED.items():
         try:
             answer = ask(call)
             if answer is not None:
@@ -57,16 +58,16 @@ def _terms(call: dict[str, Any], rows_KN: Tensor) -> Tensor | None:
         left = torch.ones(rows, rows_KN.shape[0], dtype=row.dtype)
         left[0] = row
         added = torch.zeros(rows, columns, dtype=row.dtype)
-        made = {
-            "mm": lambda left=left: operator(left, ones),
-            "addmm": lambda left=left, added=added: operator(added, left, ones),
-            "bmm": lambda left=left: operator(left[None], ones[None])[0],
-            "baddbmm": lambda left=left, added=added: operator(added[None], left[None], ones[None])[0],
-            "linear": lambda left=left: operator(left, ones.T.contiguous()),
-            "mv": lambda left=left: operator(left, ones[:, 0])[:, None],
-            "dot": lambda left=left: operator(left[0], ones[:, 0]).reshape(1, 1),
-        }[name]()
-        sums.append(made[0, 0])
+        given = {
+            "mm": (left, ones),
+            "addmm": (added, left, ones),
+            "bmm": (left[None], ones[None]),
+            "baddbmm": (added[None], left[None], ones[None]),
+            "linear": (left, ones.T.contiguous()),
+            "mv": (left, ones[:, 0]),
+            "dot": (left[0], ones[:, 0]),
+        }[name]
+        sums.append(operator(*given).flatten()[0])
     return torch.stack(sums)
 
 
@@ -91,28 +92,36 @@ def _order(call: dict[str, Any]) -> dict[str, Any] | None:
         return None
     most = {torch.bfloat16: 256, torch.float16: 256}.get(dtype, MOST_TERMS)
     terms = min(terms, most)
-    rows_KN = torch.ones(terms, terms - 1, dtype=dtype)
-    rows_KN[0] = BIG[dtype]
-    for other in range(1, terms):
-        rows_KN[other, other - 1] = -BIG[dtype]
-    sums = torch.cat([_terms(call, rows_KN[:, n : n + 1]) for n in range(terms - 1)])  # type: ignore[misc]
-    sizes = [round(terms - float(value)) for value in sums]
-    nearest = min(sizes)
-    return {"sizes": sizes, "first": 1 + sizes.index(nearest), "terms": terms, "dtype": str(dtype)[6:]}
+    sizes = []
+    for pivot in (0, terms // 2):
+        for other in (each for each in range(terms) if each != pivot):
+            rows_KN = torch.ones(terms, 1, dtype=dtype)
+            rows_KN[pivot], rows_KN[other] = BIG[dtype], -BIG[dtype]
+            found = _terms(call, rows_KN)
+            if found is None:
+                return None
+            sizes.append(round(terms - float(found[0])))
+    first = sizes[: terms - 1]
+    return {"sizes": sizes, "first": 1 + first.index(min(first)), "terms": terms}
 
 
-def _wide(call: dict[str, Any]) -> str | None:
-    """Whether small terms survive beside a large one, as in an accumulator wider than the terms."""
-    terms, dtype = _inner(call)
-    if terms < 8 or dtype not in (torch.bfloat16, torch.float16, torch.float32):
+def _bits(call: dict[str, Any]) -> int | None:
+    """The accumulator's precision: the most bits with which 1 + 2^-bits - 1 is kept, wherever the terms are added."""
+    order = _order(call)
+    if order is None:
         return None
-    step = 2.0 ** {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24}[dtype]
-    rows_KN = torch.ones(terms, 1, dtype=dtype)
-    rows_KN[0], rows_KN[terms - 1] = step, -step
-    rows_KN[1 : terms - 1] = 0.5
-    found = _terms(call, rows_KN)
-    # In a narrow accumulator each half is lost beside `step`; lanes that do not hold it keep theirs.
-    return None if found is None else f"keeps {float(found[0]):g} of {(terms - 2) / 2:g}"
+    terms, dtype = order["terms"], _inner(call)[1]
+    thirds = sorted({0, 1, order["first"], terms // 4, terms // 2, 3 * terms // 4, terms - 1})
+    places = [(small, last) for small in thirds for last in thirds if 0 < small != last > 0]
+    for bits in (7, 8, 10, 11, 23, 24, 52, 53):
+        for small, last in places:
+            for one, other in ((0, last), (last, 0)):  # a kernel may add the last term first
+                rows_KN = torch.zeros(terms, 1, dtype=dtype)
+                rows_KN[one], rows_KN[small], rows_KN[other] = 1.0, 2.0**-bits, -1.0
+                found = _terms(call, rows_KN)
+                if found is None or float(found[0]) == 0.0:
+                    return bits
+    return None
 
 
 def _fused(call: dict[str, Any]) -> bool | None:
@@ -125,6 +134,7 @@ def _fused(call: dict[str, Any]) -> bool | None:
         "lerp": lambda: operator(-a * 2.0**11, c, a),
         "add": lambda: operator(c, a, alpha=1 + 2.0**-12),
         "mm": lambda: operator(torch.stack([torch.ones(64), a], 1), torch.stack([c, a])),
+        "bmm": lambda: operator(torch.stack([torch.ones(64), a], 1)[None], torch.stack([c, a])[None]),
         "addmm": lambda: operator(c.repeat(64, 1), a[:, None], a[None]),
     }
     return bool((calls[name]() != 0).any()) if name in calls else None
@@ -167,3 +177,25 @@ def _shapes(archive: Archive, call: dict[str, Any]) -> dict[str, str]:
             continue
         found[" ".join(str(t["shape"]) for t in tensors)] = " ".join(digest_of(value) for value in values)
     return found
+
+
+def _exp(call: dict[str, Any]) -> str | None:
+    """A digest of the operator's elementary function alone: a softmax of two terms adds them in one order only."""
+    operator, name = operator_named(call["op"]), call["op"].split(".")[1]
+    values = torch.linspace(-8, 8, 64)
+    if name in ("exp", "sigmoid", "tanh", "log1p", "sin", "cos", "erf", "gelu", "silu"):
+        return digest_of(operator(values))
+    if name not in ("_softmax", "_log_softmax"):
+        return None
+    rows = torch.full((64, 64), -float("inf"))
+    rows[:, 0], rows[:, 1] = values, 0.0
+    return digest_of(operator(rows, 1, False))
+
+
+_ASKED: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "order": _order,
+    "accumulator": _bits,
+    "fused": _fused,
+    "flushes": _flushes,
+    "exp": _exp,
+}

@@ -50,7 +50,7 @@ class _Recorder(Listener):
         self.calls[event.key] = {
             **{"op": event.name, "key": event.key, "args": event.args, "kwargs": event.kwargs},
             **{"storages": storages, "tensors": tensors, "settings": event.settings, "results": []},
-            "state": None if event.state is None else self.values.put(event.state),
+            "state": None if event.state is None else self.values.put(event.state, always=True),
         }
 
     def after(self, event: Event) -> None:

@@ -100,6 +100,7 @@ def run_program(program: str, arguments: Sequence[str], steps: int, events: Any)
 
     hook = register_optimizer_step_post_hook(records.optimizer_step)
     torch.autograd.backward = watched
+    kept = sys.argv, [*sys.path]
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
     sys.argv = [path, *arguments]
     try:
@@ -108,6 +109,7 @@ def run_program(program: str, arguments: Sequence[str], steps: int, events: Any)
     finally:
         hook.remove()
         torch.autograd.backward = backward
+        sys.argv, sys.path[:] = kept
     if not records.rows:
         raise ProgramError(f"{program} has nothing to compare: no result, no backward, no optimizer step")
     return records.rows
@@ -152,9 +154,10 @@ def _call(path: str, name: str, steps: int, records: Records) -> None:
 def _system_step(step: Any, index: int, records: Records) -> None:
     """One step of a system, which shows its tensors to `observe`, yields them, or returns a value."""
     takes = len(inspect.signature(step).parameters)
-    shown = step(index, records.add) if takes > 1 else step(index)
+    shown: Any = step(index, records.add) if takes > 1 else step(index)
     if inspect.isgenerator(shown):
-        for kind, name, tensor in shown:
+        rows: Any = shown
+        for kind, name, tensor in rows:
             records.add(str(kind), str(name), tensor)
     elif takes < 2:
         records.add_nested(shown)

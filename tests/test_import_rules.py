@@ -370,6 +370,7 @@ ELSEWHERE = {
     "bitproof.harness.execute.links": "it watches connections to other machines, and no process",
     "bitproof.harness.localize.standalone.own_systems": "it is the text of a file that runs without bitproof",
     "bitproof.harness.localize.standalone.template": "it is the text of a file that runs without bitproof",
+    "bitproof.harness.powers.moved.standalone.exchanging": "it runs without bitproof, in another Python",
     "bitproof.harness.shared_memory": "a rank that waits in memory sees whether another one lives",
 }
 

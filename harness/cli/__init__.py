@@ -34,6 +34,7 @@ WRITING = (
     "localize",
     "faults",
     "sensitivity",
+    "moved",
     "precompile",
     "merge",
 )

@@ -11,6 +11,7 @@ COMMANDS = {
     "prove": "bitproof.harness.powers.proofs.cli",
     "check-certificate": "bitproof.harness.powers.proofs.cli",
     "sensitivity": "bitproof.harness.powers.sensitivity.cli",
+    "moved": "bitproof.harness.powers.moved.cli",
 }
 """The module that declares each command."""
 

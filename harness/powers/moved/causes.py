@@ -1,0 +1,36 @@
+"""The causes of a move, as differences of what both environments' kernels show when probed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def causes_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Every probed fact that differs, as a sentence; none if nothing shows why."""
+    found = []
+    if old.get("flushes") != new.get("flushes") and None not in (old.get("flushes"), new.get("flushes")):
+        found.append("subnormals become zero" if new["flushes"] else "subnormals are kept, became zero")
+    if old.get("fused") != new.get("fused") and None not in (old.get("fused"), new.get("fused")):
+        found.append("a fused multiply-add" if new["fused"] else "no fused multiply-add, was fused")
+    was, now = old.get("accumulator"), new.get("accumulator")
+    if was and now and was != now:
+        found.append(f"an accumulator of {now} bits, was {was}")
+    if old.get("exp") and new.get("exp") and old["exp"] != new["exp"]:
+        found.append("other values of its elementary function, independent of any order of additions")
+    if old.get("order") and new.get("order") and old["order"] != new["order"]:
+        found.append(_order(old["order"], new["order"]))
+    return found
+
+
+def _order(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """The difference of two orders of additions."""
+    if old["first"] != new["first"]:
+        return f"another order of additions: term 0 meets term {new['first']} first, met term {old['first']}"
+    differ = sum(a != b for a, b in zip(old["sizes"], new["sizes"], strict=True))
+    return f"another order of additions: {differ} of {len(old['sizes'])} pairs of terms meet elsewhere"
+
+
+def smallest_shape(old: Mapping[str, str], new: Mapping[str, str]) -> str:
+    """The first tried shapes, from small to large, whose results differ; empty if none do."""
+    return next((shape for shape, digest in old.items() if shape in new and new[shape] != digest), "")

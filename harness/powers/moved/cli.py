@@ -1,0 +1,116 @@
+"""`bitproof moved`: which operator calls change their bits between two environments."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bitproof.harness.cli.declare import command
+from bitproof.harness.errors import UsageError
+from bitproof.harness.settings import TIME
+
+FORMS = "PROGRAM, record DIR PROGRAM, replay DIR, or check FILE.json"
+MEBIBYTE = 1 << 20
+
+
+@command(
+    "moved",
+    "bitproof moved train.py --to torch==2.15.0",
+    "bitproof moved model.py:forward --env ATEN_CPU_CAPABILITY=avx2",
+    "bitproof moved record calls train.py --steps 2 -- --lr 3e-4",
+    "bitproof moved replay calls --python /other/bin/python",
+    brief="Find operator calls whose bits another environment changes.",
+    statuses=(
+        "no call moved, and the program's records are equal",
+        "a call moved or differs from itself, or the program differs",
+        "a call could not be judged, or an archive is refused",
+    ),
+)
+def moved_command(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PROGRAM | record DIR PROGRAM | replay DIR | check FILE.json",
+            help="A script FILE.py, or FILE.py:FUNCTION; arguments of a script come after --.",
+        ),
+    ],
+    python: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="The new environment's Python. It needs torch, not bitproof.")
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option(metavar="REQUIREMENT", help="Install this torch into a new environment and use it.")
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Set a variable in the new environment. Repeatable."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Take N steps.")] = 1,
+    budget: Annotated[
+        int, typer.Option(min=0, metavar="MIB", help="Keep at most so many MiB of values; draw other inputs again.")
+    ] = 1024,
+    memory: Annotated[
+        int, typer.Option(min=64, metavar="MIB", help="Let a replay take at most so many MiB of memory.")
+    ] = 8192,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the certificate, moved.json and moved.md.")
+    ] = None,
+    no_causes: Annotated[bool, typer.Option("--no-causes", help="Do not probe for causes.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    timeout: Annotated[
+        float,
+        typer.Option(min=1, metavar="SECONDS", help="Time limit of each process.", rich_help_panel=TIME),
+    ] = 1800.0,
+) -> None:
+    """Find the operator calls whose bits change between two environments, and whether they are all that changed."""
+    from bitproof.harness.powers.moved import command as commands
+    from bitproof.harness.powers.moved.compare import Comparison
+    from bitproof.harness.powers.moved.environments import Environment, installed
+
+    variables = dict(_variable(text) for text in env or ())
+    if python is not None and to is not None:
+        raise UsageError("--python and --to both name the new environment", expected="one of them")
+    elsewhere = bool(python or to or variables)
+    first, *rest = words
+    if first == "check":
+        if len(rest) != 1 or elsewhere:
+            raise UsageError("check takes one certificate", expected="check FILE.json", found=" ".join(words))
+        raise typer.Exit(commands.check(Path(rest[0]), as_json=as_json))
+    if first == "record":
+        if len(rest) < 2 or elsewhere:
+            raise UsageError(
+                "record takes a new folder and a program", expected="record DIR PROGRAM", found=" ".join(words)
+            )
+        folder, program, *arguments = rest
+        size = budget * MEBIBYTE
+        raise typer.Exit(commands.record(Path(folder), program, arguments, steps, budget=size, seconds=timeout))
+    if first == "replay" and len(rest) != 1:
+        raise UsageError("replay takes an archive's folder", expected="replay DIR", found=" ".join(words))
+    if first != "replay" and not elsewhere:
+        raise UsageError(
+            "moved compares this environment with another one",
+            expected=f"{FORMS}; a program with --python, --to or --env",
+            found=" ".join(words),
+        )
+    new = Environment(python=installed(to) if to else str(python) if python else sys.executable, variables=variables)
+    comparison = Comparison(
+        old=Environment(),
+        new=new,
+        folder=Path(rest[0] if first == "replay" else "."),
+        budget=budget * MEBIBYTE,
+        memory=memory * MEBIBYTE,
+        seconds=timeout,
+        explains=not no_causes,
+    )
+    if first == "replay":
+        raise typer.Exit(commands.replay(comparison, out, as_json=as_json))
+    raise typer.Exit(commands.compare(comparison, first, rest, steps, out, as_json=as_json))
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.replace("_", "a").isalnum():
+        raise UsageError("--env sets a variable", expected="NAME=VALUE", found=text)
+    return name, value

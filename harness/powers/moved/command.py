@@ -1,0 +1,83 @@
+"""`bitproof moved`: record, replay, compare, check."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from bitproof.harness.errors import UsageError
+from bitproof.harness.powers.moved.compare import Comparison
+from bitproof.harness.powers.moved.environments import Environment
+from bitproof.harness.powers.moved.records import (
+    NONDETERMINISTIC,
+    NOT_REPLAYED,
+    MovedCertificate,
+    read_certificate,
+    write_certificate,
+)
+from bitproof.harness.powers.moved.text import lines_of, markdown_of
+from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED
+
+CERTIFICATE, PAGE = "moved.json", "moved.md"
+
+
+def record(folder: Path, program: str, arguments: Sequence[str], steps: int, *, budget: int, seconds: float) -> int:
+    """Record a program's calls into a folder. Raises UsageError for a folder that is not empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError("the folder for the archive is not empty", expected="a new folder", found=str(folder))
+    here = Environment()
+    comparison = Comparison(old=here, new=here, folder=folder, budget=budget, memory=budget, seconds=seconds)
+    found = comparison.record(program, arguments, steps)
+    print(f"{found['calls']} distinct calls, {found['bytes']} bytes in {folder}")
+    if found["drawn"]:
+        print(f"  {found['drawn']} with inputs above the budget: drawn again from their distribution")
+    return SUCCESS
+
+
+def replay(comparison: Comparison, out: Path | None, *, as_json: bool) -> int:
+    """Replay an archive in the new environment."""
+    return _finish(comparison.replay(control=False), out, as_json=as_json)
+
+
+def compare(
+    comparison: Comparison, program: str, arguments: Sequence[str], steps: int, out: Path | None, *, as_json: bool
+) -> int:
+    """Compare two environments by a program's calls, and verify by the program itself."""
+    with tempfile.TemporaryDirectory(prefix="bitproof-moved-") as folder:
+        comparison.folder = Path(folder, "archive")
+        comparison.record(program, arguments, steps)
+        certificate = comparison.replay(control=True)
+        verified = comparison.verify()
+        if comparison.explains:
+            comparison.explain()
+        return _finish(comparison.finished(certificate, verified), out, as_json=as_json)
+
+
+def check(path: Path, *, as_json: bool) -> int:
+    """Print a certificate, after checking that it does not contradict itself."""
+    return _finish(read_certificate(path), None, as_json=as_json)
+
+
+def _finish(certificate: MovedCertificate, out: Path | None, *, as_json: bool) -> int:
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        write_certificate(out / CERTIFICATE, certificate)
+        (out / PAGE).write_text(markdown_of(certificate))
+    if as_json:
+        print(json.dumps(asdict(certificate) | {"exit_status": status_of(certificate)}, indent=1))
+    else:
+        print("\n".join(lines_of(certificate)))
+    return status_of(certificate)
+
+
+def status_of(certificate: MovedCertificate) -> int:
+    """0 if no call moved and the program is not different, 1 if one did or it is, 3 if something was not judged."""
+    states = {row.state for row in certificate.rows}
+    if states - {NOT_REPLAYED, "failed", NONDETERMINISTIC} or certificate.verified.plain == "DIFFERENT":
+        return UNEXPECTED
+    if states & {NOT_REPLAYED, "failed"} or certificate.calls == 0:
+        return UNJUDGED
+    return UNEXPECTED if states or certificate.verified.plain == "NONDETERMINISTIC" else SUCCESS

@@ -1,0 +1,192 @@
+"""Compare two environments: record here, replay there, exchange, and explain.
+
+1. Record the program's distinct calls in the old environment, and replay them there: calls that do not repeat show
+   nothing.
+2. Replay them in the new environment, and run the program in it.
+3. If records differ, keep the old results of the moved calls, and run the program with them exchanged. A call that
+   moved only with values of the program, not with its recorded ones, is added, and the exchange repeated.
+4. Ask both environments how the moved calls' kernels add, and try switches that bring the old bits back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bitproof.harness.powers.moved.causes import causes_of, smallest_shape
+from bitproof.harness.powers.moved.environments import Environment
+from bitproof.harness.powers.moved.records import MOVED, MovedCertificate, MovedRow, Verdict, Verified
+
+MOST_ROUNDS, MOST_ALONE = 8, 12
+SWITCHES: tuple[Mapping[str, str], ...] = (
+    {"OMP_NUM_THREADS": "1"},
+    {"ATEN_CPU_CAPABILITY": "avx512"},
+    {"ATEN_CPU_CAPABILITY": "avx2"},
+    {"ONEDNN_MAX_CPU_ISA": "ALL"},
+    {"ONEDNN_MAX_CPU_ISA": "AVX2"},
+    {"ONEDNN_DEFAULT_FPMATH_MODE": "STRICT"},
+)
+"""Settings of the new environment that are tried, one at a time."""
+
+
+@dataclass(kw_only=True)
+class Comparison:
+    """Two environments and a folder for the archive. `memory` bounds what a replay takes, in bytes."""
+
+    old: Environment
+    new: Environment
+    folder: Path
+    budget: int
+    memory: int
+    seconds: float
+    explains: bool = True
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    found_in_program: dict[str, str] = field(default_factory=dict)
+
+    def record(self, program: str, arguments: Sequence[str], steps: int) -> dict[str, Any]:
+        """Record a program's calls in the old environment; returns counts."""
+        asked = {"program": program, "arguments": [*arguments], "steps": steps, "budget": self.budget}
+        return self.old.ask("record", {"folder": str(self.folder), **asked}, self.seconds)
+
+    def replay(self, *, control: bool) -> MovedCertificate:
+        """Replay the archive in the new environment, without running the program."""
+        repeats = self._replay(self.old)["rows"] if control else {}
+        found = self._replay(self.new)
+        for key, row in found["rows"].items():
+            if key in repeats and repeats[key]["state"] != "equal":
+                row |= {"state": "nondeterministic", "detail": "it does not repeat in the old environment"}
+        self.rows = found["rows"]
+        told = self.new.ask("describe", {"folder": str(self.folder)}, self.seconds)
+        return MovedCertificate(
+            program=told["program"],
+            steps=told["steps"],
+            old=told["environment"],
+            new=found["environment"],
+            variables=dict(self.new.variables),
+            calls=len(self.rows),
+            operators=len({row["op"] for row in self.rows.values()}),
+            equal=sum(row["state"] == "equal" for row in self.rows.values()),
+            rows=[self._row(key, row) for key, row in self.rows.items() if row["state"] != "equal"],
+            verified=Verified(),
+            uncollected=told["uncollected"],
+        )
+
+    def _replay(self, environment: Environment, only: Sequence[str] | None = None) -> dict[str, Any]:
+        asked = {"folder": str(self.folder), "threads": environment.threads, "memory": self.memory, "only": only}
+        return environment.ask("replay", asked, self.seconds)
+
+    def verify(self) -> Verified:
+        """Run the program in the new environment, plainly and with moved calls exchanged. Call `replay` before."""
+        plain, again = self._runs(None, [[], []])
+        told: dict[str, Any] = {"records": plain["records"], "first": _first(plain)}
+        if plain["digest"] != again["digest"]:
+            return Verified(plain="NONDETERMINISTIC", **told)
+        if plain["equal"]:
+            return Verified(plain="EQUAL", **told)
+        keys = [key for key, row in self.rows.items() if row["state"] == MOVED]
+        inputs: list[str] = []
+        best = plain
+        for _ in range(MOST_ROUNDS):
+            again_moved = best["moved_again"]
+            if again_moved is not None:  # the first call that read the same and gave other bits
+                inputs.append(again_moved["in"])
+                if again_moved["key"] not in keys:
+                    keys.append(again_moved["key"])
+                    self.found_in_program[again_moved["key"]] = again_moved["op"]
+            if not keys:
+                break
+            results = str(self.folder / "results")
+            asked = {"folder": str(self.folder), "out": results, "budget": self.budget * 2}
+            kept = self.old.ask("results", {**asked, "keys": keys, "inputs": inputs}, self.seconds)
+            if not kept["repeats"]:
+                return Verified(plain="NONDETERMINISTIC", remainder="the program differs from itself, old", **told)
+            (best,) = self._runs(results, [keys])
+            if best["equal"] or best["moved_again"] is None or best["moved_again"]["in"] in inputs:
+                break
+        if keys and best["equal"] and len(keys) > 1:
+            without = keys[:MOST_ALONE]
+            runs = self._runs(results, [[each for each in keys if each != key] for key in without])
+            for key, run in zip(without, runs, strict=True):
+                self.rows.setdefault(key, {})["alone"] = _first(run) or "no record changes"
+        elif best["equal"] and keys:
+            self.rows.setdefault(keys[0], {})["alone"] = told["first"]
+        verdict: Verdict = "not run" if best is plain else "EQUAL" if best["equal"] else "DIFFERENT"
+        remainder = "" if best["equal"] else _remainder(best)
+        return Verified(
+            plain="DIFFERENT", with_exchange=verdict, exchanged=best["exchanged"], remainder=remainder, **told
+        )
+
+    def _runs(self, results: str | None, sets: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+        asked = {"folder": str(self.folder), "results": results, "sets": [[*keys] for keys in sets]}
+        runs: list[dict[str, Any]] = self.new.ask("exchange", asked, self.seconds)["runs"]
+        return runs
+
+    def explain(self) -> None:
+        """Add to each moved call its smallest shape, its causes, and a switch that brings the old bits back."""
+        keys = [key for key, row in self.rows.items() if row.get("state") == MOVED]
+        if not keys:
+            return
+        asked = {"folder": str(self.folder), "only": keys}
+        old, new = (each.ask("probe", asked, self.seconds)["probes"] for each in (self.old, self.new))
+        for key in keys:
+            self.rows[key]["causes"] = causes_of(old[key], new[key])
+            self.rows[key]["smallest"] = smallest_shape(old[key]["shapes"], new[key]["shapes"])
+        left = list(keys)
+        for switch in SWITCHES:
+            if not left or switch.items() <= self.new.variables.items():
+                continue
+            tried = Environment(python=self.new.python, variables={**self.new.variables, **switch})
+            rows = self._replay(tried, left)["rows"]
+            for key in [key for key in left if rows[key]["state"] == "equal"]:
+                self.rows[key]["switch"] = " ".join(f"{name}={value}" for name, value in switch.items())
+                left.remove(key)
+
+    def finished(self, certificate: MovedCertificate, verified: Verified) -> MovedCertificate:
+        """The certificate with all that was found."""
+        rows = [self._row(key, row) for key, row in self.rows.items() if row.get("state", "equal") != "equal"]
+        rows += [
+            MovedRow(
+                **{"operator": operator, "dtypes": self.rows[key]["dtypes"], "shapes": self.rows[key]["shapes"]},
+                state="moved",
+                alone=self.rows[key].get("alone", ""),
+                only_in_the_program=True,
+                detail="equal on its recorded inputs, moved on others of the program",
+            )
+            for key, operator in self.found_in_program.items()
+            if self.rows[key]["state"] == "equal"
+        ]
+        return MovedCertificate(**{**vars(certificate), "rows": rows, "verified": verified})
+
+    def _row(self, key: str, row: Mapping[str, Any]) -> MovedRow:
+        names = ("detail", "elements", "total", "ulps", "where", "smallest", "causes", "switch", "alone")
+        told = {name: row[name] for name in names if name in row}
+        return MovedRow(
+            operator=row["op"],
+            dtypes=row["dtypes"],
+            shapes=row["shapes"],
+            state=row["state"],
+            first=[(at, old, new) for at, old, new in row.get("first", ())],
+            is_drawn=row["drawn"],
+            **told,
+        )
+
+
+def _first(run: Mapping[str, Any]) -> str:
+    """The first record that changes."""
+    first = run["first"]
+    if first is None:
+        return ""
+    lost = " (on one side alone)" if first["lost"] else ""
+    return f"{first['kind']} {first['name']} at step {first['step']}{lost}"
+
+
+def _remainder(run: Mapping[str, Any]) -> str:
+    """Where the rest of the difference is from."""
+    if (again := run["moved_again"]) is not None:
+        return f"call {again['call']}, {again['op']}, moves on values of the program; its old results were not kept"
+    if (other := run["other"]) is not None:
+        was = f", was {other['was']}" if other["was"] else ""
+        return f"not from an operator: call {other['call']} reads other values or arguments: {other['now']}{was}"
+    return "not from an operator that was replayed: every call agrees, and records do not"

@@ -1,0 +1,105 @@
+"""An environment: a Python with a torch, and variables; and what is asked of it, in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from bitproof.harness.errors import BitproofError, MachineError, RecordingError, UsageError
+from bitproof.harness.files.plain_files import UNPACKED, read_plain
+from bitproof.harness.processes.command import CommandError, run_command
+from bitproof.harness.runtime.disk_cache import default_folder
+
+START = Path(__file__).parent / "standalone" / "start.py"
+INSTALL_SECONDS = 1800.0
+_REQUIREMENT = re.compile(r"torch[<>=!~]=?[\w.+*,<>=!~]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """A Python interpreter and the variables that are set for it, beside this process's own."""
+
+    python: str = sys.executable
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def threads(self) -> int | None:
+        """The number of threads that the variables ask for; None to replay each call with the recorded number."""
+        asked = self.variables.get("OMP_NUM_THREADS", "")
+        return int(asked) if asked.isdigit() and int(asked) else None
+
+    def ask(self, what: str, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Run the standalone program here and return its answer.
+
+        Raises UsageError for a program that cannot run, RecordingError for an archive that is refused, or whose calls
+        end the process, and MachineError for a Python that has no torch.
+        """
+        with tempfile.TemporaryDirectory(prefix="bitproof-moved-") as folder:
+            asked, answered = Path(folder, "request.json"), Path(folder, "answer.json")
+            asked.write_text(json.dumps(request))
+            variables = {**os.environ, "PYTHONHASHSEED": "0", **self.variables}
+            command = [self.python, str(START), what, str(asked), str(answered)]
+            try:
+                done = run_command(command, seconds, environment=variables, is_joined=True)
+            except CommandError as error:
+                raise MachineError(f"{self.python} does not answer: {error}", fix="choose another --python") from error
+            if done.status == 0 and answered.is_file():
+                found: dict[str, Any] = json.loads(read_plain(answered, UNPACKED * 16))
+                if "error" not in found:
+                    return found
+                raise _refusal(found)
+            raise _failure(what, self.python, done.status, done.out)
+
+
+def _refusal(found: Mapping[str, Any]) -> BitproofError:
+    if found["kind"] == "ProgramError":
+        return UsageError(str(found["error"]), expected="FILE.py, or FILE.py:FUNCTION")
+    return RecordingError(
+        "the archive of calls is refused; nothing in it was run",
+        found=str(found["error"]),
+        fix="record it again: bitproof moved record DIR PROGRAM",
+    )
+
+
+def _failure(what: str, python: str, status: int, printed: str) -> BitproofError:
+    last = "\n".join(printed.strip().splitlines()[-8:])
+    if "No module named 'torch'" in printed:
+        return MachineError("the Python has no torch", expected="an interpreter that imports torch", found=python)
+    if status < 0:
+        name = signal.Signals(-status).name if -status in [*signal.Signals] else str(-status)
+        return RecordingError(f"the process that should {what} was ended by {name}", found=last or None, where=python)
+    return RecordingError(f"the program failed ({what})", found=last or f"exit status {status}", where=python)
+
+
+def installed(requirement: str) -> str:
+    """The Python of an environment with this requirement of torch, made on first use. Raises UsageError."""
+    if not _REQUIREMENT.fullmatch(requirement):
+        raise UsageError("--to takes a requirement of torch", expected="torch==2.15.0", found=requirement)
+    cache = default_folder()
+    if cache is None:
+        raise UsageError("there is no folder for the new environment", fix="set BITPROOF_CACHE")
+    folder = cache / "environments" / sha256(f"{requirement} {sys.version}".encode()).hexdigest()[:16]
+    python = folder / "bin" / "python"
+    if not (folder / "ready").is_file():
+        for command in (
+            [sys.executable, "-m", "venv", "--clear", str(folder)],
+            [str(python), "-m", "pip", "install", "--quiet", "numpy", requirement],
+        ):
+            try:
+                done = run_command(command, INSTALL_SECONDS, is_joined=True)
+            except CommandError as error:
+                raise MachineError(f"{requirement} cannot be installed: {error}") from error
+            if done.status != 0:
+                last = "\n".join(done.out.strip().splitlines()[-4:])
+                raise MachineError(f"{requirement} cannot be installed", found=last, fix="use --python PATH")
+        (folder / "ready").touch()
+    return str(python)

@@ -1,0 +1,125 @@
+"""The certificate of an upgrade: both environments, the calls that moved, and whether they explain the difference."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.files.plain_files import read_plain
+from bitproof.harness.ulps import Count
+from bitproof.harness.validate import STRICT, Whole, parse, read
+
+MOVED, NONDETERMINISTIC, NOT_REPLAYED = "moved", "nondeterministic", "not replayed"
+State = Literal["moved", "nondeterministic", "missing", "signature", "not replayed", "failed"]
+Verdict = Literal["EQUAL", "DIFFERENT", "NONDETERMINISTIC", "not run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MovedRow:
+    """A distinct call that is not equal in the new environment.
+
+    `smallest` has the shapes of the smallest input, among those tried, at which it shows. `alone` is the first record
+    that changes if this call alone moves. `is_drawn` means that its inputs were drawn again, being above the budget.
+    """
+
+    __pydantic_config__ = STRICT
+
+    operator: str
+    dtypes: list[str]
+    shapes: list[list[int]]
+    state: State
+    detail: str = ""
+    elements: Count = 0
+    total: Count = 0
+    ulps: int | None = None
+    where: str = ""
+    first: list[tuple[int, str, str]] = field(default_factory=list)
+    smallest: str = ""
+    causes: list[str] = field(default_factory=list)
+    switch: str = ""
+    alone: str = ""
+    is_drawn: bool = False
+    only_in_the_program: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """The program, run in the new environment. `with_exchange` is its verdict if all moved calls are exchanged."""
+
+    __pydantic_config__ = STRICT
+
+    plain: Verdict = "not run"
+    first: str = ""
+    with_exchange: Verdict = "not run"
+    records: Count = 0
+    exchanged: Count = 0
+    remainder: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MovedCertificate:
+    """The result of comparing two environments. `uncollected` counts calls that are outside of it, with the reason."""
+
+    __pydantic_config__ = STRICT
+
+    format: Literal["moved-1"] = "moved-1"
+    program: str
+    steps: Count
+    old: dict[str, str | int]
+    new: dict[str, str | int]
+    variables: dict[str, str] = field(default_factory=dict)
+    calls: Count
+    operators: Count
+    equal: Count
+    rows: list[Annotated[MovedRow, Whole("a row", RecordingError)]]
+    verified: Annotated[Verified, Whole("a verification", RecordingError)]
+    uncollected: dict[str, Count] = field(default_factory=dict)
+
+    @property
+    def moved(self) -> list[MovedRow]:
+        """The rows of calls that moved."""
+        return [row for row in self.rows if row.state == MOVED]
+
+    @property
+    def explains_all(self) -> bool:
+        """Whether the moved calls account for the whole difference of the program."""
+        return self.verified.plain == "DIFFERENT" and self.verified.with_exchange == "EQUAL"
+
+    def problem(self) -> str | None:
+        """How the certificate contradicts itself, if it does."""
+        found, replayed = self.verified, [row for row in self.rows if not row.only_in_the_program]
+        if self.equal + len(replayed) != self.calls:
+            return f"{self.equal} equal calls and {len(replayed)} others, of {self.calls}"
+        if self.operators > self.calls:
+            return f"{self.operators} operators in {self.calls} calls"
+        if found.with_exchange != "not run" and found.plain != "DIFFERENT":
+            return f"an exchange was verified, although the program is {found.plain}"
+        if found.with_exchange == "EQUAL" and not (self.moved and found.exchanged and found.records):
+            return "an exchange without a moved call, an exchanged result or a record made all records equal"
+        if bool(found.remainder) and found.with_exchange == "EQUAL":
+            return f"a remainder, although all records are equal: {found.remainder}"
+        if any(row.elements > row.total for row in self.rows):
+            return "more elements moved than a result has"
+        return None
+
+
+def write_certificate(path: Path, certificate: MovedCertificate) -> None:
+    """Write a certificate as JSON."""
+    path.write_text(json.dumps(asdict(certificate), indent=1) + "\n")
+
+
+def read_certificate(path: Path) -> MovedCertificate:
+    """Read a certificate. Raises RecordingError if it is none, or contradicts itself."""
+    try:
+        values: Any = parse(read_plain(path))
+    except OSError as error:
+        raise RecordingError("the certificate cannot be read", found=error.strerror, where=str(path)) from error
+    except (ValueError, RecursionError) as error:
+        raise RecordingError("the certificate is not JSON", found=str(error), where=str(path)) from error
+    found = read(MovedCertificate, values, "certificate", RecordingError, where=str(path))
+    if text := found.problem():
+        raise RecordingError("the certificate contradicts itself", found=text, where=str(path))
+    return found

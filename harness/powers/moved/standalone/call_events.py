@@ -1,0 +1,126 @@
+"""A dispatch mode that describes each operator call to listeners: its key, a digest of its inputs, its results."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .allowed_calls import computes, draws, is_allowed, outcome, overwrites, written
+from .call_values import ALIGNMENT, NAMES, ArchiveError, digest_of, encode, joined, leaves, short_digest, span
+
+
+class Event:
+    """A call: calls that differ in values alone have one `key`; `inputs` is a digest of all that it reads."""
+
+    def __init__(self, index: int, operator: Any, args: Any, kwargs: Any) -> None:
+        self.index, self.operator, self.name = index, operator, str(operator)
+        self.tensors: list[Tensor] = []
+        self.args = [encode(value, self.tensors) for value in args]
+        self.kwargs = {name: encode(value, self.tensors) for name, value in kwargs.items()}
+        self.state: bytes | None = None
+        if draws(operator):
+            given = [leaf for leaf in leaves([*args, *kwargs.values()]) if isinstance(leaf, torch.Generator)]
+            state = given[0].get_state() if given else torch.get_rng_state()
+            self.state = bytes(state.tolist())
+        self.settings = settings()
+        self._layouts()
+        text = json.dumps([self.name, self.args, self.kwargs, sorted(self.settings.items())])
+        layout = [[NAMES[t.dtype], [*t.shape], [*t.stride()]] for t in self.tensors]
+        self.key = short_digest(text.encode(), json.dumps([layout, self.places, self.aligned]).encode())
+        unread = {id(each) for each in written(operator, args, kwargs)} if overwrites(operator) else set()
+        values = ["" if id(t) in unread else digest_of(t) for t in self.tensors]
+        self.inputs = joined([text, json.dumps([layout, self.places]), *values, short_digest(self.state or b"")])
+        self.outputs, self.values = "", []  # type: str, list[Any]
+
+    def _layouts(self) -> None:
+        """Number the storages; `places` has a tensor's storage and first byte, relative to the bytes that are used."""
+        self.storages: list[tuple[Any, int, int]] = []
+        self.places: list[list[int]] = []
+        number: dict[int, int] = {}
+        for tensor in self.tensors:
+            storage = tensor.untyped_storage()
+            first, last = span(tensor)
+            at = number.setdefault(storage._cdata, len(self.storages))
+            if at == len(self.storages):
+                self.storages.append((storage, first, last))
+            else:
+                _, low, high = self.storages[at]
+                self.storages[at] = (storage, min(low, first), max(high, last))
+        # From a multiple of 16, so that an element's offset stays a whole number of elements of any dtype.
+        self.storages = [(storage, low - low % 16, max(low, high)) for storage, low, high in self.storages]
+        for tensor in self.tensors:
+            at = number[tensor.untyped_storage()._cdata]
+            self.places.append([at, span(tensor)[0] - self.storages[at][1]])
+        self.aligned = [(storage.data_ptr() + low) % ALIGNMENT for storage, low, _ in self.storages]
+
+    def row(self) -> dict[str, Any]:
+        """The event in a log."""
+        shown = ", ".join(_shown(each) for each in self.args)
+        return {"op": self.name, "key": self.key, "in": self.inputs, "out": self.outputs, "args": shown[:160]}
+
+
+def _shown(value: list[Any]) -> str:
+    tag, inner = value
+    if tag == "t":
+        return "tensor"
+    if tag == "f":
+        return repr(float.fromhex(inner))
+    return f"[{', '.join(map(_shown, inner))}]" if tag == "l" else "None" if tag == "n" else str(inner)
+
+
+def settings() -> dict[str, Any]:
+    """The settings of this process that decide which kernel runs."""
+    return {
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "mkldnn": torch._C._get_mkldnn_enabled(),
+    }
+
+
+class Listener:
+    """Gets each event before and after its call; `after` may write other values into the results."""
+
+    def before(self, event: Event) -> None:
+        """Called before the operator runs."""
+
+    def after(self, event: Event) -> None:
+        """Called after the operator ran; `event.values` are its results."""
+
+
+class Events(TorchDispatchMode):
+    """Runs a program's calls unchanged and describes them to a listener; `log` lists the events.
+
+    `uncollected` counts calls that are not described, with the reason: other namespaces, devices, subclasses.
+    """
+
+    def __init__(self, listener: Listener | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.listener = listener or Listener()
+        self.log: list[dict[str, Any]] = []
+        self.uncollected: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(operator, torch._ops.OpOverload) or not is_allowed(operator):
+            self.uncollected[f"{operator}: not an operator that can be replayed from a file"] += 1
+            return operator(*args, **kwargs)
+        if not computes(operator):
+            return operator(*args, **kwargs)
+        try:
+            event = Event(len(self.log), operator, args, kwargs)
+        except ArchiveError as error:
+            self.uncollected[f"{operator}: {error}"] += 1
+            return operator(*args, **kwargs)
+        self.listener.before(event)
+        result = operator(*args, **kwargs)
+        event.values = outcome(operator, result, args, kwargs)
+        self.listener.after(event)
+        event.outputs = joined(digest_of(value) for value in event.values)
+        self.log.append(event.row())
+        return result

@@ -1,0 +1,110 @@
+"""Run the program in this environment with the results of some calls replaced by the other environment's.
+
+A result is replaced only if the call reads exactly what it read there: the same operator, arguments, layouts and bits.
+So a difference that came from elsewhere, such as a changed setting, is never hidden by an exchange.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from typing import Any
+
+from torch import Tensor
+
+from .call_archive import Archive, read_json
+from .call_events import Event, Events, Listener
+from .call_values import DTYPES, ArchiveError, hold, memory, short_digest
+from .watched_program import run_program
+
+
+class _Exchange(Listener):
+    """Writes the old results into those of calls with these keys."""
+
+    def __init__(self, kept: dict[str, Any], path: str, keys: set[str]) -> None:
+        self.kept, self.path, self.keys, self.count = kept, path, keys, 0
+
+    def after(self, event: Event) -> None:
+        row = self.kept.get(event.inputs)
+        if row is None or row["key"] not in self.keys:
+            return
+        values = [value for value in event.values if isinstance(value, Tensor)]
+        hold(len(values) == len(row["blocks"]), "results of another number")
+        with open(self.path, "rb") as file:
+            for value, block, (dtype, shape) in zip(values, row["blocks"], row["values"], strict=False):
+                file.seek(block[0])
+                content = file.read(block[1])
+                hold(short_digest(content) == block[2], "a kept result is damaged")
+                old = memory(content, 0).view(DTYPES[dtype]).reshape(shape)
+                if old.dtype == value.dtype and old.shape == value.shape:
+                    value.detach().copy_(old)
+        self.count += 1
+
+
+def run_exchanged(archive: Archive, results: str | None, keys: set[str]) -> dict[str, Any]:
+    """One run of the program: the first record that differs from the old run's, and the first call that explains it."""
+    head = archive.head
+    kept = {} if results is None else read_json(os.path.join(results, "results.json"))["kept"]
+    exchange = _Exchange(kept, os.path.join(results or "", "values.bin"), keys)
+    events = Events(exchange)
+    records = run_program(head["program"], head["arguments"], head["steps"], events)
+    old, new = ([row[:4] for row in rows] for rows in (head["records"], records))
+    first = next((at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    found: dict[str, Any] = {"equal": old == new, "records": len(old), "exchanged": exchange.count, "first": None}
+    found["digest"] = short_digest(json.dumps(new).encode())
+    found["differ"] = sum(a != b for a, b in zip(old, new, strict=False)) + abs(len(old) - len(new))
+    if old != new:
+        at = (old if first < len(old) else new)[first]
+        found["first"] = {"step": at[0], "kind": at[1], "name": at[2], "lost": first >= min(len(old), len(new))}
+    found |= _culprit(head["log"], events.log)
+    return found
+
+
+def _culprit(old: list[Any], new: list[Any]) -> dict[str, Any]:
+    """The first call that went another way: `moved_again` if it read the same, `other` if it read other values.
+
+    Calls are found by what they read, so a torch that issues more calls for the same step is followed as well.
+    """
+    outputs = {row["in"]: row["out"] for row in old}
+    for index, row in enumerate(new):
+        if row["in"] not in outputs:
+            before = old[index] if index < len(old) else None
+            was = "" if before is None else f"{before['op']}({before['args']})"
+            return {"other": {"call": index, "now": f"{row['op']}({row['args']})", "was": was}, "moved_again": None}
+        if outputs[row["in"]] != row["out"]:
+            return {"other": None, "moved_again": {"call": index, "op": row["op"], "key": row["key"], "in": row["in"]}}
+    return {"other": None, "moved_again": None}
+
+
+def run_each(folder: str, results: str | None, sets: list[list[str]]) -> list[dict[str, Any]]:
+    """One run per set of keys, each in a process forked before the program is loaded."""
+    archive = Archive(folder)
+    return [_forked(archive, results, set(keys)) for keys in sets]
+
+
+def _forked(archive: Archive, results: str | None, keys: set[str]) -> dict[str, Any]:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.close(reading)
+            found = run_exchanged(archive, results, keys)
+            with open(writing, "w") as pipe:
+                json.dump(found, pipe)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    os.close(writing)
+    with open(reading) as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if status != 0:
+        raise ArchiveError("the program failed; its error is above")
+    return json.loads(text)

@@ -1,0 +1,201 @@
+"""How a kernel adds: the order of additions, the accumulator's width, fused multiply-adds, flushed subnormals.
+
+The order is revealed as in FPRev (Xie et al., USENIX ATC 2025): of n ones, two become +big and -big. They cancel where
+they meet in the tree of additions, and every one that was added to either before is lost. What remains shows the size
+of the subtree in which the two meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .allowed_calls import operator_named
+from .call_archive import Archive
+from .call_values import DTYPES, digest_of
+from .replaying import run_loaded
+
+MOST_TERMS, MOST_SHAPES = 512, 40
+BIG = {torch.float32: 2.0**60, torch.float64: 2.0**200, torch.bfloat16: 2.0**60, torch.float16: 2.0**15}
+PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "linear", "mv", "dot"}
+SUMS = {"sum", "mean"}
+
+
+def probe(archive: Archive, call: dict[str, Any]) -> dict[str, Any]:
+    """Facts about a call's kernel here, to be compared with the other environment's. Facts that cannot be had are left
+    out."""
+    found: dict[str, Any] = {}
+    for name, ask in _ASKED.items():
+        try:
+            answer = ask(call)
+            if answer is not None:
+                found[name] = answer
+        except Exception:  # a probe whose shapes do not fit this call
+            continue
+    found["shapes"] = _shapes(archive, call)
+    return found
+
+
+def _terms(call: dict[str, Any], rows_KN: Tensor) -> Tensor | None:
+    """The sums of K terms, computed N times by the call's operator: a product with ones, or a sum."""
+    name = call["op"].split(".")[1]
+    operator = operator_named(call["op"])
+    terms_NK = rows_KN.T.contiguous()
+    if name in SUMS:
+        scale = rows_KN.shape[0] if name == "mean" else 1
+        return operator(terms_NK, [1]) * scale if "dim" in call["op"] else operator(terms_NK[0]).reshape(1) * scale
+    shapes = [tensor["shape"] for tensor in call["tensors"]]
+    if name not in PRODUCTS:
+        return None
+    # Terms in the first operand's row 0, beside ones, and with as many rows and columns as the recorded call.
+    rows, columns = (shapes[-2][-2], shapes[-1][-1]) if name in ("mm", "addmm", "bmm", "baddbmm") else (1, 1)
+    ones = torch.ones(rows_KN.shape[0], columns, dtype=rows_KN.dtype)
+    sums = []
+    for row in terms_NK:
+        left = torch.ones(rows, rows_KN.shape[0], dtype=row.dtype)
+        left[0] = row
+        added = torch.zeros(rows, columns, dtype=row.dtype)
+        given = {
+            "mm": (left, ones),
+            "addmm": (added, left, ones),
+            "bmm": (left[None], ones[None]),
+            "baddbmm": (added[None], left[None], ones[None]),
+            "linear": (left, ones.T.contiguous()),
+            "mv": (left, ones[:, 0]),
+            "dot": (left[0], ones[:, 0]),
+        }[name]
+        sums.append(operator(*given).flatten()[0])
+    return torch.stack(sums)
+
+
+def _inner(call: dict[str, Any]) -> tuple[int, torch.dtype]:
+    """How many terms a call adds, and their dtype."""
+    name = call["op"].split(".")[1]
+    tensor = call["tensors"][-2 if name in PRODUCTS and len(call["tensors"]) > 1 else 0]
+    dtype = DTYPES[tensor["dtype"]]
+    if name in SUMS:
+        dims = next((v[1] for v in call["args"][1:] if v[0] == "l"), [["i", d] for d in range(len(tensor["shape"]))])
+        count = 1
+        for _, dim in dims:
+            count *= tensor["shape"][dim]
+        return min(count, MOST_TERMS), dtype
+    return min(tensor["shape"][-1], MOST_TERMS), dtype
+
+
+def _order(call: dict[str, Any]) -> dict[str, Any] | None:
+    """For term 0 and each other one, how many terms were added to either before the two met."""
+    terms, dtype = _inner(call)
+    if call["op"].split(".")[1] not in PRODUCTS | SUMS or terms < 3:
+        return None
+    most = {torch.bfloat16: 256, torch.float16: 256}.get(dtype, MOST_TERMS)
+    terms = min(terms, most)
+    sizes = []
+    for pivot in (0, terms // 2):
+        for other in (each for each in range(terms) if each != pivot):
+            rows_KN = torch.ones(terms, 1, dtype=dtype)
+            rows_KN[pivot], rows_KN[other] = BIG[dtype], -BIG[dtype]
+            found = _terms(call, rows_KN)
+            if found is None:
+                return None
+            sizes.append(round(terms - float(found[0])))
+    first = sizes[: terms - 1]
+    return {"sizes": sizes, "first": 1 + first.index(min(first)), "terms": terms}
+
+
+def _bits(call: dict[str, Any]) -> int | None:
+    """The accumulator's precision: the most bits with which 1 + 2^-bits - 1 is kept, wherever the terms are added."""
+    order = _order(call)
+    if order is None:
+        return None
+    terms, dtype = order["terms"], _inner(call)[1]
+    thirds = sorted({0, 1, order["first"], terms // 4, terms // 2, 3 * terms // 4, terms - 1})
+    places = [(small, last) for small in thirds for last in thirds if 0 < small != last > 0]
+    for bits in (7, 8, 10, 11, 23, 24, 52, 53):
+        for small, last in places:
+            for one, other in ((0, last), (last, 0)):  # a kernel may add the last term first
+                rows_KN = torch.zeros(terms, 1, dtype=dtype)
+                rows_KN[one], rows_KN[small], rows_KN[other] = 1.0, 2.0**-bits, -1.0
+                found = _terms(call, rows_KN)
+                if found is None or float(found[0]) == 0.0:
+                    return bits
+    return None
+
+
+def _fused(call: dict[str, Any]) -> bool | None:
+    """Whether a product is added without being rounded first."""
+    operator, name = operator_named(call["op"]), call["op"].split(".")[1]
+    a = torch.full((64,), 1 + 2.0**-12)
+    c = torch.full((64,), -(1 + 2.0**-11))
+    calls = {
+        "addcmul": lambda: operator(c, a, a),
+        "lerp": lambda: operator(-a * 2.0**11, c, a),
+        "add": lambda: operator(c, a, alpha=1 + 2.0**-12),
+        "mm": lambda: operator(torch.stack([torch.ones(64), a], 1), torch.stack([c, a])),
+        "bmm": lambda: operator(torch.stack([torch.ones(64), a], 1)[None], torch.stack([c, a])[None]),
+        "addmm": lambda: operator(c.repeat(64, 1), a[:, None], a[None]),
+    }
+    return bool((calls[name]() != 0).any()) if name in calls else None
+
+
+def _flushes(call: dict[str, Any]) -> bool | None:
+    """Whether subnormal numbers become zero."""
+    operator, name = operator_named(call["op"]), call["op"].split(".")[1]
+    tiny = torch.full((4, 64), 1e-40)
+    calls = {
+        "mul": lambda: operator(tiny, torch.ones(4, 64)),
+        "add": lambda: operator(tiny, torch.zeros(4, 64)),
+        "sub": lambda: operator(tiny, torch.zeros(4, 64)),
+        "div": lambda: operator(tiny, torch.ones(4, 64)),
+        "mm": lambda: operator(tiny, torch.eye(64)),
+        "sum": lambda: operator(tiny, [1]) if "dim" in call["op"] else operator(tiny),
+        "relu": lambda: operator(tiny),
+        "sqrt": lambda: operator(tiny),
+        "exp": lambda: operator(tiny - 90.0),
+    }
+    return bool((calls[name]() == 0).all()) if name in calls else None
+
+
+def _shapes(archive: Archive, call: dict[str, Any]) -> dict[str, str]:
+    """Digests of the call's results at smaller sizes, by size: each dim size is halved, wherever it occurs."""
+    found: dict[str, str] = {}
+    bases, state = archive.bases(call), archive.state(call)
+    if state is not None or any(value[0] == "l" and value[1] and value[1][0][0] == "i" for value in call["args"][2:]):
+        return found
+    tried: list[dict[int, int]] = [{}]
+    for size in sorted({s for t in call["tensors"] for s in t["shape"] if s > 1}, reverse=True)[:3]:
+        smaller = [size >> k for k in range(size.bit_length()) if size >> k >= 1]
+        tried = [known | {size: small} for known in tried for small in smaller]
+    tried.sort(key=lambda sizes: sum(sizes.values()))
+    for sizes in tried[:MOST_SHAPES]:
+        tensors = [t | {"shape": [sizes.get(s, s) for s in t["shape"]]} for t in call["tensors"]]
+        try:
+            values = run_loaded(call | {"tensors": tensors}, bases, None)
+        except Exception:  # sizes that do not fit each other
+            continue
+        found[" ".join(str(t["shape"]) for t in tensors)] = " ".join(digest_of(value) for value in values)
+    return found
+
+
+def _exp(call: dict[str, Any]) -> str | None:
+    """A digest of the operator's elementary function alone: a softmax of two terms adds them in one order only."""
+    operator, name = operator_named(call["op"]), call["op"].split(".")[1]
+    values = torch.linspace(-8, 8, 64)
+    if name in ("exp", "sigmoid", "tanh", "log1p", "sin", "cos", "erf", "gelu", "silu"):
+        return digest_of(operator(values))
+    if name not in ("_softmax", "_log_softmax"):
+        return None
+    rows = torch.full((64, 64), -float("inf"))
+    rows[:, 0], rows[:, 1] = values, 0.0
+    return digest_of(operator(rows, 1, False))
+
+
+_ASKED: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "order": _order,
+    "accumulator": _bits,
+    "fused": _fused,
+    "flushes": _flushes,
+    "exp": _exp,
+}

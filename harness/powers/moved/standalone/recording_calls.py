@@ -1,0 +1,136 @@
+"""Record a program's distinct calls into an archive, and the values of some calls for an exchange."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+from torch import Tensor
+
+from .call_archive import FORMAT, MAX_CALL, Archive, ValuesFile, write_json
+from .call_events import Event, Events, Listener
+from .call_values import NAMES, digest_of, drawn, is_plain, measured, memory_of, short_digest
+from .replaying import environment, run_call
+from .watched_program import run_program
+
+
+class _Recorder(Listener):
+    """Writes each distinct call once: its inputs before it runs, its results afterwards."""
+
+    def __init__(self, values: ValuesFile) -> None:
+        self.values = values
+        self.calls: dict[str, dict[str, Any]] = {}
+        self.lost: dict[str, str] = {}
+
+    def before(self, event: Event) -> None:
+        if event.key in self.calls or event.key in self.lost:
+            return
+        storages = []
+        for index, (storage, low, high) in enumerate(event.storages):
+            if high - low > MAX_CALL:
+                self.lost[event.key] = f"{event.name}: an input of more than {MAX_CALL} bytes"
+                return
+            content = ctypes.string_at(storage.data_ptr() + low, high - low) if high > low else b""
+            row: dict[str, Any] = {"size": len(content), "align": event.aligned[index]}
+            row["block"] = self.values.put(content)
+            if row["block"] is None:
+                used = [t for t, place in zip(event.tensors, event.places, strict=False) if place[0] == index]
+                if len({t.dtype for t in used}) > 1 or len(content) % used[0].element_size():
+                    self.lost[event.key] = f"{event.name}: memory of several dtypes above the budget"
+                    return
+                told, seed = measured(used[0]), len(self.calls) % (1 << 20)
+                again = drawn(used[0].dtype, len(content) // used[0].element_size(), seed, told)
+                row |= {"dtype": NAMES[used[0].dtype], "seed": seed, "drawn": told, "digest": short_digest(again)}
+            storages.append(row)
+        tensors = [
+            {"dtype": NAMES[t.dtype], "shape": [*t.shape], "stride": [*t.stride()], "storage": at, "offset": offset}
+            for t, (at, offset) in zip(event.tensors, event.places, strict=False)
+        ]
+        self.calls[event.key] = {
+            **{"op": event.name, "key": event.key, "args": event.args, "kwargs": event.kwargs},
+            **{"storages": storages, "tensors": tensors, "settings": event.settings, "results": []},
+            "state": None if event.state is None else self.values.put(event.state, always=True),
+        }
+
+    def after(self, event: Event) -> None:
+        call = self.calls.get(event.key)
+        if call is not None and not call["results"] and not is_drawn(call):
+            call["results"] = [self.kept(value) for value in event.values]
+
+    def kept(self, value: Any) -> dict[str, Any]:
+        """A result: its digest, and its bytes within the budget."""
+        row: dict[str, Any] = {"digest": digest_of(value), "block": None}
+        if isinstance(value, Tensor) and is_plain(value):
+            row |= {"dtype": NAMES[value.dtype], "shape": [*value.shape], "block": self.values.put(memory_of(value))}
+        return row
+
+
+def is_drawn(call: dict[str, Any]) -> bool:
+    """Whether a call is replayed on inputs drawn again, as its own were above the budget."""
+    return any(storage["block"] is None for storage in call["storages"])
+
+
+def record(folder: str, program: str, arguments: list[str], steps: int, budget: int) -> dict[str, Any]:
+    """Record a program into a folder; returns counts. `budget` limits the bytes of values.bin."""
+    os.makedirs(folder, exist_ok=True)
+    recorder = _Recorder(ValuesFile(os.path.join(folder, "values.bin"), budget))
+    events = Events(recorder)
+    records = run_program(program, arguments, steps, events)
+    recorder.values.file.flush()
+    calls = [*recorder.calls.values()]
+    head: dict[str, Any] = {
+        **{"format": FORMAT, "environment": environment(), "program": program, "arguments": arguments},
+        **{"steps": steps, "calls": calls, "log": events.log, "records": records},
+        "uncollected": dict(events.uncollected) | {text: 1 for text in recorder.lost.values()},
+    }
+    path = os.path.join(folder, "calls.json")
+    write_json(path, head)
+    if any(is_drawn(call) for call in calls):
+        archive = Archive(folder)
+        for call in filter(is_drawn, calls):
+            values = run_call(archive, call)
+            call["results"] = [recorder.kept(value) for value in values]
+        recorder.values.file.flush()
+        write_json(path, head)
+    recorder.values.file.close()
+    return {"calls": len(calls), "drawn": sum(map(is_drawn, calls)), "bytes": recorder.values.size}
+
+
+class _Keeper(Listener):
+    """Keeps the results of all calls with some keys or inputs."""
+
+    def __init__(self, values: ValuesFile, keys: set[str], inputs: set[str]) -> None:
+        self.values, self.keys, self.inputs = values, keys, inputs
+        self.kept: dict[str, dict[str, Any]] = {}
+        self.lost = 0
+
+    def after(self, event: Event) -> None:
+        if event.inputs in self.kept or not (event.key in self.keys or event.inputs in self.inputs):
+            return
+        values = [v for v in event.values if isinstance(v, Tensor)]
+        if not all(map(is_plain, values)):
+            return
+        blocks = [self.values.put(memory_of(value)) for value in values]
+        if None in blocks:
+            self.lost += 1
+            return
+        told = [[NAMES[v.dtype], [*v.shape]] for v in values]
+        self.kept[event.inputs] = {"key": event.key, "blocks": blocks, "values": told}
+
+
+def keep_results(folder: str, out: str, keys: set[str], inputs: set[str], budget: int) -> dict[str, Any]:
+    """Run the archive's program again and keep the results of some calls below `out`, for an exchange."""
+    archive = Archive(folder)
+    os.makedirs(out, exist_ok=True)
+    keeper = _Keeper(ValuesFile(os.path.join(out, "values.bin"), budget), keys, inputs)
+    events = Events(keeper)
+    head = archive.head
+    records = run_program(head["program"], head["arguments"], head["steps"], events)
+    keeper.values.file.close()
+    write_json(os.path.join(out, "results.json"), {"kept": keeper.kept})
+    return {
+        "kept": len(keeper.kept),
+        "lost": keeper.lost,
+        "repeats": [row[:4] for row in records] == [row[:4] for row in head["records"]],
+    }

@@ -1,0 +1,184 @@
+"""Replay an archive's calls in this environment, three times each, and measure which results moved."""
+
+from __future__ import annotations
+
+import platform
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .allowed_calls import MissingError, operator_named, outcome
+from .call_archive import Archive, arguments
+from .call_values import ArchiveError, digest_of
+
+TIMES = 3
+
+
+def environment() -> dict[str, Any]:
+    """What decides the bits of a CPU kernel here."""
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cpu": _cpu(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _cpu() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+class SignatureError(Exception):
+    """The operator exists, and takes other arguments here."""
+
+
+def run_call(archive: Archive, call: dict[str, Any], threads: int | None = None) -> list[Any]:
+    """A call's results here. Raises ArchiveError, MissingError, SignatureError, RuntimeError."""
+    return run_loaded(call, archive.bases(call), archive.state(call), threads)
+
+
+def run_loaded(call: dict[str, Any], bases: list[bytes], state: bytes | None, threads: int | None = None) -> list[Any]:
+    """A call's results on storages of this content; `threads` replaces the recorded number."""
+    operator = operator_named(call["op"])
+    args, kwargs = arguments(call, bases, state)
+    known = {each.name for each in operator._schema.arguments}
+    if len(args) > len(operator._schema.arguments) or not known >= kwargs.keys():
+        raise SignatureError(f"{operator._schema}")
+    _set(call["settings"], threads)
+    try:
+        with torch.no_grad():
+            return outcome(operator, operator(*args, **kwargs), args, kwargs)
+    except (TypeError, RuntimeError) as error:
+        text = str(error)
+        if "schema" in text.lower() or "expected at most" in text or "Expected a value of type" in text:
+            raise SignatureError(text[:300]) from error
+        raise
+
+
+_current: dict[str, Any] = {}
+
+
+def _set(asked: dict[str, Any], threads: int | None) -> None:
+    asked = asked | {"threads": threads or asked["threads"]}
+    if asked == _current:
+        return
+    torch.set_num_threads(asked["threads"])
+    torch.use_deterministic_algorithms(asked["deterministic"], warn_only=True)
+    torch.set_float32_matmul_precision(asked["float32_matmul_precision"])
+    torch._C._set_mkldnn_enabled(asked["mkldnn"])
+    _current.clear()
+    _current.update(asked)
+
+
+def replay(archive: Archive, threads: int | None = None, only: set[str] | None = None) -> dict[str, Any]:
+    """A row per call, by key: `state`, and for moved calls how much."""
+    begin, rows = time.monotonic(), {}
+    for call in archive.calls:
+        if only is None or call["key"] in only:
+            rows[call["key"]] = _row(archive, call, threads)
+    return {"environment": environment(), "rows": rows, "seconds": round(time.monotonic() - begin, 2)}
+
+
+def _row(archive: Archive, call: dict[str, Any], threads: int | None) -> dict[str, Any]:
+    expected = [result["digest"] for result in call["results"]]
+    found: list[list[str]] = []
+    values: list[Any] = []
+    try:
+        bases, state = archive.bases(call), archive.state(call)
+        for _ in range(TIMES):
+            values = run_loaded(call, bases, state, threads)
+            found.append([digest_of(value) for value in values])
+    except MissingError as error:
+        return {"state": "missing", "detail": str(error)}
+    except SignatureError as error:
+        return {"state": "signature", "detail": str(error)}
+    except ArchiveError as error:
+        return {"state": "not replayed", "detail": str(error)}
+    except Exception as error:  # of any operator, on values that may be forged
+        return {"state": "failed", "detail": f"{type(error).__name__}: {str(error)[:300]}"}
+    if any(each != found[0] for each in found):
+        return {"state": "nondeterministic", "detail": f"{len({*map(str, found)})} results in {TIMES} runs"}
+    if found[0] == expected:
+        return {"state": "equal"}
+    if len(expected) != len(found[0]):
+        return {"state": "signature", "detail": f"{len(found[0])} results, were {len(expected)}"}
+    at = next(index for index, (a, b) in enumerate(zip(expected, found[0], strict=False)) if a != b)
+    return {"state": "moved", "result": at} | _measured(archive.result(call["results"][at]), values[at])
+
+
+def _measured(old: Tensor | None, new: Any) -> dict[str, Any]:
+    """How much a result moved: elements, ULPs, where, the first elements."""
+    if old is None or not isinstance(new, Tensor):
+        return {"detail": "only the digest of the old result was kept"}
+    if old.dtype != new.dtype or old.shape != new.shape:
+        return {"detail": f"{new.dtype} {[*new.shape]}, was {old.dtype} {[*old.shape]}"}
+    a, b = old.contiguous().reshape(-1), new.detach().contiguous().reshape(-1)
+    differ = (ordered(a) != ordered(b)).reshape(a.numel(), -1).any(1)
+    places = differ.nonzero().flatten()
+    far = _ulps(a[places], b[places])
+    return {
+        "elements": int(places.numel()),
+        "total": int(a.numel()),
+        "ulps": far,
+        "where": _where(differ.reshape(old.shape)),
+        "first": [[int(i), _shown(a[i]), _shown(b[i])] for i in places[:3]],
+        "dtype": str(old.dtype).removeprefix("torch."),
+        "shape": [*old.shape],
+    }
+
+
+def ordered(values: Tensor) -> Tensor:
+    """Integers in the order of floating-point values, neighbours one apart; distinct for -0 and 0."""
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    if not values.is_floating_point():
+        return values
+    width = {8: torch.int64, 4: torch.int32, 2: torch.int16}[values.element_size()]
+    bits = values.view(width).long()
+    low = torch.iinfo(width).min
+    return torch.where(bits >= 0, bits, low - bits - 1)
+
+
+def _ulps(a: Tensor, b: Tensor) -> int | None:
+    """The largest distance in ULPs; None for integers, or if a NaN is on one side."""
+    if not (a.is_floating_point() or a.is_complex()) or bool((a.isnan() != b.isnan()).any()):
+        return None
+    distances = [
+        abs(x - y)
+        for x, y in zip(ordered(a).flatten()[: 1 << 16].tolist(), ordered(b).flatten().tolist(), strict=False)
+    ]
+    return max(distances, default=0)
+
+
+def _where(differ: Tensor) -> str:
+    """Where elements differ, in words: all, one index or the edge of a dim, a lane of vectors, or spread."""
+    if bool(differ.all()):
+        return "all elements"
+    places = differ.nonzero()
+    for dim in reversed(range(differ.dim())):
+        size, used = differ.shape[dim], places[:, dim].unique().tolist()
+        if len(used) == size or size < 3:
+            continue
+        if len(used) == 1:
+            return f"index {used[0]} of dim {dim}"
+        if used == [*range(size - len(used), size)] and len(used) * 2 < size:
+            return f"the last {len(used)} of dim {dim}"
+        if used == [*range(len(used))] and len(used) * 2 < size:
+            return f"the first {len(used)} of dim {dim}"
+        for lanes in (32, 16, 8, 4):
+            lane = {each % lanes for each in used}
+            if size >= 2 * lanes and len(lane) == 1:
+                return f"lane {lane.pop()} of {lanes} in dim {dim}"
+    return f"spread, {100 * len(places) / differ.numel():.2g} % of elements"
+
+
+def _shown(value: Tensor) -> str:
+    return repr(value.item())

@@ -1,0 +1,87 @@
+"""Run by path, with any Python that has torch: `python start.py WHAT REQUEST.json ANSWER.json`.
+
+The request is a JSON object of the command's arguments. The answer is a JSON object; `error` in it is a refusal.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import resource
+import sys
+from typing import Any
+
+NAME = "bitproof_moved"
+
+
+def load(module: str) -> Any:
+    """A module beside this file, also where bitproof is not installed."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    if NAME not in sys.modules:
+        spec = importlib.util.spec_from_file_location(
+            NAME, os.path.join(here, "__init__.py"), submodule_search_locations=[here]
+        )
+        assert spec is not None and spec.loader is not None
+        package = sys.modules[NAME] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(package)
+    return importlib.import_module(f"{NAME}.{module}")
+
+
+def answer(what: str, asked: dict[str, Any]) -> Any:
+    """The answer to a request."""
+    if what == "record":
+        return load("recording_calls").record(**asked)
+    if what == "results":
+        sets = {name: set(asked.pop(name)) for name in ("keys", "inputs")}
+        return load("recording_calls").keep_results(**asked, **sets)
+    if what == "exchange":
+        return {"runs": load("exchanging").run_each(**asked)}
+    archive_of = load("call_archive").Archive
+    limit_memory(asked.pop("memory", None))
+    archive = archive_of(asked.pop("folder"))
+    if what == "describe":
+        return {name: archive.head[name] for name in ("environment", "program", "steps", "uncollected")}
+    only = asked.pop("only", None)
+    if what == "replay":
+        found = load("replaying").replay(archive, asked.get("threads"), None if only is None else set(only))
+        told = {call["key"]: call for call in archive.calls}
+        for key, row in found["rows"].items():
+            call = told[key]
+            row |= {"op": call["op"], "shapes": [t["shape"] for t in call["tensors"]]}
+            row |= {"dtypes": sorted({t["dtype"] for t in call["tensors"]})}
+            row |= {"drawn": any(storage["block"] is None for storage in call["storages"])}
+        return found | {"recorded": archive.head["environment"]}
+    assert what == "probe"
+    calls = [call for call in archive.calls if only is None or call["key"] in only]
+    return {"probes": {call["key"]: load("order_probes").probe(archive, call) for call in calls}}
+
+
+def limit_memory(budget: int | None) -> None:
+    """Let this process take no more than `budget` bytes beyond what it has: a forged call may ask for any size."""
+    if budget is not None:
+        with open("/proc/self/statm") as file:
+            now = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (now + budget, now + budget))
+
+
+def main() -> int:
+    """Answer one request."""
+    what, request, out = sys.argv[1:4]
+    sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
+    with open(request) as file:
+        asked = json.load(file)
+    refusals = (load("call_values").ArchiveError, load("watched_program").ProgramError)
+    try:
+        found = answer(what, asked)
+    except refusals as error:
+        found = {"error": str(error), "kind": type(error).__name__}
+    except MemoryError:
+        found = {"error": "it needs more memory than the budget", "kind": "ArchiveError"}
+    with open(out, "w") as file:
+        json.dump(found, file)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

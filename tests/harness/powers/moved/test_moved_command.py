@@ -1,0 +1,113 @@
+"""The command, with a new environment in which an operator has other bits."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bitproof.harness.cli import main
+from bitproof.harness.powers.moved.environments import START
+
+PROGRAM = """
+import os
+import torch
+
+def forward():
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(4, 16, generator=g) * float(os.environ.get("PLANTED_SCALE", "1"))
+    return torch.relu(x).softmax(-1), x.exp()
+"""
+PLANT = """
+import os, warnings, torch
+if os.environ.get("PLANTED"):
+    warnings.simplefilter("ignore")
+    library = torch.library.Library("aten", "IMPL")
+    def relu(x):
+        y = x.clamp(min=0)
+        y[..., -1] = torch.nextafter(y[..., -1], torch.tensor(9.0))
+        return y
+    library.impl("relu", relu, "CPU")
+"""
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("model.py").write_text(PROGRAM)
+    Path("plant").mkdir()
+    Path("plant", "sitecustomize.py").write_text(PLANT)
+    return "model.py:forward"
+
+
+def moved(capsys, *words):
+    status = main(["moved", *words, "--json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_a_planted_move_is_named_and_accounts_for_the_whole_difference(program, capsys):
+    env = ["--env", f"PYTHONPATH={Path('plant').resolve()}", "--env", "PLANTED=1", "--no-causes"]
+    status, found = moved(capsys, program, *env, "--out", "cert")
+    assert (status, [row["operator"] for row in found["rows"]]) == (1, ["aten.relu.default"])
+    assert found["rows"][0]["where"] == "index 15 of dim 1"
+    assert (found["verified"]["plain"], found["verified"]["with_exchange"]) == ("DIFFERENT", "EQUAL")
+    assert main(["moved", "check", "cert/moved.json"]) == 1
+    assert "these calls account for the whole difference" in capsys.readouterr().out
+    assert "account for the whole difference" in Path("cert/moved.md").read_text()
+
+
+def test_a_difference_from_elsewhere_is_no_move_and_is_named_as_the_remainder(program, capsys):
+    """A second difference, a changed setting, stays after the exchange."""
+    env = ["--env", f"PYTHONPATH={Path('plant').resolve()}", "--env", "PLANTED=1", "--env", "PLANTED_SCALE=2"]
+    status, found = moved(capsys, program, *env, "--no-causes")
+    assert status == 1 and found["verified"]["with_exchange"] == "DIFFERENT"
+    assert found["verified"]["remainder"].startswith("not from an operator: call 1 reads other values or arguments")
+    assert "aten.mul.Tensor(tensor, 2.0), was aten.mul.Tensor(tensor, 1.0)" in found["verified"]["remainder"]
+
+
+def test_the_same_environment_moves_nothing(program, capsys):
+    status, found = moved(capsys, program, "--env", "UNRELATED=1")
+    assert (status, found["rows"], found["verified"]["plain"]) == (0, [], "EQUAL")
+
+
+def test_an_archive_is_recorded_here_and_replayed_there(program, capsys):
+    assert main(["moved", "record", "calls", program]) == 0
+    capsys.readouterr()
+    status, found = moved(capsys, "replay", "calls")
+    assert (status, found["verified"]["plain"], found["equal"]) == (0, "not run", found["calls"])
+    Path("calls/calls.json").write_text("{}")
+    assert main(["moved", "replay", "calls"]) == 3
+    assert "the archive of calls is refused; nothing in it was run" in capsys.readouterr().err
+
+
+def test_wrong_calls_are_refused_before_anything_runs(program, capsys):
+    Path("full").mkdir()
+    Path("full", "x").touch()
+    for words in (
+        [program],
+        ["record", "calls"],
+        ["record", "full", program],
+        ["replay"],
+        ["check", "a", "b"],
+        [program, "--env", "NOVALUE"],
+        [program, "--to", "numpy==1"],
+        [program, "--to", "torch==2.15.0", "--python", sys.executable],
+        ["record", "new", "model.py:missing"],
+        ["record", "new2", "absent.py"],
+    ):
+        assert main(["moved", *words]) == 2, words
+    assert capsys.readouterr().err.count("UsageError") == 10
+
+
+def test_the_standalone_program_runs_where_bitproof_is_not_installed(program, tmp_path):
+    request = {"folder": "calls", "program": program, "arguments": [], "steps": 1, "budget": 1 << 20}
+    Path("request.json").write_text(json.dumps(request))
+    hide = "import sys, runpy; sys.modules['bitproof'] = None; sys.argv = sys.argv[1:]; "
+    hide += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    command = [sys.executable, "-c", hide, str(START), "record", "request.json", "answer.json"]
+    assert subprocess.run(command, env=os.environ, timeout=300).returncode == 0
+    assert json.loads(Path("answer.json").read_text())["calls"] >= 4

@@ -153,7 +153,7 @@ def test_a_buffer_that_gets_another_tensor_instead_of_a_write_is_refused() -> No
         module.counter = module.counter + 1
         return x * module.w * module.counter
 
-    with pytest.raises(TraceError, match=r"in the place of buffer layers\.0\.counter\n"):
+    with pytest.raises(TraceError, match=r"replaces the tensor of buffer layers\.0\.counter\n"):
         trace(Layers(Applied(counted, w=parameter(D), counter=torch.zeros(()))))
 
 

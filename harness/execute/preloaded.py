@@ -78,7 +78,10 @@ def preload_watched(modules: Sequence[str], folder: Path | None = None) -> None:
 
 _IMPORTING: tuple[tuple[Any, str], ...] = (
     (builtins, "__import__"),
-    (sys.modules["importlib._bootstrap"], "_gcd_import"),  # called by import_module, whoever holds that
+    (
+        sys.modules["importlib._bootstrap"],
+        "_gcd_import",
+    ),  # import_module calls it, also if a module keeps import_module
     (importlib.util, "find_spec"),
 )
 """All that returns a loaded module, or its file, for a name."""

@@ -630,7 +630,7 @@ def _refuse_unreadable(function: types.FunctionType) -> None:
 
 
 _UNREADABLE = {"__subclasses__": set[str](), "metadata": {"grad_fn", "next_functions", "get_gradient_edge"}}
-"""Attributes, each with others of which one must be named, too: `metadata` is that of a node of autograd's."""
+"""Attributes, and names that must be beside them: `metadata` counts beside `grad_fn`, as an autograd node's."""
 
 
 def _named(function: types.FunctionType) -> Iterator[tuple[str, Any, bool]]:

@@ -78,7 +78,8 @@ def preload_watched(modules: Sequence[str], folder: Path | None = None) -> None:
 
 _IMPORTING: tuple[tuple[Any, str], ...] = (
     (builtins, "__import__"),
-    (sys.modules["importlib._bootstrap"], "_gcd_import"),  # called by import_module, whoever holds that
+    # import_module calls this one, so a module that kept import_module is watched as well
+    (sys.modules["importlib._bootstrap"], "_gcd_import"),
     (importlib.util, "find_spec"),
 )
 """All that returns a loaded module, or its file, for a name."""

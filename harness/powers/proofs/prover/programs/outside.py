@@ -46,8 +46,10 @@ from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
 from bitproof.harness.torch_compat import file_writers_told
 from bitproof.harness.within_user_code import refusals_raised, refused
 
-_OUTWARD = ("os", "subprocess", "socket", "shutil", "sqlite3", "mmap", "pty", "fcntl", "resource", "syslog", "signal")
-_OUTWARD += ("atexit", "random")
+_OUTWARD = (
+    *("os", "subprocess", "socket", "shutil", "sqlite3", "mmap", "pty", "fcntl", "resource", "syslog", "signal"),
+    *("atexit", "random"),
+)
 """Families of events that reach out of the process, but for those that only read."""
 
 _READING = {"os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.getxattr", "os.listxattr", "socket.gethostname"}

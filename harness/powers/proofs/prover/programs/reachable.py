@@ -529,7 +529,8 @@ class Around:
         )
         process = process_state()
         settings = (x for x, value in {**self._process, **process}.items() if self._process.get(x) != process.get(x))
-        loggers = (f"the logger {x!r}" for x, state in _loggers().items() if state != self._logger_before(x))
+        states = _loggers().items()
+        loggers = (f"the logger {x!r}" for x, y in states if y != self._loggers.get(x, _NEW_LOGGER))
         now = Reached(_around(self._objects)[0])
         written = (
             place for place, was in self._bits.items() if not same_bits(was, self._reached.tensors[place].detach())
@@ -542,17 +543,17 @@ class Around:
         ) is not None:
             raise RefusedError(f"it changes {place}, which is no input", where="it")
 
-    def _logger_before(self, name: str) -> Token:
-        """A logger's state before; for a new logger of an installed package, imported by the call, its state now."""
-        module = name.partition(".")[0]
-        is_new_package = name not in self._loggers and module in sys.modules and not _is_users_module(module)
-        return _logger_state(logging.getLogger(name)) if is_new_package else self._loggers.get(name, _NEW_LOGGER)
-
 
 def _loggers() -> dict[str, Token]:
-    """The state of each logger. Any code finds them by name, and may keep a count in the number of handlers."""
+    """The state of each logger. Any code finds them by name, and may keep a count in the number of handlers.
+
+    Those of installed packages are left out: torch removes a handler when it first logs a trace.
+    """
     known = [logging.root, *logging.Logger.manager.loggerDict.values()]
-    return {x.name: _logger_state(x) for x in known if isinstance(x, logging.Logger)}
+    loggers = {x.name: x for x in known if isinstance(x, logging.Logger)}
+    tops = {name: name.partition(".")[0] for name in loggers}
+    installed = {x for x in {*tops.values()} if x in sys.modules and not _is_users_module(x)}
+    return {name: _logger_state(x) for name, x in loggers.items() if tops[name] not in installed}
 
 
 def _logger_state(x: logging.Logger) -> Token:
@@ -629,7 +630,7 @@ def _refuse_unreadable(function: types.FunctionType) -> None:
 
 
 _UNREADABLE = {"__subclasses__": set[str](), "metadata": {"grad_fn", "next_functions", "get_gradient_edge"}}
-"""Attributes, each with others of which one must be named, too: `metadata` is that of a node of autograd's."""
+"""Attributes, and names that must be beside them: `metadata` counts beside `grad_fn`, as an autograd node's."""
 
 
 def _named(function: types.FunctionType) -> Iterator[tuple[str, Any, bool]]:

@@ -209,7 +209,7 @@ def by_logger():
 
 
 def by_logger_found_by_name():
-    found = logging.getLogger("nobody holds it")
+    found = logging.getLogger("of no variable")
     found.addHandler(logging.NullHandler())
     return len(found.handlers)
 

@@ -41,11 +41,11 @@ SEVERAL = """
     pipelined tanh_gelu other_eps; pipelined other_eps sends_back_more
     accumulating tanh_gelu_in_the_second one_lost; clipping other_eps max_norm; loop tanh_gelu beta
     compiled tanh_gelu other_eps; compiled other_eps decay; scaled one_block_in_float32 one_not_unscaled
-    owners decay_on_a_norm max_for_sum; unsynced drawn_on_rank_1 hook_twice
+    owners decay_on_a_norm max_for_sum
     fsdp2 tanh_gelu other_eps decay; ddp tanh_gelu scaled_gradient beta; tp tanh_gelu other_eps eps
     clipping other_eps max_norm scaled_late; compiled tanh_gelu other_eps decay
 """
-"""Programs with two or three defects, none of which hides another."""
+"""Programs with two or three defects, all of them in the first step that differs; none hides another."""
 
 
 class Program(NamedTuple):

@@ -89,13 +89,21 @@ class _Cause:
         is_there = (mine.place.module, mine.micro_batch) == (other.place.module, other.micro_batch)
         directions = mine.place.direction, other.place.direction
         if is_there and directions == ("forward", "backward") and culprit.how in _OTHER_CALLS:
-            return self.culprit.how in _OTHER_CALLS
+            return self.culprit.how in _OTHER_CALLS or self._is_argument_of(other, culprit.how)
         if family_of(mine.operator) != family_of(other.operator):
             return False
         if wrong and wrong == self.wrong:
             return True
         is_one_line = mine.source is not None and (mine.source, mine.operator) == (other.source, other.operator)
         return is_there or is_one_line
+
+    def _is_argument_of(self, call: Call, how: str) -> bool:
+        """Whether an extra call has this cause's wrong argument, or a missing one the right argument.
+
+        `add` with `alpha=0.99` has a backward `mul` by 0.99, and one with `alpha=1` has none.
+        """
+        values = {pair[how == "lacks"] for pair in self.wrong}
+        return any(value in values for _, value in call.scalars)
 
     @property
     def others(self) -> list[str]:

@@ -323,3 +323,18 @@ def test_an_extra_call_that_a_record_shows_is_verified_in_the_reverse_as_well(tm
         culprit, found = sides.verified()
         assert culprit.call.operator.startswith("mul"), in_place
         assert (found.status, found.reverse, found.causes) == ("verified", True, []), (in_place, found)
+
+
+@pytest.mark.parametrize(("right", "wrong"), [(1.0, 0.99), (0.99, 1.0)], ids=["extra in backward", "missing there"])
+def test_a_backward_call_that_exists_for_a_wrong_argument_alone_is_of_one_cause(
+    tmp_path: Path, right: float, wrong: float
+) -> None:
+    def adds(alpha: float) -> Mapping[str, Tensor]:
+        w, x = weights((4, 4), (5, 4))
+        y = x.sin().add(x @ w, alpha=alpha)
+        y.square().sum().backward()
+        return {"w": w.grad, "y": y.detach()} if w.grad is not None else {}
+
+    culprit, found = Sides(tmp_path, lambda: adds(right), lambda: adds(wrong)).verified()
+    assert (culprit.call.operator, found.status, found.causes) == ("add.Tensor", "verified", [])
+    assert "mul.Scalar of the step itself (backward) on rank 0" in found.calls

@@ -191,7 +191,7 @@ def test_every_command_that_is_shown_is_one_that_exists(tmp_path, monkeypatch):
 def test_every_summary_of_a_command_names_one():
     _, _, commands = (ROOT / "README.md").read_text().partition("## Commands")
     shown = re.findall(r"^bitproof +([a-z]+) ", commands.split("```")[1], re.MULTILINE)
-    assert len(shown) == 15
+    assert len(shown) == 16
     for name in shown:
         assert main([name, "--help"]) == 0
 

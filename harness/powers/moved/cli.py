@@ -66,8 +66,8 @@ def moved_command(
 ) -> None:
     """Find the operator calls whose bits change between two environments, and whether they are all that changed."""
     from bitproof.harness.powers.moved import command as commands
-    from bitproof.harness.powers.moved.compare import Comparison
     from bitproof.harness.powers.moved.environments import Environment, installed
+    from bitproof.harness.powers.moved.two_environments import TwoEnvironments
 
     variables = dict(_variable(text) for text in env or ())
     if python is not None and to is not None:
@@ -95,7 +95,7 @@ def moved_command(
             found=" ".join(words),
         )
     new = Environment(python=installed(to) if to else str(python) if python else sys.executable, variables=variables)
-    comparison = Comparison(
+    comparison = TwoEnvironments(
         old=Environment(),
         new=new,
         folder=Path(rest[0] if first == "replay" else "."),

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bitproof.harness.errors import UsageError
-from bitproof.harness.powers.moved.compare import Comparison
+from bitproof.harness.powers.moved.certificate_text import lines_of, markdown_of
 from bitproof.harness.powers.moved.environments import Environment
 from bitproof.harness.powers.moved.records import (
     NONDETERMINISTIC,
@@ -18,7 +18,7 @@ from bitproof.harness.powers.moved.records import (
     read_certificate,
     write_certificate,
 )
-from bitproof.harness.powers.moved.text import lines_of, markdown_of
+from bitproof.harness.powers.moved.two_environments import TwoEnvironments
 from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED
 
 CERTIFICATE, PAGE = "moved.json", "moved.md"
@@ -29,7 +29,7 @@ def record(folder: Path, program: str, arguments: Sequence[str], steps: int, *, 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError("the folder for the archive is not empty", expected="a new folder", found=str(folder))
     here = Environment()
-    comparison = Comparison(old=here, new=here, folder=folder, budget=budget, memory=budget, seconds=seconds)
+    comparison = TwoEnvironments(old=here, new=here, folder=folder, budget=budget, memory=budget, seconds=seconds)
     found = comparison.record(program, arguments, steps)
     print(f"{found['calls']} distinct calls, {found['bytes']} bytes in {folder}")
     if found["drawn"]:
@@ -37,13 +37,13 @@ def record(folder: Path, program: str, arguments: Sequence[str], steps: int, *, 
     return SUCCESS
 
 
-def replay(comparison: Comparison, out: Path | None, *, as_json: bool) -> int:
+def replay(comparison: TwoEnvironments, out: Path | None, *, as_json: bool) -> int:
     """Replay an archive in the new environment."""
     return _finish(comparison.replay(control=False), out, as_json=as_json)
 
 
 def compare(
-    comparison: Comparison, program: str, arguments: Sequence[str], steps: int, out: Path | None, *, as_json: bool
+    comparison: TwoEnvironments, program: str, arguments: Sequence[str], steps: int, out: Path | None, *, as_json: bool
 ) -> int:
     """Compare two environments by a program's calls, and verify by the program itself."""
     with tempfile.TemporaryDirectory(prefix="bitproof-moved-") as folder:

@@ -19,7 +19,7 @@ from bitproof.harness.files.plain_files import UNPACKED, read_plain
 from bitproof.harness.processes.command import CommandError, run_command
 from bitproof.harness.runtime.disk_cache import default_folder
 
-START = Path(__file__).parent / "standalone" / "start.py"
+START = Path(__file__).parent / "standalone" / "answer_request.py"
 INSTALL_SECONDS = 1800.0
 _REQUIREMENT = re.compile(r"torch[<>=!~]=?[\w.+*,<>=!~]+")
 

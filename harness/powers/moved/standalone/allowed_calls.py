@@ -1,4 +1,4 @@
-"""Which operators an archive may name, and what their schemas say of a call.
+"""Which operators an archive may name, and facts about a call that follow from its schema.
 
 An archive comes from anyone. It names operators by their schema's name, never a function, and operators that touch
 files, print, resize foreign memory or hand over storages are refused.
@@ -38,7 +38,7 @@ class MissingError(Exception):
 def operator_named(name: Any) -> Any:
     """The OpOverload of a name such as `aten.mm.default`.
 
-    Raises ArchiveError for a name that an archive may not have, and MissingError if this torch has none.
+    Raises RefusedArchiveError for a name that an archive may not have, and MissingError if this torch has none.
     """
     match = _NAME.fullmatch(name) if type(name) is str else None
     hold(match is not None, f"{str(name)[:80]!r} is not an operator of {' or '.join(NAMESPACES)}")

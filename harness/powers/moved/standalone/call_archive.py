@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .call_values import ALIGNMENT, DTYPES, ArchiveError, decode, drawn, hold, memory, short_digest, strided
+from .call_values import ALIGNMENT, DTYPES, RefusedArchiveError, decode, drawn, hold, memory, short_digest, strided
 
 FORMAT = 1
 MAX_JSON, MAX_CALLS, MAX_TENSORS, MAX_DIMS = 1 << 28, 100_000, 1 << 14, 32
@@ -47,7 +47,7 @@ def write_json(path: str, values: dict[str, Any]) -> None:
 
 
 def read_json(path: str) -> dict[str, Any]:
-    """Read an object that `write_json` wrote. Raises ArchiveError."""
+    """Read an object that `write_json` wrote. Raises RefusedArchiveError."""
     try:
         with open(path, "rb") as file:
             hold(os.path.isfile(path), f"{path} is not a regular file")
@@ -55,15 +55,15 @@ def read_json(path: str) -> dict[str, Any]:
         hold(len(content) <= MAX_JSON, f"{path} is larger than {MAX_JSON} bytes")
         values = json.loads(content)
     except OSError as error:
-        raise ArchiveError(f"{path}: {error.strerror}") from error
+        raise RefusedArchiveError(f"{path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise ArchiveError(f"{path} is not JSON: {str(error)[:100]}") from error
+        raise RefusedArchiveError(f"{path} is not JSON: {str(error)[:100]}") from error
     hold(type(values) is dict and type(values.get("digest")) is str, f"{path} has no digest")
     digest = values.pop("digest")
     try:
         own = short_digest(json.dumps(values, sort_keys=True).encode())
     except RecursionError as error:
-        raise ArchiveError(f"{path} is nested too deeply") from error
+        raise RefusedArchiveError(f"{path} is nested too deeply") from error
     hold(digest == own, f"{path} is damaged: its digest is another")
     return values
 
@@ -86,8 +86,8 @@ class Archive:
         for index, call in enumerate(self.calls):
             try:
                 self._check(call)
-            except ArchiveError as error:
-                raise ArchiveError(f"call {index}: {error}") from None
+            except RefusedArchiveError as error:
+                raise RefusedArchiveError(f"call {index}: {error}") from None
         hold(len({call["key"] for call in self.calls}) == len(self.calls), "two calls have one key")
         for row in self.head["log"]:
             fields = ("op", "key", "in", "out", "args")
@@ -162,7 +162,7 @@ class Archive:
         hold(size is not None or block[1] <= 1 << 16, "a generator's state is too large")
 
     def block(self, block: list[Any]) -> bytes:
-        """A block's bytes. Raises ArchiveError if they are damaged."""
+        """A block's bytes. Raises RefusedArchiveError if they are damaged."""
         with open(self.path, "rb") as file:
             file.seek(block[0])
             content = file.read(block[1])
@@ -170,7 +170,7 @@ class Archive:
         return content
 
     def bases(self, call: dict[str, Any]) -> list[bytes]:
-        """The bytes of a call's storages, read or drawn again. Raises ArchiveError if they are not as recorded."""
+        """The bytes of a call's storages, read or drawn again. Raises RefusedArchiveError."""
         found = []
         for storage in call["storages"]:
             if storage.get("block") is not None:
@@ -200,7 +200,7 @@ def _natural(value: Any, most: int) -> bool:
 
 
 def arguments(call: dict[str, Any], bases: list[bytes], state: bytes | None) -> tuple[list[Any], dict[str, Any]]:
-    """Fresh arguments of a call, laid out and aligned as recorded. Raises ArchiveError."""
+    """Fresh arguments of a call, laid out and aligned as recorded. Raises RefusedArchiveError."""
     storages = [memory(content, storage["align"]) for content, storage in zip(bases, call["storages"], strict=False)]
     tensors = [
         strided(storages[t["storage"]], DTYPES[t["dtype"]], t["offset"], t["shape"], t["stride"])

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .allowed_calls import computes, draws, is_allowed, outcome, overwrites, written
-from .call_values import ALIGNMENT, NAMES, ArchiveError, digest_of, encode, joined, leaves, short_digest, span
+from .call_values import ALIGNMENT, NAMES, RefusedArchiveError, digest_of, encode, joined, leaves, short_digest, span
 
 
-class Event:
+class CallEvent:
     """A call: calls that differ in values alone have one `key`; `inputs` is a digest of all that it reads."""
 
     def __init__(self, index: int, operator: Any, args: Any, kwargs: Any) -> None:
@@ -86,10 +86,10 @@ def settings() -> dict[str, Any]:
 class Listener:
     """Gets each event before and after its call; `after` may write other values into the results."""
 
-    def before(self, event: Event) -> None:
+    def before(self, event: CallEvent) -> None:
         """Called before the operator runs."""
 
-    def after(self, event: Event) -> None:
+    def after(self, event: CallEvent) -> None:
         """Called after the operator ran; `event.values` are its results."""
 
 
@@ -108,13 +108,14 @@ class Events(TorchDispatchMode):
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not isinstance(operator, torch._ops.OpOverload) or not is_allowed(operator):
-            self.uncollected[f"{operator}: not an operator that can be replayed from a file"] += 1
+            if getattr(operator, "namespace", "") != "profiler":  # marks of optimizers, which compute nothing
+                self.uncollected[f"{operator}: not an operator that can be replayed from a file"] += 1
             return operator(*args, **kwargs)
         if not computes(operator):
             return operator(*args, **kwargs)
         try:
-            event = Event(len(self.log), operator, args, kwargs)
-        except ArchiveError as error:
+            event = CallEvent(len(self.log), operator, args, kwargs)
+        except RefusedArchiveError as error:
             self.uncollected[f"{operator}: {error}"] += 1
             return operator(*args, **kwargs)
         self.listener.before(event)

@@ -31,14 +31,14 @@ ALIGNMENT = 64
 MAX_DEPTH, MAX_ITEMS, MAX_TEXT = 4, 1 << 14, 200
 
 
-class ArchiveError(Exception):
+class RefusedArchiveError(Exception):
     """An archive is damaged or forged, or has something that is not replayed; the text says what."""
 
 
 def hold(condition: bool, text: str) -> None:
-    """Raise ArchiveError unless a condition holds."""
+    """Raise RefusedArchiveError unless a condition holds."""
     if not condition:
-        raise ArchiveError(text)
+        raise RefusedArchiveError(text)
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -84,7 +84,7 @@ def leaves(value: Any) -> list[Any]:
 
 
 def encode(value: Any, tensors: list[Tensor]) -> list[Any]:
-    """An argument as JSON; its tensors are appended to `tensors`. Raises ArchiveError for other types."""
+    """An argument as JSON; its tensors are appended to `tensors`. Raises RefusedArchiveError for other types."""
     kind = type(value)
     if isinstance(value, Tensor):
         hold(is_plain(value), f"a {kind.__name__} on {value.device.type}, {value.layout}, {value.dtype}")
@@ -112,11 +112,11 @@ def encode(value: Any, tensors: list[Tensor]) -> list[Any]:
                 return [tag, name]
     if isinstance(value, torch.Generator) and value.device.type == "cpu":
         return ["g", 0]
-    raise ArchiveError(f"an argument of type {kind.__name__}")
+    raise RefusedArchiveError(f"an argument of type {kind.__name__}")
 
 
 def decode(value: Any, tensors: Sequence[Tensor], generator: Any, depth: int = 0) -> Any:
-    """An argument from JSON. Raises ArchiveError for anything that `encode` does not write."""
+    """An argument from JSON. Raises RefusedArchiveError for anything that `encode` does not write."""
     hold(depth <= MAX_DEPTH and type(value) is list and len(value) == 2 and type(value[0]) is str, "not an argument")
     tag, inner = value
     kinds = {"t": int, "i": int, "b": bool, "f": str, "c": list, "s": str, "l": list, "d": str, "g": int, "n": int}
@@ -160,7 +160,7 @@ def _number(text: str) -> float:
     try:
         return float.fromhex(text)
     except (ValueError, OverflowError) as error:
-        raise ArchiveError("not a number") from error
+        raise RefusedArchiveError("not a number") from error
 
 
 def span(tensor: Tensor) -> tuple[int, int]:
@@ -189,7 +189,7 @@ def memory(content: bytes, alignment: int) -> Tensor:
 
 
 def strided(base: Tensor, dtype: torch.dtype, offset: int, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
-    """A tensor over a storage of bytes. Raises ArchiveError if it would reach outside."""
+    """A tensor over a storage of bytes. Raises RefusedArchiveError if it would reach outside."""
     size = torch.empty(0, dtype=dtype).element_size()
     hold(offset >= 0 and offset % size == 0 and all(count >= 0 for count in shape), "a tensor has no such place")
     hold(len(shape) == len(stride) and all(step >= 0 for step in stride), "strides do not fit a shape")

@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from .call_archive import Archive, read_json
-from .call_events import Event, Events, Listener
-from .call_values import DTYPES, ArchiveError, hold, memory, short_digest
+from .call_events import CallEvent, Events, Listener
+from .call_values import DTYPES, RefusedArchiveError, hold, memory, short_digest
 from .watched_program import run_program
 
 
@@ -26,7 +26,7 @@ class _Exchange(Listener):
     def __init__(self, kept: dict[str, Any], path: str, keys: set[str]) -> None:
         self.kept, self.path, self.keys, self.count = kept, path, keys, 0
 
-    def after(self, event: Event) -> None:
+    def after(self, event: CallEvent) -> None:
         row = self.kept.get(event.inputs)
         if row is None or row["key"] not in self.keys:
             return
@@ -106,5 +106,5 @@ def _forked(archive: Archive, results: str | None, keys: set[str]) -> dict[str, 
         text = pipe.read()
     _, status = os.waitpid(child, 0)
     if status != 0:
-        raise ArchiveError("the program failed; its error is above")
+        raise RefusedArchiveError("the program failed; its error is above")
     return json.loads(text)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from .call_archive import FORMAT, MAX_CALL, Archive, ValuesFile, write_json
-from .call_events import Event, Events, Listener
+from .call_events import CallEvent, Events, Listener
 from .call_values import NAMES, digest_of, drawn, is_plain, measured, memory_of, short_digest
 from .replaying import environment, run_call
 from .watched_program import run_program
@@ -23,7 +23,7 @@ class _Recorder(Listener):
         self.calls: dict[str, dict[str, Any]] = {}
         self.lost: dict[str, str] = {}
 
-    def before(self, event: Event) -> None:
+    def before(self, event: CallEvent) -> None:
         if event.key in self.calls or event.key in self.lost:
             return
         storages = []
@@ -53,7 +53,7 @@ class _Recorder(Listener):
             "state": None if event.state is None else self.values.put(event.state, always=True),
         }
 
-    def after(self, event: Event) -> None:
+    def after(self, event: CallEvent) -> None:
         call = self.calls.get(event.key)
         if call is not None and not call["results"] and not is_drawn(call):
             call["results"] = [self.kept(value) for value in event.values]
@@ -105,7 +105,7 @@ class _Keeper(Listener):
         self.kept: dict[str, dict[str, Any]] = {}
         self.lost = 0
 
-    def after(self, event: Event) -> None:
+    def after(self, event: CallEvent) -> None:
         if event.inputs in self.kept or not (event.key in self.keys or event.inputs in self.inputs):
             return
         values = [v for v in event.values if isinstance(v, Tensor)]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .allowed_calls import MissingError, operator_named, outcome
 from .call_archive import Archive, arguments
-from .call_values import ArchiveError, digest_of
+from .call_values import RefusedArchiveError, digest_of
 
 TIMES = 3
 
@@ -41,7 +41,7 @@ class SignatureError(Exception):
 
 
 def run_call(archive: Archive, call: dict[str, Any], threads: int | None = None) -> list[Any]:
-    """A call's results here. Raises ArchiveError, MissingError, SignatureError, RuntimeError."""
+    """A call's results here. Raises RefusedArchiveError, MissingError, SignatureError, RuntimeError."""
     return run_loaded(call, archive.bases(call), archive.state(call), threads)
 
 
@@ -100,7 +100,7 @@ def _row(archive: Archive, call: dict[str, Any], threads: int | None) -> dict[st
         return {"state": "missing", "detail": str(error)}
     except SignatureError as error:
         return {"state": "signature", "detail": str(error)}
-    except ArchiveError as error:
+    except RefusedArchiveError as error:
         return {"state": "not replayed", "detail": str(error)}
     except Exception as error:  # of any operator, on values that may be forged
         return {"state": "failed", "detail": f"{type(error).__name__}: {str(error)[:300]}"}
@@ -159,7 +159,7 @@ def _ulps(a: Tensor, b: Tensor) -> int | None:
 
 
 def _where(differ: Tensor) -> str:
-    """Where elements differ, in words: all, one index or the edge of a dim, a lane of vectors, or spread."""
+    """The place of different elements, in words: all, one index or the edge of a dim, a lane of vectors, or spread."""
     if bool(differ.all()):
         return "all elements"
     places = differ.nonzero()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bitproof.harness.powers.moved.standalone.call_archive import MAX_CALL, Archive, read_json, write_json
-from bitproof.harness.powers.moved.standalone.call_values import ArchiveError, decode
+from bitproof.harness.powers.moved.standalone.call_values import RefusedArchiveError, decode
 from bitproof.harness.powers.moved.standalone.replaying import replay
 
 NOTHING = (None, True, -1, 1 << 70, 1.5, "", "x" * 300, [], {}, [[]], "aten.from_file.default", float("inf"))
@@ -41,11 +41,11 @@ def test_an_archive_with_any_byte_changed_is_refused(archive_folder, tmp_path):
     for _ in range(150):
         at = draw.randrange(len(whole))
         path.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << draw.randrange(8))]) + whole[at + 1 :])
-        with pytest.raises(ArchiveError):
+        with pytest.raises(RefusedArchiveError):
             Archive(str(folder))
     for _ in range(50):
         path.write_bytes(whole[: draw.randrange(len(whole))])
-        with pytest.raises(ArchiveError):
+        with pytest.raises(RefusedArchiveError):
             Archive(str(folder))
 
 
@@ -61,7 +61,7 @@ def test_values_with_any_byte_changed_are_not_replayed(archive_folder, tmp_path)
         found = {row["state"] for row in replay(archive)["rows"].values()}
         assert "not replayed" in found and "moved" not in found
     path.write_bytes(whole[:100])
-    with pytest.raises(ArchiveError, match=r"outside of values\.bin"):
+    with pytest.raises(RefusedArchiveError, match=r"outside of values\.bin"):
         Archive(str(folder))
 
 
@@ -91,7 +91,7 @@ def test_a_forged_field_of_a_call_is_refused_or_its_call_is_not_judged(forged):
 def _refused_or_harmless(folder):
     try:
         found = replay(Archive(folder))
-    except ArchiveError:
+    except RefusedArchiveError:
         return 1
     assert {row["state"] for row in found["rows"].values()} <= HARMLESS
     return 1
@@ -132,7 +132,7 @@ def test_an_argument_that_is_none_is_refused(value):
     nested = value
     for _ in range(4):
         nested = ["l", [nested]]
-    with pytest.raises(ArchiveError):
+    with pytest.raises(RefusedArchiveError):
         decode(nested, [torch.zeros(1)], None)
 
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from bitproof.harness.errors import RecordingError
+from bitproof.harness.powers.moved.certificate_text import lines_of, markdown_of
 from bitproof.harness.powers.moved.command import status_of
 from bitproof.harness.powers.moved.records import (
     MovedCertificate,
@@ -14,7 +15,6 @@ from bitproof.harness.powers.moved.records import (
     read_certificate,
     write_certificate,
 )
-from bitproof.harness.powers.moved.text import lines_of, markdown_of
 
 ROW = MovedRow(
     operator="aten.mm.default",

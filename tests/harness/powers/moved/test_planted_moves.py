@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bitproof.harness.powers.moved.causes import causes_of
+from bitproof.harness.powers.moved.move_causes import causes_of
 from bitproof.harness.powers.moved.standalone.call_archive import Archive
 from bitproof.harness.powers.moved.standalone.exchanging import run_exchanged
 from bitproof.harness.powers.moved.standalone.order_probes import probe

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bitproof.harness.powers.moved.causes import causes_of, smallest_shape
 from bitproof.harness.powers.moved.environments import Environment
+from bitproof.harness.powers.moved.move_causes import causes_of, smallest_shape
 from bitproof.harness.powers.moved.records import MOVED, MovedCertificate, MovedRow, Verdict, Verified
 
 MOST_ROUNDS, MOST_ALONE = 8, 12
@@ -32,7 +32,7 @@ SWITCHES: tuple[Mapping[str, str], ...] = (
 
 
 @dataclass(kw_only=True)
-class Comparison:
+class TwoEnvironments:
     """Two environments and a folder for the archive. `memory` bounds what a replay takes, in bytes."""
 
     old: Environment
@@ -183,7 +183,7 @@ def _first(run: Mapping[str, Any]) -> str:
 
 
 def _remainder(run: Mapping[str, Any]) -> str:
-    """Where the rest of the difference is from."""
+    """The source of the rest of the difference."""
     if (again := run["moved_again"]) is not None:
         return f"call {again['call']}, {again['op']}, moves on values of the program; its old results were not kept"
     if (other := run["other"]) is not None:

@@ -1,4 +1,4 @@
-"""Run by path, with any Python that has torch: `python start.py WHAT REQUEST.json ANSWER.json`.
+"""Run by path, with any Python that has torch: `python answer_request.py WHAT REQUEST.json ANSWER.json`.
 
 The request is a JSON object of the command's arguments. The answer is a JSON object; `error` in it is a refusal.
 """
@@ -71,13 +71,13 @@ def main() -> int:
     sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
     with open(request) as file:
         asked = json.load(file)
-    refusals = (load("call_values").ArchiveError, load("watched_program").ProgramError)
+    refusals = (load("call_values").RefusedArchiveError, load("watched_program").ProgramError)
     try:
         found = answer(what, asked)
     except refusals as error:
         found = {"error": str(error), "kind": type(error).__name__}
     except MemoryError:
-        found = {"error": "it needs more memory than the budget", "kind": "ArchiveError"}
+        found = {"error": "it needs more memory than the budget", "kind": "RefusedArchiveError"}
     with open(out, "w") as file:
         json.dump(found, file)
     return 0

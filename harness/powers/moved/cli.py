@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +23,7 @@ MEBIBYTE = 1 << 20
     "bitproof moved model.py:forward --env ATEN_CPU_CAPABILITY=avx2",
     "bitproof moved record calls train.py --steps 2 -- --lr 3e-4",
     "bitproof moved replay calls --python /other/bin/python",
-    brief="Find operator calls whose bits another environment changes.",
+    brief="Find calls whose bits another environment changes.",
     statuses=(
         "no call moved, and the program's records are equal",
         "a call moved or differs from itself, or the program differs",
@@ -72,6 +73,8 @@ def moved_command(
     variables = dict(_variable(text) for text in env or ())
     if python is not None and to is not None:
         raise UsageError("--python and --to both name the new environment", expected="one of them")
+    if python is not None and not os.access(python, os.X_OK):
+        raise UsageError("--python takes an interpreter", expected="a program that runs", found=str(python))
     elsewhere = bool(python or to or variables)
     first, *rest = words
     if first == "check":

@@ -52,7 +52,7 @@ def test_a_difference_is_told_with_the_calls_around_it(tmp_path: Path, capsys: p
         "  first divergence: step 2, rank 1, grad weight: 1 of 6 elements, at most 1 ULP, 0x"
     )
     assert out[start + 2].startswith(
-        "  to blame: bitwise_xor_.Scalar of the step itself (forward) on rank 1 is a call "
+        "  to blame: bitwise_xor_.Scalar of the step itself (forward) on rank 1 is an extra call "
     )
     assert out[start + 3] == "  on ranks: 1"
     assert "  calls of rank 1 around it, in execution order:" in out

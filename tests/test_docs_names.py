@@ -49,6 +49,7 @@ EXAMPLES = {
         "my_loop.py",
         "my_trainer.py",
         "loop.py",
+        "makemore.py",
         "CASE.json",
         "costs.json",
         "sitecustomize.py",

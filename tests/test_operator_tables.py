@@ -29,6 +29,11 @@ ALLOWED = {
     "harness/graph/plain.py": (1, "Python's arithmetic on sizes, by the names in a file"),
     "harness/graph/tracing/one_by_one.py": (2, "what runs in place of an operator over lists: code, by operator"),
     "harness/localize/logs/joined_logs.py": (1, "names in a log, of torch's own messages to one rank"),
+    "harness/powers/moved/standalone/allowed_calls.py": (
+        2,
+        "operators with effects and operators that overwrite, for a Python without bitproof",
+    ),
+    "harness/powers/moved/standalone/order_probes.py": (8, "which probe asks which operator, for the same Python"),
     "harness/powers/proofs/prover/known_operators.py": (
         10,
         "operators that hand on a value, take one dtype, choose elements or may mix dtypes, as a test tries of each",

@@ -12,7 +12,7 @@ from bitproof.harness.errors import UsageError
 
 SUM_ORDERS = ("descending", "pairwise", "position")
 FLIPPED = ("grad", "param", "buffer", "optimizer")
-"""The kinds of tensors of which a bit can be flipped."""
+"""The kinds of tensors in which a bit can be flipped."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -96,7 +98,8 @@ class Listener:
 class Events(TorchDispatchMode):
     """Runs a program's calls unchanged and describes them to a listener; `log` lists the events.
 
-    `uncollected` counts calls that are not described, with the reason: other namespaces, devices, subclasses.
+    `uncollected` counts calls that are not described, with the reason: other namespaces, devices, subclasses. `errors`
+    are those of our own code: the program may catch them, so they are raised again when it has ended.
     """
 
     def __init__(self, listener: Listener | None = None) -> None:
@@ -104,6 +107,16 @@ class Events(TorchDispatchMode):
         self.listener = listener or Listener()
         self.log: list[dict[str, Any]] = []
         self.uncollected: Counter[str] = Counter()
+        self.errors: list[Exception] = []
+
+    @contextmanager
+    def remembering(self) -> Iterator[None]:
+        """Keep an error of our own code, which runs within this context."""
+        try:
+            yield
+        except Exception as error:
+            self.errors.append(error)
+            raise
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -118,10 +131,12 @@ class Events(TorchDispatchMode):
         except RefusedArchiveError as error:
             self.uncollected[f"{operator}: {error}"] += 1
             return operator(*args, **kwargs)
-        self.listener.before(event)
+        with self.remembering():
+            self.listener.before(event)
         result = operator(*args, **kwargs)
-        event.values = outcome(operator, result, args, kwargs)
-        self.listener.after(event)
-        event.outputs = joined(digest_of(value) for value in event.values)
+        with self.remembering():
+            event.values = outcome(operator, result, args, kwargs)
+            self.listener.after(event)
+            event.outputs = joined(digest_of(value) for value in event.values)
         self.log.append(event.row())
         return result

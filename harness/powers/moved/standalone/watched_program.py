@@ -32,15 +32,16 @@ class _Left(BaseException):
 class Records:
     """The records of a run, in order: `rows` has step, kind, name and digest, and how many calls were logged before."""
 
-    def __init__(self, log: Sequence[Any], steps: int, leaves_after: bool) -> None:
-        self.log, self.steps, self.leaves_after = log, steps, leaves_after
+    def __init__(self, events: Any, steps: int, leaves_after: bool) -> None:
+        self.events, self.steps, self.leaves_after = events, steps, leaves_after
         self.rows: list[list[Any]] = []
         self.step, self._losses = 0, 0
         self._optimizers: list[Any] = []
 
     def add(self, kind: str, name: str, value: Any) -> None:
         """Record a tensor or a number."""
-        self.rows.append([self.step, kind, name, digest_of(value), len(self.log)])
+        with self.events.remembering():
+            self.rows.append([self.step, kind, name, digest_of(value), len(self.events.log)])
 
     def add_nested(self, value: Any, name: str = "result") -> None:
         """Record every tensor and number in a returned value."""
@@ -87,7 +88,7 @@ def run_program(program: str, arguments: Sequence[str], steps: int, events: Any)
     path, _, name = program.partition(":")
     if not path.endswith(".py") or not os.path.isfile(path):
         raise ProgramError(f"{path} is not a file of Python")
-    records = Records(events.log, steps, leaves_after=not name)
+    records = Records(events, steps, leaves_after=not name)
     random.seed(0)
     torch.manual_seed(0)
     from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -110,6 +111,8 @@ def run_program(program: str, arguments: Sequence[str], steps: int, events: Any)
         hook.remove()
         torch.autograd.backward = backward
         sys.argv, sys.path[:] = kept
+        if events.errors:
+            raise events.errors[0]
     if not records.rows:
         raise ProgramError(f"{program} has nothing to compare: no result, no backward, no optimizer step")
     return records.rows

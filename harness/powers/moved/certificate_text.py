@@ -71,7 +71,8 @@ def verified_lines(c: MovedCertificate) -> Iterator[str]:
     else:
         yield f"the program: DIFFERENT, first in {one_line(found.first)}"
     if c.explains_all:
-        yield f"  with the old results of the {len(c.moved)} moved calls, all {found.records} records are EQUAL:"
+        calls = f"the {len(c.moved)} moved calls" if len(c.moved) > 1 else "the moved call"
+        yield f"  with the old results of {calls}, all {found.records} records are EQUAL:"
         yield "  these calls account for the whole difference"
     elif found.remainder:
         yield f"  the moved calls do not account for the whole difference. The rest is {one_line(found.remainder)}"

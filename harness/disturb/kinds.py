@@ -65,8 +65,9 @@ class FlipBit(RankFault):
     """A flipped bit of an element of a local tensor; bit 0 is the lowest.
 
     The tensor is a gradient, or a parameter, buffer or state of an optimizer, by its name in a recording. A gradient is
-    flipped when it has been computed. The others are flipped in memory when they are recorded, so that later steps
-    read the flipped bit: `flip-bit:optimizer=norm.weight.exp_avg,rank=1,step=0`.
+    flipped when it has been computed. The others are flipped in place when they are recorded, so that later steps read
+    the flipped bit; if the system shows a copy, such as a gathered DTensor, only the record has it. Example:
+    `flip-bit:optimizer=norm.weight.exp_avg,rank=1,step=0`.
     """
 
     kind: ClassVar[str] = "flip-bit"

@@ -52,4 +52,7 @@ def _text_of(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         parts = [_text_of(each) for each in value]
         return f"({', '.join(parts)})"[:_MAX_TEXT] if all(parts) else ""
-    return repr(value)[:_MAX_TEXT] if value is None or isinstance(value, (bool, int, float, str)) else ""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        # A number's type changes no bit: 0, 0.0 and numpy's 0.0 are one setting.
+        return repr(float(value)) if abs(value) < 1e300 else repr(value)[:_MAX_TEXT]
+    return repr(value)[:_MAX_TEXT] if value is None or isinstance(value, (bool, str)) else ""

@@ -11,7 +11,7 @@ MOST_ROWS = 40
 
 
 def lines_of(certificate: MovedCertificate) -> Iterator[str]:
-    """What was compared, a row per call that is not equal, and whether these account for the difference."""
+    """The counts, a row per call that is not equal, and whether these calls account for the difference."""
     c = certificate
     moved, others = len(c.moved), len(c.rows) - len(c.moved)
     more = f", {others} not judged as equal or moved" if others else ""
@@ -68,6 +68,9 @@ def verified_lines(c: MovedCertificate) -> Iterator[str]:
         yield f"the program: all {found.records} records are EQUAL"
     elif found.plain == "NONDETERMINISTIC":
         yield "the program: NONDETERMINISTIC, it differs from itself in one environment"
+        if found.remainder:
+            yield f"  {one_line(found.remainder)}"
+            return
     else:
         yield f"the program: DIFFERENT, first in {one_line(found.first)}"
     if c.explains_all:

@@ -1,4 +1,4 @@
-"""An environment: a Python with a torch, and variables; and what is asked of it, in processes of its own."""
+"""An environment: a Python with a torch, and variables. Requests to it run in processes of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The causes of a move, as differences of what both environments' kernels show when probed."""
+"""The causes of a move: differences between probes of the kernels in both environments."""
 
 from __future__ import annotations
 

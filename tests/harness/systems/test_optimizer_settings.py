@@ -1,9 +1,13 @@
 """The settings of optimizers, as a watched trainer's recording states them."""
 
+from types import SimpleNamespace
+
+import numpy
 import torch
 from torch import nn
 
 from bitproof.harness.records import OPTIMIZERS
+from bitproof.harness.systems.optimizer_settings import SettingsLog
 from bitproof.harness.systems.watched_step import watch
 
 
@@ -37,3 +41,14 @@ def test_every_group_is_stated_once_with_its_parameters_and_later_what_a_schedul
         {"step": 2, "group": "0.0", "settings": {"lr": "0.125"}},
         {"step": 2, "group": "0.1", "settings": {"lr": "0.25"}},
     ]
+
+
+def test_a_numbers_type_is_no_difference() -> None:
+    def settings(value: object) -> dict:
+        log = SettingsLog()
+        log.note(0, 0, SimpleNamespace(param_groups=[{"params": [], "decay": value}]), {})
+        return log.entries[0]["settings"]
+
+    assert settings(0) == settings(0.0) == settings(numpy.float64(0)) == {"decay": "0.0"}
+    assert settings(False) == {"decay": "False"} and settings(10**400) == {"decay": "1" + "0" * 79}
+    assert settings(object()) == {} and settings((0, None)) == {"decay": "(0.0, None)"}

@@ -58,7 +58,7 @@ def answer(what: str, asked: dict[str, Any]) -> Any:
 
 
 def limit_memory(budget: int | None) -> None:
-    """Let this process take no more than `budget` bytes beyond what it has: a forged call may ask for any size."""
+    """Limit this process to `budget` more bytes of memory: a forged call may ask for any size."""
     if budget is not None:
         with open("/proc/self/statm") as file:
             now = int(file.read().split()[0]) * resource.getpagesize()

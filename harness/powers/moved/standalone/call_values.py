@@ -32,7 +32,7 @@ MAX_DEPTH, MAX_ITEMS, MAX_TEXT = 4, 1 << 14, 200
 
 
 class RefusedArchiveError(Exception):
-    """An archive is damaged or forged, or has something that is not replayed; the text says what."""
+    """An archive is damaged or forged, or has something that is not replayed, as the text says."""
 
 
 def hold(condition: bool, text: str) -> None:

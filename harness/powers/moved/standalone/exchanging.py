@@ -1,6 +1,6 @@
 """Run the program in this environment with the results of some calls replaced by the other environment's.
 
-A result is replaced only if the call reads exactly what it read there: the same operator, arguments, layouts and bits.
+A result is replaced only if the call has the same inputs as there: operator, arguments, layouts and bits.
 So a difference that came from elsewhere, such as a changed setting, is never hidden by an exchange.
 """
 
@@ -53,6 +53,7 @@ def run_exchanged(archive: Archive, results: str | None, keys: set[str]) -> dict
     old, new = ([row[:4] for row in rows] for rows in (head["records"], records))
     first = next((at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
     found: dict[str, Any] = {"equal": old == new, "records": len(old), "exchanged": exchange.count, "first": None}
+    found["repeats"] = old == new and [row["op"] for row in head["log"]] == [row["op"] for row in events.log]
     found["digest"] = short_digest(json.dumps(new).encode())
     found["differ"] = sum(a != b for a, b in zip(old, new, strict=False)) + abs(len(old) - len(new))
     if old != new:
@@ -65,7 +66,7 @@ def run_exchanged(archive: Archive, results: str | None, keys: set[str]) -> dict
 def _culprit(old: list[Any], new: list[Any]) -> dict[str, Any]:
     """The first call that went another way: `moved_again` if it read the same, `other` if it read other values.
 
-    Calls are found by what they read, so a torch that issues more calls for the same step is followed as well.
+    Calls are matched by their inputs, so a torch that issues more calls for the same step is followed as well.
     """
     outputs = {row["in"]: row["out"] for row in old}
     for index, row in enumerate(new):

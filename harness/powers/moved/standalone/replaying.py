@@ -17,7 +17,7 @@ TIMES = 3
 
 
 def environment() -> dict[str, Any]:
-    """What decides the bits of a CPU kernel here."""
+    """The facts that decide the bits of a CPU kernel: releases, processor, instruction set, threads."""
     return {
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -112,3 +112,25 @@ def test_the_standalone_program_runs_where_bitproof_is_not_installed(program, tm
     command = [sys.executable, "-c", hide, str(START), "record", "request.json", "answer.json"]
     assert subprocess.run(command, env=os.environ, timeout=300).returncode == 0
     assert json.loads(Path("answer.json").read_text())["calls"] >= 4
+
+
+CACHES = """
+import os
+import torch
+
+def forward():
+    if not os.path.exists("cache.pt"):
+        torch.save(torch.relu(torch.ones(4, 16)), "cache.pt")
+    return torch.load("cache.pt") + 1
+"""
+
+
+def test_a_program_that_reads_what_its_first_run_cached_is_not_equal(program, capsys):
+    """The moved call ran in the old environment alone, so its effect cannot be seen."""
+    Path("model.py").write_text(CACHES)
+    env = ["--env", f"PYTHONPATH={Path('plant').resolve()}", "--env", "PLANTED=1", "--no-causes"]
+    status, found = moved(capsys, program, *env)
+    assert (status, found["verified"]["plain"]) == (1, "NONDETERMINISTIC")
+    assert "a second run in the old environment differs" in found["verified"]["remainder"]
+    status, found = moved(capsys, program, *env)
+    assert found["verified"]["plain"] == "EQUAL", "a cache that is there before the command begins is input"

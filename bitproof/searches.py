@@ -89,7 +89,6 @@ def shrink(
     from bitproof.harness.localize.shrink_case import Budget
     from bitproof.harness.settings import words
 
-    settings.setdefault("jobs", "auto")
     call = asked("shrink", ShrinkSettings, case, reference, candidate, settings)
     with _written_down(call, report_dir) as (folder, _):
         kept = words(replace(call.options, extra_passes=()))

@@ -20,11 +20,11 @@ _OPTIONS = (*ONE_CASE, *WHERE, "early_grad_accumulation", "inject", "extra_passe
 @command(
     "shrink",
     "bitproof shrink moe_seq --inject flip-bit",
-    "bitproof shrink case.json --tries 50 -j 2",
+    "bitproof shrink case.json --tries 50",
     brief="Find the smallest case that fails in the same way.",
     statuses=("the case does not fail", "a smaller case that fails is written", "the case cannot be judged"),
 )
-@takes(Changes, RunOptions, only=_OPTIONS, usual={"jobs": "auto"})
+@takes(Changes, RunOptions, only=_OPTIONS)
 def shrink_command(
     case: CaseName,
     tries: Annotated[

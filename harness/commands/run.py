@@ -106,7 +106,7 @@ def _tell_plan(cases: Sequence[Case], options: RunOptions) -> None:
 
     with suppress(UsageError):
         plan = plan_concurrency(cases, options)
-        if not plan.is_sequential:
+        if plan.num_cases > 1:
             print(plan, flush=True)
 
 

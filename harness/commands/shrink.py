@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, Self, TypeVar, cast
+from typing import Any, TypeVar
 
 from bitproof.harness.case import Case
 from bitproof.harness.case.case import file_of, is_factory
@@ -25,16 +25,12 @@ from bitproof.harness.case.case_file import case_text
 from bitproof.harness.compare.outcome import complete
 from bitproof.harness.errors import BitproofError, RecordingError
 from bitproof.harness.execute.case_run import CaseRun
-from bitproof.harness.execute.concurrency import plan_concurrency
 from bitproof.harness.execute.launch import environment
-from bitproof.harness.execute.pool import Pool
 from bitproof.harness.execute.requests import Request, SizesRequest, StandaloneRequest
-from bitproof.harness.execute.session import Client, Session
-from bitproof.harness.execute.speculative_runs import SpeculativeRuns
+from bitproof.harness.execute.session import Client
 from bitproof.harness.execute.transport import open_client, refuse_torchrun
-from bitproof.harness.localize.shrink_case import FEWEST_RANKS, Budget, Symptom, Trial, differences, shrink, symptom_of
+from bitproof.harness.localize.shrink_case import Budget, Symptom, Trial, differences, shrink, symptom_of
 from bitproof.harness.localize.standalone.own_systems import alone_text
-from bitproof.harness.machine.capacity import num_at_once, num_in_memory
 from bitproof.harness.machine.devices import Placement, lease_gpus
 from bitproof.harness.options import OnEvent, RunOptions
 from bitproof.harness.processes.command import CommandError, Ran, run_command
@@ -52,8 +48,6 @@ A = TypeVar("A")
 
 _ASK_SECONDS = 120.0
 _FILE_SECONDS = 300.0
-MOST_TRIES = 8
-"""Maximum concurrent tries. More would mostly be wasted: if a try fails in the same way, later tries are dropped."""
 
 
 @dataclass
@@ -84,38 +78,14 @@ def shrink_and_report(
     refuse_torchrun("shrink", "tries fewer and fewer ranks, so it starts its own")
     start = Trial(case, options.extra_passes, options.inject)
     start.check()
-    capacity = speculative_capacity(case, options)
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)
         print(f"bitproof: shrink {case.name}, report in {run_dir}", flush=True)
         try:
             with interrupts.let_in(), open_client([case], run_dir, options) as client:
-                first = cast(Session, client)
-                with _Shrinking(first, run_dir, options, budget, tuple(replay), capacity) as shrinking:
-                    return shrinking.run(start)
+                return _Shrinking(client, run_dir, options, budget, tuple(replay)).run(start)
         except interrupts.STOPS:
             return _report_interrupted(case, options, run_dir)
-
-
-@dataclass(frozen=True)
-class SpeculativeCapacity:
-    """The number of concurrent tries, and the cores for their ranks; None if cores were not limited."""
-
-    num_runs: int
-    cores: int | None = None
-
-
-def speculative_capacity(case: Case, options: RunOptions) -> SpeculativeCapacity:
-    """The number of concurrent tries: as requested, or with "auto" limited by memory and a core per rank.
-
-    Raises UsageError if several are requested and may run on GPUs, which take one run at a time.
-    """
-    plan = plan_concurrency([case], options)
-    if options.jobs != "auto":
-        return SpeculativeCapacity(num_in_memory(plan.num_ranks, plan.memory, options.jobs))
-    if plan.takes_turns:
-        return SpeculativeCapacity(1)
-    return SpeculativeCapacity(min(MOST_TRIES, num_at_once(FEWEST_RANKS, plan.cores, plan.memory)), plan.cores)
 
 
 @dataclass
@@ -126,27 +96,13 @@ class _Shrinking:
     bits.
     """
 
-    client: Session
+    client: Client
     run_dir: Path
     options: RunOptions
     budget: Budget
     replay: tuple[str, ...]
-    capacity: SpeculativeCapacity
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
     logs_calls: bool = False
-
-    def __post_init__(self) -> None:
-        sessions = [self.client, *(self.client.another() for _ in range(self.capacity.num_runs - 1))]
-        self.pool = Pool([(session,) for session in sessions])
-        self.tries: SpeculativeRuns[Trial, CaseResult] = SpeculativeRuns(
-            self.pool, self._try, lambda trial: trial.case.parallelism.world_size, self.capacity.cores
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.pool.end()
 
     def run(self, start: Trial) -> Shrunk:
         """Shrink from `start`."""
@@ -157,12 +113,7 @@ class _Shrinking:
         print(f"it fails: {symptom}", flush=True)
         start = replace(start, case=self._with_sizes(start.case))
         failing = replace(failing, case=replace(start.case, steps=failing.case.steps))
-        if self.capacity.num_runs > 1:
-            print(f"up to {self.capacity.num_runs} tries at once: what is found is the same", flush=True)
-        smallest = shrink(
-            failing, first, self.tries.result, self.budget, lambda line: print(line, flush=True), self.tries.begin
-        )
-        self.tries.drop_all()
+        smallest = shrink(failing, first, self._try, self.budget, lambda line: print(line, flush=True))
         if self.budget.is_spent:
             print(
                 f"the budget is spent ({self.budget.spent} tries, {self.budget.elapsed:.0f} s): there may be a smaller"
@@ -189,24 +140,23 @@ class _Shrinking:
             return case
         return replace(case, model=replace(case.model, **sizes))
 
-    def _try(self, session: Session, trial: Trial) -> CaseResult:
-        folder = session.work / f"try{next(self.numbers)}"
+    def _try(self, trial: Trial) -> CaseResult:
+        folder = self.client.work / f"try{next(self.numbers)}"
         left = max(1.0, self.budget.seconds - self.budget.elapsed)
         options = replace(self.options, control="never", timeout=min(self.options.timeout, left))
-        return self._run(session, trial, options, folder, folder, lambda event: None, self.logs_calls)
+        return self._run(trial, options, folder, folder, lambda event: None, self.logs_calls)
 
     def _watched(self, trial: Trial, control: Any, name: str, *, logs_calls: bool = False) -> CaseResult:
         """A run with visible progress, whose logs and recordings are kept."""
         with make_progress(1) as show:
             options = replace(self.options, control=control)
             folders = self.run_dir / name, self.client.work / name
-            result = self._run(self.client, trial, options, *folders, show.on_event, logs_calls)
+            result = self._run(trial, options, *folders, show.on_event, logs_calls)
             show.on_result(result)
         return result
 
     def _run(
         self,
-        session: Session,
         trial: Trial,
         options: RunOptions,
         run_dir: Path,
@@ -215,9 +165,9 @@ class _Shrinking:
         logs_calls: bool,
     ) -> CaseResult:
         options = replace(options, extra_passes=trial.extra_passes, inject=trial.inject)
-        placement = session.place(trial.case)
+        placement = self.client.place(trial.case)
         with lease_gpus(placement, trial.case.parallelism.world_size):
-            client = _Drawer(session, run_dir, work)
+            client = _Drawer(self.client, run_dir, work)
             return CaseRun(trial.case, placement, client, options, on_event, logs_calls=logs_calls).result()
 
     def _finish(self, start: Trial, smallest: Trial, final: CaseResult, symptom: Symptom) -> Shrunk:

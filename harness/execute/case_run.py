@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -19,7 +19,6 @@ from bitproof.harness.compare.verdict import Judgement, compare, judge, races_be
 from bitproof.harness.disturb.regroup import Across
 from bitproof.harness.errors import BitproofError, RankError
 from bitproof.harness.execute.across import AcrossLayouts, Recorded, compare_layouts
-from bitproof.harness.execute.concurrency import Arm, Begun, begun, groups_of, steps_of_control
 from bitproof.harness.execute.find_cause import Explainer
 from bitproof.harness.execute.folders import CaseFolders
 from bitproof.harness.execute.instruments.profile import join_profiles
@@ -32,7 +31,7 @@ from bitproof.harness.execute.requests import (
     RunAnswer,
     RunRequest,
 )
-from bitproof.harness.execute.session import Client, Session
+from bitproof.harness.execute.session import Client
 from bitproof.harness.execute.status_messages import PreparedGraph
 from bitproof.harness.execute.two_halves import Resume
 from bitproof.harness.localize.logs.replay import SPARE_BYTES, LoggedStep, Replay, archive_of, archives_of
@@ -73,22 +72,15 @@ class CaseRun:
         client: Client,
         options: RunOptions,
         on_event: OnEvent,
-        sessions: Sequence[Session] = (),
         *,
         logs_calls: bool = False,
     ) -> None:
-        """Runs go side by side if there are several `sessions`; `client` is the first of them.
-
-        With `logs_calls` first runs have one step and log its calls: a difference is traced to a call without a
-        replay, and shown without bits.
-        """
+        """With `logs_calls` first runs have one step and log its calls: a difference is traced to a call without a
+        replay, and shown without bits."""
         self.case = case
         self.placement = placement
         self.client = client
         self.folders = CaseFolders(case, client.run_dir, client.work)
-        self._sessions = sessions
-        self._begun: Begun[RunAnswer] | None = None
-        self._took: dict[Arm, float] = {}
         self.options = options
         self._limit = options.timeout
         self.deadline = time.monotonic() + self._limit
@@ -114,7 +106,7 @@ class CaseRun:
         try:
             self._place()
             self._step.check(self._remaining(), self._on_event)
-            judgement, recordings = self._judge_runs()
+            judgement, recordings = self._judge()
         except BitproofError as error:
             self.seconds.total = time.monotonic() - began
             return result_of_error(self.case, error, **where, **self._measured(), remarks=tuple(self.remarks))
@@ -132,14 +124,9 @@ class CaseRun:
         replay: Replay | None = None,
         later: RunRequest | None = None,
     ) -> RunAnswer:
-        """Run one system once, recorded or replayed at `out`; returns the host's answer.
-
-        If the run has already been started, wait for it.
-        """
-        if self._begun is not None and self._begun.has((role, arm)):
-            return self._begun.answer((role, arm))
+        """Run one system once, recorded or replayed at `out`; returns the host's answer."""
         self._place()
-        return self._run(replace(self._request(role, arm, out, replay), later=later), self.client)
+        return self._run(replace(self._request(role, arm, out, replay), later=later))
 
     def run_again(self, role: Role, arm: str) -> Path:
         """Run a side once more, with a new time limit; returns the folder of the recording."""
@@ -191,13 +178,13 @@ class CaseRun:
             precompiled=self._step.folder_for(role, self._remaining(), self._on_event),
         )
 
-    def _run(self, request: RunRequest, client: Client) -> RunAnswer:
+    def _run(self, request: RunRequest) -> RunAnswer:
         """Run a system within the case's time; events name their case and system."""
 
         def on_event(event: Event) -> None:
             self._on_event(replace(event, case=self.case.name, system=request.system, arm=request.arm))
 
-        return client.ask(request, self._remaining() + _HOST_MARGIN, on_event)
+        return self.client.ask(request, self._remaining() + _HOST_MARGIN, on_event)
 
     def _ask(self, request: Request[A]) -> A:
         """Send the client a request that is not a run, with the rest of the case's time limit."""
@@ -216,24 +203,9 @@ class CaseRun:
     def _remaining(self) -> float:
         return max(0.0, self.deadline - time.monotonic())
 
-    def _judge_runs(self) -> tuple[Judgement, dict[Role, Recording]]:
-        """Judge the case; start certain runs at the same time if there are sessions for that."""
+    def _judge(self) -> tuple[Judgement, dict[Role, Recording]]:
         for role in ROLES if self.options.profile else ():
             self.folders.profile(role).mkdir(parents=True, exist_ok=True)
-        groups = groups_of(self.case, self.options, len(self._sessions))
-        if len(groups) == 1:
-            return self._judge()
-
-        def ask(session: Session, arm: Arm) -> RunAnswer:
-            began = time.monotonic()
-            answer = self._run(self._request(*arm), session)
-            self._took[arm] = time.monotonic() - began
-            return answer
-
-        with begun(groups, self._sessions, ask) as self._begun:
-            return self._judge()
-
-    def _judge(self) -> tuple[Judgement, dict[Role, Recording]]:
         self._note("reference", self.record("reference", "first", later=self._request("candidate", "first")))
         self._read_first("reference")  # before a candidate runs that could rewrite it
         # While a graph is traced on another core, the reference's second run costs no time.
@@ -255,8 +227,7 @@ class CaseRun:
         controls |= across.controls if across else {}
         # A side that differs from itself is NONDETERMINISTIC, not DIFFERENT, so both sides run again.
         runs_twice = control in ("always", "logged") or (control != "never" and comparison.verdict == Verdict.DIFFERENT)
-        self._control_steps, cut_short = steps_of_control(self.case, self.options, comparison)
-        self.remarks += cut_short
+        self._control_steps = self._steps_of_control(comparison)
         if runs_twice and control in LOGS_STEP and not self._watches and (first := comparison.first_divergence):
             self._begin_explaining()
             key = Key(first.step, first.kind, first.name, first.rank)  # with its values kept, a search replays nothing
@@ -305,7 +276,7 @@ class CaseRun:
             return None
 
         def record(role: Role, arm: str, across: Across) -> Recorded:
-            answer = self._run(replace(self._request(role, arm), across=across), self.client)
+            answer = self._run(replace(self._request(role, arm), across=across))
             return Recorded(self.folders.recording(role, arm).resolve(), answer.narrow)
 
         return compare_layouts(self.case, firsts, record, read_recording, self._ask)
@@ -326,12 +297,25 @@ class CaseRun:
         self.seconds.closeness = time.monotonic() - began
         return found
 
+    def _steps_of_control(self, comparison: Comparison) -> int:
+        """How many steps a second run takes: those up to the first difference suffice, and a remark reports them.
+
+        For example, a difference in step 3 of 20 needs 4 steps. With a deliberate fault all steps run, since the fault
+        may strike later, and a fault that never strikes is an error.
+        """
+        first = comparison.first_divergence
+        if self.options.control != "up_to_difference" or first is None or self.options.inject is not None:
+            return self.case.steps
+        if (steps := first.step + 1) < self.case.steps:
+            self.remarks.append(
+                f"second runs took {steps} of {self.case.steps} steps: those up to the first difference"
+            )
+        return steps
+
     def _repeat(self, arm: Literal["control", "stress"], role: Role) -> Comparison:
         """Run a system once more, and compare it with itself."""
         began = time.monotonic()
         self.record(role, arm)
-        if (took := self._took.get((role, arm))) is not None:  # it was started earlier, and not waited for all the time
-            began = time.monotonic() - took
         first, case = self._read_first(role), self.case
         # A shortened control is compared with as many first steps.
         if arm == "control" and self._control_steps < case.steps:

@@ -1,24 +1,18 @@
-"""Concurrency: several cases, or the runs of a single case, over a pool of sessions.
+"""Concurrency: several cases at the same time, each in a session of its own.
 
-A run's results depend only on its case, and a case's verdict uses its runs in a fixed order, whichever ended first. So
-concurrency changes only the time. With a user's system or pass, runs are sequential: the reference's recording is read
-before such code starts, as it could rewrite the recording.
+A run's results depend only on its case, so concurrency changes only the time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from queue import SimpleQueue
-from typing import Generic, TypeVar
 
-from bitproof.harness.case import PREPARED, Case
+from bitproof.harness.case import Case
 from bitproof.harness.errors import UsageError
 from bitproof.harness.execute.host_process import Abandoned
-from bitproof.harness.execute.pool import Pool, Sessions
 from bitproof.harness.execute.session import Session
 from bitproof.harness.execute.transport import is_torchrun
 from bitproof.harness.machine.capacity import (
@@ -31,56 +25,35 @@ from bitproof.harness.machine.capacity import (
 )
 from bitproof.harness.machine.describe import gpu_models
 from bitproof.harness.machine.devices import Placement
-from bitproof.harness.options import ROLES, OnEvent, Role, RunOptions
-from bitproof.harness.records import CaseResult, Comparison, Event
-from bitproof.harness.systems.registry import BUILT_IN
+from bitproof.harness.options import OnEvent, RunOptions
+from bitproof.harness.records import CaseResult, Event
 
-A = TypeVar("A")
-
-Judge = Callable[[Case, Placement, Sessions, OnEvent], CaseResult]
-
-Arm = tuple[Role, str]
-"""A side of a case and a run of it: "first" or "control"."""
+Judge = Callable[[Case, Placement, Session, OnEvent], CaseResult]
 
 
 @dataclass(frozen=True)
 class Concurrency:
-    """How many cases run at once, and how many runs of each; `num_ranks` is the number of ranks of the largest case.
+    """How many cases run at once; `num_ranks` is the number of ranks of the largest case."""
 
-    `takes_turns`: nothing may run concurrently, however large the other numbers are.
-    """
-
-    num_workers: int = 1
-    num_runs: int = 1
+    num_cases: int = 1
     num_ranks: int = 1
     cores: int = 1
     memory: int | None = None
-    takes_turns: bool = True
-
-    @property
-    def is_sequential(self) -> bool:
-        """Whether nothing runs concurrently."""
-        return self.num_workers * self.num_runs == 1
 
     def __str__(self) -> str:
-        runs = self.num_workers * self.num_runs
-        takes = runs * (HOST_BYTES + self.num_ranks * RANK_BYTES) / 2**30
+        takes = self.num_cases * (HOST_BYTES + self.num_ranks * RANK_BYTES) / 2**30
         free = "" if self.memory is None else f" of {self.memory / 2**30:.1f} free"
-        counted = " and ".join(
-            f"{number} {what}{'s' if number > 1 else ''} {of}"
-            for number, what, of in ((self.num_workers, "case", "at once"), (self.num_runs, "run", "of a case at once"))
-            if number > 1
-        )
-        ranks = f"{runs * self.num_ranks} ranks at most on {self.cores} core{'s' if self.cores > 1 else ''}"
-        return f"side by side: {counted}; {ranks}, some {takes:.1f} GiB{free}"
+        ranks = self.num_cases * self.num_ranks
+        cores = f"{self.cores} core{'s' if self.cores > 1 else ''}"
+        needs = f"{ranks} ranks at most on {cores}, some {takes:.1f} GiB{free}"
+        return f"side by side: {self.num_cases} cases at once; {needs}"
 
 
 def plan_concurrency(cases: Sequence[Case], options: RunOptions) -> Concurrency:
-    """Plan the cases and runs that are concurrent on this machine.
+    """Plan how many cases are concurrent: as many as requested, as far as memory allows.
 
-    As many cases as requested, as far as memory allows; with "auto" as many as have a core per rank. For example, 8
-    cores and cases of 2 ranks allow 4 cases. Remaining cores run a case's own runs concurrently. Raises UsageError if
-    concurrent cases are requested under torchrun or on GPUs.
+    With "auto" as many as have a core per rank: 8 cores and cases of 2 ranks allow 4 cases. Raises UsageError if
+    several are requested under torchrun or on GPUs.
     """
     may_use_gpus = options.device == "cuda" or (options.device == "auto" and bool(gpu_models()))
     if (is_torchrun() or may_use_gpus) and options.jobs not in (1, "auto"):
@@ -93,46 +66,44 @@ def plan_concurrency(cases: Sequence[Case], options: RunOptions) -> Concurrency:
     if is_torchrun() or may_use_gpus or not cases:
         return Concurrency()
     ranks, cores, memory = max(case.most_ranks for case in cases), cores_for_runs(), free_memory()
-    most = num_at_once(ranks, cores, memory)
-    asked = most if options.jobs == "auto" else num_in_memory(ranks, memory, options.jobs)
-    workers = min(len(cases), asked)
-    runs = max(len(groups_of(case, options, most // workers)) for case in cases)
-    return Concurrency(workers, runs, ranks, cores, memory, takes_turns=False)
-
-
-def sessions_of(first: Session, plan: Concurrency) -> list[Sessions]:
-    """Each worker's sessions. `first` already exists, and ends the others too."""
-    sessions = [first, *(first.another() for _ in range(plan.num_workers * plan.num_runs - 1))]
-    return [sessions[worker :: plan.num_workers] for worker in range(plan.num_workers)]
+    jobs = options.jobs
+    most = num_at_once(ranks, cores, memory) if jobs == "auto" else num_in_memory(ranks, memory, jobs)
+    return Concurrency(min(len(cases), most), ranks, cores, memory)
 
 
 def judge_at_once(
-    places: Sequence[Sessions], todo: Sequence[tuple[Case, Placement]], judge: Judge, on_event: OnEvent
+    sessions: Sequence[Session], todo: Sequence[tuple[Case, Placement]], judge: Judge, on_event: OnEvent
 ) -> Iterator[CaseResult]:
     """Yield results as cases are judged. Events and results reach the caller in its own thread, in sequence.
 
     If the caller stops early, so does everything that runs. Raises any error of `judge`, which turns expected errors
     into results itself.
     """
-    told: SimpleQueue[Event | CaseResult | BaseException] = SimpleQueue()
+    answers: SimpleQueue[Event | CaseResult | BaseException] = SimpleQueue()
+    free: SimpleQueue[Session] = SimpleQueue()
+    for session in sessions:
+        free.put(session)
 
-    def judged(case: Case, placement: Placement, sessions: Sessions) -> None:
+    def judged(case: Case, placement: Placement) -> None:
+        session = free.get()
         try:
-            for session in sessions:
-                session.begin_case()
-            told.put(judge(case, placement, sessions, told.put))
+            session.begin_case()
+            answers.put(judge(case, placement, session, answers.put))
         except Abandoned:
             pass
         except BaseException as error:
-            told.put(error)
+            answers.put(error)
+        finally:
+            free.put(session)
 
-    pool = Pool(places)
+    # The threads only wait and compare: the cases' work is in the sessions' processes.
+    threads = ThreadPoolExecutor(len(sessions))
     try:
         for case, placement in todo:
-            pool.submit(partial(judged, case, placement))
+            threads.submit(judged, case, placement)
         left = len(todo)
         while left:
-            match told.get():
+            match answers.get():
                 case CaseResult() as result:
                     left -= 1
                     yield result
@@ -141,81 +112,6 @@ def judge_at_once(
                 case event:
                     on_event(event)
     finally:
-        pool.end()
-
-
-def groups_of(case: Case, options: RunOptions, most: int) -> list[list[Arm]]:
-    """The runs that are certain to be needed, in at most `most` groups; runs within a group are sequential.
-
-    Returns a single group if nothing may be concurrent. Both runs of a traced system share a group, as they share the
-    trace.
-    """
-    arms = ("first", "control") if options.control == "always" else ("first",)
-    is_ours = case.reference in BUILT_IN and case.candidate in BUILT_IN and not options.extra_passes
-    if most < 2 or not is_ours:
-        return [[(role, arm) for arm in arms for role in ROLES]]
-    groups: list[list[Arm]] = [[(role, arm) for arm in arms] for role in ROLES]
-    for role, group in zip(ROLES, list(groups), strict=True):
-        if len(groups) < most and len(group) > 1 and getattr(case, role) not in PREPARED:
-            groups.append([group.pop()])
-    return groups
-
-
-def steps_of_control(case: Case, options: RunOptions, comparison: Comparison) -> tuple[int, list[str]]:
-    """How many steps a second run takes, and a remark if it is shortened: steps up to the first difference suffice.
-
-    For example, a difference in step 3 of 20 needs 4 steps. With a deliberate fault all steps run, since the fault may
-    strike later, and a fault that never strikes is an error.
-    """
-    first = comparison.first_divergence
-    if options.control != "up_to_difference" or first is None or options.inject is not None:
-        return case.steps, []
-    steps = first.step + 1
-    text = f"second runs took {steps} of {case.steps} steps: those up to the first difference"
-    return steps, [text] if steps < case.steps else []
-
-
-class Begun(Generic[A]):
-    """Runs that were started, and their answers as they come."""
-
-    def __init__(self, groups: Sequence[Sequence[Arm]]) -> None:
-        self._answers: dict[Arm, Future[A]] = {arm: Future() for group in groups for arm in group}
-
-    def has(self, arm: Arm) -> bool:
-        """Whether a run was started."""
-        return arm in self._answers
-
-    def answer(self, arm: Arm) -> A:
-        """Wait for a run and return its answer. Raises what the run raises."""
-        return self._answers[arm].result()
-
-    def take(self, group: Sequence[Arm], ask: Callable[[Arm], A]) -> None:
-        """Ask for the runs of a group in sequence. If a run fails, the rest are not asked for and get its error."""
-        problem: BaseException | None = None
-        for arm in group:
-            try:
-                if problem is not None:
-                    raise problem
-                self._answers[arm].set_result(ask(arm))
-            except BaseException as error:
-                problem = error
-                self._answers[arm].set_exception(error)
-
-
-@contextmanager
-def begun(
-    groups: Sequence[Sequence[Arm]], sessions: Sequence[Session], ask: Callable[[Session, Arm], A]
-) -> Iterator[Begun[A]]:
-    """Ask for each group's runs in a session of its own; cancel runs under way when the block ends."""
-    runs: Begun[A] = Begun(groups)
-
-    def take(group: Sequence[Arm], place: Sessions) -> None:
-        runs.take(group, partial(ask, place[0]))
-
-    pool = Pool([(session,) for session in sessions])
-    try:
-        for group in groups:
-            pool.submit(partial(take, group))
-        yield runs
-    finally:
-        pool.close()
+        for session in sessions:
+            session.end()
+        threads.shutdown(cancel_futures=True)

@@ -6,7 +6,7 @@ The caller's process loads no torch. A host process does all work that needs it;
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,10 +14,10 @@ from typing import Any, cast
 from bitproof.harness.case import Case
 from bitproof.harness.disturb.faults import check_fault, parse_fault
 from bitproof.harness.errors import CaseError, UsageError
-from bitproof.harness.execute.concurrency import Concurrency, judge_at_once, plan_concurrency, sessions_of
+from bitproof.harness.execute.concurrency import judge_at_once, plan_concurrency
 from bitproof.harness.execute.precompiled import check_precompiled
 from bitproof.harness.execute.requests import DriftRequest
-from bitproof.harness.execute.session import Session
+from bitproof.harness.execute.session import Client, Session
 from bitproof.harness.execute.transport import follow, follows, open_client
 from bitproof.harness.graph.graph_options import check_extra_passes
 from bitproof.harness.machine.describe import commit, describe_machine
@@ -65,7 +65,7 @@ def run_cases(
     if follows():
         return follow(cases, Path(run_dir), options)
     # The generator's first item is None: advancing to it starts the host now, and not at the caller's first request.
-    results = _run_cases(cases, options, Path(run_dir), on_event, plan)
+    results = _run_cases(cases, options, Path(run_dir), on_event, plan.num_cases)
     next(results)  # starts the host; all later items are results
     return cast(Iterator[CaseResult], results)
 
@@ -113,10 +113,10 @@ def _check_named(case: Case) -> None:
 
 
 def _run_cases(
-    cases: list[Case], options: RunOptions, run_dir: Path, on_event: OnEvent, plan: Concurrency
+    cases: list[Case], options: RunOptions, run_dir: Path, on_event: OnEvent, num_cases: int
 ) -> Generator[CaseResult | None, None, None]:
     with open_client(cases, run_dir, options) as client:
-        places = [] if plan.is_sequential else sessions_of(cast(Session, client), plan)
+        others = [cast(Session, client).another() for _ in range(num_cases - 1)]
         yield None
         # While the host imports torch, this process loads its own later imports.
         from bitproof.harness.compare.baselines import hold_against_baselines
@@ -124,25 +124,23 @@ def _run_cases(
         from bitproof.harness.execute.drifted import with_moved_calls
         from bitproof.harness.execute.run_checks import with_findings
 
-        def judge(case: Case, placement: Placement, sessions: Sequence[Session], on_event: OnEvent) -> CaseResult:
-            own = sessions[0] if sessions else client
-
+        def judge(case: Case, placement: Placement, own: Client, on_event: OnEvent) -> CaseResult:
             def measure_drift(baseline: Path, recording: Path) -> list[Drift]:
                 request = DriftRequest(reference=baseline.resolve(), candidate=recording.resolve())
                 return own.ask(request, _DRIFT_TIMEOUT).drift
 
             with lease_gpus(placement, case.most_ranks):
-                run = CaseRun(case, placement, own, options, on_event, sessions)
+                run = CaseRun(case, placement, own, options, on_event)
                 result = run.result()
                 result = hold_against_baselines(result, run.recordings(), measure_drift, options)
                 result = with_moved_calls(result, run, run.recordings(), files=options.files_baselines)
                 return with_findings(result, run, options) if options.active else result
 
         todo = list(zip(cases, [client.place(case) for case in cases], strict=True))
-        if places:
-            yield from judge_at_once(places, todo, judge, on_event)
+        if others:
+            yield from judge_at_once([cast(Session, client), *others], todo, judge, on_event)
             return
         for case, placement in todo:
-            result = judge(case, placement, (), on_event)
+            result = judge(case, placement, client, on_event)
             client.announce(result)
             yield result

@@ -48,11 +48,10 @@ class Client(Protocol):
 
 
 class Session:
-    """A host and a temporary folder that a command's cases share, and further sessions for concurrent runs.
+    """A host and a temporary folder that a command's cases share, and further sessions for concurrent cases.
 
     After a host crashed, every later case fails, in any session, as the machine or the installation is to blame; cases
-    that are already running continue. A host that was killed because a case exceeded its time or was no longer needed
-    is replaced.
+    that are already running continue. A host that was killed because a case exceeded its time is replaced.
     """
 
     def __init__(
@@ -67,10 +66,7 @@ class Session:
         self._crashes: list[RankError] = [] if crashes is None else crashes
         self._crash: RankError | None = None
         self._num_gpus: int | None = None
-        self._is_abandoned = threading.Event()
         self._has_ended = threading.Event()
-        # A host answers requests in sequence.
-        self._is_asked = threading.Lock()
         self.host: HostProcess | None = self._start()
 
     def another(self) -> Session:
@@ -81,47 +77,32 @@ class Session:
         return made
 
     def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
-        """Send a request to the host, after those of other threads. After a crash, raises the same error each time.
-
-        Raises Abandoned between calls of `abandon` and `resume`, and after `end`.
-        """
-        with self._is_asked:
-            if self._is_unwanted():
-                raise Abandoned
-            if self._crash is not None:
-                raise self._crash
-            self.host = self.host or self._start()
-            try:
-                return self.host.ask(request, timeout, on_event, self._is_unwanted)
-            except Abandoned:
-                self.host = None if self._has_ended.is_set() else self._start()
-                raise
-            except HostLost as lost:
-                # A silent host was killed, so a new host may succeed. A crashed host would crash again.
-                self.host = self._start() if lost.silent else None
-                if not lost.silent:
-                    self._crash = lost.error
-                    self._crashes.append(lost.error)
-                raise lost.error from lost
+        """Send a request to the host. After a crash, raises the same error each time; after `end`, Abandoned."""
+        if self._has_ended.is_set():
+            raise Abandoned
+        if self._crash is not None:
+            raise self._crash
+        self.host = self.host or self._start()
+        try:
+            return self.host.ask(request, timeout, on_event, self._has_ended.is_set)
+        except Abandoned:
+            self.host = None
+            raise
+        except HostLost as lost:
+            # A silent host was killed, so a new host may succeed. A crashed host would crash again.
+            self.host = self._start() if lost.silent else None
+            if not lost.silent:
+                self._crash = lost.error
+                self._crashes.append(lost.error)
+            raise lost.error from lost
 
     def begin_case(self) -> None:
         """Fail this session too if any host of this command has crashed."""
         self._crash = next(iter(self._crashes), None)
 
-    def abandon(self) -> None:
-        """Cancel the requests of other threads: no caller waits for them any more."""
-        self._is_abandoned.set()
-
-    def resume(self) -> None:
-        """Answer again."""
-        self._is_abandoned.clear()
-
     def end(self) -> None:
-        """End the requests of other threads, and answer no more."""
+        """End the request under way in another thread, and answer no more."""
         self._has_ended.set()
-
-    def _is_unwanted(self) -> bool:
-        return self._is_abandoned.is_set() or self._has_ended.is_set()
 
     def place(self, case: Case) -> Placement:
         """The device and backend of a case. Raises CaseError when it does not fit the machine."""

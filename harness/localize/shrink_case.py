@@ -23,7 +23,6 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any, NamedTuple
 
 from bitproof.harness.case import DIM_MULTIPLE, Case, Parallelism
@@ -132,7 +131,6 @@ Changes = Mapping[str, Any]
 
 Run = Callable[[Trial], CaseResult]
 Show = Callable[[str], None]
-Begin = Callable[[Iterator[Trial]], None]
 """Called before each run with the trials likely to run next, so that they can run speculatively. The first runs now."""
 
 
@@ -148,18 +146,14 @@ def change(trial: Trial, changes: Changes) -> Trial:
     return replace(trial, case=replace(trial.case, **nested, **whole), extra_passes=extra_passes)
 
 
-def shrink(
-    start: Trial, result: CaseResult, run: Run, budget: Budget, show: Show, begin: Begin = lambda trials: None
-) -> Trial:
+def shrink(start: Trial, result: CaseResult, run: Run, budget: Budget, show: Show) -> Trial:
     """The smallest trial found that fails as `start` did, whose result is `result`. Each run calls `show` with a line.
 
-    `begin` may start trials before `run` asks for them. Results are used in the order of sequential trials, and
-    others are ignored, so the outcome is the same. Sizes that the case leaves to its flavor stay unchanged, so `start`
-    should state all of them.
+    Sizes that the case leaves to its flavor stay unchanged, so `start` should state all of them.
     """
     symptom = symptom_of(result)
     assert symptom is not None, "what does not fail cannot be shrunk"
-    search = _Search(start, result, symptom, run, budget, show, begin)
+    search = _Search(start, result, symptom, run, budget, show)
     search.ask_of_sizes()
     before = None
     # A smaller dimension may allow another one to shrink that could not before: hence whole rounds.
@@ -200,7 +194,6 @@ class _Search:
     run: Run
     budget: Budget
     show: Show
-    begin: Begin
     tried: set[Trial] = field(default_factory=set)
     ignored: set[str] = field(default_factory=set)
 
@@ -214,7 +207,6 @@ class _Search:
             # Without losses, ignored sizes cannot be recognized.
             return
         for changes, trial in self._untried(_all_sizes):
-            self.begin(iter((trial,)))
             self.budget.spent += 1
             result = self.run(trial)
             ignores = symptom_of(result) == self.symptom and _is_ignored(trial.case, changes, self.result, result)
@@ -227,20 +219,10 @@ class _Search:
         for changes, trial in self._untried(DIMENSIONS[place]):
             if self.budget.is_spent:
                 return False
-            self.begin(islice(self._next(place), self.budget.tries - self.budget.spent))
             self.tried.add(trial)
             if self._fails_the_same_way(trial, changes):
                 return True
         return False
-
-    def _next(self, place: int) -> Iterator[Trial]:
-        """The next trials if none fails the same way: those of this dimension, then of the later dimensions."""
-        found: set[Trial] = set()
-        for dimension in DIMENSIONS[place:]:
-            for _, trial in self._untried(dimension):
-                if trial not in found:
-                    found.add(trial)
-                    yield trial
 
     def _untried(self, dimension: Dimension) -> Iterator[tuple[Changes, Trial]]:
         """The valid smaller trials of a dimension that were not tried before, with their changes."""

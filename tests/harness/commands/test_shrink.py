@@ -22,7 +22,7 @@ from bitproof.harness.commands.shrink import _Shrinking, refuse, run_own_systems
 from bitproof.harness.localize.shrink_case import Trial
 from bitproof.harness.records import CaseResult, Verdict
 from bitproof.harness.report import json as report_json
-from tests.harness.execute.test_launch import nothing_left_behind, toy
+from tests.harness.execute.test_launch import toy
 from tests.hosts import one_host
 
 PASS = "cases/examples/extra_passes.py:add_gradients_in_bfloat16"
@@ -146,23 +146,14 @@ def told_tries(lines: list[str]) -> list[str]:
 
 
 @pytest.mark.ranks
-def test_a_rank_that_raises_is_shrunk_too_with_tries_in_turns_or_at_once_and_gets_no_file(
-    tmp_path: Path, capsys: Any
-) -> None:
-    start, found = replace(toy("raising", world_size=3), steps=3), []
-    for jobs, alone in (("1", one_host()), ("2", nothing_left_behind(make(tmp_path / "temporary")))):
-        with alone:
-            found.append(shrink(start, make(tmp_path / jobs), capsys, "--tries", "3", "-j", jobs))
-    alone, beside = found
-    assert alone.status == beside.status == 3
-    assert told_tries(alone.lines) == told_tries(beside.lines) and len(told_tries(beside.lines)) == 3
-    small = [one.folder / "shrunk" / "case.json" for one in found]
-    assert small[0].read_bytes() == small[1].read_bytes()
-    assert read_case(small[0]).parallelism.world_size == 2
-    assert "file:   none: what fails is a run, and a file could only compare results" in alone.lines
-    assert any(line.startswith("the budget is spent (3 tries, ") for line in alone.lines)
-    told = "up to 2 tries at once: what is found is the same"
-    assert told in beside.lines and told not in alone.lines
+def test_a_rank_that_raises_is_shrunk_too_and_gets_no_file(tmp_path: Path, capsys: Any) -> None:
+    start = replace(toy("raising", world_size=3), steps=3)
+    with one_host():
+        found = shrink(start, tmp_path, capsys, "--tries", "3", "-j", "2")
+    assert found.status == 3 and len(told_tries(found.lines)) == 3
+    assert read_case(found.folder / "shrunk" / "case.json").parallelism.world_size == 2
+    assert "file:   none: what fails is a run, and a file could only compare results" in found.lines
+    assert any(line.startswith("the budget is spent (3 tries, ") for line in found.lines)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bitproof.harness.case import Parallelism
+from bitproof.builtin_cases.chunking import transformer_batch
+from bitproof.harness.case import Batch, Model, Parallelism
 from bitproof.harness.errors import UsageError
 from bitproof.harness.execute import concurrency
 from bitproof.harness.execute.concurrency import Concurrency, plan_concurrency
@@ -18,10 +19,18 @@ from bitproof.harness.execute.launch import run_cases
 from bitproof.harness.machine.capacity import HOST_BYTES, RANK_BYTES
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import Verdict
-from tests.harness.execute.test_concurrent_runs import EAGER, recorded
 from tests.harness.execute.test_launch import ROOT, nothing_left_behind, toy
 from tests.hosts import one_host
 
+EAGER = replace(
+    transformer_batch,
+    steps=1,
+    reference="eager_chunked",
+    candidate="eager_chunked",
+    parallelism=Parallelism(world_size=1, ep=1),
+    batch=Batch(sequences=2, seq_len=2),
+    model=Model(layers=1, dense_layers=1, dim=8, heads=1),
+)
 CASES = [toy("one_bit_off", name="bad"), toy("raising", name="broken"), toy(name="good")]
 
 
@@ -38,42 +47,35 @@ def machine(monkeypatch):
 
 
 def planned(cases=CASES, **options):
-    plan = plan_concurrency(cases, RunOptions(**options))
-    return plan.num_workers, plan.num_runs
+    return plan_concurrency(cases, RunOptions(**options)).num_cases
 
 
 def test_as_many_cases_go_at_once_as_are_asked_for_and_by_default_one(machine):
     machine(cores=2)
-    assert planned() == (1, 1)
-    assert planned(jobs=2) == (2, 1)
-    assert planned(jobs=9) == (3, 1), "there are no more"
+    assert planned() == 1
+    assert planned(jobs=2) == 2
+    assert planned(jobs=9) == 3, "there are no more"
 
 
-def test_with_auto_each_rank_has_a_core_and_cores_that_are_left_serve_the_runs_of_a_case(machine):
+def test_with_auto_each_rank_has_a_core(machine):
     eights = [replace(EAGER, parallelism=Parallelism(world_size=8, ep=1))] * 3
-    for cores, expected in ((8, (1, 1)), (16, (2, 1)), (24, (3, 1)), (48, (3, 2)), (96, (3, 4)), (999, (3, 4))):
+    for cores, expected in ((1, 1), (8, 1), (16, 2), (24, 3), (999, 3)):
         machine(cores)
         assert planned(eights, jobs="auto") == expected
 
 
-def test_runs_of_one_case_go_at_once_without_being_asked_for_where_cores_allow_it(machine):
-    for cores, expected in ((1, 1), (2, 2), (4, 4)):
-        machine(cores)
-        assert planned([EAGER]) == (1, expected)
-
-
 def test_what_finds_no_memory_takes_turns(machine):
     machine(cores=8, memory=2 * (HOST_BYTES + 2 * RANK_BYTES))
-    assert planned(jobs=4) == (2, 1)
-    assert planned(jobs="auto") == (2, 1)
+    assert planned(jobs=4) == 2
+    assert planned(jobs="auto") == 2
     machine(cores=8, memory=1)
-    assert planned(jobs=4) == (1, 1)
+    assert planned(jobs=4) == 1
 
 
 def test_cases_that_may_run_on_gpus_take_turns_and_who_asks_for_more_is_told(machine):
     machine(cores=64, gpus=["H100"])
-    assert planned() == planned(jobs="auto") == (1, 1)
-    assert planned(device="cpu", jobs=2) == (2, 1)
+    assert planned() == planned(jobs="auto") == 1
+    assert planned(device="cpu", jobs=2) == 2
     for device in ("auto", "cuda"):
         with pytest.raises(UsageError) as refusal:
             plan_concurrency(CASES, RunOptions(device=device, jobs=2))
@@ -88,17 +90,23 @@ def test_under_torchrun_cases_take_turns_and_who_asks_for_more_is_told(machine, 
     machine(cores=64)
     for name, value in (("TORCHELASTIC_RUN_ID", "x"), ("RANK", "0"), ("WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
-    assert planned() == planned(jobs="auto") == (1, 1)
+    assert planned() == planned(jobs="auto") == 1
     with pytest.raises(UsageError, match="the ranks that torchrun made take one case at a time"):
         plan_concurrency(CASES, RunOptions(jobs=2))
 
 
 def test_a_plan_says_what_goes_at_once_and_what_that_takes():
-    plan = Concurrency(num_workers=2, num_runs=1, num_ranks=8, cores=2, memory=8 << 30)
+    plan = Concurrency(num_cases=2, num_ranks=8, cores=2, memory=8 << 30)
     assert str(plan) == "side by side: 2 cases at once; 16 ranks at most on 2 cores, some 2.3 GiB of 8.0 free"
-    plan = Concurrency(num_workers=1, num_runs=4, num_ranks=1, cores=4)
-    assert str(plan) == "side by side: 4 runs of a case at once; 4 ranks at most on 4 cores, some 2.0 GiB"
-    assert Concurrency().is_sequential and not plan.is_sequential
+    plan = Concurrency(num_cases=4, num_ranks=1, cores=4)
+    assert str(plan) == "side by side: 4 cases at once; 4 ranks at most on 4 cores, some 2.0 GiB"
+
+
+def recorded(folder):
+    """Every recording's digests, as their file's bytes, and every log's name."""
+    files = sorted(folder.rglob("digests.parquet"))
+    logs = sorted(str(path.relative_to(folder)) for path in (folder / "logs").rglob("rank*.log"))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}, logs
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 from bitproof.builtin_cases.chunking import transformer_batch
 from bitproof.harness.case import Case, Memory, Model, Parallelism, Pipeline
-from bitproof.harness.localize.shrink_case import Begin, Budget, Symptom, Trial, change, differences, shrink, symptom_of
+from bitproof.harness.localize.shrink_case import Budget, Symptom, Trial, change, differences, shrink, symptom_of
 from bitproof.harness.records import BlamedCall, CaseResult, Divergence, Verdict
 
 SIZES: dict[str, Any] = {"layers": 3, "dense_layers": 1, "experts": 8, "top_k": 3, "dim": 64, "heads": 4}
@@ -43,7 +42,6 @@ class Runs:
         fails: Callable[[Trial], bool | CaseResult],
         start: Trial | None = None,
         tries: int = 1000,
-        begin: Begin = lambda trials: None,
     ):
         self.fails = fails
         self.asked: list[Trial] = []
@@ -51,7 +49,7 @@ class Runs:
         self.time = 0.0
         self.start = start or Trial(CASE)
         self.budget = Budget(tries, 3600.0, clock=lambda: self.time)
-        self.smallest = shrink(self.start, self(self.start), self.ask, self.budget, self.lines.append, begin)
+        self.smallest = shrink(self.start, self(self.start), self.ask, self.budget, self.lines.append)
 
     def ask(self, trial: Trial) -> CaseResult:
         self.asked.append(trial)
@@ -176,36 +174,6 @@ def test_extra_passes_are_left_out_one_by_one() -> None:
     runs = Runs(lambda trial: PASSES[1] in trial.extra_passes, Trial(CASE, PASSES))
     assert runs.smallest.extra_passes == PASSES[1:]
     assert any(": extra passes 2 -> 1: fails the same way" in line for line in runs.lines)
-
-
-NEEDS: dict[str, Callable[[Trial], bool]] = {
-    "always": lambda trial: True,
-    "never again": lambda trial: trial == Trial(CASE),
-    "an odd bound": lambda trial: trial.case.batch.seq_len >= 7 and trial.case.model.dim >= 40,
-    "either": lambda trial: trial.case.batch.seq_len >= 8 or trial.case.model.heads == 1,
-}
-
-
-@pytest.mark.parametrize("fails", NEEDS.values(), ids=NEEDS)
-@pytest.mark.parametrize("tries", [5, 1000])
-def test_what_is_begun_ahead_changes_neither_the_search_nor_what_it_finds(
-    fails: Callable[[Trial], bool], tries: int
-) -> None:
-    alone, begun = Runs(fails, tries=tries), []
-    runs = Runs(fails, tries=tries, begin=lambda trials: begun.append(list(itertools.islice(trials, 3))))
-    assert (runs.smallest, runs.asked, runs.lines) == (alone.smallest, alone.asked, alone.lines)
-    assert [ahead[0] for ahead in begun] == runs.asked, "what is asked for next comes first"
-    for number, ahead in enumerate(begun):
-        assert len(ahead) <= tries - number, "none beyond the budget"
-        assert not set(ahead) & set(runs.asked[:number]), "nothing is begun that was tried"
-
-
-def test_what_is_begun_ahead_is_what_is_tried_next_as_long_as_nothing_fails_the_same_way() -> None:
-    begun: list[list[Trial]] = []
-    runs = Runs(
-        lambda trial: trial == Trial(CASE), begin=lambda trials: begun.append(list(itertools.islice(trials, 4)))
-    )
-    assert begun == [runs.asked[number : number + 4] for number in range(len(runs.asked))]
 
 
 def test_a_budget_of_tries_ends_the_search_with_what_it_has() -> None:

@@ -1,8 +1,8 @@
 """Write a file that contains a user's two systems, runs both on its own ranks, and compares them without bitproof.
 
-`alone_text` assembles it from the user's files, the functions below and, if those files import `watch`, bitproof's
-files that implement it. So the functions below use only torch, the standard library and functions of `template`. A
-system that needs more of the case or of bitproof fails in such a file, and gets another one (`commands/shrink`).
+`alone_text` assembles it from the user's files, the functions below and, if those files import `watch`, `simple_watch`.
+So the functions below use only torch, the standard library and functions of `template`. A system that needs more of the
+case or of bitproof fails in such a file, and gets another one (`commands/shrink`).
 
 The ranks of each side are processes, joined by gloo, with the seeds and settings of a run. Each saves the tensors that
 its system shows at every step. Then both sides are compared, bit for bit.
@@ -32,10 +32,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bitproof.harness.case import Case
-from bitproof.harness.localize.standalone import template
+from bitproof.harness.localize.standalone import simple_watch, template
 from bitproof.harness.localize.standalone.template import describe_difference, tell
 from bitproof.harness.report.shrunk import docstring
-from bitproof.harness.systems import watched_step
 from bitproof.harness.user_code.own_files import OwnFiles
 
 FILES: dict[str, str] = {}
@@ -143,7 +142,6 @@ def compare_systems() -> int:
     return tell(int(bool(found)))
 
 
-_OURS = ("errors", "torch_operators", "systems/watched_step", "systems/watched_loop")
 _SETTINGS = """    torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -183,9 +181,7 @@ def alone_text(head: str, case: Case, own: OwnFiles) -> str:
     """The text of the file for a case whose two systems are in the files `own`; `head` is its docstring."""
     texts = dict(own.texts)
     if any(re.search(r"^\s*(import|from) bitproof\b", text, re.MULTILINE) for text in texts.values()):
-        folder = Path(watched_step.__file__).parents[1]
-        texts |= {f"bitproof/harness/{name}.py": (folder / f"{name}.py").read_text("utf-8") for name in _OURS}
-        texts["bitproof/__init__.py"] = "from bitproof.harness.systems.watched_step import watch\n"
+        texts["bitproof/__init__.py"] = Path(simple_watch.__file__).read_text("utf-8")
     values = case.to_dict()
     systems = {side: _place_of(own.names[values.pop(side)]) for side in ("reference", "candidate")}
     files = "".join(f"    {name!r}: {docstring(text)},\n" for name, text in texts.items())

@@ -1,0 +1,123 @@
+"""`watch` for files that run without bitproof, where this file is the package `bitproof`.
+
+It passes on the values that a plain hook of torch sees: gradients as an optimizer's `step` begins, and parameters,
+buffers and the optimizer's state after it. If two systems differ in something else, such as a setting of an optimizer,
+no difference is found, and the file that is written needs bitproof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+Keep = Callable[[str, str, Tensor], None]
+
+
+class LastStep(BaseException):
+    """Leaves a training loop after the last step of the case."""
+
+
+def watch(
+    step: Callable[[int], Any] | None = None,
+    *,
+    model: nn.Module | Sequence[nn.Module],
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    train: Callable[[], Any] | None = None,
+    names: Any = None,
+    **others: Any,
+) -> Watched:
+    """A system of a function that trains once, `step`, or of a whole loop, `train`."""
+    models: list[Any] = list(model) if isinstance(model, (list, tuple)) else [model]
+    optimizers: list[Any] = (
+        list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer] if optimizer else []
+    )
+    watched = Watched(step, models, optimizers) if step else WatchedLoop(train, models, optimizers)
+    watched.names = names
+    return watched
+
+
+class Watched:
+    """The models and optimizers that a function trains."""
+
+    names: Any = None
+
+    def __init__(self, function: Callable[..., Any] | None, models: list[nn.Module], optimizers: list[Optimizer]):
+        assert function is not None, "watch takes step=... or train=..."
+        self.function, self.models, self.optimizers = function, models, optimizers
+
+    def named(self, of: Callable[[nn.Module], Any]) -> Iterator[tuple[str, Tensor]]:
+        """Parameters or buffers by name, without the names of wrappers: `module.` of DDP, `_orig_mod.` of compile."""
+        for number, model in enumerate(self.models):
+            prefix = f"{number}." if len(self.models) > 1 else ""
+            for name, tensor in of(model):
+                yield prefix + name.replace("_orig_mod.", "").removeprefix("module."), tensor
+
+    def show_gradients(self, optimizer: Optimizer, keep: Keep) -> None:
+        """Pass on the gradients that an optimizer is about to read."""
+        held = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        for name, parameter in self.named(nn.Module.named_parameters):
+            if id(parameter) in held and parameter.grad is not None:
+                keep("grad", name, parameter.grad)
+
+    def show_rest(self, keep: Keep) -> None:
+        """Pass on buffers, parameters and the optimizers' state."""
+        for name, buffer in self.named(nn.Module.named_buffers):
+            keep("buffer", f"{name}@after_optimizer", buffer)
+        for name, parameter in self.named(nn.Module.named_parameters):
+            keep("param", name, parameter)
+            for optimizer in self.optimizers:
+                for key, value in optimizer.state.get(parameter, {}).items():
+                    if isinstance(value, (Tensor, int, float)):
+                        keep("optimizer", f"{name}.{key}", torch.as_tensor(value))
+
+    def step(self, index: int, keep: Keep) -> None:
+        """Train once."""
+        with ExitStack() as hooks:
+            for optimizer in self.optimizers:
+                shown = optimizer.register_step_pre_hook(lambda its, *_: self.show_gradients(its, keep))
+                hooks.callback(shown.remove)
+            loss = self.function(index)
+        self.show_rest(keep)
+        if loss is not None:
+            keep("loss", "loss", torch.as_tensor(loss))
+
+
+class WatchedLoop(Watched):
+    """The models that a loop trains. A step ends when every optimizer has taken one."""
+
+    def take_steps(self, number: int, keep_of: Callable[[int], AbstractContextManager[Keep]]) -> None:
+        """Run the loop, and leave it after `number` steps."""
+        index, left = 0, set[int]()
+        own = {id(each) for _, each in self.named(nn.Module.named_parameters)}
+
+        def before(optimizer: Optimizer, *_: Any) -> None:
+            if any(id(each) in own for group in optimizer.param_groups for each in group["params"]):
+                if not any(optimizer is each for each in self.optimizers):
+                    self.optimizers.append(optimizer)
+                left.update(() if left else map(id, self.optimizers))
+                with keep_of(index) as keep:
+                    self.show_gradients(optimizer, keep)
+
+        def after(optimizer: Optimizer, *_: Any) -> None:
+            nonlocal index
+            if id(optimizer) not in left:
+                return
+            left.remove(id(optimizer))
+            if not left:
+                with keep_of(index) as keep:
+                    self.show_rest(keep)
+                index += 1
+                if index == number:
+                    raise LastStep
+
+        with ExitStack() as hooks:
+            hooks.callback(register_optimizer_step_pre_hook(before).remove)
+            hooks.callback(register_optimizer_step_post_hook(after).remove)
+            with suppress(LastStep):
+                self.function()

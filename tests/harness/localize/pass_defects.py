@@ -172,7 +172,7 @@ def hosts_with(name: str) -> Iterator[None]:
             command = [*command[:3], "tests.harness.localize.pass_defects", name, *command[4:]]
         return start(command, **options)
 
-    with mock.patch("bitproof.harness.execute.host_process.subprocess.Popen", popen):
+    with mock.patch("bitproof.harness.processes.started.subprocess.Popen", popen):
         yield
 
 

@@ -12,14 +12,18 @@ them: the first run wrote them as well. It may not depend on them, in any of thr
 3. The script asks whether it exists, or names it to another program, and never writes it: refused at the end. A script
    that copies its configuration over the copy of the run before asks as well, but then it has written the file.
 
-A file is an earlier run's if it changed after the case's first run began and before this run began. Watched are the
-working directory, the script's folder, and files and folders that Python made anywhere. Python's bytecode and
-bitproof's own files are no input.
+A file is an earlier run's if it changed after the case's first run began and before this run began, unless its content
+is that of before the first run: Hugging Face's `evaluate`, for example, writes its modules anew in every run. That
+content is known if Python opened the file to write it, removed it, or renamed another one to its name.
+
+Watched are the working directory, the script's folder, and files and folders that Python made anywhere. Python's
+bytecode and bitproof's own files are no input.
 
 Temporary files need no guard: each run has a `TMPDIR` of its own. So has it a folder for output, `{out}`.
 
-Not seen are a script that only lists a folder, a file elsewhere that another program wrote and another program reads
-without being named to it, and a file that another program appends to before another program reads it.
+Not seen are a script that only lists a folder, or that reads the time of a file whose content is unchanged; a file
+elsewhere that another program wrote and another program reads without being named to it; and a file that another
+program appends to before another program reads it.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import hashlib
 import os
 import re
 import stat
@@ -54,6 +59,9 @@ _STARTS = {"subprocess.Popen": 1, "os.system": 0, "os.exec": 1, "os.posix_spawn"
 """Audit events of a new program, and which of their arguments has its words."""
 
 _BREAKS = re.compile(r"[\s=:,;'\"<>|&()]+")
+
+_MOST_BYTES = 64 << 20
+"""Larger files have no known content of before the first run."""
 
 _READ, _MODIFIED, _WRITTEN, _LOOKED, _OPENED = 0x1, 0x2, 0x8, 0x10, 0x20
 """inotify's events of a file: read, modified, closed after writing, closed after reading only, opened."""
@@ -88,6 +96,8 @@ class RunFiles:
         self._checkouts = f"{os.path.realpath(checkouts)}{os.sep}"
         self._ours = tuple(f"{os.path.realpath(each)}{os.sep}" for each in map(str, (work.parent, *ours, *caches)))
         self._noted = set(self._notes.read_text().splitlines()) if self._notes.exists() else set()
+        self._contents = work.parent / f"{case}.contents"
+        self._before = _read_contents(self._contents)
         self._asked: dict[str, None] = {}
         self._appended: set[_Identity] = set()
         self._earlier: set[_Identity] = set()
@@ -142,7 +152,9 @@ class RunFiles:
             return False
         identity, is_overwritten = (found.st_dev, found.st_ino), found.st_mtime_ns >= self._began.this
         is_others = self._began.is_between(found) or (identity in self._earlier and not is_overwritten)
-        return (is_others or identity in self._appended) and not self._is_ours(os.path.realpath(path))
+        if not (is_others or identity in self._appended) or self._is_ours(path := os.path.realpath(path)):
+            return False
+        return path not in self._before or _content(path, found) != self._before[path]
 
     def _is_ours(self, path: str) -> bool:
         """Whether a file is bitproof's own; a script's revision is below bitproof's folder, too, and is not."""
@@ -158,7 +170,11 @@ class RunFiles:
             elif event == "sqlite3.connect" and isinstance(args[0], str | bytes | os.PathLike):
                 self._opened(os.fsdecode(args[0]), "r+", 0)
             elif event in ("os.mkdir", "os.rename", "os.link", "os.symlink"):
+                if event == "os.rename":
+                    self._keep_content(os.fsdecode(args[1]))
                 self._note(os.fsdecode(args[0 if event == "os.mkdir" else 1]))
+            elif event == "os.remove":
+                self._keep_content(os.fsdecode(args[0]))
             elif event in _STARTS:
                 for word in _words(args[_STARTS[event]]):
                     self._ask(word)
@@ -167,6 +183,7 @@ class RunFiles:
         is_read = "r" in mode or "+" in mode if mode else flags & os.O_ACCMODE != os.O_WRONLY
         is_written = any(c in mode for c in "wax+") if mode else flags & os.O_ACCMODE != os.O_RDONLY
         if is_written:
+            self._keep_content(path)
             self._note(path)
         found = _stat(path)
         if found is None or not self._is_earlier(path, found):
@@ -187,9 +204,17 @@ class RunFiles:
         path = os.path.realpath(path)
         if path not in self._noted and not self._is_ours(path) and "\n" not in path:
             self._noted.add(path)
-            notes = os.open(self._notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            os.write(notes, f"{path}\n".encode(errors="surrogateescape"))
-            os.close(notes)
+            _append(self._notes, f"{path}\n")
+
+    def _keep_content(self, path: str) -> None:
+        """Write down the content of a file that this run is about to replace, if no run has changed it so far."""
+        path = os.path.realpath(path)
+        if path in self._before or "\n" in path or (found := _stat(path)) is None or not stat.S_ISREG(found.st_mode):
+            return
+        content = _content(path, found) if found.st_ctime_ns < self._began.first else None
+        if content is not None and (now := _stat(path)) is not None and now.st_ctime_ns == found.st_ctime_ns:
+            self._before[path] = content
+            _append(self._contents, f"{content} {path}\n")
 
     @contextlib.contextmanager
     def _unasked(self) -> Iterator[bool]:
@@ -303,6 +328,27 @@ def _stat(path: str) -> os.stat_result | None:
         return _own_stat(path)
     except (OSError, ValueError):
         return None
+
+
+def _append(file: Path, line: str) -> None:
+    """Add a line that other ranks may be adding lines beside."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(descriptor, line.encode(errors="surrogateescape"))
+    os.close(descriptor)
+
+
+def _content(path: str, found: os.stat_result) -> str | None:
+    """The sha256 of a regular file; None if it is large, or cannot be read."""
+    with contextlib.suppress(OSError):
+        if found.st_size <= _MOST_BYTES:
+            return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return None
+
+
+def _read_contents(file: Path) -> dict[str, str]:
+    """By path, the sha256 of what a file contained before the case's first run, as ranks wrote it down."""
+    lines = file.read_text(errors="surrogateescape").splitlines() if file.exists() else []
+    return {path: content for content, _, path in (line.partition(" ") for line in lines)}
 
 
 def _words(given: Any) -> Iterator[str]:

@@ -141,6 +141,43 @@ def test_a_file_from_before_the_comparison_is_read_freely(run):
         run(lambda: Path("a").read_text(), lambda: subprocess.run(["cat", "a"], capture_output=True))
 
 
+@pytest.mark.parametrize(
+    "rewrites",
+    [
+        lambda: write("a"),
+        lambda: shutil.copy("b", "a"),
+        lambda: (write("new"), os.replace("new", "a")),
+        lambda: (os.remove("a"), write("a")),
+        lambda: (Path("a").write_text("y"), write("a")),
+        lambda: os.close(os.open("a", os.O_RDWR)),
+        lambda: write_and_date_back("a"),
+    ],
+)
+def test_a_file_that_has_the_content_of_before_the_comparison_is_read_freely(run, rewrites):
+    write("a"), write("b")
+    time.sleep(0.02)
+    for _ in range(3):
+        run(rewrites, lambda: Path("a").read_text())
+        run(lambda: Path("a").read_text(), lambda: os.path.exists("a"), lambda: subprocess.run(["cat", "a"]))
+
+
+@pytest.mark.parametrize(
+    "writes",
+    [
+        lambda: Path("a").write_text("y"),
+        lambda: (write("a"), append_and_read("a")),
+        lambda: (os.system("echo y > a"), Path("a").write_text("y")),
+        lambda: (Path("new").write_text("y"), os.replace("new", "a")),
+    ],
+)
+def test_a_file_that_has_another_content_than_before_the_comparison_is_an_earlier_runs(run, writes):
+    write("a")
+    time.sleep(0.02)
+    run(writes)
+    with pytest.raises(UsageError, match="which an earlier run of this comparison wrote"):
+        run(lambda: Path("a").read_text())
+
+
 def test_a_file_that_python_made_elsewhere_is_watched_there(run, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     run(elsewhere.mkdir, lambda: BY_ITSELF.creat(os.fsencode(elsewhere / "a"), 0o600))

@@ -14,7 +14,7 @@ them: the first run wrote them as well. It may not depend on them, in any of thr
 
 A file is an earlier run's if it changed after the case's first run began and before this run began, unless its content
 is that of before the first run: Hugging Face's `evaluate`, for example, writes its modules anew in every run. That
-content is known if Python opened the file to write it, removed it, or renamed another one to its name.
+content is known if Python opened the file to write it, touched or removed it, or renamed another one to its name.
 
 Watched are the working directory, the script's folder, and files and folders that Python made anywhere. Python's
 bytecode and bitproof's own files are no input.
@@ -57,6 +57,9 @@ _MOST_FILES = 200_000
 
 _STARTS = {"subprocess.Popen": 1, "os.system": 0, "os.exec": 1, "os.posix_spawn": 1, "os.spawn": 2}
 """Audit events of a new program, and which of their arguments has its words."""
+
+_CHANGES = ("os.remove", "os.truncate", "os.utime", "os.chmod", "os.chown")
+"""Audit events after which a file has another content or time: its path is their first argument."""
 
 _BREAKS = re.compile(r"[\s=:,;'\"<>|&()]+")
 
@@ -173,7 +176,7 @@ class RunFiles:
                 if event == "os.rename":
                     self._keep_content(os.fsdecode(args[1]))
                 self._note(os.fsdecode(args[0 if event == "os.mkdir" else 1]))
-            elif event == "os.remove":
+            elif event in _CHANGES and isinstance(args[0], str | bytes | os.PathLike):
                 self._keep_content(os.fsdecode(args[0]))
             elif event in _STARTS:
                 for word in _words(args[_STARTS[event]]):

@@ -150,6 +150,8 @@ def test_a_file_from_before_the_comparison_is_read_freely(run):
         lambda: (os.remove("a"), write("a")),
         lambda: (Path("a").write_text("y"), write("a")),
         lambda: os.close(os.open("a", os.O_RDWR)),
+        lambda: Path("a").touch(),
+        lambda: os.chmod("a", 0o600),
         lambda: write_and_date_back("a"),
     ],
 )

@@ -1055,7 +1055,7 @@ def _dim(call: State, rank: int) -> int:
 
 
 def _whole(state: State, t: int, shape: list[int]) -> int:
-    """All elements of a term in another shape."""
+    """The term that reshapes term `t` to `shape`, with its elements in the same order."""
     hold(prod(shape) == prod(shape_of(state, t)), f"not as many elements as {shape}")
     return view(state, t, full(shape))
 

@@ -101,7 +101,7 @@ class TraceError(BitproofError):
 
 
 class PlacementError(BitproofError):
-    """No placement of a case's tensors keeps its bound on a rank's memory, or placements cannot be computed here."""
+    """Every placement of a case's tensors exceeds the memory per rank that the case allows."""
 
 
 class PassError(BitproofError):

@@ -1,17 +1,18 @@
 """Cache of fake results: layers repeat, and torch computes a layer's shapes as often as there are layers.
 
-Rows that experts receive have new symbols each time, so torch's own cache takes them for other calls.
+torch's own cache does not find them: the number of rows that an expert receives is a new symbol in each layer, so a
+repeated call looks new.
 
 A call's key has its operator, the layouts of its tensors and its other arguments, and all facts about its sizes'
 symbols, numbered in the order of occurrence: their ranges, and each condition that names them. Two calls with the same
 key differ in the names of symbols only, and torch's result does not depend on names. For example, `mm` of [s3, 64] and
-[64, 8] has the key of `mm` of [s7, 64] and [64, 8], if s3 and s7 have the same range. So a result is kept as its sizes
-over these numbers, the argument whose storage it shares, and which of its sizes is an argument's own, by identity, as
-tracers identify sizes.
+[64, 8] has the key of `mm` of [s7, 64] and [64, 8], if s3 and s7 have the same range. A kept result
+is a recipe. It has each size as an expression over these numbers, or as the very size object of an argument, since
+tracers compare sizes by identity; and the argument whose storage the result shares.
 
-Kept are only results that can be made again: plain tensors with no symbol that the arguments lack, of a call that
-writes nothing, and that taught torch nothing about sizes. A rebuilt result is compared once with torch's own. torch
-computes all others. A mode keeps its own results, so that no trace depends on another.
+A result is kept only if it is a plain tensor, all its symbols occur in the arguments, and its call wrote nothing and
+taught torch nothing about sizes. Before it is kept, it is rebuilt once and compared with torch's own. A mode keeps its
+own results, so that no trace depends on another.
 """
 
 from __future__ import annotations

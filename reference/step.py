@@ -231,7 +231,7 @@ class Trainer:
         _observe_all(observe, "buffer", {f"{name}@{moment}": x for name, x in self.state_buffers.items()})
 
     def manifest(self) -> dict[str, Any]:
-        """Facts other than the case that determine this rank's numbers."""
+        """The facts that determine this rank's numbers, apart from the case."""
         placed = {"placement_sha256": placement_hash(self.model)} if self.case.autoplace else {}
         return {"data_sha256": self.data_sha256, **placed}
 

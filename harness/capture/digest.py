@@ -140,7 +140,11 @@ FLAT = "_bitproof_flat"
 
 
 def placements(tensor: torch.Tensor) -> str | None:
-    """A DTensor's placements, such as `Shard(dim=0) of [8, 4] over [2]`, or the whole of a flat part; else None."""
+    """How a tensor is placed, in words; None for a tensor that is whole.
+
+    A DTensor has its placements, such as `Shard(dim=0) of [8, 4] over [2]`. A part of a flattened tensor has the shape
+    of the whole tensor, such as `flat of [8, 4]`.
+    """
     if (said := getattr(tensor, FLAT, None)) is not None:
         return f"flat of {list(said[0])}"
     if type(tensor) is torch.Tensor or not hasattr(tensor, "to_local"):

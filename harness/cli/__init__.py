@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 # isort: off
 # Commands are listed in the order of these imports.
-from bitproof.harness.cli import listing, run, faults, localize, shrink, record  # noqa: F401
-from bitproof.harness.cli import accept, precompile, report, merge, doctor  # noqa: F401
+from bitproof.harness.cli import listing, run, localize, shrink, record  # noqa: F401
+from bitproof.harness.cli import accept, precompile, report, merge  # noqa: F401
 
 # isort: on
 from bitproof.harness.cli.app import app

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from bitproof.harness.cli.app import app
 
 COMMANDS = {
+    "faults": "bitproof.harness.powers.mutants.cli",
     "prove": "bitproof.harness.powers.proofs.cli",
     "check-certificate": "bitproof.harness.powers.proofs.cli",
     "sensitivity": "bitproof.harness.powers.sensitivity.cli",
     "moved": "bitproof.harness.powers.moved.cli",
+    "doctor": "bitproof.harness.powers.doctor.cli",
 }
 """The module that declares each command."""
 

@@ -97,7 +97,7 @@ class HostProcess:
                     return cast(A, answer)
 
     def end_if_idle(self) -> None:
-        """Begin to end a host without a request: a process of that size takes a while to free its memory."""
+        """Begin to end this host if it is idle: a process with torch takes a while to free its memory."""
         if not self._is_busy:
             self._process.begin_to_end()
 

@@ -1,4 +1,4 @@
-"""The roots of differing records: wrong calls without a wrong input on a path to a record (rule 1 of `blame`)."""
+"""The roots of differing records: wrong calls that lead to one and have no wrong input (rule 1 of `blame`)."""
 
 from __future__ import annotations
 

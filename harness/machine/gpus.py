@@ -116,7 +116,10 @@ def read_gpu_of_keys(device: torch.device) -> MachineFacts:
 
 
 def read_gpu_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables, in name order, that CUDA's libraries read, from the process that has loaded them."""
+    """The environment variables that CUDA's libraries read, sorted by name.
+
+    `environment` is that of a process that has loaded these libraries.
+    """
     named = {name: value for name, value in sorted(environment.items()) if name.startswith(_CUDA_VARIABLES)}
     return {name: value for name, value in named.items() if name not in _OF_ONE_RUN}
 

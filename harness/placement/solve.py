@@ -33,7 +33,7 @@ MIB = 2.0**20
 
 @dataclass(frozen=True, kw_only=True)
 class Optimum:
-    """The choices, the size of the solver's program after step 1, and the proved gap."""
+    """The optimal choices, the size of the integer program that was solved, and the solver's proved optimality gap."""
 
     taken: Taken
     num_variables: int

@@ -32,6 +32,7 @@ from bitproof.harness.records.faults import (
     FaultsFound,
     FaultStatus,
     Score,
+    share_in_words,
 )
 from bitproof.harness.records.finding import Block, Code, Finding, Sentence, Table
 from bitproof.harness.records.layout_bounds import InFloat64, LayoutBounds, LayoutRow
@@ -164,6 +165,7 @@ __all__ = [
     "group_keys",
     "needs_one_rank",
     "required_kinds",
+    "share_in_words",
     "throughput_rows",
     "ulp_bucket",
     "zero_counts",

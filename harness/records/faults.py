@@ -60,6 +60,11 @@ class Share(NamedTuple):
     whole: int
 
 
+def share_in_words(part: int, whole: int) -> str:
+    """A share with its percentage, such as `3 of 4 (75%)`."""
+    return f"{part} of {whole} ({100 * part / whole:.0f}%)" if whole else "-"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Score:
     """Totals of outcomes. Each share counts the correct outcomes among those with an expectation.
@@ -79,6 +84,15 @@ class Score:
     unjudged: Count = 0
     ended_early: bool = False
     seconds: float = 0.0
+
+    def __str__(self) -> str:
+        """All results in a sentence."""
+        return (
+            f"{self.killed} of {self.faults} faults killed, {self.flagged} of {self.equivalents} equivalents flagged, "
+            f"module and direction right in {share_in_words(*self.places)}, "
+            f"operator in {share_in_words(*self.operators)}, "
+            f"rank in {share_in_words(*self.ranks)}, {self.seconds:.0f} s"
+        )
 
     @property
     def is_clean(self) -> bool:
@@ -148,7 +162,10 @@ class FaultsFound:
         return Score.of(self.outcomes, ended_early=self.problem is not None)
 
     def of_today(self, own_digest: str) -> FaultsFound:
-        """The judged outcomes, which a further call takes over. Raises UsageError if other code found them."""
+        """These findings without unjudged outcomes, from which `bitproof faults --resume` goes on.
+
+        Raises UsageError if another version of the code found them.
+        """
         if self.own_digest != own_digest:
             raise UsageError(
                 "what an earlier call of faults found is of other code",

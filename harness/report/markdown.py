@@ -232,7 +232,7 @@ def _divergence(first: Divergence) -> str:
 
 
 def _pass_details(passes: Iterable[PassReport]) -> Iterator[str]:
-    """Each pass's settings, facts, and the operators that it added or removed, folded."""
+    """A collapsible block per pass: its settings, its facts, and how often each operator occurs before and after."""
     for entry in passes:
         known = {"settings": entry.settings, "facts": entry.facts}
         tables = [f"{name}:\n\n{_values(values)}" for name, values in known.items() if values]

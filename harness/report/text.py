@@ -25,7 +25,6 @@ from bitproof.harness.records import (
     Verdict,
     Verification,
 )
-from bitproof.harness.report import faults
 from bitproof.harness.report.source_lines import shown_line
 
 CASE_FILE = "--case"
@@ -55,7 +54,7 @@ def headlines_of(result: CaseResult) -> list[str]:
 
 def remarks(report: Report) -> list[str]:
     """The summary of a whole run, with the results of its faults."""
-    return [*report.remarks, *([f"bitproof faults: {faults.headline(report.faults)}"] if report.faults else [])]
+    return [*report.remarks, *([f"bitproof faults: {report.faults}"] if report.faults else [])]
 
 
 def expectation(result: CaseResult) -> str:

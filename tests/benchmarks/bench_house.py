@@ -25,13 +25,11 @@ POWERS = {
     ),
     "fault catalogue": (
         "harness/disturb/faults/",
-        "harness/commands/fault",
-        "harness/cli/faults.py",
-        "harness/report/faults.py",
+        "harness/powers/mutants/",
     ),
     "sensitivity": ("harness/powers/sensitivity/",),
     "placement": ("harness/placement/",),
-    "GPU doctor": ("harness/gpu_checks/", "harness/commands/doctor_gpu.py"),
+    "doctor": ("harness/powers/doctor/",),
 }
 """The beginnings of the paths of what a case's verdict, report and cause do without."""
 

@@ -42,12 +42,12 @@ from bitproof.harness.localize.logs.calls import Call, Place
 from bitproof.harness.localize.logs.replay import StepTrace, packed_calls, read_log, write_archive
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.options import ROLES
+from bitproof.harness.powers.mutants.report import read_found, render_json
 from bitproof.harness.powers.proofs.prover.certify import write_certificate
 from bitproof.harness.precompile import file
 from bitproof.harness.precompile.artifact import precompile, read_program
 from bitproof.harness.records import BlamedCall, CaseResult, FaultOutcome, FaultsFound, Report, Verdict
 from bitproof.harness.report import json as report_json
-from bitproof.harness.report.faults import read_found, render_json
 from bitproof.harness.user_code.names import read_names
 from tests.benchmarks.fuzz_certificates import example
 from tests.harness.forging import make_recording, vouch

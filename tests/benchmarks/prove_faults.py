@@ -30,14 +30,14 @@ from torch.fx import GraphModule
 
 from bitproof.builtin_cases import CASES
 from bitproof.harness.case import Case
-from bitproof.harness.cli.faults import DEFAULT_CASES
-from bitproof.harness.commands.faults import choose, homes
 from bitproof.harness.disturb.faults import Entry, Site
 from bitproof.harness.disturb.mutate import mutate
 from bitproof.harness.errors import UsageError
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.graph.in_one_process import NotEvaluatedError
 from bitproof.harness.graph.operators import written_arguments
+from bitproof.harness.powers.mutants.cli import DEFAULT_CASES
+from bitproof.harness.powers.mutants.command import choose, homes
 from bitproof.harness.powers.proofs.prover.answers import BUFFER, NOT_PROVED, PROVED, REFUSED, prove_graphs
 from bitproof.harness.powers.proofs.prover.evaluate import run_graph
 from bitproof.harness.powers.proofs.prover.explain import Shown

@@ -13,10 +13,10 @@ from bitproof.builtin_cases import CASES
 from bitproof.harness.case import Case, Chunking, Model
 from bitproof.harness.case.case_file import case_text
 from bitproof.harness.cli import main
-from bitproof.harness.commands.doctor import Torch
 from bitproof.harness.compare.outcome import result_of_error
 from bitproof.harness.errors import UsageError
 from bitproof.harness.options import Stress
+from bitproof.harness.powers.doctor.command import Torch
 from bitproof.harness.records import CaseResult, Report, Verdict
 from bitproof.harness.report.text import replay_command
 from bitproof.harness.report.write import prepare_run_dir, write_run
@@ -336,20 +336,20 @@ def test_a_report_is_printed_again_in_every_form(tmp_path, capsys):
 
 def test_doctor_ends_with_0_when_the_main_cases_can_run_and_3_otherwise(monkeypatch, capsys, tmp_path):
     able = Torch(version="2.13.0+cpu", gloo=True, nccl=False, gpus=[])
-    monkeypatch.setattr("bitproof.harness.commands.doctor.available_gib", lambda: 24.0)
-    monkeypatch.setattr("bitproof.harness.commands.doctor.probe_torch", lambda: able)
-    monkeypatch.setattr("bitproof.harness.commands.doctor.run_trial", lambda: [])
-    monkeypatch.setattr("bitproof.harness.commands.doctor.trace_as_two_ranks", lambda: None)
+    monkeypatch.setattr("bitproof.harness.powers.doctor.command.available_gib", lambda: 24.0)
+    monkeypatch.setattr("bitproof.harness.powers.doctor.command.probe_torch", lambda: able)
+    monkeypatch.setattr("bitproof.harness.powers.doctor.command.run_trial", lambda: [])
+    monkeypatch.setattr("bitproof.harness.powers.doctor.command.trace_as_two_ranks", lambda: None)
     assert main(["doctor", "--report-dir", str(tmp_path)]) == 0
     assert capsys.readouterr().out.endswith("ok  main cases: transformer_batch, moe_batch, moe_seq can run\n")
-    monkeypatch.setattr("bitproof.harness.commands.doctor.probe_torch", lambda: replace(able, version="2.10.1"))
+    monkeypatch.setattr("bitproof.harness.powers.doctor.command.probe_torch", lambda: replace(able, version="2.10.1"))
     assert main(["doctor", "--report-dir", str(tmp_path)]) == 3
     out = capsys.readouterr().out
     tested = "2.11.0, 2.12.1, 2.13.0, 2.14.1, 2.15.0"
     assert f"no  torch: 2.10.1, none of the tested {tested}; supported: 2.11 or later; fix: install a" in out
     assert out.endswith("no  main cases: transformer_batch, moe_batch, moe_seq cannot run, because of: torch\n")
-    monkeypatch.setattr("bitproof.harness.commands.doctor.probe_torch", lambda: able)
-    monkeypatch.setattr("bitproof.harness.commands.doctor.run_trial", lambda: "RankError: the host ended")
+    monkeypatch.setattr("bitproof.harness.powers.doctor.command.probe_torch", lambda: able)
+    monkeypatch.setattr("bitproof.harness.powers.doctor.command.run_trial", lambda: "RankError: the host ended")
     assert main(["doctor", "--report-dir", str(tmp_path)]) == 3
     out = capsys.readouterr().out
     assert f"no  trial: RankError: the host ended; fix: install a tested torch: {tested}\n" in out

@@ -144,7 +144,7 @@ NO_USER_CODE = {
     "harness/powers/sensitivity/update.py": "runs our own update",
     "harness/powers/moved/standalone/call_events.py": "runs without bitproof, and keeps its errors to the end itself",
     "harness/powers/moved/standalone/watched_program.py": "runs without bitproof, and raises these errors at the end",
-    "harness/gpu_checks/checks.py": "runs our own calls",
+    "harness/powers/doctor/checks.py": "runs our own calls",
     "harness/disturb/tamper.py": "a fault: what it raises is what the wrong program raises",
     "harness/disturb/faults/loops.py": "a fault: what it raises is what the wrong program raises",
     "harness/localize/places.py": "refuses nothing: it says where a call belongs",

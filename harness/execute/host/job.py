@@ -17,8 +17,8 @@ _COLLECTIVE_GRACE = 60.0
 class Job:
     """A requested run, its ranks on this host, and the facts that the host found before it forked them.
 
-    `program` is the graph that a stage prepared, if any; else each rank makes or reads its own. An earlier run of the
-    same code may have left results of checks in `graph_cache`, which need not run again.
+    `program` is the graph that a stage prepared, if any; else each rank makes or reads its own. `graph_cache`
+    may contain results of checks from an earlier run of the same code; those checks are not repeated.
     """
 
     run: RunRequest

@@ -200,7 +200,10 @@ class PlacedCalls:
         return stages
 
     def _needed(self, own: Iterable[Node]) -> Iterator[Node]:
-        """The values that calls read from elsewhere, through the numbers that they repeat, without duplicates."""
+        """Each value from outside that these calls need, once.
+
+        Every stage computes numbers and views itself, so these are followed to the values that they read.
+        """
         inside, seen = set(own), set[Node]()
 
         def needed(nodes: Iterable[Node]) -> Iterator[Node]:

@@ -19,7 +19,7 @@ from bitproof.harness.graph.staged.actions import Action
 
 
 class Message(NamedTuple):
-    """A rank's end of a message: `sender` is the action that sends it."""
+    """One rank's side of a message, which it sends or receives: `sender` is the action that sends it."""
 
     sender: Action
     is_sent: bool

@@ -173,7 +173,10 @@ class CandidateLog(IndexedLog):
         return "inherits" if self._reads_left(index) else "reads"
 
     def _reads_left(self, index: int) -> bool:
-        """Whether an input of a call, directly or through views, has no producer and no equal in the reference."""
+        """Whether a call reads, directly or through views, a value that no call produced and the reference never has.
+
+        For example, a stale value from before the step.
+        """
         return any(
             value not in self.reference.values if giver is None else self.shows_left(giver)
             for value, giver in zip(self.log[index].inputs, self._given[index], strict=False)

@@ -265,7 +265,7 @@ def _write_spare(archive: zipfile.ZipFile, values: Mapping[str, bytes]) -> None:
 
 
 def _read_spare(path: Path) -> dict[str, memoryview]:
-    """The spare values by name. Raises RecordingError if they are missing or damaged."""
+    """The values kept within the spare budget, by name. Raises RecordingError if they are missing or damaged."""
     packed = _read(path, SPARE)
     found, begin = dict[str, memoryview](), packed.find(b"\n") + 1
     try:

@@ -109,7 +109,7 @@ def run_rank(side: str, rank: int, folder: str) -> None:
 
 
 def differing(first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, str]:
-    """The tensors in which both sides differ on a rank, by name, with the difference in words."""
+    """The tensors that differ between the two sides, by name, each with the difference in words."""
     found = {name: "only one side has it" for name in [*first, *second] if (name in first) != (name in second)}
     for name in first:
         if name in second and (difference := describe_difference(first[name], second[name])):

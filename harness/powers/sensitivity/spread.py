@@ -71,7 +71,10 @@ class Compared:
 def follow(
     program: Program, ranks: Ranks, wrong: Mapping[tuple[int, int], Any], compared: Compared | None = None
 ) -> Fate:
-    """Follow wrong values, by slot and rank, through a step whose values are `ranks`."""
+    """Propagate wrong values through a step, and return where they first show.
+
+    `wrong` has them by (slot, rank); `ranks[rank][slot]` are the right values.
+    """
     found = _Wrong(program, ranks, compared)
     for (slot, rank), value in wrong.items():
         found.note(slot, rank, value)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from bitproof.builtin_cases import CASES, bucketing, shapes
-from bitproof.harness.commands.doctor import MAIN_CASES
 from bitproof.harness.disturb.faults import SUM_ORDERS
 from bitproof.harness.execute.launch import run_cases
 from bitproof.harness.options import RunOptions
+from bitproof.harness.powers.doctor.command import MAIN_CASES
 
 pytestmark = pytest.mark.ranks
 

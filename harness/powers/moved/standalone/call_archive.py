@@ -22,7 +22,7 @@ MAX_CALL = 1 << 31
 
 
 class ValuesFile:
-    """Appends blocks to `values.bin`; a block is `[offset, size, digest]`."""
+    """Appends blocks of bytes to `values.bin`. `put` returns where a block is: `[offset, size, digest]`."""
 
     def __init__(self, path: str, budget: int) -> None:
         self.file = open(path, "wb")  # noqa: SIM115

@@ -98,7 +98,7 @@ def record(folder: str, program: str, arguments: list[str], steps: int, budget: 
 
 
 class _Keeper(Listener):
-    """Keeps the results of all calls with some keys or inputs."""
+    """Keeps the result of each call whose key is in `keys`, or whose inputs are in `inputs`."""
 
     def __init__(self, values: ValuesFile, keys: set[str], inputs: set[str]) -> None:
         self.values, self.keys, self.inputs = values, keys, inputs

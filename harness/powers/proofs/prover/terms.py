@@ -96,7 +96,7 @@ class Table:
         return self.make(("view", place, *window(*w)))
 
     def as_window(self, place: int) -> tuple[int, Window]:
-        """A term as a window on another term: a view's own window, otherwise the whole term."""
+        """A term as a base and a window on it. A view has its own; any other term is its own base, seen whole."""
         match self[place]:
             case ("view", base, shape, strides, offset):
                 return base, Window(shape, strides, offset)

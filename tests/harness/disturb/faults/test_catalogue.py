@@ -10,12 +10,12 @@ import pytest
 
 from bitproof.builtin_cases import CASES
 from bitproof.harness.case import Parallelism
-from bitproof.harness.cli.faults import DEFAULT_CASES
 from bitproof.harness.disturb import entry
 from bitproof.harness.disturb.entry import ANY, Entry, Family, Site
 from bitproof.harness.disturb.faults import FAULTS, Named, check_fault, parse_fault
 from bitproof.harness.disturb.faults.catalogue import CATALOGUE, FAMILIES
 from bitproof.harness.errors import UsageError
+from bitproof.harness.powers.mutants.cli import DEFAULT_CASES
 
 FAULT_ROWS = [row for row in CATALOGUE.values() if row.is_fault]
 

@@ -116,10 +116,10 @@ def _add_copies(calls: list[Call], written: Mapping[int, tuple[str, Any]]) -> No
 def add_updates(
     calls: list[Call], call: Call, given: Mapping[str, Any], names: Sequence[str], layout: Callable[[Any], Any]
 ) -> Iterator[Any]:
-    """Add an optimizer's kernel, one parameter after the other.
+    """Add an optimizer's kernel over lists as one call per parameter, and yield the new values of each parameter.
 
-    `given` are its arguments on fake values, `names` those that its schema writes; `layout` returns the layout of each
-    new value, which is yielded.
+    `given` has the kernel's arguments by name, as fake values; `names` are the arguments that it writes, by its schema;
+    `layout` returns the layout of a value.
     """
     for place in range(len(given["self"])):
         args = tuple((name, _one_of(x, place)) for name, x in call.args)

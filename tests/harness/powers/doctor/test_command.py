@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from bitproof.builtin_cases import CASES
-from bitproof.harness.commands import doctor, precompile
+from bitproof.harness.commands import precompile
 from bitproof.harness.errors import ArtifactError
+from bitproof.harness.powers.doctor import command as doctor
 from bitproof.harness.processes import started
 from bitproof.harness.records import CaseResult, CaseSeconds, Verdict
 

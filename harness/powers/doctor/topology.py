@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bitproof.harness.gpu_checks.setting import Answer, Setting
+from bitproof.harness.powers.doctor.setting import Answer, Setting
 
 
 @dataclass(frozen=True)

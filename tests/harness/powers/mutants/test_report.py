@@ -8,12 +8,10 @@ from dataclasses import replace
 import pytest
 
 from bitproof.harness.errors import RecordingError, UsageError
-from bitproof.harness.records import BlamedCall, FaultOutcome, FaultsFound, Score, Verdict
-from bitproof.harness.report.faults import (
+from bitproof.harness.powers.mutants.report import (
     BEGIN,
     END,
     by_family,
-    headline,
     line_of,
     read_found,
     render_json,
@@ -21,6 +19,7 @@ from bitproof.harness.report.faults import (
     table_into,
     tell,
 )
+from bitproof.harness.records import BlamedCall, FaultOutcome, FaultsFound, Score, Verdict
 
 KILLED = FaultOutcome(
     fault="relu-for-silu",
@@ -79,7 +78,7 @@ def test_the_terminal_names_survivors_and_false_alarms():
     text = "\n".join(tell(FaultsFound(outcomes=[KILLED, SURVIVED, ELSEWHERE, FLAGGED, LOST])))
     for title in ("survivors:\n  quiet", "false alarms:\n  alarm", "struck nothing:\n  lost", "elsewhere:\n  astray"):
         assert title in text
-    assert text.endswith(headline(Score.of([KILLED, SURVIVED, ELSEWHERE, FLAGGED, LOST])))
+    assert text.endswith(str(Score.of([KILLED, SURVIVED, ELSEWHERE, FLAGGED, LOST])))
     assert "ended early: interrupted" in "\n".join(tell(FaultsFound(problem="interrupted")))
 
 

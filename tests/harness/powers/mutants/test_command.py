@@ -10,11 +10,11 @@ import pytest
 from bitproof.builtin_cases import CASES
 from bitproof.harness.case import Parallelism
 from bitproof.harness.cli import main
-from bitproof.harness.commands.faults import choose, homes, list_faults, status_of
 from bitproof.harness.disturb.faults.catalogue import CATALOGUE
 from bitproof.harness.errors import UsageError
+from bitproof.harness.powers.mutants.command import choose, homes, list_faults, status_of
 from bitproof.harness.records import FaultOutcome, FaultsFound, Verdict
-from tests.harness.report.test_faults import EQUAL, KILLED, LOST, SURVIVED
+from tests.harness.powers.mutants.test_report import EQUAL, KILLED, LOST, SURVIVED
 from tests.small import small
 
 pytestmark = pytest.mark.ranks

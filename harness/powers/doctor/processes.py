@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bitproof.harness.capture.digest import digest
-from bitproof.harness.gpu_checks import grouped
-from bitproof.harness.gpu_checks.checks import attend
-from bitproof.harness.gpu_checks.setting import Answer, Setting
+from bitproof.harness.powers.doctor import grouped
+from bitproof.harness.powers.doctor.checks import attend
+from bitproof.harness.powers.doctor.setting import Answer, Setting
 
 GENERATIONS = 2
 """How often the processes are started; all must compute the same bits."""

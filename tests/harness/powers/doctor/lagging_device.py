@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from bitproof.harness.gpu_checks import checks
 from bitproof.harness.graph import offload_operators
+from bitproof.harness.powers.doctor import checks
 
 
 class Stream:

@@ -81,7 +81,7 @@ def faults_command(
     options: RunOptions,
 ) -> None:
     """Plant every fault of the catalogue in cases; report which are caught, and whether each is found in its place."""
-    from bitproof.harness.commands.faults import Page, choose, faults, list_faults
+    from bitproof.harness.powers.mutants.command import Page, choose, faults, list_faults
 
     entries = choose(fault or ())
     if page is not None and fault:

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from bitproof.harness.gpu_checks import grouped
-from bitproof.harness.gpu_checks.grouped import check_grouped_mm, check_no_rows
-from bitproof.harness.gpu_checks.setting import Setting
+from bitproof.harness.powers.doctor import grouped
+from bitproof.harness.powers.doctor.grouped import check_grouped_mm, check_no_rows
+from bitproof.harness.powers.doctor.setting import Setting
 
 CPU = Setting(device="cpu", ranks=1)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.files.plain_files import read_plain
-from bitproof.harness.records import SCHEMA, FaultOutcome, FaultsFound, Score
+from bitproof.harness.records import SCHEMA, FaultOutcome, FaultsFound, Score, share_in_words
 from bitproof.harness.report.markdown_text import inline, rows_of
 from bitproof.harness.validate import parse, read
 
@@ -57,25 +57,11 @@ def _row(name: str, score: Score) -> tuple[str, ...]:
     return (
         name,
         str(score.faults),
-        _share((score.killed, score.faults)),
+        share_in_words(score.killed, score.faults),
         str(score.equivalents),
         str(score.flagged),
-        *map(_share, shares),
+        *(share_in_words(*share) for share in shares),
         f"{score.seconds:.0f}",
-    )
-
-
-def _share(pair: tuple[int, int]) -> str:
-    right, of = pair
-    return f"{right} of {of} ({100 * right / of:.0f}%)" if of else "-"
-
-
-def headline(score: Score) -> str:
-    """All results in a sentence."""
-    return (
-        f"{score.killed} of {score.faults} faults killed, {score.flagged} of {score.equivalents} equivalents flagged, "
-        f"module and direction right in {_share(score.places)}, operator in {_share(score.operators)}, "
-        f"rank in {_share(score.ranks)}, {score.seconds:.0f} s"
     )
 
 
@@ -92,7 +78,7 @@ def tell(found: FaultsFound) -> Iterator[str]:
     yield ""
     if found.problem:
         yield f"ended early: {found.problem}"
-    yield headline(found.score)
+    yield str(found.score)
     if found.cpu_seconds is not None:
         yield f"it took {found.cpu_seconds / 60:.1f} minutes of CPU"
 
@@ -115,7 +101,7 @@ def render_json(found: FaultsFound) -> str:
     """faults.json: every outcome, and the scores by family."""
     values = {
         "schema": SCHEMA,
-        "headline": headline(found.score),
+        "headline": str(found.score),
         "problem": found.problem,
         "cpu_seconds": found.cpu_seconds,
         "calls": found.calls,
@@ -137,7 +123,7 @@ def read_found(path: Path) -> FaultsFound:
 
 def render_markdown(found: FaultsFound) -> str:
     """faults.md: the tables in Markdown, for a job summary and for the docs."""
-    lines = [inline(headline(found.score)), "", *rows_of(HEADERS, by_family(found.outcomes)), ""]
+    lines = [inline(str(found.score)), "", *rows_of(HEADERS, by_family(found.outcomes)), ""]
     headers = ("fault", "what is wrong", "source", "case", "verdict", "blamed", "as expected")
     rows = [
         (
@@ -172,7 +158,7 @@ def table_into(page: str, found: FaultsFound, environment: Mapping[str, Any], ca
     cost = "" if found.cpu_seconds is None else f", {found.cpu_seconds / 60:.1f} minutes of CPU"
     cost += f", in {found.calls} calls" if found.calls > 1 else ""
     lines = [
-        f"`{call}`, on {inline(machine)}{cost}: {headline(found.score)}.",
+        f"`{call}`, on {inline(machine)}{cost}: {found.score}.",
         "",
         *rows_of(HEADERS, by_family(found.outcomes)),
     ]

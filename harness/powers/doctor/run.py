@@ -1,6 +1,6 @@
 """Run checks, each in separate processes that end with it:
 
-    harness.gpu_checks.run FD --device cuda --ranks 8 --name digests --name offload
+    harness.powers.doctor.run FD --device cuda --ranks 8 --name digests --name offload
 
 A check fails if it crashes, raises or exceeds its time; the others still run. Each result is sent through FD
 immediately.
@@ -21,11 +21,11 @@ from typing import Any
 import torch
 
 from bitproof.harness.case import Parallelism
-from bitproof.harness.gpu_checks import checks, grouped, processes, together, topology
-from bitproof.harness.gpu_checks.found import CheckResult
-from bitproof.harness.gpu_checks.setting import Answer, Setting
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.machine.nccl import allow_shared_gpu, pin_nccl
+from bitproof.harness.powers.doctor import checks, grouped, processes, together, topology
+from bitproof.harness.powers.doctor.found import CheckResult
+from bitproof.harness.powers.doctor.setting import Answer, Setting
 from bitproof.harness.processes import framing
 from bitproof.harness.processes.channel import send
 from bitproof.harness.processes.forked import Send, fork

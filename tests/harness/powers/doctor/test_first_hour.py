@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from bitproof.harness.commands import doctor_gpu
-from bitproof.harness.commands.doctor import Torch
-from bitproof.harness.commands.doctor_gpu import CASES_TRIED, HUNG, KILLED, NAMES, CheckLine, examine_gpus
-from bitproof.harness.gpu_checks.first_hour import FILE, KIND, PAGE, earlier
-from bitproof.harness.gpu_checks.plan import FIRST_HOUR, minutes
+from bitproof.harness.powers.doctor import gpu_command
+from bitproof.harness.powers.doctor.command import Torch
+from bitproof.harness.powers.doctor.first_hour import FILE, KIND, PAGE, earlier
+from bitproof.harness.powers.doctor.gpu_command import CASES_TRIED, HUNG, KILLED, NAMES, CheckLine, examine_gpus
+from bitproof.harness.powers.doctor.plan import FIRST_HOUR, minutes
 from bitproof.harness.runtime import disk_cache
 
 EIGHT = Torch(version="2.13.0+cu128", gloo=True, nccl=True, gpus=["H200"] * 8)
@@ -25,7 +25,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Calls of `doctor --gpu` on eight GPUs that are not there: the checks that each tried, until it is cut."""
 
     monkeypatch.setenv("BITPROOF_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(doctor_gpu, "gpu_topology", lambda: ["GPU0 X NV18"])
+    monkeypatch.setattr(gpu_command, "gpu_topology", lambda: ["GPU0 X NV18"])
 
     def call(torch: Torch = EIGHT, until: str | None = None, fails: str | None = None) -> list[str]:
         ran: list[str] = []
@@ -37,8 +37,8 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         def run_cases(case, name, *others, **options):
             return run(name)
 
-        monkeypatch.setattr(doctor_gpu, "run_checks", lambda device, ranks, names, **others: map(run, names))
-        monkeypatch.setattr(doctor_gpu, "try_case", run_cases)
+        monkeypatch.setattr(gpu_command, "run_checks", lambda device, ranks, names, **others: map(run, names))
+        monkeypatch.setattr(gpu_command, "try_case", run_cases)
         for line in examine_gpus(tmp_path, torch):
             if line.name == until:
                 break
@@ -64,7 +64,7 @@ PASSED = ["topology", "digests", "grouped products", "rows without tokens", "off
 
 def test_a_call_that_was_cut_short_is_gone_on_with_and_what_failed_is_tried_again(tried, tmp_path: Path) -> None:
     assert tried(until="offload", fails="attention") == [*ALL[: ALL.index("offload") + 1]]
-    assert [x.name for x in earlier(tmp_path / "cache", doctor_gpu.about(EIGHT))] == PASSED
+    assert [x.name for x in earlier(tmp_path / "cache", gpu_command.about(EIGHT))] == PASSED
     assert tried() == [name for name in ALL if name not in PASSED]
     found = json.loads((tmp_path / FILE).read_text())
     assert found["is_over"] and {x["name"]: x["found"] for x in found["tried"]} == {x: f"found of {x}" for x in ALL}
@@ -75,7 +75,7 @@ def test_another_machine_other_libraries_or_other_code_begin_anew(tried, monkeyp
     tried(until="offload")
     assert tried(replace(EIGHT, version="2.14.1+cu130"), until="attention") == ["topology", "digests", "attention"]
     assert tried(replace(EIGHT, gpus=["H100"] * 8), until="attention") == ["topology", "digests", "attention"]
-    monkeypatch.setattr(doctor_gpu, "own_digest", lambda: "other code")
+    monkeypatch.setattr(gpu_command, "own_digest", lambda: "other code")
     assert tried(replace(EIGHT, gpus=["H100"] * 8), until="attention") == ["topology", "digests", "attention"]
 
 
@@ -83,7 +83,7 @@ def test_another_machine_other_libraries_or_other_code_begin_anew(tried, monkeyp
     "value", [None, [], {"about": {}}, {"about": {}, "tried": [{"name": "digests"}]}, "of another"]
 )
 def test_what_is_kept_and_is_no_first_hour_of_this_machine_is_begun_anew(tried, tmp_path: Path, value: object) -> None:
-    about = doctor_gpu.about(EIGHT)
+    about = gpu_command.about(EIGHT)
     if value == "of another":
         tried(until="attention")
         value = disk_cache.read_cached(tmp_path / "cache", KIND, json.dumps(about, sort_keys=True))

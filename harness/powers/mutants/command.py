@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bitproof.harness.case import Case
-from bitproof.harness.commands.fault_runs import FaultRuns, shows_faults
 from bitproof.harness.compare.outcome import complete
 from bitproof.harness.disturb.faults import Entry
 from bitproof.harness.disturb.faults.catalogue import CATALOGUE
@@ -17,8 +16,8 @@ from bitproof.harness.execute.transport import open_client
 from bitproof.harness.files.plain_files import read_plain
 from bitproof.harness.machine.devices import lease_gpus
 from bitproof.harness.options import RunOptions
-from bitproof.harness.records import CaseResult, FaultOutcome, FaultsFound, Report
-from bitproof.harness.report.faults import (
+from bitproof.harness.powers.mutants.fault_runs import FaultRuns, shows_faults
+from bitproof.harness.powers.mutants.report import (
     BEGIN,
     END,
     line_of,
@@ -28,6 +27,7 @@ from bitproof.harness.report.faults import (
     table_into,
     tell,
 )
+from bitproof.harness.records import CaseResult, FaultOutcome, FaultsFound, Report
 from bitproof.harness.report.progress import make_progress
 from bitproof.harness.report.status import UNJUDGED, exit_status, faults_status
 from bitproof.harness.report.write import finish_run, prepare_run_dir

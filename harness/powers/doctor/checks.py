@@ -1,6 +1,6 @@
 """Checks of a single GPU: digests, attention, copies to host memory and back.
 
-Each check also runs on a CPU with gloo, where tests show that it can fail (`tests/harness/gpu_checks`); this shows
+Each check also runs on a CPU with gloo, where tests show that it can fail (`tests/harness/powers/doctor`); this shows
 nothing about GPUs. A check returns whether it passed, and its findings, e.g. "320 layouts, 0 with another digest than
 the CPU's". `topology.py`, `grouped.py`, `processes.py` and `together.py` have the other checks; `run.py` lists all.
 """
@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from bitproof.harness.capture.digest import digest
-from bitproof.harness.gpu_checks.setting import Answer, Setting
 from bitproof.harness.graph.offload_operators import OFFLOAD, RELOAD, WAIT_OFFLOAD, WAIT_RELOAD, copy_stream, land
 from bitproof.harness.graph.operators import name_of
+from bitproof.harness.powers.doctor.setting import Answer, Setting
 from bitproof.harness.torch_compat import TorchDispatchMode, sleep_on_stream
 
 MIN_SHARE_OF_BANDWIDTH = 0.05

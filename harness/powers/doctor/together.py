@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bitproof.harness.capture.digest import digest
-from bitproof.harness.gpu_checks.setting import Answer, Setting
+from bitproof.harness.powers.doctor.setting import Answer, Setting
 from bitproof.harness.torch_compat import build
 
 OPS = torch.ops._c10d_functional

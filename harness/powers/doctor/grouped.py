@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bitproof.harness.capture.digest import digest
-from bitproof.harness.gpu_checks.setting import Answer, Setting
+from bitproof.harness.powers.doctor.setting import Answer, Setting
 
 # E experts; R rows, sorted by expert; D dim, F hidden dim
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bitproof.harness.gpu_checks import processes, together
+from bitproof.harness.powers.doctor import processes, together
 from bitproof.reference.parallel import collectives, mesh
 from bitproof.reference.parallel.other_order_group import OtherOrderGroup
-from tests.harness.gpu_checks.test_checks import found_by
+from tests.harness.powers.doctor.test_checks import found_by
 
 pytestmark = pytest.mark.ranks
 

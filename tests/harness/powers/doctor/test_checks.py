@@ -10,17 +10,17 @@ import time
 import pytest
 import torch
 
-from bitproof.harness.gpu_checks import checks, run
-from bitproof.harness.gpu_checks.checks import check_attention, check_digests
-from bitproof.harness.gpu_checks.found import CheckResult
-from bitproof.harness.gpu_checks.run import ALONE, PROCESSES, TOGETHER
-from bitproof.harness.gpu_checks.setting import Setting
-from bitproof.harness.gpu_checks.together import sizes
 from bitproof.harness.graph import offload_operators
 from bitproof.harness.machine.determinism import set_determinism
+from bitproof.harness.powers.doctor import checks, run
+from bitproof.harness.powers.doctor.checks import check_attention, check_digests
+from bitproof.harness.powers.doctor.found import CheckResult
+from bitproof.harness.powers.doctor.run import ALONE, PROCESSES, TOGETHER
+from bitproof.harness.powers.doctor.setting import Setting
+from bitproof.harness.powers.doctor.together import sizes
 from bitproof.reference.parallel import collectives, device_order_group, mesh
 from bitproof.reference.parallel.other_order_group import OtherOrderGroup
-from tests.harness.gpu_checks.lagging_device import LaggingDevice
+from tests.harness.powers.doctor.lagging_device import LaggingDevice
 
 CPU = Setting(device="cpu", ranks=3, max_bytes=2**14)
 

@@ -8,9 +8,11 @@ import pytest
 
 from bitproof.builtin_cases import CASES
 from bitproof.harness.cli import main
-from bitproof.harness.commands import doctor_gpu
-from bitproof.harness.commands.doctor import MAIN_CASES, Torch
-from bitproof.harness.commands.doctor_gpu import (
+from bitproof.harness.execute import launch
+from bitproof.harness.options import RunOptions
+from bitproof.harness.powers.doctor import gpu_command, run
+from bitproof.harness.powers.doctor.command import MAIN_CASES, Torch
+from bitproof.harness.powers.doctor.gpu_command import (
     ALONE,
     CASES_TRIED,
     HUNG,
@@ -22,10 +24,7 @@ from bitproof.harness.commands.doctor_gpu import (
     run_checks,
     status_of,
 )
-from bitproof.harness.execute import launch
-from bitproof.harness.gpu_checks import run
-from bitproof.harness.gpu_checks.setting import Setting
-from bitproof.harness.options import RunOptions
+from bitproof.harness.powers.doctor.setting import Setting
 from bitproof.harness.records import CaseResult, Verdict
 from tests.small import small
 
@@ -64,7 +63,7 @@ def test_without_a_gpu_nothing_is_run_and_every_line_says_so(tmp_path, torch, wh
 )
 def test_without_gpus_that_nccl_could_join_what_needs_one_device_is_run_and_no_more(monkeypatch, tmp_path, torch, why):
     checked = [CheckLine(name="digests", outcome="pass", found="cuda")]
-    monkeypatch.setattr(doctor_gpu, "run_checks", lambda device, ranks, names, **others: checked)
+    monkeypatch.setattr(gpu_command, "run_checks", lambda device, ranks, names, **others: checked)
     first, *others = examine_gpus(tmp_path, torch)
     assert (first.found, first.outcome) == ("cuda", "pass")
     assert [line.name for line in others] == [*TOGETHER, KILLED, HUNG, *CASES_TRIED]
@@ -87,7 +86,7 @@ def test_eight_ranks_share_one_gpu_where_they_are_told_to(monkeypatch, tmp_path)
         return [CaseResult(case=cases[0], verdict=Verdict(cases[0].expected), backend=backend, **about)]
 
     monkeypatch.setenv("BITPROOF_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(doctor_gpu, "run_checks", run_checks)
+    monkeypatch.setattr(gpu_command, "run_checks", run_checks)
     monkeypatch.setattr(launch, "run_cases", run_cases)
     for num_gpus, share in ((1, True), (8, False)):
         ran.clear()
@@ -104,7 +103,7 @@ def test_ranks_that_share_have_a_device_each_that_there_is():
 
 
 def test_the_command_ends_with_3_where_nothing_was_run(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(doctor_gpu, "probe_torch", lambda: replace(TWO, gpus=[]))
+    monkeypatch.setattr(gpu_command, "probe_torch", lambda: replace(TWO, gpus=[]))
     assert main(["doctor", "--gpu", "--report-dir", str(tmp_path)]) == 3
     assert capsys.readouterr().out.count("NOT RUN") == len(NAMES) + 2 + len(CASES_TRIED)
 
@@ -139,7 +138,7 @@ def cases_come_to(monkeypatch, tmp_path):
             return [CaseResult(case=cases[0], **about)]
 
         monkeypatch.setattr(launch, "run_cases", run_cases)
-        return list(doctor_gpu.run_cases_on(ranks, tmp_path)), ran
+        return list(gpu_command.run_cases_on(ranks, tmp_path)), ran
 
     return lines
 
@@ -176,12 +175,12 @@ def test_a_case_that_is_to_be_close_has_failed_where_it_is_equal_or_different(ca
     about = EQUAL | {"steps": 2, "world_size": 2, "device": "cuda", "backend": "nccl"}
     for verdict in Verdict:
         result = CaseResult(case=case, **about | {"verdict": verdict})
-        assert doctor_gpu.tell_equal(result, 1)[0] is (verdict == Verdict.CLOSE)
+        assert gpu_command.tell_equal(result, 1)[0] is (verdict == Verdict.CLOSE)
 
 
 def test_a_case_that_cannot_run_on_so_few_gpus_is_not_run_and_says_why(monkeypatch, tmp_path):
     monkeypatch.setattr(launch, "run_cases", lambda cases, options, folder: 1 / 0)
-    lines = {line.name: line for line in doctor_gpu.run_cases_on(3, tmp_path)}
+    lines = {line.name: line for line in gpu_command.run_cases_on(3, tmp_path)}
     assert [line.outcome for name, line in lines.items() if name != "experts_seq_regional"] == ["NOT RUN"] * 13
     assert lines["experts_seq_regional"].outcome == "FAIL", "it was run, on two"
     assert lines[KILLED].found == (
@@ -232,8 +231,8 @@ def test_a_rank_that_hangs_must_be_told_from_those_that_it_holds_up(text, rank, 
     result = CaseResult(
         case=CASES["moe_batch"], verdict=Verdict.ERROR, error=text, steps=2, world_size=2, device="cuda", backend="nccl"
     )
-    assert doctor_gpu.tell_hung(result, rank)[0] is is_seen
-    assert not doctor_gpu.tell_hung(replace(result, verdict=Verdict.UNVERIFIED), rank)[0]
+    assert gpu_command.tell_hung(result, rank)[0] is is_seen
+    assert not gpu_command.tell_hung(replace(result, verdict=Verdict.UNVERIFIED), rank)[0]
 
 
 @pytest.mark.slow
@@ -241,19 +240,19 @@ def test_a_rank_that_hangs_must_be_told_from_those_that_it_holds_up(text, rank, 
 @pytest.mark.parametrize(
     ("name", "inject", "tell", "outcome", "found"),
     [
-        (KILLED, "kill-rank:rank=1,step=0", doctor_gpu.tell_killed, "pass", "killed by signal 9 (SIGKILL) at step 0"),
-        (KILLED, "raise:rank=1,step=0", doctor_gpu.tell_killed, "FAIL", "where rank 1 and SIGKILL should be named"),
-        (HUNG, "hang-rank:rank=1,step=1", doctor_gpu.tell_hung, "pass", "ranks 0, 1 at step 1, unfinished"),
+        (KILLED, "kill-rank:rank=1,step=0", gpu_command.tell_killed, "pass", "killed by signal 9 (SIGKILL) at step 0"),
+        (KILLED, "raise:rank=1,step=0", gpu_command.tell_killed, "FAIL", "where rank 1 and SIGKILL should be named"),
+        (HUNG, "hang-rank:rank=1,step=1", gpu_command.tell_hung, "pass", "ranks 0, 1 at step 1, unfinished"),
         (
             HUNG,
             "kill-rank:rank=1,step=1",
-            doctor_gpu.tell_hung,
+            gpu_command.tell_hung,
             "FAIL",
             "where rank 1 should be seen to hold up others at step 1",
         ),
-        ("moe_batch", None, doctor_gpu.tell_equal, "pass", "EQUAL on 2 ranks, cpu, shared: 0 of "),
+        ("moe_batch", None, gpu_command.tell_equal, "pass", "EQUAL on 2 ranks, cpu, shared: 0 of "),
         *(
-            (name, fault, doctor_gpu.tell_equal, "FAIL", "DIFFERENT on ")
+            (name, fault, gpu_command.tell_equal, "FAIL", "DIFFERENT on ")
             for name, fault in {
                 "experts_seq_idle_experts": "expert-ends-off-by-one",
                 "isolate_distinct": "rows-sent-in-reverse",
@@ -264,7 +263,7 @@ def test_a_rank_that_hangs_must_be_told_from_those_that_it_holds_up(text, rank, 
                 "joint_llama3_fsdp4_tp2": "tensor-gradient-not-summed",
             }.items()
         ),
-        *((name, None, doctor_gpu.tell_equal, "pass", " ranks, cpu, shared: 0 of ") for name in CASES_TRIED[3:-1]),
+        *((name, None, gpu_command.tell_equal, "pass", " ranks, cpu, shared: 0 of ") for name in CASES_TRIED[3:-1]),
     ],
 )
 def test_ranks_and_cases_are_run_and_told_on_a_cpu_as_they_would_be_on_gpus(
@@ -274,7 +273,7 @@ def test_ranks_and_cases_are_run_and_told_on_a_cpu_as_they_would_be_on_gpus(
     case = small(CASES[name if name in CASES else "moe_batch"], layers=2 if name == "blocks_batch_offload" else 1)
     ranks = 8 if case.parallelism.ep == 8 else 2
     case = replace(case, parallelism=replace(case.parallelism, world_size=ranks), steps=2)
-    line = doctor_gpu.try_case(case, name, inject, 45.0, tmp_path, tell, device="cpu")
+    line = gpu_command.try_case(case, name, inject, 45.0, tmp_path, tell, device="cpu")
     assert line.outcome == outcome and found in line.found
 
 
@@ -295,10 +294,10 @@ def test_a_check_of_regions_fails_where_a_region_is_wrong(
     stands in whose regions it compiles here.
     """
     passes = (f"{WRONG_REGIONS}:{wrong}@after=concretize_symbols",) if wrong else ()
-    monkeypatch.setattr(doctor_gpu, "RunOptions", partial(RunOptions, extra_passes=passes))
+    monkeypatch.setattr(gpu_command, "RunOptions", partial(RunOptions, extra_passes=passes))
     case = small(CASES[stands_in or name])
     case = replace(case, parallelism=replace(case.parallelism, world_size=2), steps=2)
-    line = doctor_gpu.try_case(case, name, None, 240.0, tmp_path, doctor_gpu.tell_equal, device="cpu")
+    line = gpu_command.try_case(case, name, None, 240.0, tmp_path, gpu_command.tell_equal, device="cpu")
     assert line.outcome == outcome and found in line.found, line
 
 
@@ -307,6 +306,6 @@ def test_a_case_that_cannot_be_run_has_failed(monkeypatch, tmp_path):
         raise RuntimeError("no driver\nand more")
 
     monkeypatch.setattr(launch, "run_cases", fail)
-    lines = list(doctor_gpu.run_cases_on(8, tmp_path))
+    lines = list(gpu_command.run_cases_on(8, tmp_path))
     assert {(line.outcome, line.found) for line in lines} == {("FAIL", "RuntimeError: no driver")}
     assert CASES[MAIN_CASES[0]].parallelism.world_size == 8

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bitproof.harness.gpu_checks import topology
-from bitproof.harness.gpu_checks.setting import Setting
-from bitproof.harness.gpu_checks.topology import Gpu, check_topology
+from bitproof.harness.powers.doctor import topology
+from bitproof.harness.powers.doctor.setting import Setting
+from bitproof.harness.powers.doctor.topology import Gpu, check_topology
 
 CPU = Setting(device="cpu", ranks=3)
 GPU = Gpu("H200", "9.0", 132, frozenset({0, 1, 2}))

@@ -1,6 +1,6 @@
 """`bitproof doctor --gpu`: checks of a machine's GPUs, as a table of pass and fail.
 
-`gpu_checks/plan.py` lists all in order: first the requirements of a step; then that a killed or hanging rank is named;
+`plan.py` lists all in order: first the requirements of a step; then that a killed or hanging rank is named;
 then cases on all GPUs. Checks that need several GPUs and NCCL are skipped without them, unless ranks may share GPUs. On
 a machine without GPUs all are skipped: each line says NOT RUN, which is no pass.
 """
@@ -22,14 +22,14 @@ from typing import Literal
 
 from bitproof.harness.capture.environment import environment_variables
 from bitproof.harness.case import Case
-from bitproof.harness.commands.doctor import MAIN_CASES, NUM_RANKS, Torch, probe_torch
 from bitproof.harness.errors import CaseError
-from bitproof.harness.gpu_checks.first_hour import FirstHour, Outcome, earlier
-from bitproof.harness.gpu_checks.found import CheckResult
-from bitproof.harness.gpu_checks.plan import FIRST_HOUR, HUNG, KILLED, names_of
 from bitproof.harness.machine.determinism import ENVIRONMENT
 from bitproof.harness.machine.gpus import driver_version, gpu_topology, read_nccl_conf
 from bitproof.harness.options import Control, RunOptions
+from bitproof.harness.powers.doctor.command import MAIN_CASES, NUM_RANKS, Torch, probe_torch
+from bitproof.harness.powers.doctor.first_hour import FirstHour, Outcome, earlier
+from bitproof.harness.powers.doctor.found import CheckResult
+from bitproof.harness.powers.doctor.plan import FIRST_HOUR, HUNG, KILLED, names_of
 from bitproof.harness.processes import framing
 from bitproof.harness.processes.started import Started
 from bitproof.harness.records import CaseResult, Verdict
@@ -42,7 +42,7 @@ _CASE_SECONDS = 600.0
 _HANG_SECONDS = 60.0
 ALONE, TOGETHER = names_of("alone"), names_of("together")
 NAMES = (*ALONE, *TOGETHER)
-"""The checks of `gpu_checks.run`, on a single device and on all ranks; importing that module would load torch."""
+"""The checks of `run`, on a single device and on all ranks; importing that module would load torch."""
 CASES_TRIED = names_of("case")
 Device = Literal["cuda", "cpu"]
 
@@ -153,13 +153,13 @@ def status_of(lines: list[CheckLine]) -> int:
 
 
 def run_checks(device: str, ranks: int, names: Iterable[str], *, shared_gpus: int | None = None) -> Iterator[CheckLine]:
-    """Run these checks of `gpu_checks/` in a separate process. A check without a result has failed."""
+    """Run these checks in a separate process. A check without a result has failed."""
     left = dict.fromkeys(names)
     arguments = ["--device", device, "--ranks", str(ranks), *(f"--name={name}" for name in left)]
     arguments += [] if shared_gpus is None else ["--shared-gpus", str(shared_gpus)]
     with tempfile.TemporaryDirectory(prefix="bitproof-doctor-") as folder:
         log = Path(folder, "gpu_checks.log")
-        process = Started("bitproof.harness.gpu_checks.run", arguments, log=log, environment=ENVIRONMENT)
+        process = Started("bitproof.harness.powers.doctor.run", arguments, log=log, environment=ENVIRONMENT)
         try:
             while (line := process.inlet.wait(_CHECKS_SECONDS)) is not None:
                 found: CheckResult = framing.read(line, CheckResult)

@@ -40,7 +40,7 @@ def doctor_command(
     """Report what this machine can run, and why it cannot run the rest."""
     if gpu:
         raise typer.Exit(_examine_gpus(report_dir, share_gpus=options.share_gpus))
-    from bitproof.harness.commands import doctor
+    from bitproof.harness.powers.doctor import command as doctor
 
     checks = []
     for check in doctor.examine(report_dir, needs_gpus=options.device == "cuda"):
@@ -52,10 +52,10 @@ def doctor_command(
 
 
 def _examine_gpus(report_dir: Path, *, share_gpus: bool) -> int:
-    from bitproof.harness.commands import doctor_gpu
+    from bitproof.harness.powers.doctor import gpu_command
 
     lines = []
-    for line in doctor_gpu.examine_gpus(report_dir, share_gpus=share_gpus):
+    for line in gpu_command.examine_gpus(report_dir, share_gpus=share_gpus):
         lines.append(line)
         print(line, flush=True)
-    return doctor_gpu.status_of(lines)
+    return gpu_command.status_of(lines)

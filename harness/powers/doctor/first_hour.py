@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from bitproof.harness.errors import RecordingError
-from bitproof.harness.gpu_checks.plan import FIRST_HOUR, minutes
+from bitproof.harness.powers.doctor.plan import FIRST_HOUR, minutes
 from bitproof.harness.report.markdown_text import inline, table_of
 from bitproof.harness.report.write import write_atomically
 from bitproof.harness.runtime.disk_cache import keep, read_cached

@@ -24,8 +24,6 @@ FILES = {
         *(
             "accept.py",
             "bisection.py",
-            "doctor.py",
-            "faults.py",
             "localize.py",
             "merge.py",
             "precompile.py",

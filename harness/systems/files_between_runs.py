@@ -13,7 +13,7 @@ them: the first run wrote them as well. It may not depend on them, in any of thr
    that copies its configuration over the copy of the run before asks as well, but then it has written the file.
 
 A file is an earlier run's if it changed after the case's first run began and before this run began, unless its content
-is that of before the first run: Hugging Face's `evaluate`, for example, writes its modules anew in every run. That
+is that of before the first run: Hugging Face's `evaluate`, for example, writes its modules again in every run. That
 content is known if Python opened the file to write it, touched or removed it, or renamed another one to its name.
 
 Watched are the working directory, the script's folder, and files and folders that Python made anywhere. Python's
@@ -84,7 +84,7 @@ class _Began(NamedTuple):
 
 
 class RunFiles:
-    """What one run of a script has of its own, and what it must leave alone: files that earlier runs wrote.
+    """The own folders of one run of a script, and the files of earlier runs that it must leave alone.
 
     `out` is an empty folder.
     """
@@ -349,7 +349,7 @@ def _content(path: str, found: os.stat_result) -> str | None:
 
 
 def _read_contents(file: Path) -> dict[str, str]:
-    """By path, the sha256 of what a file contained before the case's first run, as ranks wrote it down."""
+    """The sha256 of each file's content of before the case's first run, by path, as ranks wrote it down."""
     lines = file.read_text(errors="surrogateescape").splitlines() if file.exists() else []
     return {path: content for content, _, path in (line.partition(" ") for line in lines)}
 

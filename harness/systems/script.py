@@ -17,10 +17,12 @@ Imports torch when it is used.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import hashlib
 import os
+import stat
 import sys
 import types
 import weakref
@@ -101,6 +103,7 @@ class WatchedScript(WatchedLoop):
         find_beside(self._path.parent)
         check_own_modules(self._path, self._path.parent)
         ours, sys.modules["__main__"] = sys.modules["__main__"], module
+        printed_before = _size_of_log()
         try:
             with loading(str(self._path)):
                 exec(compile(self._code, str(self._path), "exec", dont_inherit=True), module.__dict__)
@@ -109,7 +112,7 @@ class WatchedScript(WatchedLoop):
                 raise UsageError(
                     f"the script {self._script.file} called sys.exit({error.code!r}) before its last step",
                     expected="a script that runs with these arguments",
-                    found=f"sys.argv was {sys.argv!r}; what it printed is in the rank's log",
+                    found=f"sys.argv was {sys.argv!r}{_last_lines(printed_before)}",
                     fix="give the script's own arguments after --, as in `bitproof run train.py -- --lr 3e-4`",
                 ) from error
         except ModuleNotFoundError as error:
@@ -279,3 +282,27 @@ def owners_of(parameters: Sequence[Tensor]) -> list[nn.Module]:
         chosen.append((min(order[each] for each in best[0]), best[2]))
         left -= best[0]
     return [model for _, model in sorted(chosen, key=lambda one: one[0])]
+
+
+_LOG = "/proc/self/fd/2"
+"""The file that a rank's standard error goes to, on Linux."""
+
+
+def _size_of_log() -> int:
+    """The size of this rank's log so far; 0 if its output does not go to a file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        found = os.stat(_LOG)
+        return found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return 0
+
+
+def _last_lines(begin: int) -> str:
+    """The last lines that were printed since the log had this size: `argparse` says there what is wrong."""
+    lines: list[str] = []
+    if (size := _size_of_log()) > begin:
+        with contextlib.suppress(OSError), open(_LOG, "rb") as log:
+            log.seek(max(begin, size - 4096))
+            lines = log.read().decode(errors="replace").splitlines()
+    return "".join(f"\n{line}" for line in lines[-6:])

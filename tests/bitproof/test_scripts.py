@@ -95,3 +95,13 @@ def test_a_cache_that_another_program_reads_is_refused_and_in_the_folder_for_out
     assert found.verdict == "ERROR" and "cache.txt, which an earlier run of this comparison wrote" in str(found), found
     own = bitproof.run(reference=f"{path} {{out}}/a", candidate=f"{path} {{out}}/a --other", **given)
     assert own.verdict == "DIFFERENT" and "full" in str(own), own
+
+
+def test_arguments_that_a_script_refuses_are_reported_in_its_own_words(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("import argparse\nprint('earlier')\nargparse.ArgumentParser().parse_args()\n")
+    found = bitproof.run(
+        reference=str(path), candidate=str(path), args=["--no-cuda"], steps=1, world_size=1, report_dir=tmp_path
+    )
+    assert found.verdict == "ERROR"
+    assert "train.py: error: unrecognized arguments: --no-cuda" in found.result.error, found

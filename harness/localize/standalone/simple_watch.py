@@ -31,18 +31,18 @@ def watch(
     train: Callable[[], Any] | None = None,
     names: Any = None,
     **others: Any,
-) -> Watched:
+) -> SimpleStep:
     """A system of a function that trains once, `step`, or of a whole loop, `train`."""
     models: list[Any] = list(model) if isinstance(model, (list, tuple)) else [model]
     optimizers: list[Any] = (
         list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer] if optimizer else []
     )
-    watched = Watched(step, models, optimizers) if step else WatchedLoop(train, models, optimizers)
+    watched = SimpleStep(step, models, optimizers) if step else SimpleLoop(train, models, optimizers)
     watched.names = names
     return watched
 
 
-class Watched:
+class SimpleStep:
     """The models and optimizers that a function trains."""
 
     names: Any = None
@@ -88,7 +88,7 @@ class Watched:
             keep("loss", "loss", torch.as_tensor(loss))
 
 
-class WatchedLoop(Watched):
+class SimpleLoop(SimpleStep):
     """The models that a loop trains. A step ends when every optimizer has taken one."""
 
     def take_steps(self, number: int, keep_of: Callable[[int], AbstractContextManager[Keep]]) -> None:

@@ -14,7 +14,7 @@ from bitproof.harness.powers.doctor import command as doctor
 from bitproof.harness.processes import started
 from bitproof.harness.records import CaseResult, CaseSeconds, Verdict
 
-HOST_WITH_A_DEVICE = Path(__file__).parents[1] / "execute" / "host_with_a_device.py"
+HOST_WITH_A_DEVICE = Path(__file__).parents[2] / "execute" / "host_with_a_device.py"
 TESTED = "2.11.0, 2.12.1, 2.13.0, 2.14.1, 2.15.0"
 ABLE = doctor.Torch(version="2.13.0+cpu", gloo=True, nccl=True, gpus=[])
 

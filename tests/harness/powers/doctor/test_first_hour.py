@@ -17,7 +17,7 @@ from bitproof.harness.runtime import disk_cache
 
 EIGHT = Torch(version="2.13.0+cu128", gloo=True, nccl=True, gpus=["H200"] * 8)
 ALL = (*NAMES, KILLED, HUNG, *CASES_TRIED)
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture

@@ -60,8 +60,22 @@ class Verified:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecordingIdentity:
+    """A recording's bits and environment: `environment` maps the name of a fact to its JSON text."""
+
+    __pydantic_config__ = STRICT
+
+    digest: str
+    records: Count
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class MovedCertificate:
-    """The result of comparing two environments. `uncollected` counts calls that are outside of it, with the reason."""
+    """The result of comparing two environments. `uncollected` counts calls that are outside of it, with the reason.
+
+    `recordings` has the old and the new recording of a case; it is empty for a script or a function.
+    """
 
     __pydantic_config__ = STRICT
 
@@ -77,6 +91,8 @@ class MovedCertificate:
     rows: list[Annotated[MovedRow, Whole("a row", RecordingError)]]
     verified: Annotated[Verified, Whole("a verification", RecordingError)]
     uncollected: dict[str, Count] = field(default_factory=dict)
+    system: str = ""
+    recordings: list[Annotated[RecordingIdentity, Whole("a recording", RecordingError)]] = field(default_factory=list)
 
     @property
     def moved(self) -> list[MovedRow]:

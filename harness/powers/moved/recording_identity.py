@@ -11,9 +11,12 @@ from hashlib import sha256
 
 from bitproof.harness.compare.baselines import environment_of
 from bitproof.harness.compare.same_case import leaf_differences
+from bitproof.harness.errors import cut
 from bitproof.harness.powers.moved.records import RecordingIdentity
 from bitproof.harness.records import Recording
 
+MOST = 100
+"""Characters of a fact in a message."""
 _OF_THE_SYSTEM = ("system", "ranks", "passes", "settings")
 """Facts that an identity leaves out: two systems of the same bits and environment share an explanation."""
 
@@ -33,6 +36,6 @@ def differences(certified: RecordingIdentity, found: RecordingIdentity) -> Itera
     sides = [{name: json.loads(text) for name, text in each.environment.items()} for each in (certified, found)]
     pairs = {name: (sides[0].get(name), sides[1].get(name)) for name in {**sides[0], **sides[1]}}
     for path, (left, right) in leaf_differences(pairs):
-        yield f"{path} is {json.dumps(left)} in the certificate, {json.dumps(right)} here"
+        yield f"{path} is {cut(json.dumps(left), MOST)} in the certificate, {cut(json.dumps(right), MOST)} here"
     if (certified.digest, certified.records) != (found.digest, found.records):
         yield "its records have other bits than those of the certificate"

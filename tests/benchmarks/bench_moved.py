@@ -14,6 +14,8 @@ expected words.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -124,16 +126,19 @@ def kernel_plant(operator: str, kind: str) -> Plant:
 
 
 def plants_of(archive: Archive) -> Iterator[Plant]:
-    """Plants for the operators of an archive: written kernels first, then edges and lanes."""
+    """Plants for the operators of an archive, one of each kind in turn."""
     called = list(dict.fromkeys(call["op"].removeprefix("aten.").removesuffix(".default") for call in archive.calls))
-    yield from (plant for plant in written_plants() if plant.operator in called)
-    for kind in ("edge", "lane"):
-        for operator in called:
-            if not re.search(r"uniform|randn|randint|normal_|_local_scalar|zero|ones|fill|arange|nll|empty", operator):
-                try:
-                    yield kernel_plant(operator, kind)
-                except RuntimeError:  # without a kernel of its own
-                    continue
+    kinds: dict[str, list[Plant]] = {kind: [] for kind in CLASSES}
+    for plant in written_plants():
+        if plant.operator in called:
+            kinds[plant.kind].append(plant)
+    for operator in called:
+        if not re.search(r"uniform|randn|randint|normal_|_local_scalar|zero|ones|fill|arange|nll|empty", operator):
+            for kind in ("edge", "lane"):
+                with contextlib.suppress(RuntimeError):  # without a kernel of its own
+                    kinds[kind].append(kernel_plant(operator, kind))
+    for turn in itertools.zip_longest(*kinds.values()):
+        yield from filter(None, turn)
 
 
 def bytes_of(values: list[Any]) -> list[Any]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from bitproof.harness.case import PREPARED, Case
 from bitproof.harness.errors import UsageError
@@ -120,6 +121,18 @@ def _name_unread(operator: Any, args: Any) -> str:
         return name_unread(operator, args)
     if "wait_tensor" in str(operator):
         return ""
-    groups = [ranks for each in args if isinstance(each, str) and (ranks := ranks_in(each)) is not None]
+    groups = [ranks for each in args if (ranks := _ranks(each)) is not None]
     told = f"ranks {', '.join(map(str, groups[0]))}" if groups else "a group"
     return f"{operator} over {told}: a collective, which is not replayed alone"
+
+
+def _ranks(argument: Any) -> tuple[int, ...] | None:
+    """The ranks of a group, given by its name or as an object of torch."""
+    if isinstance(argument, str):
+        return ranks_in(argument)
+    if not isinstance(argument, torch.ScriptObject):
+        return None
+    try:
+        return tuple(dist.get_process_group_ranks(dist.ProcessGroup.unbox(argument)))
+    except (RuntimeError, ValueError, TypeError):
+        return None

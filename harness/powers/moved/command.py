@@ -28,8 +28,7 @@ def record(folder: Path, program: ProgramRuns, *, budget: int, seconds: float) -
     """Record a program's calls into a folder. Raises UsageError for a folder that is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError("the folder for the archive is not empty", expected="a new folder", found=str(folder))
-    here = Environment()
-    found = program.record(here, folder, budget, seconds)
+    found = program.ask(Environment(), "record", folder, seconds, budget=budget)
     print(f"{found['calls']} distinct calls, {found['bytes']} bytes in {folder}")
     if found["drawn"]:
         print(f"  {found['drawn']} with inputs above the budget: drawn again from their distribution")

@@ -1,4 +1,4 @@
-"""Run a program in an environment: record its calls, keep their results, exchange them.
+"""Run a program in an environment, to record its calls, keep their results, or exchange them.
 
 A script or a function runs in one process. A case runs on all its ranks as `bitproof record` runs it, with real process
 groups: its system is `case_ranks.make`, which watches the calls of a rank.
@@ -28,26 +28,14 @@ REQUEST = "BITPROOF_MOVED_REQUEST"
 
 
 class ProgramRuns(Protocol):
-    """Runs of one program. The answers are those of `standalone/recording_calls` and `standalone/exchanging`."""
+    """A program that can be run in an environment."""
 
-    def record(self, environment: Environment, folder: Path, budget: int, seconds: float) -> dict[str, Any]:
-        """Record the program's distinct calls into an archive; returns counts."""
+    def ask(self, environment: Environment, what: str, folder: Path, seconds: float, **asked: Any) -> dict[str, Any]:
+        """Run the program and return the answer of `standalone/answer_request` to this request.
 
-    def keep(
-        self,
-        environment: Environment,
-        folder: Path,
-        keys: Sequence[str],
-        inputs: Sequence[str],
-        budget: int,
-        seconds: float,
-    ) -> dict[str, Any]:
-        """Keep the results of calls with these keys or inputs; `repeats` says whether the run equals the recorded."""
-
-    def exchange(
-        self, environment: Environment, folder: Path, sets: Sequence[Sequence[str]], seconds: float
-    ) -> list[dict[str, Any]]:
-        """A run per set of keys, whose calls get the kept results."""
+        "record" takes a `budget`; "results" takes `keys`, `inputs` and a `budget`, and keeps results below the folder;
+        "exchange" takes `sets` of keys, and runs the program once for each.
+        """
 
 
 @dataclass(frozen=True)
@@ -58,37 +46,23 @@ class OneProcess:
     arguments: Sequence[str]
     steps: int
 
-    def record(self, environment: Environment, folder: Path, budget: int, seconds: float) -> dict[str, Any]:
-        """Record its calls."""
-        asked = {"program": self.program, "arguments": [*self.arguments], "steps": self.steps, "budget": budget}
-        return environment.ask("record", {"folder": str(folder), **asked}, seconds)
-
-    def keep(
-        self,
-        environment: Environment,
-        folder: Path,
-        keys: Sequence[str],
-        inputs: Sequence[str],
-        budget: int,
-        seconds: float,
-    ) -> dict[str, Any]:
-        """Keep results."""
-        asked = {"folder": str(folder), "out": str(folder / "results"), "budget": budget}
-        return environment.ask("results", asked | {"keys": [*keys], "inputs": [*inputs]}, seconds)
-
-    def exchange(
-        self, environment: Environment, folder: Path, sets: Sequence[Sequence[str]], seconds: float
-    ) -> list[dict[str, Any]]:
-        """Run with results exchanged."""
-        results = str(folder / "results") if any(sets) else None
-        asked = {"folder": str(folder), "results": results, "sets": [[*keys] for keys in sets]}
-        runs: list[dict[str, Any]] = environment.ask("exchange", asked, seconds)["runs"]
-        return runs
+    def ask(self, environment: Environment, what: str, folder: Path, seconds: float, **asked: Any) -> dict[str, Any]:
+        """Run it in one process."""
+        results = str(folder / "results")
+        more: dict[str, dict[str, Any]] = {
+            "record": {"program": self.program, "arguments": [*self.arguments], "steps": self.steps},
+            "results": {"out": results},
+            "exchange": {"results": results if any(asked.get("sets", ())) else None},
+        }
+        return environment.ask(what, {"folder": str(folder), **more[what], **asked}, seconds)
 
 
 @dataclass
 class CaseOnRanks:
-    """A case; `system` is recorded, and `arguments` are further options of `bitproof record`, such as `--steps 2`."""
+    """A case whose `system` is recorded; `arguments` are further options of `bitproof record`, such as `--steps 2`.
+
+    `identities` has the old recording and the new one, once both environments ran it.
+    """
 
     name: str
     system: str
@@ -96,45 +70,30 @@ class CaseOnRanks:
     old: Recording | None = None
     identities: list[RecordingIdentity] = field(default_factory=list)
 
-    def record(self, environment: Environment, folder: Path, budget: int, seconds: float) -> dict[str, Any]:
-        """Record the calls of every rank, and merge them."""
-        self.old, answers = self._run(environment, folder, "record", {"budget": budget}, seconds)
-        told = {"program": self.name, "arguments": [*self.arguments], "steps": self.old.manifest.steps}
-        return environment.ask("merge", {"folder": str(folder), "ranks": len(answers), **told}, seconds)
+    def ask(self, environment: Environment, what: str, folder: Path, seconds: float, **asked: Any) -> dict[str, Any]:
+        """Run it on all ranks, and join their answers."""
+        if what == "exchange":
+            sets = asked["sets"]
+            return {"runs": [self._exchanged(environment, folder, seconds, [*keys]) for keys in sets]}
+        recording, answers = self._run(environment, what, folder, seconds, asked)
+        if what == "results":
+            told = {name: sum(answer[name] for answer in answers) for name in ("kept", "lost")}
+            return told | {"repeats": self._compared(recording)["equal"]}
+        self.old = recording
+        program = {"program": self.name, "arguments": [*self.arguments], "steps": recording.manifest.steps}
+        return environment.ask("merge", {"folder": str(folder), "ranks": len(answers), **program}, seconds)
 
-    def keep(
-        self,
-        environment: Environment,
-        folder: Path,
-        keys: Sequence[str],
-        inputs: Sequence[str],
-        budget: int,
-        seconds: float,
-    ) -> dict[str, Any]:
-        """Keep results, on every rank."""
-        asked = {"keys": [*keys], "inputs": [*inputs], "budget": budget}
-        recording, answers = self._run(environment, folder, "results", asked, seconds)
-        told = {name: sum(answer[name] for answer in answers) for name in ("kept", "lost")}
-        return told | {"repeats": self._compared(recording)["equal"]}
-
-    def exchange(
-        self, environment: Environment, folder: Path, sets: Sequence[Sequence[str]], seconds: float
-    ) -> list[dict[str, Any]]:
-        """Run with results exchanged on all ranks."""
-        return [self._exchanged(environment, folder, keys, seconds) for keys in sets]
-
-    def _exchanged(self, environment: Environment, folder: Path, keys: Sequence[str], seconds: float) -> dict[str, Any]:
-        recording, answers = self._run(environment, folder, "exchange", {"keys": [*keys]}, seconds)
+    def _exchanged(self, environment: Environment, folder: Path, seconds: float, keys: list[str]) -> dict[str, Any]:
+        recording, answers = self._run(environment, "exchange", folder, seconds, {"keys": keys})
         if not keys and self.old is not None:
             self.identities = [identity_of(self.old), identity_of(recording)]
         found = self._compared(recording) | {"exchanged": sum(answer["exchanged"] for answer in answers)}
         found["has_same_calls"] = all(answer["has_same_calls"] for answer in answers)
-        # A rank that only reads other values may have got them from another rank.
         for name in ("moved_again", "other"):
             by_rank = [answer[name] | {"rank": rank} for rank, answer in enumerate(answers) if answer[name]]
             found[name] = min(by_rank, key=lambda each: each["call"], default=None)
         if found["moved_again"] is not None:
-            found["other"] = None
+            found["other"] = None  # a rank that reads other values may have got them from the rank whose call moved
         return found
 
     def _compared(self, recording: Recording) -> dict[str, Any]:
@@ -145,15 +104,13 @@ class CaseOnRanks:
             raise RecordingError("the runs of the case cannot be compared", found=found.reason)
         first = found.first_divergence
         where = "" if first is None else f"{first.kind} {first.name} at step {first.step}, rank {first.rank}"
-        equal = found.verdict == Verdict.EQUAL
-        told = {"equal": equal, "first": where, "records": sum(found.compared.values())}
+        told = {"equal": found.verdict == Verdict.EQUAL, "first": where, "records": sum(found.compared.values())}
         return told | {"digest": identity_of(recording).digest}
 
     def _run(
-        self, environment: Environment, folder: Path, what: str, asked: dict[str, Any], seconds: float
+        self, environment: Environment, what: str, folder: Path, seconds: float, asked: dict[str, Any]
     ) -> tuple[Recording, list[dict[str, Any]]]:
         """Record the case once, and read the answers of its ranks."""
-        folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="bitproof-moved-") as temporary:
             request, out = Path(temporary, "request.json"), Path(temporary, "recording")
             told = {"what": what, "folder": str(folder.resolve()), "answers": temporary, "system": self.system}

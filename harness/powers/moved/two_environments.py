@@ -49,7 +49,7 @@ class TwoEnvironments:
 
     def record(self) -> dict[str, Any]:
         """Record the program's calls in the old environment; returns counts."""
-        return self._program.record(self.old, self.folder, self.budget, self.seconds)
+        return self._program.ask(self.old, "record", self.folder, self.seconds, budget=self.budget)
 
     @property
     def _program(self) -> ProgramRuns:
@@ -110,7 +110,8 @@ class TwoEnvironments:
                     self.found_in_program[again_moved["key"]] = again_moved["op"]
             if not keys:
                 break
-            kept = self._program.keep(self.old, self.folder, keys, inputs, self.budget * 2, self.seconds)
+            asked = {"keys": keys, "inputs": inputs, "budget": self.budget * 2}
+            kept = self._program.ask(self.old, "results", self.folder, self.seconds, **asked)
             if not kept["repeats"]:
                 return Verified(plain="NONDETERMINISTIC", remainder="the program differs from itself, old", **told)
             (best,) = self._runs([keys])
@@ -130,7 +131,10 @@ class TwoEnvironments:
         )
 
     def _runs(self, sets: Sequence[Sequence[str]], environment: Environment | None = None) -> list[dict[str, Any]]:
-        return self._program.exchange(environment or self.new, self.folder, sets, self.seconds)
+        sets = [[*keys] for keys in sets]
+        found = self._program.ask(environment or self.new, "exchange", self.folder, self.seconds, sets=sets)
+        runs: list[dict[str, Any]] = found["runs"]
+        return runs
 
     def explain(self) -> None:
         """Add to each moved call its smallest shape, its causes, and a switch that brings the old bits back."""

@@ -15,21 +15,25 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import itertools
+import json
+import math
 import os
 import re
 import shutil
+import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from bitproof.harness.powers.moved.environments import Environment
+from bitproof.harness.powers.moved.environments import START, Environment
 from bitproof.harness.powers.moved.move_causes import causes_of
 from bitproof.harness.powers.moved.standalone.call_archive import Archive
 from bitproof.harness.powers.moved.standalone.exchanging import run_exchanged
@@ -97,7 +101,6 @@ def written_plants() -> list[Plant]:
         Plant("tanh", "exp2", lambda x: 1 - 2 / (_exp2(2 * x) + 1)),
         Plant("_softmax", "exp2", lambda x, dim, half: _softmax(x, dim)),
         Plant("_log_softmax", "exp2", lambda x, dim, half: torch.log2(_softmax(x, dim)) * 0.6931471805599453),
-        Plant("mul.Tensor", "flushed", lambda x, y: flushed(torch.addcmul(torch.zeros_like(x), x, y))),
         Plant("add.Tensor", "flushed", lambda x, y, *, alpha=1: flushed(torch.sub(x, y, alpha=-alpha))),
         Plant("sub.Tensor", "flushed", lambda x, y, *, alpha=1: flushed(torch.add(x, y, alpha=-alpha))),
     ]
@@ -157,11 +160,12 @@ def placed(plant: Plant) -> Any:
     return planted(plant.operator, plant.kernel, with_keyset=plant.kind in ("edge", "lane"))
 
 
-def recorded(folder: Path) -> Iterator[tuple[str, Archive]]:
-    for model in moved_models.MODELS:
-        path = str(folder / model.__name__)
-        record(path, f"{moved_models.__file__}:{model.__name__}", [], 1, 1 << 28)
-        yield model.__name__, Archive(path)
+def recorded(folder: Path, modules: Sequence[Any] = (moved_models,)) -> Iterator[tuple[str, Archive]]:
+    for module in modules:
+        for model in module.MODELS:
+            path = str(folder / model.__name__)
+            record(path, f"{module.__file__}:{model.__name__}", [], 1, 1 << 28)
+            yield model.__name__, Archive(path)
 
 
 def truth(folder: Path, wanted: int) -> None:
@@ -274,44 +278,64 @@ def speed(folder: Path, wanted: int) -> None:
     print(f"{told}; replayed {len(rows['rows'])} three times in {took}")
 
 
+REPLAY = """
+import json, runpy, sys
+answer = runpy.run_path(sys.argv[1])["answer"]
+for folder in sys.argv[2:]:
+    print(json.dumps(answer("replay", {"folder": folder, "threads": None})["rows"]))
+"""
+"""Replays several archives in one process: importing torch takes longer than a replay."""
+
+
 def table(folder: Path, environments: list[tuple[str, Environment]], dtypes: list[str]) -> None:
     """Replay the models' calls elsewhere; prints a table of operators that moved, by environment."""
-    lines = []
+    lines, paths, modules = [], {}, [moved_models]
+    if importlib.util.find_spec("transformers"):
+        modules.append(importlib.import_module("tests.benchmarks.moved_transformers"))
+    os.environ.update(MOVED_DIM="128", MOVED_BATCH="32")
     for dtype in dtypes:
-        for model in moved_models.MODELS:
-            path, here = folder / f"{model.__name__}-{dtype}", Environment(variables=_of(dtype))
-            program = f"{moved_models.__file__}:{model.__name__}"
-            asked = {"program": program, "arguments": [], "steps": 1, "budget": 1 << 28, "folder": str(path)}
-            total = here.ask("record", asked, 600)["calls"]
-            for name, there in environments:
-                rows = there.ask("replay", {"folder": str(path), "threads": None, "memory": 8 << 30}, 600)["rows"]
-                lines.append((name, dtype, model.__name__, total, [r for r in rows.values() if r["state"] != "equal"]))
-    print("\n".join(table_of(lines)))
-
-
-def _of(dtype: str) -> dict[str, str]:
-    return {"MOVED_DTYPE": dtype, "MOVED_DIM": "128", "MOVED_BATCH": "32"}
+        os.environ["MOVED_DTYPE"] = dtype
+        for name, archive in recorded(folder / dtype, modules):
+            paths[dtype, name] = str(folder / dtype / name)
+            print(dtype, name, len(archive.calls), file=sys.stderr, flush=True)
+    for name, there in environments:
+        command = [there.python, "-c", REPLAY, str(START), *paths.values()]
+        done = run_command(command, 3600, environment={**os.environ, **there.variables})
+        print(name, done.status, done.err[-300:], file=sys.stderr, flush=True)
+        for (dtype, model), text in zip(paths, done.out.strip().splitlines(), strict=True):
+            rows = json.loads(text).values()
+            lines.append((name, dtype, model, len(rows), [row for row in rows if row["state"] != "equal"]))
+    print("\n".join(table_of(sorted(lines, key=lambda line: dtypes.index(line[1])))))
 
 
 def table_of(lines: list[tuple[str, str, str, int, list[dict[str, Any]]]]) -> Iterator[str]:
-    """The table in Markdown: a row per environment, dtype and operator."""
-    yield "| environment | dtype | calls | moved | operator | models | shapes | at most |"
-    yield "|---|---|---|---|---|---|---|---|"
-    for name, dtype in dict.fromkeys((line[0], line[1]) for line in lines):
-        mine = [line for line in lines if line[:2] == (name, dtype)]
-        moved = [(line[2], row) for line in mine for row in line[4]]
-        begin = f"| {name} | {dtype} | {sum(line[3] for line in mine)} | {len(moved)} |"
-        if not moved:
-            yield f"{begin} none | | | |"
-        for operator in dict.fromkeys(row["op"] for _, row in moved):
-            rows = [(model, row) for model, row in moved if row["op"] == operator]
-            models = ", ".join(dict.fromkeys(model for model, _ in rows))
-            shapes = "; ".join(dict.fromkeys(" ".join(map(str, row["shapes"][:2])) for _, row in rows))
-            state = {row["state"] for _, row in rows} - {"moved"}
-            ulps = [row["ulps"] for _, row in rows if row.get("ulps") is not None]
-            most = f"{max(ulps)} ULP" if ulps else ""
-            yield f"{begin} {operator.removeprefix('aten.')} | {models} | {shapes[:80]} | {most}{', '.join(state)} |"
-            begin = "| | | | |"
+    """The table in Markdown: a row per environment and operator, a column per dtype."""
+    dtypes = list(dict.fromkeys(line[1] for line in lines))
+    yield f"| environment | operator | {' | '.join(dtypes)} | smallest shapes |"
+    yield "|---" * (len(dtypes) + 3) + "|"
+    for name in dict.fromkeys(line[0] for line in lines):
+        mine = [line for line in lines if line[0] == name]
+        moved = [(dtype, model, row) for _, dtype, model, _, rows in mine for row in rows]
+        counts = [
+            f"{sum(each == dtype for each, _, _ in moved)} of {sum(line[3] for line in mine if line[1] == dtype)} calls"
+            for dtype in dtypes
+        ]
+        yield f"| {name} | all | {' | '.join(counts)} | |"
+        for operator in sorted({row["op"] for _, _, row in moved}):
+            rows = [each for each in moved if each[2]["op"] == operator]
+            cells = [_cell([(model, row) for each, model, row in rows if each == dtype]) for dtype in dtypes]
+            shapes = min((row["shapes"][:2] for _, _, row in rows), key=lambda each: [math.prod(s) for s in each])
+            yield f"| | {operator.removeprefix('aten.')} | {' | '.join(cells)} | {' '.join(map(str, shapes))} |"
+
+
+def _cell(rows: list[tuple[str, dict[str, Any]]]) -> str:
+    """The number of models and the largest distance."""
+    if not rows:
+        return ""
+    ulps = max((row["ulps"] for _, row in rows if row.get("ulps") is not None), default=None)
+    states = {row["state"] for _, row in rows} - {"moved"}
+    far = "" if ulps is None else f", {ulps} ULP" if ulps < 1000 else ", above 1000 ULP"
+    return f"{len({model for model, _ in rows})} models{far}{''.join(f', {state}' for state in sorted(states))}"
 
 
 def main() -> None:

@@ -71,7 +71,9 @@ def moved_command(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the certificate, moved.json and moved.md.")
     ] = None,
-    no_causes: Annotated[bool, typer.Option("--no-causes", help="Do not probe for causes.")] = False,
+    no_causes: Annotated[
+        bool, typer.Option("--no-causes", help="Do not probe for causes, nor move each call alone.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     timeout: Annotated[
         float,

@@ -70,7 +70,7 @@ def _finish(certificate: MovedCertificate, out: Path | None, *, as_json: bool) -
 
 
 def status_of(certificate: MovedCertificate) -> int:
-    """0 if no call moved and the program is not different, 1 if one did or it is, 3 if something was not judged."""
+    """0 if no call moved and the program is not different, 1 if a call did or it is, 3 if something was not judged."""
     states = {row.state for row in certificate.rows}
     if states - {NOT_REPLAYED, "failed", NONDETERMINISTIC} or certificate.verified.plain == "DIFFERENT":
         return UNEXPECTED

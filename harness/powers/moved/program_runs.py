@@ -1,7 +1,7 @@
 """Run a program in an environment, to record its calls, keep their results, or exchange them.
 
-A script or a function runs in one process. A case runs on all its ranks as `bitproof record` runs it, with real process
-groups: its system is `case_ranks.make`, which watches the calls of a rank.
+A script or a function runs in a single process. A case runs on all its ranks as `bitproof record` runs it, with real
+process groups: its system is `case_ranks.make`, which watches the calls of a rank.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from bitproof.harness.capture.recording_files import read_recording
 from bitproof.harness.case import Case
@@ -27,17 +27,6 @@ REQUEST = "BITPROOF_MOVED_REQUEST"
 """The variable that names the file with a rank's request."""
 
 
-class ProgramRuns(Protocol):
-    """A program that can be run in an environment."""
-
-    def ask(self, environment: Environment, what: str, folder: Path, seconds: float, **asked: Any) -> dict[str, Any]:
-        """Run the program and return the answer of `standalone/answer_request` to this request.
-
-        "record" takes a `budget`; "results" takes `keys`, `inputs` and a `budget`, and keeps results below the folder;
-        "exchange" takes `sets` of keys, and runs the program once for each.
-        """
-
-
 @dataclass(frozen=True)
 class OneProcess:
     """A script FILE.py, or FILE.py:FUNCTION."""
@@ -47,7 +36,11 @@ class OneProcess:
     steps: int
 
     def ask(self, environment: Environment, what: str, folder: Path, seconds: float, **asked: Any) -> dict[str, Any]:
-        """Run it in one process."""
+        """Run it in a process of its own, and return the answer of `standalone/answer_request`.
+
+        "record" takes a `budget`; "results" takes `keys`, `inputs` and a `budget`, and keeps results below the folder;
+        "exchange" takes `sets` of keys, and runs the program once for each.
+        """
         results = str(folder / "results")
         more: dict[str, dict[str, Any]] = {
             "record": {"program": self.program, "arguments": [*self.arguments], "steps": self.steps},
@@ -61,7 +54,7 @@ class OneProcess:
 class CaseOnRanks:
     """A case whose `system` is recorded; `arguments` are further options of `bitproof record`, such as `--steps 2`.
 
-    `identities` has the old recording and the new one, once both environments ran it.
+    `identities` has the old and the new recording's, once both environments ran it.
     """
 
     name: str
@@ -71,7 +64,7 @@ class CaseOnRanks:
     identities: list[RecordingIdentity] = field(default_factory=list)
 
     def ask(self, environment: Environment, what: str, folder: Path, seconds: float, **asked: Any) -> dict[str, Any]:
-        """Run it on all ranks, and join their answers."""
+        """Run it on all ranks, and join their answers to the same requests."""
         if what == "exchange":
             sets = asked["sets"]
             return {"runs": [self._exchanged(environment, folder, seconds, [*keys]) for keys in sets]}
@@ -118,6 +111,10 @@ class CaseOnRanks:
             words = ["record", self.name, "--system", SYSTEM, "--out", str(out), "--report-dir", f"{temporary}/logs"]
             environment.bitproof([*words, *self.arguments], {REQUEST: str(request)}, seconds)
             return read_recording(out), [*_answers(Path(temporary))]
+
+
+ProgramRuns = OneProcess | CaseOnRanks
+"""A program that can be run in an environment."""
 
 
 def _answers(folder: Path) -> Iterator[dict[str, Any]]:

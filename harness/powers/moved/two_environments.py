@@ -4,7 +4,7 @@
    nothing.
 2. Replay them in the new environment, and run the program in it.
 3. If records differ, keep the old results of the moved calls, and run the program with them exchanged. A call that
-   moved only with values of the program, not with its recorded ones, is added, and the exchange repeated.
+   moved only with other values of the program than its recorded inputs is added, and the exchange repeated.
 4. Ask both environments how the moved calls' kernels add, and try switches that bring the old bits back.
 """
 
@@ -29,7 +29,7 @@ SWITCHES: tuple[Mapping[str, str], ...] = (
     {"ONEDNN_MAX_CPU_ISA": "AVX2"},
     {"ONEDNN_DEFAULT_FPMATH_MODE": "STRICT"},
 )
-"""Settings of the new environment that are tried, one at a time."""
+"""Settings of the new environment that are tried, each alone."""
 
 
 @dataclass(kw_only=True)
@@ -117,7 +117,7 @@ class TwoEnvironments:
             (best,) = self._runs([keys])
             if best["equal"] or best["moved_again"] is None or best["moved_again"]["in"] in inputs:
                 break
-        if keys and best["equal"] and len(keys) > 1:
+        if keys and best["equal"] and len(keys) > 1 and self.explains:
             without = keys[:MOST_ALONE]
             runs = self._runs([[each for each in keys if each != key] for key in without])
             for key, run in zip(without, runs, strict=True):

@@ -17,7 +17,7 @@ from .call_values import ALIGNMENT, NAMES, RefusedArchiveError, digest_of, encod
 
 
 class CallEvent:
-    """A call: calls that differ in values alone have one `key`; `inputs` is a digest of all that it reads."""
+    """A call: calls that differ in values alone share a `key`; `inputs` is a digest of all that it reads."""
 
     def __init__(self, index: int, operator: Any, args: Any, kwargs: Any) -> None:
         self.index, self.operator, self.name = index, operator, str(operator)

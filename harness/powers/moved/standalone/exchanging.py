@@ -59,7 +59,7 @@ class ExchangeSession:
 
 
 def run_exchanged(archive: Archive, results: str | None, keys: set[str]) -> dict[str, Any]:
-    """One run of the program: the first record that differs from the old run's, and the first call that explains it."""
+    """A run of the program: the first record that differs from the old run's, and the first call that explains it."""
     head = archive.head
     session = ExchangeSession(results, keys)
     records = run_program(head["program"], head["arguments"], head["steps"], session.events)
@@ -91,7 +91,7 @@ def _culprit(old: list[Any], new: list[Any]) -> dict[str, Any]:
 
 
 def run_each(folder: str, results: str | None, sets: list[list[str]]) -> list[dict[str, Any]]:
-    """One run per set of keys, each in a process forked before the program is loaded."""
+    """A run per set of keys, each in a process forked before the program is loaded."""
     archive = Archive(folder)
     return [_forked(archive, results, set(keys)) for keys in sets]
 

@@ -71,12 +71,14 @@ def case(tmp_path, monkeypatch):
 
 def moved(capsys, *words):
     capsys.readouterr()
-    status = main(["moved", *words, "--json"])
-    return status, json.loads(capsys.readouterr().out)
+    status = main(["moved", "--json", *words])
+    printed = capsys.readouterr()
+    assert printed.out, printed.err
+    return status, json.loads(printed.out)
 
 
-def test_calls_of_all_ranks_are_merged_and_exchanged_together_and_the_certificate_explains_the_drift(case, capsys):
-    status, found = moved(capsys, *case, "--env", "PLANTED=1", "--out", "upgrade", "--", "--device", "cpu")
+def test_calls_of_all_ranks_are_merged_and_exchanged_together(case, capsys):
+    status, found = moved(capsys, *case, "--env", "PLANTED=1", "--", "--device", "cpu")
     assert status == 1
     shapes = sorted(row["shapes"] for row in found["rows"])
     assert {row["operator"] for row in found["rows"]} == {"aten.relu.default"}
@@ -87,15 +89,10 @@ def test_calls_of_all_ranks_are_merged_and_exchanged_together_and_the_certificat
     assert any("over ranks 0, 1: a collective, which is not replayed alone" in text for text in found["uncollected"])
     assert found["system"].endswith("mine.py:make") and len(found["recordings"]) == 2
 
-    record = ["record", "case.json", "--system", found["system"], "--device", "cpu", "--out"]
-    assert main([*record, "there"]) == 0
-    capsys.readouterr()
-    assert main(["diff", "there", "there", "--certificate", "upgrade/moved.json"]) == 0
 
-
-def test_a_second_difference_outside_of_operators_is_the_remainder_and_the_certificate_explains_nothing(case, capsys):
+def test_a_second_difference_outside_of_operators_is_the_remainder(case, capsys):
     planted = ["--env", "PLANTED=1", "--env", "PLANTED_SCALE=2"]
-    status, found = moved(capsys, *case, *planted, "--out", "upgrade", "--", "--device", "cpu")
+    status, found = moved(capsys, *case, *planted, "--", "--device", "cpu")
     assert (status, found["verified"]["with_exchange"]) == (1, "DIFFERENT")
     assert found["verified"]["remainder"].startswith("not from an operator: call")
     assert "aten.mul.Tensor(tensor, 2.0), was aten.mul.Tensor(tensor, 1.0)" in found["verified"]["remainder"]

@@ -20,7 +20,7 @@ from pathlib import Path
 from bitproof.harness.capture.recording_files import read_recording
 from bitproof.harness.capture.selection import first_and_last_step
 from bitproof.harness.case import Case
-from bitproof.harness.checks.explaining import Explainer, Explanation, explainer_of
+from bitproof.harness.checks.explanation import Explainer, Explanation, explainer_of
 from bitproof.harness.commands.run import run_and_report
 from bitproof.harness.compare.baselines import file_baseline, tell_sides
 from bitproof.harness.compare.verdict import compare

@@ -17,7 +17,7 @@ from typing import Any
 from bitproof.harness.capture.recording_files import put_in_place, read_recording
 from bitproof.harness.capture.selection import chooser, first_and_last_step, name_value
 from bitproof.harness.case import Case
-from bitproof.harness.checks.explaining import explainer_of
+from bitproof.harness.checks.explanation import explainer_of
 from bitproof.harness.commands.following import follow_rank_0
 from bitproof.harness.compare.baselines import file_baseline
 from bitproof.harness.compare.same_case import leaf_differences

@@ -63,7 +63,16 @@ def bert_masked():
 
 
 def t5():
-    return language("T5", "ForConditionalGeneration", d_model=128, d_kv=32, d_ff=256, num_layers=2, num_heads=4)
+    return language(
+        "T5",
+        "ForConditionalGeneration",
+        d_model=128,
+        d_kv=32,
+        d_ff=256,
+        num_layers=2,
+        num_heads=4,
+        decoder_start_token_id=0,
+    )
 
 
 def vit():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bitproof.harness.checks.explaining import Explainer, Explanation
+from bitproof.harness.checks.explanation import Explainer, Explanation
 from bitproof.harness.powers.moved.recording_identity import differences, identity_of
 from bitproof.harness.powers.moved.records import MovedCertificate, read_certificate
 from bitproof.harness.printable import one_line

@@ -8,7 +8,7 @@ import pytest
 from bitproof.harness.capture.recording_files import read_manifest, read_recording
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.case.case_file import case_text
-from bitproof.harness.checks.explaining import explainer_of
+from bitproof.harness.checks.explanation import explainer_of
 from bitproof.harness.cli import main
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.powers.moved.recording_identity import identity_of

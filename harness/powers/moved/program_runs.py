@@ -110,7 +110,11 @@ class CaseOnRanks:
             request.write_text(json.dumps(told | {"asked": asked}))
             words = ["record", self.name, "--system", SYSTEM, "--out", str(out), "--report-dir", f"{temporary}/logs"]
             environment.bitproof([*words, *self.arguments], {REQUEST: str(request)}, seconds)
-            return read_recording(out), [*_answers(Path(temporary))]
+            recording, answers = read_recording(out), [*_answers(Path(temporary))]
+        if len(answers) != recording.manifest.world_size:
+            found = f"answers of {len(answers)} ranks of {recording.manifest.world_size}"
+            raise RecordingError("not every rank of the case was watched to its last step", found=found)
+        return recording, answers
 
 
 ProgramRuns = OneProcess | CaseOnRanks

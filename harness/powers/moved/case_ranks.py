@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bitproof.harness.case import PREPARED, Case
+from bitproof.harness.case import GRAPH, Case
 from bitproof.harness.errors import UsageError
 from bitproof.harness.powers.moved.program_runs import REQUEST
 from bitproof.harness.powers.moved.standalone import exchanging, recording_calls
@@ -87,16 +87,16 @@ class WatchedRank:
 
 def _program(name: str, case: Case, mesh: Mesh) -> Any:
     """The prepared graph of a system that runs a graph; None for others. Tracing is not part of the watched run."""
-    if name not in PREPARED:
+    if name != GRAPH:
         return None
     from bitproof.harness.execute.host.programs import prepare_program
     from bitproof.harness.graph.graph_options import GraphOptions
 
-    return prepare_program(case, mesh.device, GraphOptions(), system=name)
+    return prepare_program(case, mesh.device, GraphOptions())
 
 
 def _system(name: str, case: Case, mesh: Mesh, program: Any) -> Any:
-    if name in PREPARED:
+    if name == GRAPH:
         from bitproof.harness.systems.graph import make_graph_system
 
         return make_graph_system(case, mesh, mesh.device, program, lambda gradients: gradients)

@@ -14,13 +14,15 @@ from bitproof.harness.cli.arguments import find_case
 from bitproof.harness.cli.declare import command
 from bitproof.harness.errors import UsageError
 from bitproof.harness.settings import TIME
-from bitproof.harness.systems.registry import check_system
+from bitproof.harness.systems.registry import NAMED, check_system
 
 if TYPE_CHECKING:
     from bitproof.harness.powers.moved.program_runs import ProgramRuns
 
 FORMS = "PROGRAM or CASE, record DIR PROGRAM, replay DIR, or check FILE.json"
 MEBIBYTE = 1 << 20
+WATCHED = ("eager", "eager_chunked", "graph")
+"""The built-in systems whose calls can be watched, beside a user's."""
 
 
 @command(
@@ -138,6 +140,8 @@ def _program(name: str, arguments: list[str], steps: int | None, system: str | N
         return OneProcess(name, arguments, steps or 1)
     case = find_case(name, Changes(steps=steps))
     check_system(asked := system or case.reference)
+    if asked in NAMED and asked not in WATCHED:
+        raise UsageError(f"calls of {asked} are not watched", expected=" or ".join(WATCHED), found=f"--system {asked}")
     return CaseOnRanks(name, asked, [*arguments, *(() if steps is None else ("--steps", str(steps)))])
 
 

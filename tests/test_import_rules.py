@@ -303,6 +303,7 @@ def test_only_the_worker_models_the_graph_step_its_placements_and_what_tries_or_
         "bitproof.harness.powers.doctor.together",
         "bitproof.harness.powers.doctor.run",
         "bitproof.harness.execute.run_folder",
+        "bitproof.harness.powers.moved.case_ranks",
         "bitproof.harness.systems.autoplace",
         "bitproof.harness.systems.graph",
         "bitproof.harness.systems.staged_gradients",

@@ -19,6 +19,7 @@ from bitproof.harness.settings import words
 @command(
     "accept",
     "bitproof accept -k moe_seq --why 'the router sums in float32 now'",
+    "bitproof accept -k moe_seq --certificate upgrade/moved.json",
     brief="Accept how far cases drifted from their baselines.",
 )
 @takes(
@@ -27,7 +28,17 @@ from bitproof.harness.settings import words
     only=(*ONE_CASE, "observe", *WHERE, "control", "timeout", "explain_timeout", "jobs"),
 )
 def accept_command(
-    why: Annotated[str, typer.Option(metavar="TEXT", help="The reason, stored in the baselines' manifests.")],
+    why: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The reason, stored in the baselines' manifests.")
+    ] = None,
+    certificate: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Accept the drift that this certificate of `moved` explains, also from another environment. "
+            "Repeatable.",
+        ),
+    ] = None,
     expression: Expression = None,
     case_files: CaseFiles = None,
     new: Annotated[bool, typer.Option("--new", help="Also store a baseline where there is none.")] = False,
@@ -45,4 +56,6 @@ def accept_command(
     cases = chosen_cases(expression, case_files, changes)
     options = replace(options, baseline_dir=baseline_dir)
     replay = [*words(changes, options), *case_words(case_files)]
-    raise typer.Exit(accept(cases, options, report_dir, why, new=new, replay=replay))
+    raise typer.Exit(
+        accept(cases, options, report_dir, why or "", new=new, replay=replay, certificates=certificate or ())
+    )

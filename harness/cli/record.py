@@ -56,13 +56,18 @@ def record_command(
 @command(
     "diff",
     "bitproof diff recordings/here recordings/there",
+    "bitproof diff recordings/here recordings/there --certificate upgrade/moved.json",
     statuses=("equal, bit for bit", "different", "a recording cannot be read"),
 )
 def diff_command(
     first: Annotated[Path, typer.Argument(metavar="DIR_A", help="A recording's folder.")],
     second: Annotated[Path, typer.Argument(metavar="DIR_B", help="Another.")],
+    certificate: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Say whether this certificate explains the difference: see `moved`."),
+    ] = None,
 ) -> None:
     """Compare two recordings."""
     from bitproof.harness.commands.record import diff
 
-    raise typer.Exit(diff(first, second))
+    raise typer.Exit(diff(first, second, certificate=certificate))

@@ -4,7 +4,8 @@
 2. Store each drifted recording as the new baseline, with the reason, commit and date in its manifest. With `new`, also
    store recordings without a baseline for this environment.
 
-A case that is not as expected keeps its baselines: an error must not become the expected result.
+A case that is not as expected keeps its baselines: an error must not become the expected result. With certificates, a
+drift from the baseline, also from a baseline of another environment, needs an explanation by one of them, or a reason.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from bitproof.harness.capture.recording_files import read_recording
 from bitproof.harness.capture.selection import first_and_last_step
 from bitproof.harness.case import Case
+from bitproof.harness.checks.explanation import Explainer, Explanation, explainer_of
 from bitproof.harness.commands.run import run_and_report
-from bitproof.harness.compare.baselines import file_baseline
+from bitproof.harness.compare.baselines import file_baseline, tell_sides
+from bitproof.harness.compare.verdict import compare
 from bitproof.harness.errors import UsageError
 from bitproof.harness.execute.folders import CaseFolders
 from bitproof.harness.options import RunOptions
-from bitproof.harness.records import Accepted, BaselineStatus, CaseResult, Report, Role
+from bitproof.harness.records import Accepted, BaselineStatus, CaseResult, Report, Role, Verdict
 from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, worst
 from bitproof.harness.runtime import interrupts, launched
 
@@ -38,20 +42,27 @@ def accept(
     *,
     new: bool = False,
     replay: Sequence[str] = (),
+    certificates: Sequence[Path] = (),
 ) -> int:
-    """Run cases and replace all drifted baselines, for the reason `why`. Returns the exit status.
+    """Run cases and replace all drifted baselines, for the reason `why`, or if a certificate explains the drift.
+
+    Returns the exit status:
 
     0 if every baseline equals the new recording afterwards; 1 if a baseline was kept because its case is not as
-    expected; 3 if something was not judged. Raises UsageError without a reason, before anything runs.
+    expected, or its drift unexplained; 3 if something was not judged. Raises UsageError without a reason and a
+    certificate, and RecordingError for a damaged certificate, before anything runs.
     """
-    if not why.strip():
+    explainers = [explainer_of(path) for path in certificates]
+    if not why.strip() and not explainers:
         raise UsageError(
-            "a baseline is accepted for a reason", expected="--why TEXT, which its manifest keeps", found="none"
+            "a baseline is accepted for a reason",
+            expected="--why TEXT, which its manifest keeps, or --certificate FILE",
+            found="none",
         )
     baseline_dir = options.baseline_dir
     assert baseline_dir is not None, "what is accepted is compared with baselines"
     values = dict.fromkeys(pattern for case in cases for pattern in first_and_last_step(case.steps))
-    options = replace(options, files_baselines=True, values=tuple(values) if new else ())
+    options = replace(options, files_baselines=True, values=tuple(values) if new or explainers else ())
     reports: list[Report] = []
 
     def keep(report: Report) -> dict[str, str]:
@@ -67,13 +78,24 @@ def accept(
     )
     with interrupts.held():
         return worst(
-            [_accept(result, baseline_dir, report_dir / report.run_id, accepted, new) for result in report.cases]
+            [
+                _accept(result, baseline_dir, report_dir / report.run_id, accepted, new, explainers)
+                for result in report.cases
+            ]
         )
 
 
-def _accept(result: CaseResult, baseline_dir: Path, run_dir: Path, accepted: Accepted, new: bool) -> int:
+def _accept(
+    result: CaseResult,
+    baseline_dir: Path,
+    run_dir: Path,
+    accepted: Accepted,
+    new: bool,
+    explainers: Sequence[Explainer],
+) -> int:
     """Store a case's drifted recordings, and print them; returns the case's exit status."""
-    sides = list(_sides(result, new))
+    sides = list(_sides(result, new, bool(explainers)))
+    folders = CaseFolders(result.case, run_dir, run_dir)
     if not result.baseline or result.sides_with(BaselineStatus.UNVERIFIED):
         print(f"{result.case.name}: not judged, so no baseline is touched")
         return UNJUDGED
@@ -82,15 +104,26 @@ def _accept(result: CaseResult, baseline_dir: Path, run_dir: Path, accepted: Acc
         told = f"{result.verdict}, expected {result.case.expected}"
         print(f"{result.case.name}: {told}: its baselines are left as they are")
         return UNEXPECTED
+    reasons = dict.fromkeys(sides, accepted)
+    if explainers:
+        found = {role: _explained(result, role, folders.recording(role, "first"), explainers) for role in sides}
+        for role, explanation in found.items():
+            print(f"{result.case.name}: {role} {getattr(result.case, role)}: {explanation.text}")
+            if explanation.is_whole:
+                why = f"{accepted.why} ({explanation.text})" if accepted.why else explanation.text
+                reasons[role] = replace(accepted, why=why)
+        if not accepted.why and not all(each.is_whole for each in found.values()):
+            print(f"{result.case.name}: its baselines are left as they are; to accept the drift, add --why TEXT")
+            return UNEXPECTED
     for role in sides:
         system = getattr(result.case, role)
-        recording = CaseFolders(result.case, run_dir, run_dir).recording(role, "first")
+        recording = folders.recording(role, "first")
         copy = baseline_dir / f".{result.case.name}.{role}.{secrets.token_hex(8)}.new"
         copy.parent.mkdir(parents=True, exist_ok=True)
         try:
             # A copy next to the baselines, so that replacing is a rename on the same file system.
             shutil.copytree(recording, copy)
-            folder = file_baseline(copy, baseline_dir, result.case, system, force=True, accepted=accepted)
+            folder = file_baseline(copy, baseline_dir, result.case, system, force=True, accepted=reasons[role])
         finally:
             shutil.rmtree(copy, ignore_errors=True)
         print(f"{result.case.name}: accepted {role} {system}: {folder}")
@@ -99,11 +132,28 @@ def _accept(result: CaseResult, baseline_dir: Path, run_dir: Path, accepted: Acc
     return SUCCESS if result.agrees_as_expected else UNEXPECTED
 
 
-def _sides(result: CaseResult, new: bool) -> Iterator[Role]:
+def _explained(result: CaseResult, role: Role, recording: Path, explainers: Sequence[Explainer]) -> Explanation:
+    """The first explanation of a side's whole drift from its baseline; else the last that fails."""
+    path = result.baseline[role].path
+    if path is None:
+        return Explanation.lacking("there is no baseline to drift from")
+    baseline, here = read_recording(Path(path)), read_recording(recording)
+    comparison = compare(baseline, here, result.case)
+    if comparison.verdict == Verdict.EQUAL:
+        return Explanation(True, f"no bit drifted from {path}")
+    if comparison.verdict != Verdict.DIFFERENT:
+        return Explanation.lacking(tell_sides(comparison.reason or str(comparison.verdict)))
+    found = [explain(baseline, here) for explain in explainers]
+    return next((each for each in found if each.is_whole), found[-1])
+
+
+def _sides(result: CaseResult, new: bool, has_certificate: bool) -> Iterator[Role]:
     """The sides to store; a single side if both run the same system, since they share the baseline."""
+    statuses = {BaselineStatus.DRIFTED, *(_NEW if new else ())}
+    statuses |= {BaselineStatus.NOT_COMPARABLE} if has_certificate else set()
     seen = set()
     for role, about in result.baseline.items():
         system = getattr(result.case, role)
-        if system not in seen and (about.status == BaselineStatus.DRIFTED or (new and about.status in _NEW)):
+        if system not in seen and about.status in statuses:
             seen.add(system)
             yield role

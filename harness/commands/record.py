@@ -17,6 +17,7 @@ from typing import Any
 from bitproof.harness.capture.recording_files import put_in_place, read_recording
 from bitproof.harness.capture.selection import chooser, first_and_last_step, name_value
 from bitproof.harness.case import Case
+from bitproof.harness.checks.explanation import explainer_of
 from bitproof.harness.commands.following import follow_rank_0
 from bitproof.harness.compare.baselines import file_baseline
 from bitproof.harness.compare.same_case import leaf_differences
@@ -150,11 +151,13 @@ def _refuse_idle_patterns(folder: Path, patterns: Sequence[str]) -> None:
             )
 
 
-def diff(first: Path, second: Path, show: Callable[[str], None] = print) -> int:
+def diff(first: Path, second: Path, show: Callable[[str], None] = print, *, certificate: Path | None = None) -> int:
     """Compare two recordings, print the result, and return the exit status.
 
-    Raises UsageError for a path that is not a folder and RecordingError for a damaged recording.
+    With a certificate, print whether it explains the difference. Raises UsageError for a path that is not a folder and
+    RecordingError for a damaged recording or certificate.
     """
+    explain = None if certificate is None else explainer_of(certificate)
     recordings = _read(first), _read(second)
     comparison = _compare(recordings, first)
     drift: list[Drift] = []
@@ -165,8 +168,11 @@ def diff(first: Path, second: Path, show: Callable[[str], None] = print) -> int:
     differences = _manifest_differences(recordings[0].manifest, recordings[1].manifest)
     systems = recordings[0].manifest.system, recordings[1].manifest.system
     name = str(recordings[0].manifest.case.get("name"))
-    for line in tell_diff(comparison, (first, second), drift, differences, systems, name):
+    has_drift = explain is not None and comparison.verdict == Verdict.DIFFERENT
+    for line in tell_diff(comparison, (first, second), drift, differences, systems, name, advises=explain is None):
         show(line)
+    if explain is not None:
+        show(explain(*recordings).text if has_drift else f"nothing to explain: {comparison.verdict}")
     return STATUS[comparison.verdict]
 
 

@@ -36,11 +36,15 @@ def tell_diff(
     manifest_differences: Iterable[tuple[str, tuple[Any, Any]]],
     systems: tuple[str, str],
     case: str,
+    *,
+    advises: bool = True,
 ) -> Iterator[str]:
     """The verdict, records by kind, the first divergence, where its cause is, drift, and the manifests' differences.
 
-    Lines have 80 columns where that is possible. `systems` are those of the two recordings of a `case`.
+    Lines have 80 columns where that is possible. `systems` are those of the two recordings of a `case`. With `advises`,
+    two environments' difference ends in the commands that explain it.
     """
+    differences = list(manifest_differences)
     yield f"{comparison.verdict}: {folders[0]} against {folders[1]}"
     if comparison.reason:
         yield comparison.reason.replace("the reference", "the first").replace("the candidate", "the second")
@@ -51,9 +55,12 @@ def tell_diff(
     yield from (f"  {line}" for line in text.drift(drift, ("in the first", "in the second"), len(drift), MAX_TENSORS))
     if comparison.first_divergence:
         yield from _about_the_cause(comparison.first_divergence.kind, systems, case)
+        if advises and any(path.startswith(("machine.", "environment.")) for path, _ in differences):
+            yield "  to see which operator calls the other environment moved, and whether they explain it all:"
+            yield f"    {shlex.join(['bitproof', 'moved', case])} --python PATH --out upgrade"
+            yield f"    {shlex.join(['bitproof', 'diff', *map(str, folders)])} --certificate upgrade/moved.json"
     yield from comparison.layout_mismatches
     yield from comparison.remarks
-    differences = list(manifest_differences)
     yield "the manifests agree" if not differences else "the manifests differ:"
     for path, (left, right) in differences:
         yield _narrow(f"  {json.dumps(path)[1:-1]}: ", json.dumps(left), json.dumps(right))

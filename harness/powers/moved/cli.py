@@ -5,22 +5,31 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bitproof.harness.changes import Changes
+from bitproof.harness.cli.arguments import find_case
 from bitproof.harness.cli.declare import command
 from bitproof.harness.errors import UsageError
 from bitproof.harness.settings import TIME
+from bitproof.harness.systems.registry import NAMED, check_system
 
-FORMS = "PROGRAM, record DIR PROGRAM, replay DIR, or check FILE.json"
+if TYPE_CHECKING:
+    from bitproof.harness.powers.moved.program_runs import ProgramRuns
+
+FORMS = "PROGRAM or CASE, record DIR PROGRAM, replay DIR, or check FILE.json"
 MEBIBYTE = 1 << 20
+WATCHED = ("eager", "eager_chunked", "graph")
+"""The built-in systems whose calls can be watched, beside a user's."""
 
 
 @command(
     "moved",
     "bitproof moved train.py --to torch==2.15.0",
     "bitproof moved model.py:forward --env ATEN_CPU_CAPABILITY=avx2",
+    "bitproof moved moe_seq --env ATEN_CPU_CAPABILITY=avx2 -- --steps 2 --world-size 2",
     "bitproof moved record calls train.py --steps 2 -- --lr 3e-4",
     "bitproof moved replay calls --python /other/bin/python",
     brief="Find calls whose bits another environment changes.",
@@ -34,8 +43,9 @@ def moved_command(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="PROGRAM | record DIR PROGRAM | replay DIR | check FILE.json",
-            help="A script FILE.py, or FILE.py:FUNCTION; arguments of a script come after --.",
+            metavar="PROGRAM | CASE | record DIR PROGRAM | replay DIR | check FILE.json",
+            help="A script FILE.py, FILE.py:FUNCTION, or a case; after -- come a script's arguments, or options of "
+            "`record` for a case.",
         ),
     ],
     python: Annotated[
@@ -48,7 +58,12 @@ def moved_command(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Set a variable in the new environment. Repeatable."),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Take N steps.")] = 1,
+    steps: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Take N steps; by default 1, or as many as the case has.")
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option(metavar="SYSTEM", help="The system of a case; by default its reference.")
+    ] = None,
     budget: Annotated[
         int, typer.Option(min=0, metavar="MIB", help="Keep at most so many MiB of values; draw other inputs again.")
     ] = 1024,
@@ -58,7 +73,9 @@ def moved_command(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the certificate, moved.json and moved.md.")
     ] = None,
-    no_causes: Annotated[bool, typer.Option("--no-causes", help="Do not probe for causes.")] = False,
+    no_causes: Annotated[
+        bool, typer.Option("--no-causes", help="Do not probe for causes, nor move each call alone.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     timeout: Annotated[
         float,
@@ -87,8 +104,8 @@ def moved_command(
                 "record takes a new folder and a program", expected="record DIR PROGRAM", found=" ".join(words)
             )
         folder, program, *arguments = rest
-        size = budget * MEBIBYTE
-        raise typer.Exit(commands.record(Path(folder), program, arguments, steps, budget=size, seconds=timeout))
+        runs = _program(program, arguments, steps, system)
+        raise typer.Exit(commands.record(Path(folder), runs, budget=budget * MEBIBYTE, seconds=timeout))
     if first == "replay" and len(rest) != 1:
         raise UsageError("replay takes an archive's folder", expected="replay DIR", found=" ".join(words))
     if first != "replay" and not elsewhere:
@@ -102,6 +119,7 @@ def moved_command(
         old=Environment(),
         new=new,
         folder=Path(rest[0] if first == "replay" else "."),
+        program=None if first == "replay" else _program(first, rest, steps, system),
         budget=budget * MEBIBYTE,
         memory=memory * MEBIBYTE,
         seconds=timeout,
@@ -109,7 +127,22 @@ def moved_command(
     )
     if first == "replay":
         raise typer.Exit(commands.replay(comparison, out, as_json=as_json))
-    raise typer.Exit(commands.compare(comparison, first, rest, steps, out, as_json=as_json))
+    raise typer.Exit(commands.compare(comparison, out, as_json=as_json))
+
+
+def _program(name: str, arguments: list[str], steps: int | None, system: str | None) -> ProgramRuns:
+    """A script, a function, or a case. Raises UsageError or CaseError."""
+    from bitproof.harness.powers.moved.program_runs import CaseOnRanks, OneProcess
+
+    if ".py" in name:
+        if system is not None:
+            raise UsageError("--system is for a case", expected="bitproof moved CASE --system SYSTEM", found=name)
+        return OneProcess(name, arguments, steps or 1)
+    case = find_case(name, Changes(steps=steps))
+    check_system(asked := system or case.reference)
+    if asked in NAMED and asked not in WATCHED:
+        raise UsageError(f"calls of {asked} are not watched", expected=" or ".join(WATCHED), found=f"--system {asked}")
+    return CaseOnRanks(name, asked, [*arguments, *(() if steps is None else ("--steps", str(steps)))])
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from bitproof.harness.errors import UsageError
 from bitproof.harness.powers.moved.certificate_text import lines_of, markdown_of
 from bitproof.harness.powers.moved.environments import Environment
+from bitproof.harness.powers.moved.program_runs import ProgramRuns
 from bitproof.harness.powers.moved.records import (
     NONDETERMINISTIC,
     NOT_REPLAYED,
@@ -24,13 +24,11 @@ from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED
 CERTIFICATE, PAGE = "moved.json", "moved.md"
 
 
-def record(folder: Path, program: str, arguments: Sequence[str], steps: int, *, budget: int, seconds: float) -> int:
+def record(folder: Path, program: ProgramRuns, *, budget: int, seconds: float) -> int:
     """Record a program's calls into a folder. Raises UsageError for a folder that is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError("the folder for the archive is not empty", expected="a new folder", found=str(folder))
-    here = Environment()
-    comparison = TwoEnvironments(old=here, new=here, folder=folder, budget=budget, memory=budget, seconds=seconds)
-    found = comparison.record(program, arguments, steps)
+    found = program.ask(Environment(), "record", folder, seconds, budget=budget)
     print(f"{found['calls']} distinct calls, {found['bytes']} bytes in {folder}")
     if found["drawn"]:
         print(f"  {found['drawn']} with inputs above the budget: drawn again from their distribution")
@@ -42,13 +40,11 @@ def replay(comparison: TwoEnvironments, out: Path | None, *, as_json: bool) -> i
     return _finish(comparison.replay(control=False), out, as_json=as_json)
 
 
-def compare(
-    comparison: TwoEnvironments, program: str, arguments: Sequence[str], steps: int, out: Path | None, *, as_json: bool
-) -> int:
+def compare(comparison: TwoEnvironments, out: Path | None, *, as_json: bool) -> int:
     """Compare two environments by a program's calls, and verify by the program itself."""
     with tempfile.TemporaryDirectory(prefix="bitproof-moved-") as folder:
         comparison.folder = Path(folder, "archive")
-        comparison.record(program, arguments, steps)
+        comparison.record()
         certificate = comparison.replay(control=True)
         verified = comparison.verify()
         if comparison.explains:
@@ -74,7 +70,7 @@ def _finish(certificate: MovedCertificate, out: Path | None, *, as_json: bool) -
 
 
 def status_of(certificate: MovedCertificate) -> int:
-    """0 if no call moved and the program is not different, 1 if one did or it is, 3 if something was not judged."""
+    """0 if no call moved and the program is not different, 1 if a call did or it is, 3 if something was not judged."""
     states = {row.state for row in certificate.rows}
     if states - {NOT_REPLAYED, "failed", NONDETERMINISTIC} or certificate.verified.plain == "DIFFERENT":
         return UNEXPECTED

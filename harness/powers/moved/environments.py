@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -58,6 +58,22 @@ class Environment:
                     return found
                 raise _refusal(found)
             raise _failure(what, self.python, done.status, done.out)
+
+    def bitproof(self, words: Sequence[str], variables: Mapping[str, str], seconds: float) -> None:
+        """Run a command of bitproof here. Raises UsageError for a wrong call, and MachineError without bitproof."""
+        try:
+            given = {**os.environ, **self.variables, **variables}
+            done = run_command([self.python, "-m", "bitproof", *words], seconds, environment=given, is_joined=True)
+        except CommandError as error:
+            raise MachineError(f"{self.python} does not answer: {error}", fix="choose another --python") from error
+        if done.status == 0:
+            return
+        if "No module named bitproof" in done.out:
+            raise MachineError(
+                "a case runs by bitproof, which this Python has not", expected="the same bitproof", found=self.python
+            )
+        last = "\n".join(done.out.strip().splitlines()[-8:])
+        raise (UsageError if done.status == 2 else RecordingError)("the case cannot be recorded", found=last)
 
 
 def _refusal(found: Mapping[str, Any]) -> BitproofError:

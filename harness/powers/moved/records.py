@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -60,8 +61,22 @@ class Verified:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecordingIdentity:
+    """A recording's bits and environment: `environment` maps the name of a fact to its JSON text."""
+
+    __pydantic_config__ = STRICT
+
+    digest: str
+    records: Count
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class MovedCertificate:
-    """The result of comparing two environments. `uncollected` counts calls that are outside of it, with the reason."""
+    """The result of comparing two environments. `uncollected` counts calls that are outside of it, with the reason.
+
+    `recordings` has the old and the new recording of a case; it is empty for a script or a function.
+    """
 
     __pydantic_config__ = STRICT
 
@@ -77,6 +92,8 @@ class MovedCertificate:
     rows: list[Annotated[MovedRow, Whole("a row", RecordingError)]]
     verified: Annotated[Verified, Whole("a verification", RecordingError)]
     uncollected: dict[str, Count] = field(default_factory=dict)
+    system: str = ""
+    recordings: list[Annotated[RecordingIdentity, Whole("a recording", RecordingError)]] = field(default_factory=list)
 
     @property
     def moved(self) -> list[MovedRow]:
@@ -101,6 +118,12 @@ class MovedCertificate:
             return "an exchange without a moved call, an exchanged result or a record made all records equal"
         if bool(found.remainder) and found.with_exchange == "EQUAL":
             return f"a remainder, although all records are equal: {found.remainder}"
+        if len(self.recordings) not in (0, 2):
+            return f"{len(self.recordings)} recordings, expected the old and the new"
+        if found.plain == "EQUAL" and len({each.digest for each in self.recordings}) > 1:
+            return "recordings of other bits, although the program is EQUAL"
+        if found.plain == "DIFFERENT" and len({each.digest for each in self.recordings}) == 1:
+            return "recordings of the same bits, although the program is DIFFERENT"
         if any(row.elements > row.total for row in self.rows):
             return "more elements moved than a result has"
         return None
@@ -108,7 +131,13 @@ class MovedCertificate:
 
 def write_certificate(path: Path, certificate: MovedCertificate) -> None:
     """Write a certificate as JSON."""
-    path.write_text(json.dumps(asdict(certificate), indent=1) + "\n")
+    values = asdict(certificate)
+    path.write_text(json.dumps(values | {"digest": digest_of(values)}, indent=1) + "\n")
+
+
+def digest_of(values: dict[str, Any]) -> str:
+    """The digest of a certificate's values. It shows damage; it does not show who wrote them."""
+    return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def read_certificate(path: Path) -> MovedCertificate:
@@ -119,6 +148,8 @@ def read_certificate(path: Path) -> MovedCertificate:
         raise RecordingError("the certificate cannot be read", found=error.strerror, where=str(path)) from error
     except (ValueError, RecursionError) as error:
         raise RecordingError("the certificate is not JSON", found=str(error), where=str(path)) from error
+    if not isinstance(values, dict) or values.pop("digest", None) != digest_of(values):
+        raise RecordingError("the certificate is damaged", expected="a digest of its values", where=str(path))
     found = read(MovedCertificate, values, "certificate", RecordingError, where=str(path))
     if text := found.problem():
         raise RecordingError("the certificate contradicts itself", found=text, where=str(path))

@@ -4,7 +4,7 @@
    nothing.
 2. Replay them in the new environment, and run the program in it.
 3. If records differ, keep the old results of the moved calls, and run the program with them exchanged. A call that
-   moved only with values of the program, not with its recorded ones, is added, and the exchange repeated.
+   moved only with other values of the program than its recorded inputs is added, and the exchange repeated.
 4. Ask both environments how the moved calls' kernels add, and try switches that bring the old bits back.
 """
 
@@ -17,6 +17,7 @@ from typing import Any
 
 from bitproof.harness.powers.moved.environments import Environment
 from bitproof.harness.powers.moved.move_causes import causes_of, smallest_shape
+from bitproof.harness.powers.moved.program_runs import CaseOnRanks, ProgramRuns
 from bitproof.harness.powers.moved.records import MOVED, MovedCertificate, MovedRow, Verdict, Verified
 
 MOST_ROUNDS, MOST_ALONE = 8, 12
@@ -28,7 +29,7 @@ SWITCHES: tuple[Mapping[str, str], ...] = (
     {"ONEDNN_MAX_CPU_ISA": "AVX2"},
     {"ONEDNN_DEFAULT_FPMATH_MODE": "STRICT"},
 )
-"""Settings of the new environment that are tried, one at a time."""
+"""Settings of the new environment that are tried, each alone."""
 
 
 @dataclass(kw_only=True)
@@ -38,6 +39,7 @@ class TwoEnvironments:
     old: Environment
     new: Environment
     folder: Path
+    program: ProgramRuns | None = None
     budget: int
     memory: int
     seconds: float
@@ -45,10 +47,14 @@ class TwoEnvironments:
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
     found_in_program: dict[str, str] = field(default_factory=dict)
 
-    def record(self, program: str, arguments: Sequence[str], steps: int) -> dict[str, Any]:
-        """Record a program's calls in the old environment; returns counts."""
-        asked = {"program": program, "arguments": [*arguments], "steps": steps, "budget": self.budget}
-        return self.old.ask("record", {"folder": str(self.folder), **asked}, self.seconds)
+    def record(self) -> dict[str, Any]:
+        """Record the program's calls in the old environment; returns counts."""
+        return self._program.ask(self.old, "record", self.folder, self.seconds, budget=self.budget)
+
+    @property
+    def _program(self) -> ProgramRuns:
+        assert self.program is not None, "an archive alone is only replayed"
+        return self.program
 
     def replay(self, *, control: bool) -> MovedCertificate:
         """Replay the archive in the new environment, without running the program."""
@@ -80,10 +86,10 @@ class TwoEnvironments:
     def verify(self) -> Verified:
         """Run the program in the new environment, plainly and with moved calls exchanged. Call `replay` before."""
         # A program that finds a cache of its first run makes fewer calls, and would hide those that moved.
-        (old,) = self._runs(None, [[]], self.old)
-        plain, again = self._runs(None, [[], []])
-        told: dict[str, Any] = {"records": plain["records"], "first": _first(plain)}
-        if not old["repeats"]:
+        (old,) = self._runs([[]], self.old)
+        plain, again = self._runs([[], []])
+        told: dict[str, Any] = {"records": plain["records"], "first": plain["first"]}
+        if not (old["equal"] and old["has_same_calls"]):
             reason = (
                 "a second run in the old environment differs from the first: it reads a file of that, or has no seed"
             )
@@ -104,19 +110,18 @@ class TwoEnvironments:
                     self.found_in_program[again_moved["key"]] = again_moved["op"]
             if not keys:
                 break
-            results = str(self.folder / "results")
-            asked = {"folder": str(self.folder), "out": results, "budget": self.budget * 2}
-            kept = self.old.ask("results", {**asked, "keys": keys, "inputs": inputs}, self.seconds)
+            asked = {"keys": keys, "inputs": inputs, "budget": self.budget * 2}
+            kept = self._program.ask(self.old, "results", self.folder, self.seconds, **asked)
             if not kept["repeats"]:
                 return Verified(plain="NONDETERMINISTIC", remainder="the program differs from itself, old", **told)
-            (best,) = self._runs(results, [keys])
+            (best,) = self._runs([keys])
             if best["equal"] or best["moved_again"] is None or best["moved_again"]["in"] in inputs:
                 break
-        if keys and best["equal"] and len(keys) > 1:
+        if keys and best["equal"] and len(keys) > 1 and self.explains:
             without = keys[:MOST_ALONE]
-            runs = self._runs(results, [[each for each in keys if each != key] for key in without])
+            runs = self._runs([[each for each in keys if each != key] for key in without])
             for key, run in zip(without, runs, strict=True):
-                self.rows.setdefault(key, {})["alone"] = _first(run) or "no record changes"
+                self.rows.setdefault(key, {})["alone"] = run["first"] or "no record changes"
         elif best["equal"] and keys:
             self.rows.setdefault(keys[0], {})["alone"] = told["first"]
         verdict: Verdict = "not run" if best is plain else "EQUAL" if best["equal"] else "DIFFERENT"
@@ -125,11 +130,10 @@ class TwoEnvironments:
             plain="DIFFERENT", with_exchange=verdict, exchanged=best["exchanged"], remainder=remainder, **told
         )
 
-    def _runs(
-        self, results: str | None, sets: Sequence[Sequence[str]], environment: Environment | None = None
-    ) -> list[dict[str, Any]]:
-        asked = {"folder": str(self.folder), "results": results, "sets": [[*keys] for keys in sets]}
-        runs: list[dict[str, Any]] = (environment or self.new).ask("exchange", asked, self.seconds)["runs"]
+    def _runs(self, sets: Sequence[Sequence[str]], environment: Environment | None = None) -> list[dict[str, Any]]:
+        sets = [[*keys] for keys in sets]
+        found = self._program.ask(environment or self.new, "exchange", self.folder, self.seconds, sets=sets)
+        runs: list[dict[str, Any]] = found["runs"]
         return runs
 
     def explain(self) -> None:
@@ -157,16 +161,21 @@ class TwoEnvironments:
         rows = [self._row(key, row) for key, row in self.rows.items() if row.get("state", "equal") != "equal"]
         rows += [
             MovedRow(
-                **{"operator": operator, "dtypes": self.rows[key]["dtypes"], "shapes": self.rows[key]["shapes"]},
+                operator=operator,
+                dtypes=self.rows.get(key, {}).get("dtypes", []),
+                shapes=self.rows.get(key, {}).get("shapes", []),
                 state="moved",
-                alone=self.rows[key].get("alone", ""),
+                alone=self.rows.get(key, {}).get("alone", ""),
                 only_in_the_program=True,
                 detail="equal on its recorded inputs, moved on others of the program",
             )
             for key, operator in self.found_in_program.items()
-            if self.rows[key]["state"] == "equal"
+            if self.rows.get(key, {}).get("state", "equal") == "equal"
         ]
-        return MovedCertificate(**{**vars(certificate), "rows": rows, "verified": verified})
+        told: dict[str, Any] = {"rows": rows, "verified": verified}
+        if isinstance(self.program, CaseOnRanks):
+            told |= {"system": self.program.system, "recordings": self.program.identities}
+        return MovedCertificate(**{**vars(certificate), **told})
 
     def _row(self, key: str, row: Mapping[str, Any]) -> MovedRow:
         names = ("detail", "elements", "total", "ulps", "where", "smallest", "causes", "switch", "alone")
@@ -180,15 +189,6 @@ class TwoEnvironments:
             is_drawn=row["drawn"],
             **told,
         )
-
-
-def _first(run: Mapping[str, Any]) -> str:
-    """The first record that changes."""
-    first = run["first"]
-    if first is None:
-        return ""
-    lost = " (on one side alone)" if first["lost"] else ""
-    return f"{first['kind']} {first['name']} at step {first['step']}{lost}"
 
 
 def _remainder(run: Mapping[str, Any]) -> str:

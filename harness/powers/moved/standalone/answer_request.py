@@ -32,6 +32,8 @@ def answer(what: str, asked: dict[str, Any]) -> Any:
     """The answer to a request."""
     if what == "record":
         return load("recording_calls").record(**asked)
+    if what == "merge":
+        return load("recording_calls").merge(**asked)
     if what == "results":
         sets = {name: set(asked.pop(name)) for name in ("keys", "inputs")}
         return load("recording_calls").keep_results(**asked, **sets)

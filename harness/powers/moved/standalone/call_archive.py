@@ -18,7 +18,7 @@ from .call_values import ALIGNMENT, DTYPES, RefusedArchiveError, decode, drawn, 
 FORMAT = 1
 MAX_JSON, MAX_CALLS, MAX_TENSORS, MAX_DIMS = 1 << 28, 100_000, 1 << 14, 32
 MAX_CALL = 1 << 31
-"""Bytes: the most that one call's inputs may take."""
+"""Bytes: the most that a call's inputs may take."""
 
 
 class ValuesFile:
@@ -39,7 +39,7 @@ class ValuesFile:
 
 
 def write_json(path: str, values: dict[str, Any]) -> None:
-    """Write an object with a digest over itself, in one rename."""
+    """Write an object with a digest over itself, in a single rename."""
     text = json.dumps(values | {"digest": short_digest(json.dumps(values, sort_keys=True).encode())})
     with open(path + ".part", "w") as file:
         file.write(text)

@@ -17,7 +17,7 @@ from .call_values import ALIGNMENT, NAMES, RefusedArchiveError, digest_of, encod
 
 
 class CallEvent:
-    """A call: calls that differ in values alone have one `key`; `inputs` is a digest of all that it reads."""
+    """A call: calls that differ in values alone share a `key`; `inputs` is a digest of all that it reads."""
 
     def __init__(self, index: int, operator: Any, args: Any, kwargs: Any) -> None:
         self.index, self.operator, self.name = index, operator, str(operator)
@@ -85,6 +85,12 @@ def settings() -> dict[str, Any]:
     }
 
 
+def name_unread(operator: Any, args: Any) -> str:
+    """The name of a call that is not replayed; empty for marks of optimizers, which compute nothing."""
+    is_mark = getattr(operator, "namespace", "") == "profiler"
+    return "" if is_mark else f"{operator}: not an operator that can be replayed from a file"
+
+
 class Listener:
     """Gets each event before and after its call; `after` may write other values into the results."""
 
@@ -108,6 +114,7 @@ class Events(TorchDispatchMode):
         self.log: list[dict[str, Any]] = []
         self.uncollected: Counter[str] = Counter()
         self.errors: list[Exception] = []
+        self.name_unread = name_unread
 
     @contextmanager
     def remembering(self) -> Iterator[None]:
@@ -121,8 +128,8 @@ class Events(TorchDispatchMode):
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not isinstance(operator, torch._ops.OpOverload) or not is_allowed(operator):
-            if getattr(operator, "namespace", "") != "profiler":  # marks of optimizers, which compute nothing
-                self.uncollected[f"{operator}: not an operator that can be replayed from a file"] += 1
+            if name := self.name_unread(operator, args):
+                self.uncollected[name] += 1
             return operator(*args, **kwargs)
         if not computes(operator):
             return operator(*args, **kwargs)

@@ -43,23 +43,34 @@ class _Exchange(Listener):
         self.count += 1
 
 
+class ExchangeSession:
+    """Exchanges results in a run under `events`: those of calls with these keys, as kept in the folder `results`."""
+
+    def __init__(self, results: str | None, keys: set[str]) -> None:
+        kept = {} if results is None else read_json(os.path.join(results, "results.json"))["kept"]
+        self.exchange = _Exchange(kept, os.path.join(results or "", "values.bin"), keys)
+        self.events = Events(self.exchange)
+
+    def end(self, old: list[Any]) -> dict[str, Any]:
+        """The number of exchanged results, and the first call that departs from the `old` run's log."""
+        new = self.events.log
+        has_same_calls = [row["op"] for row in old] == [row["op"] for row in new]
+        return {"exchanged": self.exchange.count, "has_same_calls": has_same_calls, **_culprit(old, new)}
+
+
 def run_exchanged(archive: Archive, results: str | None, keys: set[str]) -> dict[str, Any]:
-    """One run of the program: the first record that differs from the old run's, and the first call that explains it."""
+    """A run of the program: the first record that differs from the old run's, and the first call that explains it."""
     head = archive.head
-    kept = {} if results is None else read_json(os.path.join(results, "results.json"))["kept"]
-    exchange = _Exchange(kept, os.path.join(results or "", "values.bin"), keys)
-    events = Events(exchange)
-    records = run_program(head["program"], head["arguments"], head["steps"], events)
+    session = ExchangeSession(results, keys)
+    records = run_program(head["program"], head["arguments"], head["steps"], session.events)
     old, new = ([row[:4] for row in rows] for rows in (head["records"], records))
     first = next((at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
-    found: dict[str, Any] = {"equal": old == new, "records": len(old), "exchanged": exchange.count, "first": None}
-    found["repeats"] = old == new and [row["op"] for row in head["log"]] == [row["op"] for row in events.log]
+    found: dict[str, Any] = {"equal": old == new, "records": len(old), "first": ""} | session.end(head["log"])
     found["digest"] = short_digest(json.dumps(new).encode())
-    found["differ"] = sum(a != b for a, b in zip(old, new, strict=False)) + abs(len(old) - len(new))
     if old != new:
-        at = (old if first < len(old) else new)[first]
-        found["first"] = {"step": at[0], "kind": at[1], "name": at[2], "lost": first >= min(len(old), len(new))}
-    found |= _culprit(head["log"], events.log)
+        step, kind, name, _ = (old if first < len(old) else new)[first]
+        lost = " (on one side alone)" if first >= min(len(old), len(new)) else ""
+        found["first"] = f"{kind} {name} at step {step}{lost}"
     return found
 
 
@@ -80,7 +91,7 @@ def _culprit(old: list[Any], new: list[Any]) -> dict[str, Any]:
 
 
 def run_each(folder: str, results: str | None, sets: list[list[str]]) -> list[dict[str, Any]]:
-    """One run per set of keys, each in a process forked before the program is loaded."""
+    """A run per set of keys, each in a process forked before the program is loaded."""
     archive = Archive(folder)
     return [_forked(archive, results, set(keys)) for keys in sets]
 

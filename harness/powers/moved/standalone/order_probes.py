@@ -1,8 +1,9 @@
 """How a kernel adds: the order of additions, the accumulator's width, fused multiply-adds, flushed subnormals.
 
 The order is revealed as in FPRev (Xie et al., USENIX ATC 2025): of n ones, two become +big and -big. They cancel where
-they meet in the tree of additions, and every one that was added to either before is lost. What remains shows the size
-of the subtree in which the two meet.
+they meet in the tree of additions, and every term that was added to either before is lost. The sum of the others shows
+the size of the subtree in which the two meet. For example, 8 terms added in order, with +big first and -big third,
+give 5.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def _inner(call: dict[str, Any]) -> tuple[int, torch.dtype]:
 
 
 def _order(call: dict[str, Any]) -> dict[str, Any] | None:
-    """For term 0 and each other one, how many terms were added to either before the two met."""
+    """For term 0 and each other term, how many terms were added to either before the two met."""
     terms, dtype = _inner(call)
     if call["op"].split(".")[1] not in PRODUCTS | SUMS or terms < 3:
         return None
@@ -180,7 +181,7 @@ def _shapes(archive: Archive, call: dict[str, Any]) -> dict[str, str]:
 
 
 def _exp(call: dict[str, Any]) -> str | None:
-    """A digest of the operator's elementary function alone: a softmax of two terms adds them in one order only."""
+    """A digest of the operator's elementary function alone: a softmax of two terms has a single order of additions."""
     operator, name = operator_named(call["op"]), call["op"].split(".")[1]
     values = torch.linspace(-8, 8, 64)
     if name in ("exp", "sigmoid", "tanh", "log1p", "sin", "cos", "erf", "gelu", "silu"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections import Counter
 from typing import Any
 
 from torch import Tensor
@@ -71,30 +72,75 @@ def is_drawn(call: dict[str, Any]) -> bool:
     return any(storage["block"] is None for storage in call["storages"])
 
 
-def record(folder: str, program: str, arguments: list[str], steps: int, budget: int) -> dict[str, Any]:
-    """Record a program into a folder; returns counts. `budget` limits the bytes of values.bin."""
-    os.makedirs(folder, exist_ok=True)
-    recorder = _Recorder(ValuesFile(os.path.join(folder, "values.bin"), budget))
-    events = Events(recorder)
-    records = run_program(program, arguments, steps, events)
-    recorder.values.file.flush()
-    calls = [*recorder.calls.values()]
-    head: dict[str, Any] = {
-        **{"format": FORMAT, "environment": environment(), "program": program, "arguments": arguments},
-        **{"steps": steps, "calls": calls, "log": events.log, "records": records},
-        "uncollected": dict(events.uncollected) | {text: 1 for text in recorder.lost.values()},
-    }
-    path = os.path.join(folder, "calls.json")
-    write_json(path, head)
-    if any(is_drawn(call) for call in calls):
-        archive = Archive(folder)
-        for call in filter(is_drawn, calls):
-            values = run_call(archive, call)
-            call["results"] = [recorder.kept(value) for value in values]
+class RecordingSession:
+    """Records the calls of a run into a folder. The run makes its calls under `events`, then `end` writes the archive.
+
+    `budget` limits the bytes of values.bin.
+    """
+
+    def __init__(self, folder: str, budget: int) -> None:
+        os.makedirs(folder, exist_ok=True)
+        self.folder = folder
+        self.recorder = _Recorder(ValuesFile(os.path.join(folder, "values.bin"), budget))
+        self.events = Events(self.recorder)
+
+    def end(self, records: list[Any], program: str, arguments: list[str], steps: int) -> dict[str, Any]:
+        """Write the archive of a run with these records; returns counts."""
+        recorder, events = self.recorder, self.events
         recorder.values.file.flush()
+        calls = [*recorder.calls.values()]
+        head: dict[str, Any] = {
+            **{"format": FORMAT, "environment": environment(), "program": program, "arguments": arguments},
+            **{"steps": steps, "calls": calls, "log": events.log, "records": records},
+            "uncollected": dict(events.uncollected) | {text: 1 for text in recorder.lost.values()},
+        }
+        path = os.path.join(self.folder, "calls.json")
         write_json(path, head)
-    recorder.values.file.close()
-    return {"calls": len(calls), "drawn": sum(map(is_drawn, calls)), "bytes": recorder.values.size}
+        if any(is_drawn(call) for call in calls):
+            archive = Archive(self.folder)
+            for call in filter(is_drawn, calls):
+                values = run_call(archive, call)
+                call["results"] = [recorder.kept(value) for value in values]
+            recorder.values.file.flush()
+            write_json(path, head)
+        recorder.values.file.close()
+        return {"calls": len(calls), "drawn": sum(map(is_drawn, calls)), "bytes": recorder.values.size}
+
+
+def record(folder: str, program: str, arguments: list[str], steps: int, budget: int) -> dict[str, Any]:
+    """Record a program into a folder; returns counts."""
+    session = RecordingSession(folder, budget)
+    records = run_program(program, arguments, steps, session.events)
+    return session.end(records, program, arguments, steps)
+
+
+def merge(folder: str, ranks: int, program: str, arguments: list[str], steps: int) -> dict[str, Any]:
+    """Merge the archives of ranks, in folders `0`, `1`, ..., into an archive of their distinct calls; returns counts.
+
+    Values are of the first rank that made a call. The log stays with each rank.
+    """
+    values = ValuesFile(os.path.join(folder, "values.bin"), 1 << 62)
+    calls: dict[str, dict[str, Any]] = {}
+    uncollected: Counter[str] = Counter()
+    head: dict[str, Any] = {}
+    for rank in range(ranks):
+        archive = Archive(os.path.join(folder, str(rank)))
+        head = head or archive.head
+        uncollected.update(archive.head["uncollected"])
+        for call in archive.calls:
+            if call["key"] in calls:
+                continue
+            for row in (*call["storages"], *call["results"]):
+                if row.get("block") is not None:
+                    row["block"] = values.put(archive.block(row["block"]))
+            if call.get("state") is not None:
+                call["state"] = values.put(archive.block(call["state"]))
+            calls[call["key"]] = call
+    values.file.close()
+    told = {"program": program, "arguments": arguments, "steps": steps, "calls": [*calls.values()]}
+    told |= {"log": [], "records": [], "uncollected": dict(uncollected)}
+    write_json(os.path.join(folder, "calls.json"), head | told)
+    return {"calls": len(calls), "drawn": sum(map(is_drawn, calls.values())), "bytes": values.size}
 
 
 class _Keeper(Listener):
@@ -119,18 +165,24 @@ class _Keeper(Listener):
         self.kept[event.inputs] = {"key": event.key, "blocks": blocks, "values": told}
 
 
+class KeepingSession:
+    """Keeps the results of some calls of a run below the folder `out`, for an exchange."""
+
+    def __init__(self, out: str, keys: set[str], inputs: set[str], budget: int) -> None:
+        os.makedirs(out, exist_ok=True)
+        self.out, self.keeper = out, _Keeper(ValuesFile(os.path.join(out, "values.bin"), budget), keys, inputs)
+        self.events = Events(self.keeper)
+
+    def end(self) -> dict[str, Any]:
+        """Write the results; returns counts."""
+        self.keeper.values.file.close()
+        write_json(os.path.join(self.out, "results.json"), {"kept": self.keeper.kept})
+        return {"kept": len(self.keeper.kept), "lost": self.keeper.lost}
+
+
 def keep_results(folder: str, out: str, keys: set[str], inputs: set[str], budget: int) -> dict[str, Any]:
-    """Run the archive's program again and keep the results of some calls below `out`, for an exchange."""
-    archive = Archive(folder)
-    os.makedirs(out, exist_ok=True)
-    keeper = _Keeper(ValuesFile(os.path.join(out, "values.bin"), budget), keys, inputs)
-    events = Events(keeper)
-    head = archive.head
-    records = run_program(head["program"], head["arguments"], head["steps"], events)
-    keeper.values.file.close()
-    write_json(os.path.join(out, "results.json"), {"kept": keeper.kept})
-    return {
-        "kept": len(keeper.kept),
-        "lost": keeper.lost,
-        "repeats": [row[:4] for row in records] == [row[:4] for row in head["records"]],
-    }
+    """Run the archive's program again and keep the results of some calls below `out`."""
+    head = Archive(folder).head
+    session = KeepingSession(out, keys, inputs, budget)
+    records = run_program(head["program"], head["arguments"], head["steps"], session.events)
+    return session.end() | {"repeats": [row[:4] for row in records] == [row[:4] for row in head["records"]]}

@@ -136,7 +136,7 @@ def _measured(old: Tensor | None, new: Any) -> dict[str, Any]:
 
 
 def ordered(values: Tensor) -> Tensor:
-    """Integers in the order of floating-point values, neighbours one apart; distinct for -0 and 0."""
+    """Integers in the order of floating-point values, neighbours at distance 1; distinct for -0 and 0."""
     if values.is_complex():
         values = torch.view_as_real(values)
     if not values.is_floating_point():
@@ -148,7 +148,7 @@ def ordered(values: Tensor) -> Tensor:
 
 
 def _ulps(a: Tensor, b: Tensor) -> int | None:
-    """The largest distance in ULPs; None for integers, or if a NaN is on one side."""
+    """The largest distance in ULPs; None for integers, or if only a single side has a NaN."""
     if not (a.is_floating_point() or a.is_complex()) or bool((a.isnan() != b.isnan()).any()):
         return None
     distances = [
@@ -159,7 +159,7 @@ def _ulps(a: Tensor, b: Tensor) -> int | None:
 
 
 def _where(differ: Tensor) -> str:
-    """The place of different elements, in words: all, one index or the edge of a dim, a lane of vectors, or spread."""
+    """The place of different elements, in words: all, an index or the edge of a dim, a lane of vectors, or spread."""
     if bool(differ.all()):
         return "all elements"
     places = differ.nonzero()

@@ -155,7 +155,7 @@ def _call(path: str, name: str, steps: int, records: Records) -> None:
 
 
 def _system_step(step: Any, index: int, records: Records) -> None:
-    """One step of a system, which shows its tensors to `observe`, yields them, or returns a value."""
+    """A step of a system, which shows its tensors to `observe`, yields them, or returns a value."""
     takes = len(inspect.signature(step).parameters)
     shown: Any = step(index, records.add) if takes > 1 else step(index)
     if inspect.isgenerator(shown):

@@ -113,13 +113,13 @@ def plants() -> list[tuple[str, str, Callable[..., Tensor], str]]:
 
 
 @contextlib.contextmanager
-def planted(operator: str, function: Callable[..., Tensor]) -> Iterator[None]:
+def planted(operator: str, function: Callable[..., Tensor], with_keyset: bool = False) -> Iterator[None]:
     """This process with an operator's CPU kernel replaced."""
     library = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it says that a kernel is replaced
-            library.impl(operator, function, "CPU")
+            library.impl(operator, function, "CPU", with_keyset=with_keyset)
         yield
     finally:
         library._destroy()

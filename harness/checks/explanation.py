@@ -1,0 +1,60 @@
+"""Explanations of a drift: a certificate says why two recordings differ. The power that wrote it reads it.
+
+For example, `bitproof moved` certifies that some operator calls account for the whole difference of two environments.
+Loads a power only if a certificate is given.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.files.plain_files import read_plain
+from bitproof.harness.records import Recording
+
+FORMATS = {"moved-1": "bitproof.harness.powers.moved.explaining:explainer"}
+"""The function that reads a certificate, by the certificate's field `format`."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Whether a certificate accounts for the whole difference of two recordings, and how, or why not, in words."""
+
+    is_whole: bool
+    text: str
+
+    @staticmethod
+    def by(text: str) -> Explanation:
+        """An explanation of the whole difference, such as "2 moved calls"."""
+        return Explanation(True, f"drift explained by {text}")
+
+    @staticmethod
+    def lacking(reason: str) -> Explanation:
+        """No explanation, and why."""
+        return Explanation(False, f"drift unexplained: {reason}")
+
+
+Explainer = Callable[[Recording, Recording], Explanation]
+"""Explains the difference of two recordings by a certificate."""
+
+
+def explainer_of(certificate: Path) -> Explainer:
+    """Read a certificate. Raises RecordingError if it cannot be read, is damaged, or has an unknown format."""
+    try:
+        values = json.loads(read_plain(certificate))
+        name = values["format"]
+        module, _, function = FORMATS[name].partition(":")
+    except OSError as error:
+        raise RecordingError(
+            "the certificate cannot be read", found=error.strerror or str(error), where=str(certificate)
+        ) from error
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise RecordingError(
+            "the certificate has no known format", expected=" or ".join(FORMATS), where=str(certificate)
+        ) from error
+    made: Explainer = getattr(importlib.import_module(module), function)(certificate)
+    return made

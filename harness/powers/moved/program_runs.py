@@ -1,0 +1,128 @@
+"""Run a program in an environment, to record its calls, keep their results, or exchange them.
+
+A script or a function runs in a single process. A case runs on all its ranks as `bitproof record` runs it, with real
+process groups: its system is `case_ranks.make`, which watches the calls of a rank.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bitproof.harness.capture.recording_files import read_recording
+from bitproof.harness.case import Case
+from bitproof.harness.compare.verdict import compare
+from bitproof.harness.errors import RecordingError
+from bitproof.harness.powers.moved.environments import Environment
+from bitproof.harness.powers.moved.recording_identity import identity_of
+from bitproof.harness.powers.moved.records import RecordingIdentity
+from bitproof.harness.records import Recording, Verdict
+
+SYSTEM = "bitproof.harness.powers.moved.case_ranks:make"
+REQUEST = "BITPROOF_MOVED_REQUEST"
+"""The variable that names the file with a rank's request."""
+
+
+@dataclass(frozen=True)
+class OneProcess:
+    """A script FILE.py, or FILE.py:FUNCTION."""
+
+    program: str
+    arguments: Sequence[str]
+    steps: int
+
+    def ask(self, environment: Environment, what: str, folder: Path, seconds: float, **asked: Any) -> dict[str, Any]:
+        """Run it in a process of its own, and return the answer of `standalone/answer_request`.
+
+        "record" takes a `budget`; "results" takes `keys`, `inputs` and a `budget`, and keeps results below the folder;
+        "exchange" takes `sets` of keys, and runs the program once for each.
+        """
+        results = str(folder / "results")
+        more: dict[str, dict[str, Any]] = {
+            "record": {"program": self.program, "arguments": [*self.arguments], "steps": self.steps},
+            "results": {"out": results},
+            "exchange": {"results": results if any(asked.get("sets", ())) else None},
+        }
+        return environment.ask(what, {"folder": str(folder), **more[what], **asked}, seconds)
+
+
+@dataclass
+class CaseOnRanks:
+    """A case whose `system` is recorded; `arguments` are further options of `bitproof record`, such as `--steps 2`.
+
+    `identities` has the old and the new recording's, once both environments ran it.
+    """
+
+    name: str
+    system: str
+    arguments: Sequence[str]
+    old: Recording | None = None
+    identities: list[RecordingIdentity] = field(default_factory=list)
+
+    def ask(self, environment: Environment, what: str, folder: Path, seconds: float, **asked: Any) -> dict[str, Any]:
+        """Run it on all ranks, and join their answers to the same requests."""
+        if what == "exchange":
+            sets = asked["sets"]
+            return {"runs": [self._exchanged(environment, folder, seconds, [*keys]) for keys in sets]}
+        recording, answers = self._run(environment, what, folder, seconds, asked)
+        if what == "results":
+            told = {name: sum(answer[name] for answer in answers) for name in ("kept", "lost")}
+            return told | {"repeats": self._compared(recording)["equal"]}
+        self.old = recording
+        program = {"program": self.name, "arguments": [*self.arguments], "steps": recording.manifest.steps}
+        return environment.ask("merge", {"folder": str(folder), "ranks": len(answers), **program}, seconds)
+
+    def _exchanged(self, environment: Environment, folder: Path, seconds: float, keys: list[str]) -> dict[str, Any]:
+        recording, answers = self._run(environment, "exchange", folder, seconds, {"keys": keys})
+        if not keys and self.old is not None:
+            self.identities = [identity_of(self.old), identity_of(recording)]
+        found = self._compared(recording) | {"exchanged": sum(answer["exchanged"] for answer in answers)}
+        found["has_same_calls"] = all(answer["has_same_calls"] for answer in answers)
+        for name in ("moved_again", "other"):
+            by_rank = [answer[name] | {"rank": rank} for rank, answer in enumerate(answers) if answer[name]]
+            found[name] = min(by_rank, key=lambda each: each["call"], default=None)
+        if found["moved_again"] is not None:
+            found["other"] = None  # a rank that reads other values may have got them from the rank whose call moved
+        return found
+
+    def _compared(self, recording: Recording) -> dict[str, Any]:
+        """Whether a recording is equal to the old one, and the first record that differs."""
+        assert self.old is not None, "a case is recorded before it is compared"
+        found = compare(self.old, recording, Case.from_dict(self.old.manifest.case))
+        if found.verdict == Verdict.UNVERIFIED:
+            raise RecordingError("the runs of the case cannot be compared", found=found.reason)
+        first = found.first_divergence
+        where = "" if first is None else f"{first.kind} {first.name} at step {first.step}, rank {first.rank}"
+        told = {"equal": found.verdict == Verdict.EQUAL, "first": where, "records": sum(found.compared.values())}
+        return told | {"digest": identity_of(recording).digest}
+
+    def _run(
+        self, environment: Environment, what: str, folder: Path, seconds: float, asked: dict[str, Any]
+    ) -> tuple[Recording, list[dict[str, Any]]]:
+        """Record the case once, and read the answers of its ranks."""
+        with tempfile.TemporaryDirectory(prefix="bitproof-moved-") as temporary:
+            request, out = Path(temporary, "request.json"), Path(temporary, "recording")
+            told = {"what": what, "folder": str(folder.resolve()), "answers": temporary, "system": self.system}
+            request.write_text(json.dumps(told | {"asked": asked}))
+            words = ["record", self.name, "--system", SYSTEM, "--out", str(out), "--report-dir", f"{temporary}/logs"]
+            environment.bitproof([*words, *self.arguments], {REQUEST: str(request)}, seconds)
+            recording, answers = read_recording(out), [*_answers(Path(temporary))]
+        if len(answers) != recording.manifest.world_size:
+            found = f"answers of {len(answers)} ranks of {recording.manifest.world_size}"
+            raise RecordingError("not every rank of the case was watched to its last step", found=found)
+        return recording, answers
+
+
+ProgramRuns = OneProcess | CaseOnRanks
+"""A program that can be run in an environment."""
+
+
+def _answers(folder: Path) -> Iterator[dict[str, Any]]:
+    rank = 0
+    while (path := folder / f"rank{rank}.json").is_file():
+        yield json.loads(path.read_text())
+        rank += 1

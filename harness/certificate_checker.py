@@ -775,6 +775,31 @@ UPDATES = ("aten._fused_adam.default", "aten._fused_adamw.default")
 NEXT = object()
 """A line that does not apply to a call."""
 
+TORCHS = ("aten.", "prims.", "bitproof.", f"{C10D}.")
+"""The namespaces whose operators all have a signature. Those of other namespaces, e.g. a user's, are unknown here."""
+WORDS_TAKE = {
+    "input": "",
+    "constant": "digest",
+    "getitem": "0 1",
+    "view": "self others?",
+    "number": "0",
+    "python.float": "self",
+}
+"""The arguments of calls that are no operators: `getitem` takes item `1` of `0`, `view` shows parts of `self`."""
+
+
+def fits(op: str, names: Iterable[str]) -> bool:
+    """Whether an operator has these arguments and needs no others, e.g. `self` and `dim` of `aten.sum.dim_IntList`.
+
+    True for operators without a signature if they are not torch's, or refused by line 1.
+    """
+    if op not in TAKES and op.startswith("python."):
+        return [*names] in (["0"], ["0", "1"])
+    if op not in TAKES:
+        return not op.startswith(TORCHS) or op.startswith(REFUSED)
+    needed, known = TAKES[op]
+    return needed <= {*names} <= known
+
 
 def nodes(argument: Json) -> list[int]:
     """The calls that an argument refers to."""
@@ -1298,6 +1323,415 @@ def _wait(g: State, place: int, kind: str, storages: set[int]) -> None:
         raise UnknownError
 
 
+# -- Signatures --------------------------------------------------------------------------------------
+
+SIGNATURES = """\
+: _nnpack_available _use_cudnn_rnn_flatten_weight is_vulkan_available prims._make_token.default; A: _linalg_det
+_linalg_slogdet linalg_det linalg_inv linalg_slogdet; A B left?: linalg_solve; A B left? check_errors?:
+_linalg_solve_ex linalg_solve_ex; A UPLO? compute_v?: _linalg_eigh; A check_errors?: linalg_inv_ex; A driver?:
+linalg_svdvals; A full_matrices: prims.svd.default; A full_matrices? compute_uv? driver?: _linalg_svd; A full_matrices?
+driver?: linalg_svd; A mode?: linalg_qr; A offset? dim1? dim2?: linalg_diagonal; A pivot?: linalg_lu linalg_lu_factor;
+A pivot? check_errors?: linalg_lu_factor_ex; LD pivots B hermitian?: linalg_ldl_solve; LU pivots B left? adjoint?:
+linalg_lu_solve; a: prims.item.default prims.view_of.default; a dim outer_length: prims.split_dim.default; a dims:
+prims.rev.default; a dtype: prims.convert_element_type.default prims.view_of_dtype.default; a fill_value dtype device
+requires_grad: prims.full_like.default; a permutation: prims.transpose.default; a shape: prims.reshape.default; a shape
+broadcast_dimensions: prims.broadcast_in_dim.default; a size? stride? dtype? device? layout?: _assert_tensor_metadata;
+a start end: prims.collapse.default prims.collapse_view.default; a stride: prims.copy_strided.default; abs angle:
+polar; anchor positive negative margin? p? eps? swap? reduction?: triplet_margin_loss; condition: where; condition self
+other: where.Scalar where.ScalarOther where.ScalarSelf where.self; count prob generator?: binomial; data batch_sizes
+batch_first padding_value total_length: _pad_packed_sequence; dtype: prims.maximum_value.default
+prims.minimum_value.default; dtype? layout? device? pin_memory? memory_format?: _make_dep_token; dual level:
+_unpack_dual; dummy a? b?: _test_ambiguous_defaults.a _test_ambiguous_defaults.b _test_string_default; element
+test_elements assume_unique? invert?: isin.Scalar_Tensor; elements test_element assume_unique? invert?:
+isin.Tensor_Scalar; elements test_elements assume_unique? invert?: isin.Tensor_Tensor; end dtype? layout? device?
+pin_memory?: arange; equation tensors path?: einsum; filename shared? size? dtype? layout? device? pin_memory?:
+from_file; flat tensors: unflatten_dense_tensors; from_ to: can_cast; grad dim indices sizes keepdim:
+value_selecting_reduction_backward; grad indices offset2bag bag_size maximum_indices num_weights scale_grad_by_freq
+mode per_sample_weights padding_idx?: _embedding_bag_dense_backward; grad input: to_mkldnn_backward; grad input dim
+output: cumprod_backward; grad input indices dim: cummaxmin_backward; grad input masked_grad?: to_dense_backward; grad
+input_size batch_sizes batch_first: _pack_padded_sequence_backward; grad mask:
+fake_quantize_per_channel_affine_cachemask_backward fake_quantize_per_tensor_affine_cachemask_backward; grad self:
+infinitely_differentiable_gelu_backward; grad self scale zero_point quant_min quant_max grad_factor?:
+_fake_quantize_learnable_per_tensor_affine_backward; grad self_sizes dim index: index_select_backward; grad size
+align_corners: affine_grid_generator_backward; grad sizes: trace_backward; grad_in input_sizes dim size step:
+unfold_backward; grad_out input mean rstd weight N C HxW group output_mask: native_group_norm_backward; grad_out input
+normalized_shape mean rstd weight bias output_mask: native_layer_norm_backward; grad_out input normalized_shape rstd
+weight output_mask: _fused_rms_norm_backward; grad_out input weight running_mean running_var save_mean save_invstd
+train eps output_mask: native_batch_norm_backward; grad_out query key value out logsumexp cum_seq_q cum_seq_k max_q
+max_k dropout_p is_causal philox_seed philox_offset scale?: _scaled_dot_product_flash_attention_backward; grad_out
+query key value out logsumexp dropout_p is_causal attn_mask? scale?:
+_scaled_dot_product_flash_attention_for_cpu_backward; grad_out query key value out logsumexp philox_seed philox_offset
+attn_bias cum_seq_q cum_seq_k max_q max_k dropout_p is_causal scale?: _scaled_dot_product_cudnn_attention_backward;
+grad_out self lambd: hardshrink_backward; grad_out_ query key value attn_bias out logsumexp philox_seed philox_offset
+dropout_p grad_input_mask is_causal? scale?: _scaled_dot_product_efficient_attention_backward; grad_output alpha scale
+input_scale is_result self_or_result: elu_backward; grad_output indices num_weights padding_idx scale_grad_by_freq:
+embedding_dense_backward; grad_output input weight bias_sizes stride padding dilation transposed output_padding groups
+output_mask: convolution_backward; grad_output input_sizes dim index: select_backward; grad_output input_sizes dim
+start end step: slice_backward; grad_output input_sizes offset dim1 dim2: diagonal_backward; grad_output mask scale:
+native_dropout_backward; grad_output mask sizes: masked_scatter_backward; grad_output output: sigmoid_backward
+tanh_backward; grad_output output dim input_dtype: _log_softmax_backward_data _softmax_backward_data; grad_output
+output_size input_size align_corners scales?: upsample_linear1d_backward; grad_output output_size input_size
+align_corners scales_d? scales_h? scales_w?: upsample_trilinear3d_backward; grad_output output_size input_size
+align_corners scales_h? scales_w?: _upsample_bilinear2d_aa_backward _upsample_lanczos2d_aa_backward
+upsample_bicubic2d_backward upsample_bilinear2d_backward; grad_output output_size input_size scales?:
+_upsample_nearest_exact1d_backward upsample_nearest1d_backward; grad_output output_size input_size scales_d? scales_h?
+scales_w?: _upsample_nearest_exact3d_backward upsample_nearest3d_backward; grad_output output_size input_size scales_h?
+scales_w?: upsample_nearest2d_backward; grad_output self: _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward
+hardsigmoid_backward hardswish_backward mish_backward silu_backward; grad_output self approximate?: gelu_backward;
+grad_output self beta threshold: softplus_backward; grad_output self buffer: log_sigmoid_backward; grad_output self
+dim: glu_backward; grad_output self eps?: logit_backward; grad_output self kernel_size output_size indices:
+fractional_max_pool2d_backward fractional_max_pool3d_backward; grad_output self kernel_size stride padding ceil_mode
+count_include_pad divisor_override: avg_pool2d_backward avg_pool3d_backward; grad_output self kernel_size stride
+padding dilation ceil_mode indices: max_pool2d_with_indices_backward; grad_output self lambd: softshrink_backward;
+grad_output self min_val max_val: hardtanh_backward; grad_output self negative_slope self_is_result:
+leaky_relu_backward; grad_output self noise lower upper training self_is_result: rrelu_with_noise_backward; grad_output
+self padding: reflection_pad1d_backward reflection_pad2d_backward replication_pad1d_backward
+replication_pad2d_backward; grad_output self target p margin weight? reduction?: multi_margin_loss_backward;
+grad_output self target reduction: mse_loss_backward soft_margin_loss_backward; grad_output self target reduction beta:
+smooth_l1_loss_backward; grad_output self target reduction delta: huber_loss_backward; grad_output self target
+reduction is_target: multilabel_margin_loss_backward; grad_output self target weight reduction ignore_index
+total_weight: nll_loss2d_backward nll_loss_backward; grad_output self target weight? reduction?:
+binary_cross_entropy_backward; grad_output self threshold: threshold_backward; grad_output self weight:
+_prelu_kernel_backward; grad_output self weight kernel_size stride padding output_mask:
+_slow_conv2d_backward.output_mask; grad_w saved_v saved_g saved_norms dim: _weight_norm_differentiable_backward; high
+size dtype? layout? device? pin_memory?: randint; high size generator dtype? layout? device? pin_memory?:
+randint.generator; host device?: bitproof.reload.default; host x: bitproof.wait_offload.default; i1 i2 i3 expand1
+expand2 expand3 sumdim unroll_dim?: _trilinear; indices values size is_coalesced? check_pinning?:
+_validate_sparse_coo_tensor_args; info api_name is_matrix: _linalg_check_errors; inp dims correction? output_dtype?:
+prims.var.default; inp dims output_dtype?: prims.amax.default prims.amin.default; input: fbgemm_linear_quantize_weight;
+input atol? rtol? hermitian?: linalg_matrix_rank.atol_rtol_tensor; input grid interpolation_mode padding_mode
+align_corners: grid_sampler; input group_size group_name: _c10d_functional.all_gather_into_tensor.default; input hx
+w_ih w_hh b_ih? b_hh?: rnn_relu_cell rnn_tanh_cell; input normalized_shape weight bias eps: native_layer_norm; input
+normalized_shape weight eps: _fused_rms_norm; input normalized_shape weight? bias? eps? cudnn_enable?: layer_norm;
+input normalized_shape weight? eps?: rms_norm; input num_groups weight? bias? eps? cudnn_enabled?: group_norm; input
+output_size align_corners scale_factors: _upsample_bicubic2d_aa.vec _upsample_bilinear2d_aa.vec
+_upsample_lanczos2d_aa.vec upsample_bicubic2d.vec upsample_bilinear2d.vec upsample_linear1d.vec; input output_size
+scale_factors: _upsample_nearest_exact2d.vec upsample_nearest1d.vec; input output_split_sizes input_split_sizes
+group_name: _c10d_functional.all_to_all_single.default; input p train: native_dropout; input reduce_op group_name:
+_c10d_functional.all_reduce.default; input reduce_op group_size group_name:
+_c10d_functional.reduce_scatter_tensor.default; input target log_input full eps reduction: poisson_nll_loss; input tau:
+linalg_householder_product; input tol hermitian?: linalg_matrix_rank.tol_tensor; input weight bias N C HxW group eps:
+native_group_norm; input weight bias running_mean running_var training momentum eps: _native_batch_norm_legit
+_native_batch_norm_legit_functional native_batch_norm; input weight bias stride padding dilation transposed
+output_padding groups: convolution; input weight bias?: linear; input weight bias? stride? padding? dilation? groups?:
+conv1d.padding conv2d conv2d.padding conv3d conv3d.padding; input weight bias? stride? padding? output_padding? groups?
+dilation?: conv_transpose1d conv_transpose2d.input conv_transpose3d.input; input1 input2 target margin? reduction?:
+cosine_embedding_loss margin_ranking_loss; input1 input2 weight bias?: bilinear; length start step dtype device
+requires_grad: prims.iota.default; like dim: _dim_arange; low high size dtype? layout? device? pin_memory?:
+randint.low; low high size generator dtype? layout? device? pin_memory?: randint.low_generator; matrices: chain_matmul;
+mean std generator?: normal.Tensor_Tensor normal.float_Tensor; mean std size generator? dtype? layout? device?
+pin_memory?: normal.float_float; mean std? generator?: normal.Tensor_float; n d? dtype? layout? device? pin_memory?:
+fft_fftfreq fft_rfftfreq; n dtype? layout? device? pin_memory?: eye randperm; n generator dtype? layout? device?
+pin_memory?: randperm.generator; n m dtype? layout? device? pin_memory?: eye.m; n self: polygamma special_polygamma;
+pred a b: prims.where.default; query key value attn_bias compute_log_sumexp dropout_p? is_causal? return_debug_mask?
+scale?: _scaled_dot_product_cudnn_attention; query key value attn_bias compute_log_sumexp dropout_p? is_causal? scale?:
+_scaled_dot_product_efficient_attention; query key value attn_mask? dropout_p? is_causal? dropout_mask? scale?
+enable_gqa?: _scaled_dot_product_attention_math; query key value attn_mask? dropout_p? is_causal? scale? enable_gqa?:
+_fused_sdp_choice scaled_dot_product_attention; query key value dropout_p? is_causal? attn_mask? scale?:
+_scaled_dot_product_flash_attention_for_cpu; query key value dropout_p? is_causal? return_debug_mask? scale?:
+_scaled_dot_product_flash_attention; real imag: complex; repeats output_size?: repeat_interleave.Tensor; row col
+offset? dtype? layout? device? pin_memory?: tril_indices triu_indices; s: _print; s dtype? device?:
+prims.scalar_tensor.default; s dtype? layout? device? pin_memory?: scalar_tensor; scalar tensor:
+result_type.Scalar_Tensor; scalar1 scalar2: result_type.Scalar_Scalar; self: _aminmax _assert_async _conj _conj_copy
+_conj_physical _debug_has_internal_overlap _foreach_abs _foreach_abs_ _foreach_acos _foreach_acos_ _foreach_asin
+_foreach_asin_ _foreach_atan _foreach_atan_ _foreach_ceil _foreach_ceil_ _foreach_cos _foreach_cos_ _foreach_cosh
+_foreach_cosh_ _foreach_erf _foreach_erf_ _foreach_erfc _foreach_erfc_ _foreach_exp _foreach_exp_ _foreach_expm1
+_foreach_expm1_ _foreach_floor _foreach_floor_ _foreach_frac _foreach_frac_ _foreach_lgamma _foreach_lgamma_
+_foreach_log _foreach_log10 _foreach_log10_ _foreach_log1p _foreach_log1p_ _foreach_log2 _foreach_log2_ _foreach_log_
+_foreach_max _foreach_neg _foreach_neg_ _foreach_reciprocal _foreach_reciprocal_ _foreach_round _foreach_round_
+_foreach_rsqrt _foreach_rsqrt_ _foreach_sigmoid _foreach_sigmoid_ _foreach_sign _foreach_sign_ _foreach_sin
+_foreach_sin_ _foreach_sinh _foreach_sinh_ _foreach_sqrt _foreach_sqrt_ _foreach_tan _foreach_tan_ _foreach_tanh
+_foreach_tanh_ _foreach_trunc _foreach_trunc_ _foreach_zero _foreach_zero_ _is_all_true _is_any_true _is_zerotensor
+_linalg_eigvals _local_scalar_dense _neg_view_copy _shape_as_tensor _test_autograd_multiple_dispatch.fullcoverage
+_test_autograd_multiple_dispatch_view _test_autograd_multiple_dispatch_view_copy _test_check_tensor
+_test_warn_in_autograd _version abs abs_ absolute absolute_ acos acos_ acosh acosh_ adjoint alias alias_copy all angle
+any arccos arccos_ arccosh arccosh_ arcsin arcsin_ arcsinh arcsinh_ arctan arctan_ arctanh arctanh_ argwhere asin asin_
+asinh asinh_ atan atan_ atanh atanh_ atleast_1d atleast_2d atleast_3d bitwise_not bitwise_not_ ceil ceil_ conj
+conj_physical conj_physical_ corrcoef cos cos_ cosh cosh_ cudnn_is_acceptable data deg2rad deg2rad_ dense_dim
+dequantize.self det detach detach_ detach_copy digamma digamma_ dim erf erf_ erfc erfc_ erfinv erfinv_ exp exp2 exp2_
+exp_ expm1 expm1_ fix fix_ fliplr flipud floor floor_ frac frac_ frexp.Tensor geqrf get_device hardsigmoid hardsigmoid_
+hardswish hardswish_ i0 i0_ inverse is_complex is_conj is_contiguous is_distributed is_floating_point is_inference
+is_leaf is_neg is_nonzero is_signed isfinite isinf isnan isneginf isposinf isreal item lgamma lgamma_ lift_fresh
+lift_fresh_copy linalg_eig linalg_eigvals linalg_matrix_exp log log10 log10_ log1p log1p_ log2 log2_ log_ log_sigmoid
+log_sigmoid_forward logdet logical_not logical_not_ mH mT matrix_H matrix_exp max median min mish mish_ msort nanmedian
+neg neg_ negative negative_ nonzero nonzero_numpy numel numpy_T output_nr positive rad2deg rad2deg_ ravel real
+reciprocal reciprocal_ relu relu6 relu6_ relu_ resolve_conj resolve_neg retains_grad round round_ rsqrt rsqrt_ selu
+selu_ set sgn sgn_ sigmoid sigmoid_ sign sign_ signbit silu silu_ sin sin_ sinc sinc_ sinh sinh_ slogdet sparse_dim
+special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_digamma special_entr special_erf
+special_erfc special_erfcx special_erfinv special_exp2 special_expit special_expm1 special_gammaln special_i0
+special_i0e special_i1 special_i1e special_log1p special_log_ndtr special_modified_bessel_i0 special_modified_bessel_i1
+special_modified_bessel_k0 special_modified_bessel_k1 special_ndtr special_ndtri special_psi special_sinc sqrt sqrt_
+square square_ squeeze squeeze_copy storage_offset sym_numel sym_storage_offset t t_copy tan tan_ tanh tanh_ trace
+trunc trunc_ view_as_complex view_as_complex_copy view_as_real view_as_real_copy zero zero_ prims.abs.default
+prims.bitwise_not.default prims.ceil.default prims.conj_physical.default prims.floor.default prims.frexp.default
+prims.isfinite.default prims.neg.default prims.round.default prims.sign.default prims.trunc.default; self A upper?
+transpose? unitriangular?: triangular_solve; self B upper left? unitriangular?: linalg_solve_triangular; self LU_data
+LU_pivots: lu_solve; self UPLO?: linalg_eigh linalg_eigvalsh; self alpha?: celu celu_; self alpha? scale? input_scale?:
+elu elu_; self approximate?: gelu gelu_; self arg1? arg2? arg3?: _foobar; self assert_msg: _assert_async.msg
+_assert_scalar; self assert_msg dep_token: _functional_assert_async.msg _functional_assert_scalar; self atol? rtol?
+hermitian?: linalg_matrix_rank.atol_rtol_float linalg_pinv.atol_rtol_float linalg_pinv.atol_rtol_tensor; self axis0
+axis1: swapaxes; self b: _test_autograd_multiple_dispatch.ntonly; self batch1 batch2 beta? alpha?: addbmm baddbmm
+baddbmm_; self beta? threshold?: softplus; self bins range? weight? density?: _histogramdd_bin_edges
+_histogramdd_from_bin_cts histogramdd.TensorList_bins histogramdd histogramdd.int_bins; self bins weight? density?:
+_histogramdd_from_bin_tensors histogram.bins_tensor; self bins? min? max?: histc; self bins? range? weight? density?:
+histogram.bin_ct; self boundaries out_int32? right?: bucketize.Scalar bucketize.Tensor; self chunks dim?: chunk
+unsafe_chunk; self cuda_enabled cpu_enabled: _autocast_to_full_precision; self cuda_enabled cpu_enabled cuda_dtype
+cpu_dtype: _autocast_to_reduced_precision; self decimals: round.decimals round_.decimals; self decimals?:
+special_round; self device dtype non_blocking? copy? memory_format?: to.device; self device?: is_pinned; self
+diagonal?: diag tril tril_ triu triu_; self dim: _logcumsumexp count_nonzero.dim_IntList cummax cummin logcumsumexp
+size.int squeeze.dim squeeze.dims squeeze_.dims squeeze_copy.dim squeeze_copy.dims stride.int sym_size.int
+sym_stride.int unsqueeze unsqueeze_copy; self dim dtype?: _safe_softmax cumprod cumprod_ cumsum cumsum_ log_softmax.int
+softmax.int special_log_softmax special_softmax; self dim edge_order?: gradient.array; self dim half_to_float:
+_log_softmax _softmax; self dim index: index_select select.int select_copy.int; self dim index source: index_copy
+index_copy_; self dim index source alpha?: index_add index_add_; self dim index source reduce include_self?:
+index_reduce index_reduce_; self dim index sparse_grad?: gather; self dim index src: scatter.src scatter_.src
+scatter_add scatter_add_; self dim index src reduce: scatter.reduce scatter_.reduce; self dim index src reduce
+include_self?: scatter_reduce.two scatter_reduce_.two; self dim index value: index_fill.int_Scalar
+index_fill.int_Tensor index_fill_.int_Scalar index_fill_.int_Tensor scatter.value scatter_.value; self dim keepdim?:
+_aminmax.dim all.dim any.dim frobenius_norm.dim logsumexp max.dim median.dim min.dim nanmedian.dim nuclear_norm.dim
+special_logsumexp; self dim keepdim? dtype?: mean.dim prod.dim_int sum.dim_IntList; self dim normalization forward:
+_fft_c2c; self dim normalization last_dim_size: _fft_c2r; self dim normalization onesided: _fft_r2c; self dim
+return_inverse? return_counts?: unique_dim_consecutive; self dim sizes: unflatten.int; self dim sorted? return_inverse?
+return_counts?: unique_dim; self dim start length: narrow.Tensor narrow narrow_copy; self dim unbiased? keepdim?:
+std.dim std_mean.dim var.dim var_mean.dim; self dim0 dim1: swapdims transpose.int transpose_copy.int; self dim?:
+count_nonzero fft_fftshift fft_ifftshift glu unbind.int unbind_copy.int; self dim? correction? keepdim?: std.correction
+std_mean.correction var.correction var_mean.correction; self dim? descending?: argsort sort; self dim? keepdim?:
+all.dims amax amin aminmax any.dims argmax argmin mode; self dim? keepdim? dtype?: nanmean nansum; self dim? keepdim?
+mode?: hash_tensor; self dim? start? end? step?: slice.Tensor slice_copy.Tensor; self dimension size step: unfold
+unfold_copy; self dims: flip permute permute_copy tile; self downscale_factor: pixel_unshuffle; self dtype: view.dtype
+view_copy.dtype; self dtype non_blocking? copy? memory_format?: to.dtype; self dtype?: mean prod sum; self dtype?
+layout? device? pin_memory? memory_format?: empty_like rand_like randn_like; self dtype? layout? device? pin_memory?
+non_blocking? copy? memory_format?: to.dtype_layout; self dtype? layout? device? pin_memory? non_blocking?
+memory_format?: _to_copy; self dtype? masked_grad?: to_dense; self end weight: lerp.Scalar lerp.Tensor lerp_.Scalar
+lerp_.Tensor; self eps?: logit logit_ special_logit; self exponent: _foreach_pow.List _foreach_pow.Scalar
+_foreach_pow.ScalarAndTensor _foreach_pow.ScalarList _foreach_pow_.List _foreach_pow_.Scalar _foreach_pow_.ScalarList
+float_power.Scalar float_power.Tensor_Scalar float_power.Tensor_Tensor pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor
+pow_.Scalar pow_.Tensor; self fill_value wrap?: fill_diagonal_; self found_inf inv_scale:
+_amp_foreach_non_finite_check_and_unscale; self from: _has_compatible_shallow_copy_type; self from to generator?:
+random.from random_.from; self from? to? generator?: uniform uniform_; self generator dtype? layout? device?
+pin_memory? memory_format?: randn_like.generator; self generator?: _sample_dirichlet _standard_gamma bernoulli poisson
+random random_; self grad: matrix_exp_backward; self grads exp_avgs exp_avg_sqs max_exp_avg_sqs state_steps lr beta1
+beta2 weight_decay eps amsgrad maximize grad_scale? found_inf?: _fused_adam _fused_adam_ _fused_adamw _fused_adamw_;
+self groups: channel_shuffle; self hermitian?: linalg_ldl_factor; self hermitian? check_errors?: linalg_ldl_factor_ex;
+self high dtype? layout? device? pin_memory? memory_format?: randint_like.Tensor randint_like; self high generator
+dtype? layout? device? pin_memory? memory_format?: randint_like.Tensor_generator randint_like.generator; self ind?:
+linalg_tensorinv; self index: take; self index source accumulate?: put put_; self indices: _unsafe_index.Tensor
+dsplit.array hsplit.array index.Tensor vsplit.array; self indices dim?: take_along_dim tensor_split.indices; self
+indices max_norm norm_type: embedding_renorm embedding_renorm_; self indices values accumulate?: _unsafe_index_put
+index_put index_put_; self indices values accumulate? unsafe?: _index_put_impl _index_put_impl_; self input weight bias
+pad: conv_tbc_backward; self input2: orgqr; self input2 input3 left? transpose?: ormqr; self input2 upper?:
+cholesky_solve; self k dim? keepdim?: kthvalue; self k dim? largest? sorted?: topk; self k? dims?: rot90; self
+keepdim?: nuclear_norm; self kernel_size dilation padding stride: im2col; self kernel_size output_size random_samples:
+fractional_max_pool2d fractional_max_pool3d; self kernel_size stride? padding? ceil_mode? count_include_pad?:
+avg_pool1d; self kernel_size stride? padding? ceil_mode? count_include_pad? divisor_override?: avg_pool2d avg_pool3d;
+self kernel_size stride? padding? dilation? ceil_mode?: max_pool1d max_pool1d_with_indices max_pool2d
+max_pool2d_with_indices max_pool3d max_pool3d_with_indices; self lambd?: hardshrink softshrink; self lambd? generator?:
+exponential exponential_; self level: _fw_primal; self low high dtype? layout? device? pin_memory? memory_format?:
+randint_like.low_dtype; self mask: masked_select; self mask dim? mask_type?: _masked_softmax; self mask indices fill:
+_unsafe_masked_index; self mask indices values: _unsafe_masked_index_put_accumulate; self mask source: masked_scatter
+masked_scatter_; self mask value: masked_fill.Scalar masked_fill.Tensor masked_fill_.Scalar masked_fill_.Tensor; self
+mat vec beta? alpha?: addmv addmv_; self mat1 mat2 beta? alpha?: _sparse_addmm addmm addmm_; self mat1 mat2 beta?
+alpha? use_gelu?: _addmm_activation; self mat2: _foreach_mm bmm mm; self mat2 offs? bias? out_dtype?: _grouped_mm; self
+max: clamp_max.Tensor clamp_max clamp_max_.Tensor clamp_max_; self mean? std? generator?: log_normal log_normal_
+normal_ normal_functional; self median? sigma? generator?: cauchy cauchy_; self memory_format:
+is_contiguous.memory_format; self memory_format?: _foreach_clone chalf clone contiguous sym_is_contiguous
+prims.clone.default; self memory_format? out: empty_like.out; self min: clamp_min.Tensor clamp_min clamp_min_.Tensor
+clamp_min_; self min? max?: clamp.Tensor clamp clamp_.Tensor clamp_ clip.Tensor clip clip_.Tensor clip_; self min_val?
+max_val?: hardtanh hardtanh_; self n: linalg_matrix_power matrix_power polygamma_; self n sobolstate dimension
+num_generated: _sobol_engine_ff_; self n? dim? norm?: fft_fft fft_hfft fft_irfft fft_rfft; self n? dim? prepend?
+append?: diff; self n_fft hop_length? win_length? window? center? pad_mode? normalized? onesided? return_complex?
+align_to_window?: stft.center; self n_fft hop_length? win_length? window? normalized? onesided? return_complex?
+align_to_window?: stft; self nan? posinf? neginf?: nan_to_num nan_to_num_; self negative_slope?: leaky_relu
+leaky_relu_; self non_blocking?: _cast_Byte _cast_Char _cast_Double _cast_Float _cast_Half _cast_Int _cast_Long
+_cast_Short; self num_classes?: one_hot; self num_parallel skip_first?: _test_parallel_materialize; self num_samples
+replacement? generator?: multinomial; self observer_on fake_quant_on running_min running_max scale zero_point
+averaging_const quant_min quant_max ch_axis per_row_fake_quant? symmetric_quant?:
+_fused_moving_avg_obs_fq_helper_functional; self offset?: diagflat; self offset? dim1? dim2?: diag_embed diagonal
+diagonal_copy; self ord dim? keepdim? dtype?: linalg_matrix_norm linalg_norm.ord_str; self ord? dim? keepdim? dtype?:
+linalg__powsum linalg_matrix_norm.str_ord linalg_norm linalg_vector_norm; self ord? dtype?: _foreach_norm.Scalar
+_foreach_powsum.Scalar; self other: __and__.Scalar __and__.Tensor __iand__.Scalar __iand__.Tensor __ilshift__.Scalar
+__ilshift__.Tensor __ior__.Scalar __ior__.Tensor __irshift__.Scalar __irshift__.Tensor __ixor__.Scalar __ixor__.Tensor
+__lshift__.Scalar __lshift__.Tensor __or__.Scalar __or__.Tensor __rshift__.Scalar __rshift__.Tensor __xor__.Scalar
+__xor__.Tensor _foreach_clamp_max.List _foreach_clamp_max_.List _foreach_clamp_min.List _foreach_clamp_min_.List
+_foreach_div.List _foreach_div.Tensor _foreach_div_.List _foreach_div_.Tensor _foreach_maximum.List
+_foreach_maximum_.List _foreach_minimum.List _foreach_minimum_.List _foreach_mul.List _foreach_mul.Tensor
+_foreach_mul_.List _foreach_mul_.Tensor _has_same_storage_numel _test_functorch_fallback arctan2 arctan2_ atan2 atan2_
+bitwise_and.Scalar bitwise_and.Scalar_Tensor bitwise_and.Tensor bitwise_and_.Scalar bitwise_and_.Tensor
+bitwise_left_shift.Scalar_Tensor bitwise_left_shift.Tensor bitwise_left_shift.Tensor_Scalar bitwise_left_shift_.Tensor
+bitwise_left_shift_.Tensor_Scalar bitwise_or.Scalar bitwise_or.Scalar_Tensor bitwise_or.Tensor bitwise_or_.Scalar
+bitwise_or_.Tensor bitwise_right_shift.Scalar_Tensor bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar
+bitwise_right_shift_.Tensor bitwise_right_shift_.Tensor_Scalar bitwise_xor.Scalar bitwise_xor.Scalar_Tensor
+bitwise_xor.Tensor bitwise_xor_.Scalar bitwise_xor_.Tensor copysign.Scalar copysign.Tensor copysign_.Scalar
+copysign_.Tensor div.Scalar div.Tensor div_.Scalar div_.Tensor divide.Scalar divide.Tensor divide_.Scalar
+divide_.Tensor eq.Scalar eq.Tensor eq_.Scalar eq_.Tensor equal floor_divide.Scalar floor_divide floor_divide_.Scalar
+floor_divide_.Tensor fmax fmin fmod.Scalar fmod.Tensor fmod_.Scalar fmod_.Tensor gcd gcd_ ge.Scalar ge.Tensor
+ge_.Scalar ge_.Tensor greater.Scalar greater.Tensor greater_.Scalar greater_.Tensor greater_equal.Scalar
+greater_equal.Tensor greater_equal_.Scalar greater_equal_.Tensor gt.Scalar gt.Tensor gt_.Scalar gt_.Tensor hypot hypot_
+igamma igamma_ igammac igammac_ inner is_same_size kron lcm lcm_ ldexp.Tensor ldexp_ le.Scalar le.Tensor le_.Scalar
+le_.Tensor less.Scalar less.Tensor less_.Scalar less_.Tensor less_equal.Scalar less_equal.Tensor less_equal_.Scalar
+less_equal_.Tensor linalg_matmul logaddexp logaddexp2 logical_and logical_and_ logical_or logical_or_ logical_xor
+logical_xor_ lt.Scalar lt.Tensor lt_.Scalar matmul max.other maximum min.other minimum mul.Scalar mul.Tensor
+mul_.Scalar mul_.Tensor multiply.Scalar multiply.Tensor multiply_.Scalar multiply_.Tensor ne.Scalar ne.Tensor
+ne_.Scalar ne_.Tensor nextafter nextafter_ not_equal.Scalar not_equal.Tensor not_equal_.Scalar not_equal_.Tensor
+remainder.Scalar remainder.Scalar_Tensor remainder.Tensor remainder_.Scalar remainder_.Tensor reshape_as
+special_gammainc special_gammaincc special_xlog1py special_xlog1py.other_scalar special_xlog1py.self_scalar
+special_xlogy special_xlogy.other_scalar special_xlogy.self_scalar special_zeta special_zeta.other_scalar
+special_zeta.self_scalar true_divide.Scalar true_divide.Tensor true_divide_.Scalar true_divide_.Tensor type_as vdot
+view_as xlogy.Scalar_Other xlogy.Scalar_Self xlogy.Tensor xlogy_.Scalar_Other xlogy_.Tensor prims.add.default
+prims.bitwise_and.default prims.bitwise_or.default prims.bitwise_xor.default prims.eq.default prims.fmax.default
+prims.fmin.default prims.fmod.default prims.gcd.default prims.ge.default prims.gt.default prims.hypot.default
+prims.igamma.default prims.igammac.default prims.le.default prims.lt.default prims.maximum.default
+prims.minimum.default prims.mul.default prims.ne.default prims.nextafter.default prims.pow.default
+prims.remainder.default prims.shift_left.default prims.shift_right_arithmetic.default prims.sub.default; self other
+alpha?: _add_relu.Scalar _add_relu.Tensor _add_relu_.Scalar _add_relu_.Tensor _foreach_add.List _foreach_add.Tensor
+_foreach_add_.List _foreach_add_.Tensor _foreach_sub.List _foreach_sub_.List _test_serialization_subcmul add.Scalar
+add.Tensor add_.Scalar add_.Tensor rsub.Scalar rsub.Tensor sub.Scalar sub.Tensor sub_.Scalar sub_.Tensor
+subtract.Scalar subtract.Tensor subtract_.Scalar subtract_.Tensor; self other dim?: cross linalg_cross; self other
+dims?: linalg_tensorsolve; self other dims_self dims_other: tensordot; self other non_blocking? copy? memory_format?:
+to.other; self other p?: dist; self other rounding_mode: div.Scalar_mode div.Tensor_mode div_.Scalar_mode
+div_.Tensor_mode divide.Scalar_mode divide.Tensor_mode divide_.Scalar_mode divide_.Tensor_mode; self other rtol? atol?
+equal_nan?: allclose isclose; self other self_num_batch_dims?: _new_zeros_with_same_feature_meta; self output:
+_standard_gamma_grad; self output_size: _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d
+adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d; self output_size
+align_corners scales?: upsample_linear1d; self output_size align_corners scales_d? scales_h? scales_w?:
+upsample_trilinear3d; self output_size align_corners scales_h? scales_w?: _upsample_bicubic2d_aa
+_upsample_bilinear2d_aa _upsample_lanczos2d_aa upsample_bicubic2d upsample_bilinear2d; self output_size kernel_size
+dilation padding stride: col2im; self output_size scales?: _upsample_nearest_exact1d upsample_nearest1d; self
+output_size scales_d? scales_h? scales_w?: _upsample_nearest_exact3d upsample_nearest3d; self output_size scales_h?
+scales_w?: _upsample_nearest_exact2d upsample_nearest2d; self p: mvlgamma mvlgamma_ special_multigammaln; self p dim
+keepdim dtype: norm.ScalarOpt_dim_dtype; self p dim keepdim?: norm.ScalarOpt_dim; self p dim maxnorm: renorm renorm_;
+self p dtype: norm.ScalarOpt_dtype; self p generator?: bernoulli.Tensor bernoulli.p bernoulli_.Tensor geometric
+geometric_; self p?: _pdist_forward linalg_cond norm.Scalar pdist; self p? generator?: bernoulli_.float; self pad:
+_pad_circular; self pad mode value?: _pad_enum; self pad mode? value?: pad; self pad value?: constant_pad_nd; self
+padding: reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d; self pivot? check_errors?:
+_lu_with_info; self q dim? keepdim? interpolation?: nanquantile nanquantile.scalar quantile quantile.scalar; self r?
+with_replacement?: combinations; self rcond hermitian?: linalg_pinv linalg_pinv.rcond_tensor; self rcond?: pinverse;
+self reduce_range?: _choose_qparams_per_tensor; self repeats: repeat; self repeats dim? output_size?:
+repeat_interleave.self_int; self requires_grad?: requires_grad_; self s? dim? norm?: fft_fft2 fft_fftn fft_hfft2
+fft_hfftn fft_ifft2 fft_ifftn fft_ihfft2 fft_ihfftn fft_irfft2 fft_irfftn fft_rfft2 fft_rfftn; self scalar:
+_foreach_add.Scalar _foreach_add_.Scalar _foreach_clamp_max.Scalar _foreach_clamp_max_.Scalar _foreach_clamp_min.Scalar
+_foreach_clamp_min_.Scalar _foreach_div.Scalar _foreach_div_.Scalar _foreach_maximum.Scalar _foreach_maximum_.Scalar
+_foreach_minimum.Scalar _foreach_minimum_.Scalar _foreach_mul.Scalar _foreach_mul_.Scalar _foreach_sub.Scalar
+_foreach_sub_.Scalar; self scalars: _foreach_add.ScalarList _foreach_add_.ScalarList _foreach_clamp_max.ScalarList
+_foreach_clamp_max_.ScalarList _foreach_clamp_min.ScalarList _foreach_clamp_min_.ScalarList _foreach_div.ScalarList
+_foreach_div_.ScalarList _foreach_maximum.ScalarList _foreach_maximum_.ScalarList _foreach_minimum.ScalarList
+_foreach_minimum_.ScalarList _foreach_mul.ScalarList _foreach_mul_.ScalarList _foreach_sub.ScalarList
+_foreach_sub_.ScalarList; self scale zero_point axis quant_min quant_max: fake_quantize_per_channel_affine
+fake_quantize_per_channel_affine_cachemask; self scale zero_point axis quant_min quant_max grad_factor?:
+_fake_quantize_learnable_per_channel_affine; self scale zero_point quant_min quant_max: fake_quantize_per_tensor_affine
+fake_quantize_per_tensor_affine_cachemask; self scale zero_point quant_min quant_max grad_factor?:
+_fake_quantize_learnable_per_tensor_affine; self sections: dsplit.int hsplit.int vsplit.int; self sections dim?:
+tensor_split.sections; self shape: _reshape_from_tensor; self shape?: reshape; self shifts dims?: roll; self size:
+_reshape_copy broadcast_to sum_to_size view_copy; self size dtype? layout? device? pin_memory?: new_empty; self size
+fill_value?: nonzero_static; self size implicit?: expand expand_copy; self size out: new_empty.out; self size stride
+dtype? layout? device? pin_memory?: new_empty_strided; self size stride out: new_empty_strided.out; self size?:
+_unsafe_view view; self some?: qr; self some? compute_uv?: svd; self sorted? return_inverse?: _unique; self sorted?
+return_inverse? return_counts?: _unique2; self source: set.source_Tensor; self source destination: moveaxis.int
+moveaxis.intlist movedim.int movedim.intlist; self spacing dim edge_order?: gradient.scalararray
+gradient.scalarrayarray gradient.tensorarray; self spacing dim? edge_order?: gradient.scalarrayint
+gradient.tensorarrayint; self spacing? dim? edge_order?: gradient.scalarint; self split_size dim?: split.Tensor
+split.sizes split_copy.Tensor unsafe_split.Tensor; self split_sizes dim?: split_with_sizes unsafe_split_with_sizes;
+self split_sizes? dim?: split_with_sizes_copy; self src dim index: select_scatter; self src dim? start? end? step?:
+slice_scatter; self src non_blocking?: _foreach_copy_ copy copy_; self src offset? dim1? dim2?: diagonal_scatter; self
+src size stride storage_offset: prims.as_strided_scatter.default; self stable dim? descending?: argsort.stable
+sort.stable; self start_dim? end_dim?: flatten.using_ints; self target margin? reduction?: hinge_embedding_loss; self
+target p? margin? weight? reduction?: multi_margin_loss; self target reduction: multilabel_margin_loss_forward; self
+target reduction?: l1_loss mse_loss multilabel_margin_loss soft_margin_loss; self target reduction? beta?:
+smooth_l1_loss; self target reduction? delta?: huber_loss; self target reduction? log_target?: kl_div; self target
+weight reduction ignore_index: nll_loss2d_forward nll_loss_forward; self target weight? pos_weight? reduction?:
+binary_cross_entropy_with_logits; self target weight? reduction?: binary_cross_entropy; self target weight? reduction?
+ignore_index?: nll_loss nll_loss_nd; self target weight? reduction? ignore_index? label_smoothing?: cross_entropy_loss;
+self tensor: dot; self tensor1 tensor2 scalars: _foreach_addcdiv.ScalarList _foreach_addcdiv.Tensor
+_foreach_addcdiv_.ScalarList _foreach_addcdiv_.Tensor _foreach_addcmul.ScalarList _foreach_addcmul.Tensor
+_foreach_addcmul_.ScalarList _foreach_addcmul_.Tensor; self tensor1 tensor2 value?: _foreach_addcdiv.Scalar
+_foreach_addcdiv_.Scalar _foreach_addcmul.Scalar _foreach_addcmul_.Scalar addcdiv addcdiv_ addcmul addcmul_; self
+tensor_indices_or_sections dim?: tensor_split.tensor_indices_or_sections; self tensors1 weight: _foreach_lerp.Scalar
+_foreach_lerp.ScalarList _foreach_lerp_.Scalar _foreach_lerp_.ScalarList; self tensors1 weights: _foreach_lerp.List
+_foreach_lerp_.List; self threshold value: threshold threshold_; self to generator?: random.to random_.to; self tol
+hermitian?: linalg_matrix_rank; self unbiased?: std std_mean var var_mean; self upper?: cholesky cholesky_inverse
+linalg_cholesky; self upper? check_errors?: linalg_cholesky_ex; self upscale_factor: pixel_shuffle; self value:
+fill.Tensor fill_.Scalar fill_.Tensor prims.fill.default; self values: heaviside heaviside_; self vec: mv; self vec1
+vec2 beta? alpha?: addr addr_; self vec2: ger outer; self weight: _prelu_kernel prelu; self weight bias pad?: conv_tbc;
+self weights? minlength?: bincount; self? dtype? layout? device? pin_memory? memory_format?: ones_like zeros_like;
+self? fill_value dtype? layout? device? pin_memory? memory_format?: full_like; self? size? dtype? layout? device?
+pin_memory?: new_ones new_zeros; self? size? fill_value dtype? layout? device? pin_memory?: new_full; self? value:
+fill.Scalar; sequences batch_first? padding_value? padding_side?: pad_sequence; shape fill_value dtype device
+requires_grad: prims.full.default; shape low high dtype device stride generator?: prims.uniform.default; shape mean std
+dtype device requires_grad generator?: prims.normal.default; size dtype? layout? device? pin_memory?: rand randn; size
+dtype? layout? device? pin_memory? memory_format?: empty.memory_format; size dtype? layout? device? pin_memory? scale?
+zero_point? memory_format?: _empty_affine_quantized; size generator dtype? layout? device? pin_memory?: rand.generator
+randn.generator; size memory_format? out: empty.out; size min? max?: sym_constrain_range sym_constrain_range_for_size;
+size physical_layout dtype? layout? device? pin_memory?: empty_permuted; size physical_layout out: empty_permuted.out;
+size qtensor dtype? layout? device? pin_memory? memory_format?: empty_quantized; size qtensor memory_format? out:
+empty_quantized.out; size scale? zero_point? memory_format? out: _empty_affine_quantized.out; size scales zero_points
+axis dtype? layout? device? pin_memory? memory_format?: _empty_per_channel_affine_quantized; size scales zero_points
+axis memory_format? out: _empty_per_channel_affine_quantized.out; size stride dtype? layout? device? pin_memory?:
+empty_strided; size stride out: empty_strided.out; size? dtype? layout? device? pin_memory?: ones zeros; size?
+fill_value dtype? layout? device? pin_memory?: full; sorted_sequence self out_int32? right? side? sorter?:
+searchsorted.Scalar searchsorted.Tensor; sparse dense: _sparse_mm; start end dtype? layout? device? pin_memory?:
+arange.start range; start end step? dtype? layout? device? pin_memory?: arange.start_step range.step; start end steps
+base? dtype? layout? device? pin_memory?: logspace; start end steps dtype? layout? device? pin_memory?:
+linspace.Scalar_Tensor linspace.Tensor_Scalar linspace.Tensor_Tensor linspace; tensor:
+_c10d_functional.wait_tensor.default; tensor a b generator?: _no_grad_uniform_; tensor mean std generator?:
+_no_grad_normal_; tensor other: result_type.Scalar result_type.Tensor; tensors: _to_cpu atleast_1d.Sequence
+atleast_2d.Sequence atleast_3d.Sequence block_diag broadcast_tensors cartesian_prod column_stack dstack
+flatten_dense_tensors hstack linalg_multi_dot meshgrid row_stack vstack; tensors dim: prims.cat.default; tensors dim
+num_chunks: _chunk_cat; tensors dim?: _stack cat concat concatenate stack; tokens: prims._sink_tokens.default; type1
+type2: promote_types; v pow? dim?: norm_except_dim; values addends: _test_optional_filled_intlist
+_test_optional_floatlist _test_optional_intlist; values offsets max_lengths padding_value?:
+_jagged_to_padded_dense_forward; weight: _saturate_weight_to_fp16; weight indices padding_idx? scale_grad_by_freq?
+sparse?: embedding; window_length dtype? layout? device? pin_memory?: bartlett_window blackman_window hamming_window
+hann_window kaiser_window; window_length periodic alpha beta dtype? layout? device? pin_memory?:
+hamming_window.periodic_alpha_beta; window_length periodic alpha dtype? layout? device? pin_memory?:
+hamming_window.periodic_alpha; window_length periodic beta dtype? layout? device? pin_memory?: kaiser_window.beta;
+window_length periodic dtype? layout? device? pin_memory?: bartlett_window.periodic blackman_window.periodic
+hamming_window.periodic hann_window.periodic kaiser_window.periodic; x: special_airy_ai
+special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_spherical_bessel_j0
+bitproof.offload.default bitproof.wait_reload.default; x N?: linalg_vander; x N? increasing?: vander; x alpha total:
+_dirichlet_grad; x n: special_chebyshev_polynomial_t special_chebyshev_polynomial_t.n_scalar
+special_chebyshev_polynomial_t.x_scalar special_chebyshev_polynomial_u special_chebyshev_polynomial_u.n_scalar
+special_chebyshev_polynomial_u.x_scalar special_chebyshev_polynomial_v special_chebyshev_polynomial_v.n_scalar
+special_chebyshev_polynomial_v.x_scalar special_chebyshev_polynomial_w special_chebyshev_polynomial_w.n_scalar
+special_chebyshev_polynomial_w.x_scalar special_hermite_polynomial_h special_hermite_polynomial_h.n_scalar
+special_hermite_polynomial_h.x_scalar special_hermite_polynomial_he special_hermite_polynomial_he.n_scalar
+special_hermite_polynomial_he.x_scalar special_laguerre_polynomial_l special_laguerre_polynomial_l.n_scalar
+special_laguerre_polynomial_l.x_scalar special_legendre_polynomial_p special_legendre_polynomial_p.n_scalar
+special_legendre_polynomial_p.x_scalar special_shifted_chebyshev_polynomial_t
+special_shifted_chebyshev_polynomial_t.n_scalar special_shifted_chebyshev_polynomial_t.x_scalar
+special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_u.n_scalar
+special_shifted_chebyshev_polynomial_u.x_scalar special_shifted_chebyshev_polynomial_v
+special_shifted_chebyshev_polynomial_v.n_scalar special_shifted_chebyshev_polynomial_v.x_scalar
+special_shifted_chebyshev_polynomial_w special_shifted_chebyshev_polynomial_w.n_scalar
+special_shifted_chebyshev_polynomial_w.x_scalar; x y dim?: linalg_vecdot; x1 x2: _euclidean_dist; x1 x2 dim? eps?:
+cosine_similarity; x1 x2 p compute_mode: _cdist_forward; x1 x2 p? compute_mode?: cdist; x1 x2 p? eps? keepdim?:
+pairwise_distance; y dx? dim?: cumulative_trapezoid.dx trapezoid.dx trapz.dx; y x dim?: cumulative_trapezoid.x
+trapezoid.x trapz.x;
+"""
+"""The arguments of operators that a proof may admit, by torch's schemas: signature, colon, operators, semicolon.
+
+Operators are `aten.` and end in `.default`, unless a namespace or an ending is written. A call may leave out an
+argument with `?`: it has a default, or the result's layout implies it.
+"""
+
+
+def _signatures() -> Iterator[tuple[str, tuple[set[str], set[str]]]]:
+    """Each operator with the arguments that it needs, and all that it has."""
+    rows = [(x, map(_in_full, y.split())) for x, y in re.findall("([^:;]*):([^;]*);", SIGNATURES)]
+    for signature, operators in [*rows, *((x, [word]) for word, x in WORDS_TAKE.items())]:
+        names = signature.split()
+        takes = {x for x in names if not x.endswith("?")}, {x.rstrip("?") for x in names}
+        yield from ((operator, takes) for operator in operators)
+
+
+def _in_full(short: str) -> str:
+    """An operator's full name, e.g. `aten.abs.default` for `abs`."""
+    dots = short.count(".")
+    return short if dots > 1 else f"aten.{short}" if dots else f"aten.{short}.default"
+
+
+TAKES = dict(_signatures())
+
+
 # -- Answers -----------------------------------------------------------------------------------------
 
 NAN = "no value is a NaN: which of a NaN's bits survive depends on instructions and on operand order"
@@ -1459,6 +1893,7 @@ def check_form(main: Json, graphs: list[Json], steps: Json) -> None:
             texts = (name, op, *(x for x, _ in args), *writes)
             is_call = type(args) is type(writes) is list and all(type(x) is str for x in texts) and random in (0, 1)
             hold(is_call and len({x for x, _ in args}) == len(args), f"{name} is no call")
+            hold(fits(op, [x for x, _ in args]), f"{name}: {op} has no such arguments: {', '.join(x for x, _ in args)}")
             hold(_is_value(own), f"{name} has no value")
 
 

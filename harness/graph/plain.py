@@ -164,6 +164,10 @@ def _read(plain: Json) -> GraphModule:
             raise UnkeptError("not a valid graph file", found=f"missing attribute {target}")
         callee = _operator(target) if op == "call_function" else target
         arguments, options = _value(args, nodes), _value(kwargs, nodes)
+        if not isinstance(arguments, tuple) or not isinstance(options, dict):  # torch asserts it, without -O
+            raise UnkeptError(
+                "not a valid graph file", found=f"arguments {repr(arguments)[:80]} and options {repr(options)[:80]}"
+            )
         # Torch does not check the names of options either.
         if not all(map(_is_name, options)):
             raise UnkeptError("not a valid graph file", found=f"invalid keyword names {list(options)}")

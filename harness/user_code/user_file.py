@@ -78,11 +78,19 @@ def check_signature(path: Path, name: str, what: str, counts: Sequence[int], giv
     """Refuse a function of a file that cannot be called with any of these numbers of positional arguments.
 
     `what` is the file's purpose, and `given` the arguments in words. Nothing is run: a name is checked only if a single
-    plain `def` binds it. Raises UsageError.
+    plain `def` binds it, or a single assignment of a literal, as in `make = 3`. Raises UsageError.
     """
     tree = ast.parse(path.read_bytes(), str(path))
     first, *rest = name.split(".")
     bound = [node for node in ast.walk(tree) if first in _names_of(node)]
+    for node in tree.body if len(bound) == 1 else ():
+        if isinstance(node, ast.Assign) and node.targets == bound and isinstance(node.value, _LITERALS):
+            raise UsageError(
+                f"{first} of {what} is no function",
+                expected=f"def {first}({given})",
+                found=ast.unparse(node)[:200],
+                where=f"{path}:{node.lineno}",
+            )
     if len(bound) != 1 or not isinstance(bound[0], ast.FunctionDef) or bound[0].decorator_list:
         return
     where = f"{path}:{bound[0].lineno}"
@@ -101,6 +109,9 @@ def check_signature(path: Path, name: str, what: str, counts: Sequence[int], giv
             found=f"def {first}({ast.unparse(takes)})",
             where=where,
         )
+
+
+_LITERALS = (ast.Constant, ast.JoinedStr, ast.List, ast.Tuple, ast.Set, ast.Dict)
 
 
 def _names_of(node: ast.AST) -> tuple[str | None, ...]:

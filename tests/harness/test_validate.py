@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import pytest
 
 from bitproof.builtin_cases import all_cases
+from bitproof.harness import validate
 from bitproof.harness.case import Case
 from bitproof.harness.errors import CaseError, RecordingError, UsageError
 from bitproof.harness.validate import GROWING, STRICT, That, Whole, json_schema, parse, read
@@ -128,3 +129,17 @@ def test_the_schema_says_what_types_and_marks_say() -> None:
     assert schema["properties"]["nodes"] == {"default": 0, "minimum": 0, "title": "Nodes", "type": "integer"}
     assert schema["$defs"]["Pass"]["additionalProperties"] is False
     assert "Case" in schema["$defs"]
+
+
+def test_reading_stops_at_the_first_wrong_item_of_a_list_however_many_there_are():
+    with pytest.raises(CaseError) as raised:
+        read(list[tuple[int, ...]], [[1], [2, "x", "y"], *[[] for _ in range(1000)], 0, 0], "numbers", CaseError)
+    assert "numbers[1][1] has the wrong value" in str(raised.value)
+    assert raised.value.__cause__.error_count() == 1
+
+
+def test_a_text_of_too_many_fields_is_refused_while_it_is_parsed(monkeypatch):
+    monkeypatch.setattr(validate, "MOST_FIELDS", 3)
+    assert parse('{"a": {"b": 1}, "c": 2}') == {"a": {"b": 1}, "c": 2}
+    with pytest.raises(ValueError, match=r"^more than 3 fields$"):
+        parse('[{"a": 1}, {"b": 1, "c": 2}, {"d": 3}]')

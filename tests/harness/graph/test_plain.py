@@ -161,3 +161,11 @@ def _changed(index: int, field: int, value: Any) -> Any:
 def test_values_that_say_no_graph_are_refused_and_nothing_in_them_is_run(plain: Any) -> None:
     with pytest.raises(UnkeptError, match="not a valid graph file"):
         graph_of(plain)
+
+
+@pytest.mark.parametrize(("field", "value"), [(4, 3), (4, "x"), (4, []), (4, {"device": "cpu"}), (5, "x"), (5, [])])
+def test_arguments_of_another_kind_are_refused_and_raise_nothing_else(field, value):
+    node = ["call_function", "a", "aten.add.Tensor", None, {"tuple": []}, {"dict": {}}]
+    node[field] = value
+    with pytest.raises(UnkeptError, match="not a valid graph file"):
+        graph_of({"nodes": [node], "places": [], "nested": {}})

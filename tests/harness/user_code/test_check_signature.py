@@ -63,3 +63,15 @@ def test_a_plain_function_has_only_the_attributes_that_the_file_mentions(tmp_pat
     check(tmp_path / "a.py", "def make(x): ...\nmake.foo = print\n", "make.foo")
     with pytest.raises(UsageError, match="the function make of system mine has no attribute foo"):
         check(tmp_path / "a.py", "def make(case, mesh): ...\n", "make.foo")
+
+
+@pytest.mark.parametrize("value", ["3", "'make'", "[print]", "{}", "f'{3}'"])
+def test_a_literal_is_no_function(tmp_path: Path, value: str) -> None:
+    with pytest.raises(UsageError) as error:
+        check(tmp_path / "a.py", f"make = {value}\n")
+    assert str(error.value) == (
+        "UsageError: make of system mine is no function\n"
+        "  expected: def make(case, mesh)\n"
+        f"  found: make = {value}\n"
+        f"  came from: {tmp_path / 'a.py'}:1"
+    )

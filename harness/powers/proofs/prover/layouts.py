@@ -70,7 +70,10 @@ def _is_paired(x: Tensor, results: Sequence[Tensor]) -> bool:
 
 
 def told_once(call: Call, calls: Sequence[Call]) -> Call:
-    """A call without the arguments that its layout implies for a view or a copy; dims are not negative."""
+    """A call without the arguments that its layout implies for a view or a copy; dims are not negative.
+
+    For example, `prims.split_dim(a, 0, 2)` becomes `view(self)`.
+    """
     tensors = [x for read in call.reads for x in calls[read].results] + call.results
     kept = dict(call.args)
     if call.op in known.COPIES:
@@ -84,6 +87,8 @@ def told_once(call: Call, calls: Sequence[Call]) -> Call:
     elif shows(call, calls) and call.op not in known.WAITS and all(x.is_closed for x in tensors):
         kept = {name: x for name, x in call.args if nodes_in(x) or (name == "dim" and call.op == known.SPLIT)}
         if tensors[0].storage == call.results[0].storage:
+            shown, *others = (("node", read) for read in call.reads)
+            kept = {"self": shown, **({"others": ("list", *others)} if others else {})}
             call = replace(call, op=known.VIEW)
     if call.op in (*known.JOINS, known.SPLIT) and "dim" in kept:
         kept["dim"] %= len(call.results[0].shape)

@@ -187,10 +187,22 @@ class _Real:
         if told:
             raise RefusedError(f"it changes what holds for the whole process: {'; '.join(told)}", where="it")
         surroundings.refuse_changes()
+        outputs = {f"{OUTPUT}{i}": x for i, x in enumerate(flattened(result)[0])}
+        self._refuse_attributes(outputs)
         after = self._reached(returned=result)
         changes = changed(self._last, after, without="returned")
         self._last = after
-        return _Call({f"{OUTPUT}{i}": x for i, x in enumerate(flattened(result)[0])}, changes, generator)
+        return _Call(outputs, changes, generator)
+
+    def _refuse_attributes(self, outputs: Mapping[str, Any]) -> None:
+        """Refuse a new tensor that carries another value: `y.aux = x * 2`, or a gradient. It is no output."""
+        for name, x in outputs.items():
+            if not isinstance(x, Tensor) or id(x) in self._known:
+                continue
+            carried = [*vars(x), *(["grad"] if x.is_leaf and x.grad is not None else [])]
+            if carried:
+                what = f"{name} carries {carried[0]}, which is compared with nothing: return it as an output"
+                raise RefusedError(what, where="the outputs")
 
 
 def _unlike(

@@ -445,3 +445,33 @@ def test_a_trace_leaves_nothing_in_what_it_was_given():
     bitproof.prove(net, net, X)
     bitproof.prove(traced, nn.ReLU(), X)
     assert {*vars(net)} == before and net.weight.grad is None
+
+
+def test_a_value_that_a_new_output_carries_is_refused_but_not_that_of_an_input():
+    def plain(x):
+        return x * 2, x
+
+    def carrying(x):
+        y = x * 2
+        y.aux = x * 3
+        return y, x
+
+    assert "output 0 carries aux, which is compared with nothing: return it" in reason(plain, carrying, X)
+    noted = X.clone()
+    noted.aux = 1
+    assert bitproof.prove(plain, plain, noted).verdict == "PROVED"
+
+
+def test_a_gradient_that_a_new_output_carries_is_refused():
+    def made(x, *, factor):
+        y = nn.Parameter(x * 2)
+        y.grad = x * factor
+        return y
+
+    def one(x):
+        return made(x, factor=2)
+
+    def other(x):
+        return made(x, factor=3)
+
+    assert "output 0 carries grad, which is compared with nothing: return it" in reason(one, other, X)

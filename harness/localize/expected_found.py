@@ -3,6 +3,7 @@
 Each kind of defect has one form. For example:
 
     wrong argument       expected: eps=1e-05                    found: eps=0.001
+    wrong setting        expected: AdamW beta1 0.9, for a       found: AdamW beta1 0.95, for a
     wrong value          expected: bits 0x3e800000 at [0, 3]    found: bits 0x3f000000 at [0, 3]
     wrong input          expected: reads the output of mm ...   found: reads the output of silu ...
     missing call         expected: mul.Tensor of layers.0 ...   found: no such call
@@ -13,11 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bitproof.harness.compare.differing_settings import DifferingSetting
 from bitproof.harness.errors import cut
 from bitproof.harness.localize.argument_differences import input_sources
 from bitproof.harness.localize.culprit import Culprit
 from bitproof.harness.localize.logs.calls import Call
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
+from bitproof.harness.localize.wrong_setting import wrong_settings
 from bitproof.harness.records import TensorDifference
 
 MAX_CHARS = 160
@@ -35,10 +38,31 @@ FIXED = {
 
 
 def expected_and_found(
-    culprit: Culprit, logs: Sequence[CandidateLog], output: TensorDifference | None = None
+    culprit: Culprit,
+    logs: Sequence[CandidateLog],
+    output: TensorDifference | None = None,
+    settings: Sequence[DifferingSetting] = (),
+    step: int = 0,
 ) -> tuple[str, str]:
-    """The two lines. `output` has how the call's output differs, if that is known."""
-    return tuple(cut(text, MAX_CHARS) for text in _lines(culprit, logs[culprit.rank], output))  # type: ignore[return-value]
+    """The two lines. `output` has how the call's output differs, if that is known.
+
+    `settings` are the optimizer settings that differ at this `step`.
+    """
+    log = logs[culprit.rank]
+    known = log.log[culprit.candidate] if culprit.candidate is not None else None
+    due = log.reference.log[culprit.reference] if culprit.reference is not None else None
+    wrong = wrong_settings(known, due, settings, step)
+    expected, found = _settings(wrong) if wrong else _lines(culprit, log, output)
+    return cut(expected, MAX_CHARS), cut(found, MAX_CHARS)
+
+
+def _settings(wrong: Sequence[DifferingSetting]) -> tuple[str, str]:
+    """Settings of an optimizer, with the parameters that have them."""
+    told = [
+        ", ".join(f"{each.name} {text}" for each, text in zip(wrong, texts, strict=True))
+        for texts in ([each.expected for each in wrong], [each.found for each in wrong])
+    ]
+    return f"{wrong[0].optimizer} {told[0]}, for {wrong[0].of}", f"{wrong[0].optimizer} {told[1]}, for {wrong[0].of}"
 
 
 def _lines(culprit: Culprit, log: CandidateLog, output: TensorDifference | None) -> tuple[str, str]:

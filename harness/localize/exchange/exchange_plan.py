@@ -7,7 +7,8 @@
 4. A call that reads a value which was there before the step: all calls that read this value read the reference's, be it
    by a view. So a wrong parameter is one cause, although forward, backward and the optimizer read it.
 5. All other calls with the same wrong argument, forward or backward, on any rank: their outputs, each only if the call
-   then reads what its counterpart reads. So no exchange hides another defect that is upstream of it.
+   then reads what its counterpart reads. So no exchange hides another defect that is upstream of it. The calls of an
+   update whose numbers come from one wrong setting of the optimizer (see `wrong_setting`) have the same wrong argument.
 
 Example for 2, where the candidate has an extra `mul`:
 
@@ -22,6 +23,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from bitproof.harness.compare.differing_settings import DifferingSetting
 from bitproof.harness.localize.chain import Pair
 from bitproof.harness.localize.culprit import Culprit
 from bitproof.harness.localize.logs.calls import Call, maker_of
@@ -29,6 +31,7 @@ from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.packing import name_of
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
 from bitproof.harness.localize.logs.replay import ValueSite
+from bitproof.harness.localize.wrong_setting import wrong_settings
 
 MAX_NEW_CALLS = 12
 """The maximum number of new calls in a row between a blamed call and a reader with a counterpart."""
@@ -102,6 +105,7 @@ def plan_of(
     logs: Sequence[CandidateLog],
     differing: Mapping[int, Iterable[Pair]],
     blocked: Collection[ValueSite] = (),
+    arguments: WrongArguments | None = None,
 ) -> ExchangePlan:
     """All exchanges for a cause. `differing` has the digests of the records that differ, by rank.
 
@@ -109,7 +113,7 @@ def plan_of(
     """
     plan, taken, right = ExchangePlan(), set[tuple[int, int | None, int | None]](), dict[ValueSite, str]()
     pairs = {rank: list(found) for rank, found in differing.items()}
-    for rank, mine, theirs in [*_sites(culprit, logs), *_alike(culprit, logs)]:
+    for rank, mine, theirs in [*_sites(culprit, logs), *_alike(culprit, logs, arguments or WrongArguments())]:
         if (rank, mine, theirs) in taken:
             continue
         is_lead, log = len(taken) < len(culprit.ranks), logs[rank]
@@ -156,23 +160,23 @@ def _sites(culprit: Culprit, logs: Sequence[CandidateLog]) -> Sites:
     return found
 
 
-def _alike(culprit: Culprit, logs: Sequence[CandidateLog]) -> Sites:
+def _alike(culprit: Culprit, logs: Sequence[CandidateLog], arguments: WrongArguments) -> Sites:
     """Calls with the same defect at other places, in other directions and on other ranks.
 
     They have the same wrong argument; or are extra calls, or missing ones, of the same operator and arguments; or are
     the blamed call on a rank on which it is not blamed yet.
     """
-    wrong, found = wrong_argument(culprit, logs), Sites()
+    wrong, found = arguments.of_culprit(culprit, logs), Sites()
     for rank, log in enumerate(logs):
         if culprit.candidate is not None and culprit.reference is not None:
-            family = family_of(logs[culprit.rank].log[culprit.candidate].operator)
-            alike = [i for i, call in enumerate(log.log) if family_of(call.operator) == family and not call.view]
+            blamed = logs[culprit.rank].log[culprit.candidate]
+            alike = [i for i, call in enumerate(log.log) if not call.view and _is_akin(call, blamed, wrong)]
             pairs = ((i, counterpart(log, i)) for i in alike)
-            there = set(log.there(logs[culprit.rank].log[culprit.candidate])) if culprit.how == "reads" else set()
+            there = set(log.there(blamed)) if culprit.how == "reads" else set()
             found += [
                 (rank, i, other)
                 for i, other in pairs
-                if other is not None and (_has(log, i, other, wrong) or (i in there and _reads_right(log, i)))
+                if other is not None and (arguments.has(log, i, other, wrong) or (i in there and _reads_right(log, i)))
             ]
         elif culprit.candidate is not None:
             blamed = logs[culprit.rank].log[culprit.candidate]
@@ -198,8 +202,11 @@ def _reads_right(log: CandidateLog, mine: int | None) -> bool:
     return mine is not None and log.reads_right_values(mine) and not log.bad_producers(mine)
 
 
-def _has(log: CandidateLog, mine: int, theirs: int, wrong: Wrong) -> bool:
-    return bool(wrong) and _unlike(log, mine, theirs) == wrong
+def _is_akin(call: Call, blamed: Call, wrong: Wrong) -> bool:
+    """Whether a call may have the blamed call's wrong argument: an operator of its family, or of the same optimizer."""
+    if of_setting(wrong):
+        return call.place.direction == blamed.place.direction and call.part == blamed.part
+    return family_of(call.operator) == family_of(blamed.operator)
 
 
 def _only_if_right(
@@ -279,13 +286,6 @@ def counterpart(log: CandidateLog, index: int) -> int | None:
     return log.reference.partner(log.log[index], log.turn(index))[0]
 
 
-def wrong_argument(culprit: Culprit, logs: Sequence[CandidateLog]) -> Wrong:
-    """The arguments in which the blamed call differs from its counterpart; empty if it has none."""
-    if culprit.candidate is None or culprit.reference is None:
-        return frozenset()
-    return _unlike(logs[culprit.rank], culprit.candidate, culprit.reference)
-
-
 def family_of(operator: str) -> str:
     """The common name of an operator and of its backward: `gelu` for `gelu_backward`, `mul` for `mul_.Scalar`."""
     name = operator.partition(".")[0].strip("_")
@@ -294,13 +294,49 @@ def family_of(operator: str) -> str:
     return name.removeprefix("foreach_").removeprefix("native_")
 
 
-def _unlike(log: CandidateLog, mine: int, theirs: int) -> Wrong:
-    call, partner = log.log[mine], log.reference.log[theirs]
-    known = dict(partner.scalars)
-    unlike = {(value, known[name]) for name, value in call.scalars if known.get(name, value) != value}
-    for position in _constants(log, mine, theirs):
-        unlike.add((call.inputs[position], partner.inputs[position]))
-    return frozenset(unlike)
+@dataclass(frozen=True)
+class WrongArguments:
+    """Finds the arguments in which calls differ from their counterparts, at a step with these differing settings."""
+
+    settings: Sequence[DifferingSetting] = ()
+    step: int = 0
+
+    def of_culprit(self, culprit: Culprit, logs: Sequence[CandidateLog]) -> Wrong:
+        """The wrong arguments of the blamed call; an extra or a missing call has none but its optimizer's settings."""
+        log = logs[culprit.rank]
+        if culprit.candidate is None or culprit.reference is None:
+            call = log.log[culprit.candidate] if culprit.candidate is not None else None
+            partner = log.reference.log[culprit.reference] if culprit.reference is not None else None
+            return self._settings_of(call, partner)
+        return self.of(log, culprit.candidate, culprit.reference)
+
+    def of(self, log: CandidateLog, mine: int, theirs: int) -> Wrong:
+        """The arguments in which a call differs from a counterpart."""
+        call, partner = log.log[mine], log.reference.log[theirs]
+        if found := self._settings_of(call, partner):
+            return found
+        known = dict(partner.scalars)
+        unlike = {(value, known[name]) for name, value in call.scalars if known.get(name, value) != value}
+        for position in _constants(log, mine, theirs):
+            unlike.add((call.inputs[position], partner.inputs[position]))
+        return frozenset(unlike)
+
+    def has(self, log: CandidateLog, mine: int, theirs: int, wrong: Wrong) -> bool:
+        """Whether a call has these wrong arguments, or one of these wrong settings."""
+        own = self.of(log, mine, theirs) if wrong else frozenset()
+        return bool(own) and (own == wrong or bool(of_setting(own) & of_setting(wrong)))
+
+    def _settings_of(self, call: Call | None, partner: Call | None) -> Wrong:
+        found = wrong_settings(call, partner, self.settings, self.step)
+        return frozenset((_SETTING + each.name + " " + each.found, each.expected) for each in found)
+
+
+_SETTING = "setting "
+
+
+def of_setting(wrong: Wrong) -> Wrong:
+    """Those wrong arguments that are settings of an optimizer."""
+    return frozenset(pair for pair in wrong if pair[0].startswith(_SETTING))
 
 
 def _constants(log: CandidateLog, mine: int, theirs: int) -> list[int]:

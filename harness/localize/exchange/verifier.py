@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from bitproof.harness.compare.differing_settings import DifferingSetting
 from bitproof.harness.errors import BitproofError
 from bitproof.harness.localize.blame import culprit_in, ready_logs
 from bitproof.harness.localize.culprit import HOW, Culprit
@@ -29,11 +30,12 @@ from bitproof.harness.localize.exchange.exchange_plan import (
     ExchangePlan,
     Swap,
     Wrong,
+    WrongArguments,
     WrongCall,
     counterpart,
     family_of,
+    of_setting,
     plan_of,
-    wrong_argument,
 )
 from bitproof.harness.localize.logs.calls import READS_OUT, Call, maker_of
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
@@ -83,8 +85,11 @@ class _Cause:
     def has(self, culprit: Culprit, wrong: Wrong) -> bool:
         """Whether a call that is found later has the same defect: the same wrong argument, module or source line.
 
-        For example, the backward call of a module belongs to the wrong forward call of that module.
+        For example, the backward call of a module belongs to the wrong forward call of that module. Calls of an update
+        have the same defect if a wrong setting of the optimizer is in both, and never for their place.
         """
+        if settings := of_setting(wrong):
+            return bool(settings & of_setting(self.wrong))
         mine, other = self.culprit.call, culprit.call
         is_there = (mine.place.module, mine.micro_batch) == (other.place.module, other.micro_batch)
         directions = mine.place.direction, other.place.direction
@@ -135,7 +140,8 @@ class _Run:
 class Verifier:
     """Verifies causes of a step. `logs` has the calls of the first replays, whose archives are in `folder`.
 
-    `ready` are these logs, compared, if a search has done that already.
+    `ready` are these logs, compared, if a search has done that already. `settings` are the optimizer settings that
+    differ.
     """
 
     recordings: Mapping[Role, Recording]
@@ -144,6 +150,7 @@ class Verifier:
     logs: Mapping[Role, Sequence[Sequence[Call]]]
     run_replay: Callable[[Role, int, Path, Replay], str | None]
     ready: Sequence[CandidateLog] = ()
+    settings: Sequence[DifferingSetting] = ()
     _number: int = field(default=_FIRST_NUMBER, init=False)
     _values: dict[Role, dict[ValueSite, tuple[Path, str]]] = field(default_factory=dict, init=False)
     _runs: int = field(default=0, init=False)
@@ -152,6 +159,7 @@ class Verifier:
         self.ready = self.ready or ready_logs(self.logs["reference"], self.logs["candidate"])
         self._known = [log.reference for log in self.ready]
         self._keys = {role: self._digests(recording) for role, recording in self.recordings.items()}
+        self._arguments = WrongArguments(self.settings, self.step)
 
     def verify(self, culprit: Culprit) -> tuple[Culprit, Verification]:
         """The cause and its verification.
@@ -187,13 +195,13 @@ class Verifier:
                 return causes, f"after {MAX_ROUNDS} runs with exchanged values something is still wrong", run
             logs = run.ready
             differing = self._pairs(run.recording)
-            planned = plan_of(current, logs, differing, blocked)
+            planned = plan_of(current, logs, differing, blocked, self._arguments)
             reason = wrong_input(current, logs) or self._told_twice(current, planned, causes, run)
             if reason:
                 return causes, reason, run
             if not any(group.is_lead for group in planned.groups):
                 return causes, refused or _joined(planned.problems), run
-            wrong = wrong_argument(current, logs)
+            wrong = self._arguments.of_culprit(current, logs)
             cause = next((each for each in causes if each.has(current, wrong)), None)
             tried = [*causes] if cause else [*causes, _Cause(current, wrong)]
             cause = cause or tried[-1]

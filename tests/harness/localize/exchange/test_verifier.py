@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from bitproof.harness.compare.differing_settings import DifferingSetting
 from bitproof.harness.errors import RankError
 from bitproof.harness.localize.culprit import Culprit
 from bitproof.harness.localize.exchange.verifier import wrong_input
@@ -338,3 +340,37 @@ def test_a_backward_call_that_exists_for_a_wrong_argument_alone_is_of_one_cause(
     culprit, found = Sides(tmp_path, lambda: adds(right), lambda: adds(wrong)).verified()
     assert (culprit.call.operator, found.status, found.causes) == ("add.Tensor", "verified", [])
     assert "mul.Scalar of the step itself (backward) on rank 0" in found.calls
+
+
+def update(beta1: float = 0.9, eps: float = 1e-8, scale: float = 1.0) -> Mapping[str, Tensor]:
+    """A layer's gradient, which may be scaled, and AdamW's update with it."""
+    w, x = weights((16, 16), (8, 16))
+    optimizer = torch.optim.AdamW([w], betas=(beta1, 0.999), eps=eps, foreach=False)
+    (x @ w).square().mean().backward()
+    assert w.grad is not None
+    w.grad.mul_(scale)
+    optimizer.step()
+    state = optimizer.state[w]
+    return {"w": w.detach(), "exp_avg": state["exp_avg"], "exp_avg_sq": state["exp_avg_sq"]}
+
+
+def beta1(found: str) -> list[DifferingSetting]:
+    """The setting that differs."""
+    numbers = [{"lr": 1e-3, "beta1": float(text), "beta2": 0.999} for text in (found, "0.9")]
+    return [DifferingSetting("AdamW", "beta1", found, "0.9", ("w",), *numbers)]
+
+
+def test_a_setting_of_an_optimizer_is_one_cause_for_all_calls_that_have_a_number_of_it(tmp_path: Path) -> None:
+    candidate = partial(update, beta1=0.8)
+    culprit, found = Sides(tmp_path, update, candidate, beta1("0.8")).verified()
+    assert (culprit.call.operator, found.status, found.causes) == ("lerp_.Scalar", "verified", [])
+    assert found.calls == ["addcdiv_ of the step itself (update, AdamW) on rank 0"]
+    _, without = Sides(tmp_path / "without", update, candidate).verified()
+    assert [cause.operator for cause in without.causes] == ["addcdiv_"], "without the setting there are two causes"
+
+
+def test_a_setting_does_not_hide_another_defect_of_the_update(tmp_path: Path) -> None:
+    candidate = partial(update, beta1=0.8, eps=1e-3)
+    culprit, found = Sides(tmp_path, update, candidate, beta1("0.8")).verified()
+    assert [culprit.call.operator, *(cause.operator for cause in found.causes)] == ["lerp_.Scalar", "add_.Tensor"]
+    assert found.status == "verified"

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from bitproof.harness.compare.differing_settings import DifferingSetting
@@ -127,6 +127,7 @@ def plan_of(
         if draft.candidate:
             call = log.log[mine] if mine is not None else log.reference.log[theirs or 0]
             plan.groups.append(WrongCall(rank, call, tuple(draft.candidate), tuple(draft.reference), is_lead))
+    plan.groups = _in_turn(plan.groups)
     if not any(group.is_lead for group in plan.groups) and not plan.problems:
         plan.problems.append(f"what {culprit.call} gives is what its counterpart gives")
     return plan
@@ -219,6 +220,8 @@ def _only_if_right(
     if mine is None:
         given = log.reference.log[theirs or 0].inputs
         swaps = [_expecting(swap, log, given) for swap in draft.candidate]
+    elif theirs is None and _reads_right(log, mine):  # as the lead: it may reach its readers through other new calls
+        swaps = [swap._replace(found="") for swap in draft.candidate]
     else:
         reads = _right_inputs(log, rank, mine, theirs, right)
         swaps = [
@@ -233,13 +236,36 @@ def _only_if_right(
 
 
 def _expecting(swap: Swap, log: CandidateLog, given: Sequence[str]) -> Swap | None:
-    """An exchange at the reader of a missing call, if the reader still has the missing call's input."""
+    """An exchange at the reader of a missing call, if the reader still has the missing call's input.
+
+    Or at the call that computes that input, if it reads right values.
+    """
     other = counterpart(log, swap.site.call)
+    if not swap.site.is_input:
+        reads = log.log[swap.site.call].inputs if other is None else log.reference.log[other].inputs
+        return swap._replace(reads=reads, found="") if log.reference.values.issuperset(reads) else None
     if other is None or not given or not swap.site.is_input:
         return None
     inputs = list(log.reference.log[other].inputs)
     inputs[swap.site.position] = given[0]
     return swap._replace(reads=tuple(inputs), found="")
+
+
+def _in_turn(groups: Sequence[WrongCall]) -> list[WrongCall]:
+    """Exchanges of several inputs of one call, each with the condition that those after it are not exchanged yet.
+
+    For example, `stack a b` of two micro-batches' losses, neither of which was divided.
+    """
+    expected: dict[tuple[int, int], dict[int, str]] = defaultdict(dict)
+    for swap in (swap for group in groups for swap in group.candidate if swap.site.is_input and swap.reads):
+        expected[swap.site[:2]][swap.site.position] = swap.reads[swap.site.position]
+
+    def later(swap: Swap) -> Swap:
+        others = expected[swap.site[:2]] if swap.site.is_input and swap.reads else {}
+        reads = [others.get(i, x) if i > swap.site.position else x for i, x in enumerate(swap.reads or ())]
+        return swap._replace(reads=tuple(reads)) if others else swap
+
+    return [replace(group, candidate=tuple(map(later, group.candidate))) for group in groups]
 
 
 def _right_inputs(
@@ -429,8 +455,8 @@ class _Readers:
             at_readers.append(self._at_reader(reader, other, position, in_place=value not in call.outputs))
             plan.reference.append(self._at_reader_there(reader, other, position, in_place=name_of(call).endswith("_")))
         for wanted, held in self.pairs:
-            made = self.log.reference.producer(wanted)
-            if held in call.outputs and made is not None and wanted in self.log.reference.log[made].outputs:
+            made = self.log.reference.first_with(wanted)
+            if held in call.outputs and made is not None:
                 position = self.log.reference.log[made].outputs.index(wanted)
                 due[call.outputs.index(held)][wanted] = ValueSite(self.rank, made, position)
                 site = ValueSite(self.rank, index, call.outputs.index(held))
@@ -526,11 +552,34 @@ class _Readers:
             elif self.log.log[mine].inputs[position] != reference.log[reader].inputs[position]:
                 plan.candidate.append(self._at_reader(mine, reader, position, in_place))
                 plan.reference.append(self._at_reader_there(mine, reader, position, in_place))
-        later = [swap._replace(found="") for swap in plan.candidate[1:]]  # what the first is written to, they may read
-        plan.candidate[1:] = later
+        plan.candidate[:0], plan.reference[:0] = self._where_shown(index)
+        # What the first is written to, the others may read.
+        for swaps in (plan.candidate, plan.reference):
+            swaps[1:] = [swap._replace(found="") for swap in swaps[1:]]
         if not plan.candidate and not plan.problems and not depth:
             plan.problems.append(f"no call of the candidate stands for one that reads what {call} gives")
         return _checked(plan)
+
+    def _where_shown(self, index: int) -> tuple[list[Swap], list[Swap]]:
+        """Exchanges for the records that show the output of a missing call, such as a gradient's sum over ranks.
+
+        Without the call they show its input, and the call that computed it here returns the missing output instead.
+        Empty if a call of the reference reads this input, too, or if it is wrong: then an earlier call is.
+        """
+        call, found = self.log.reference.log[index], (list[Swap](), list[Swap]())
+        for wanted, held in self.pairs:
+            made = self.log.giver(wanted, held)
+            if wanted not in call.outputs or made is None or held not in self.log.log[made].outputs:
+                continue
+            readers = [(counterpart(self.log, reader), position) for reader, position in self.log.readers(made)]
+            due = [self.log.reference.log[other].inputs[at : at + 1] for other, at in readers if other is not None]
+            if (held,) in due or held not in self.log.reference.values:
+                continue
+            here = ValueSite(self.rank, made, self.log.log[made].outputs.index(held))
+            there = ValueSite(self.rank, index, call.outputs.index(wanted))
+            found[0].append(Swap(here, there, self.log.log[made].operator, held, wanted))
+            found[1].append(Swap(there, here, call.operator, wanted, held))
+        return found
 
     def _of_join(self, mine: int, theirs: int) -> _Draft:
         """Exchange the outputs of a call that lacks an input, or gets it in another dtype."""

@@ -18,8 +18,8 @@ everything computed from its result. A root is a wrong call on a path to the rec
 3. A root with the inputs of its partner, the reference's call that it should equal, is wrong itself.
 4. A root with another right value as input is blamed for reading it, unless an earlier call exchanged that value: a
    collective to which a rank passed the value of another occurrence, a new constant, or a missing call whose output
-   the partner reads. A sum over ranks before the root that is missing, or that no call reads, takes precedence over
-   all of these (`lost_sums`).
+   the partner reads. A send is blamed for another message, not its receive. A sum over ranks before the root that is
+   missing, or that no call reads, takes precedence over all of these (`lost_sums`).
 5. If there is no root, a right value is in the wrong tensor, or is missing. The answer is the call that put right
    values in another order; the collective of the bucket from which the other value came; the copy that overwrote the
    right value there; or the reference's call whose inputs are here and whose output is not.
@@ -48,7 +48,8 @@ from bitproof.harness.localize.doubts import doubts
 from bitproof.harness.localize.logs.calls import KERNELS, Call, Place, is_abandoned
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.idle_broadcasts import without_idle_broadcasts
-from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
+from bitproof.harness.localize.logs.joined_logs import RECEIVES, JoinedLogs, Site
+from bitproof.harness.localize.logs.packing import name_of
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
 from bitproof.harness.localize.lost_sums import or_lost_sum
 from bitproof.harness.localize.missing_values import (
@@ -150,11 +151,27 @@ class _Blame:
         if picked.reads and picked.partner is not None:
             came = out_of_turn(picked.site, picked.partner, self.logs, self.joined, self.known)
             picked = picked if came is None else _Picked(*came, None, picked.roots)
+        picked = self._sent(picked)
         # An update of a gradient in the wrong tensor looks wrong, but the gradient was misplaced before it.
         is_of_update = self.logs[picked.site[0]].log[picked.site[1]].place.direction == "update"
         if picked.same != "computes" and is_of_update and (misplaced := misplaced_by(record, self.logs, self.joined)):
             return misplaced
         return self._said_of(picked)
+
+    def _sent(self, picked: _Picked) -> _Picked:
+        """The send of another message, if `picked` is the receive that brings it; else `picked` itself."""
+        (rank, index), partner = picked.site, picked.partner
+        log = self.logs[rank]
+        if name_of(log.log[index]) not in RECEIVES or partner is None:
+            return picked
+        there = log.counterpart(index, log.reference)
+        known = dict(self.known.together((rank, partner if there is None else there)))
+        for peer, send in self.joined.together((rank, index)):
+            if peer != rank and peer in known:
+                given, due = self.logs[peer].log[send], self.known.logs[peer][known[peer]]
+                if given.inputs != due.inputs:
+                    return _Picked((peer, send), known[peer], None, picked.roots)
+        return picked
 
     def _root(self, record: Differing) -> _Picked | None:
         """Rules 1 and 2: the root to blame. If it lies behind a bucket that lost a value, search inside the bucket."""

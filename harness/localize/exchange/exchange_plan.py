@@ -28,6 +28,7 @@ from bitproof.harness.localize.chain import Pair
 from bitproof.harness.localize.culprit import Culprit
 from bitproof.harness.localize.logs.calls import Call, maker_of
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
+from bitproof.harness.localize.logs.joined_logs import JoinedLogs
 from bitproof.harness.localize.logs.packing import name_of
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
 from bitproof.harness.localize.logs.replay import ValueSite
@@ -112,12 +113,17 @@ def plan_of(
     The sites `blocked` have values of another dtype or shape: the outputs of their readers are exchanged instead.
     """
     plan, taken, right = ExchangePlan(), set[tuple[int, int | None, int | None]](), dict[ValueSite, str]()
+    own = set[tuple[int, int]]()
     pairs = {rank: list(found) for rank, found in differing.items()}
     for rank, mine, theirs in [*_sites(culprit, logs), *_alike(culprit, logs, arguments or WrongArguments())]:
-        if (rank, mine, theirs) in taken:
+        if (rank, mine, theirs) in taken or (mine is not None and (rank, mine) in own):
             continue
-        is_lead, log = len(taken) < len(culprit.ranks), logs[rank]
+        is_lead = len(taken) < len(culprit.ranks)
         taken.add((rank, mine, theirs))
+        if mine is not None and theirs is not None and name_of(logs[rank].log[mine]) == "send":
+            rank, mine, theirs = _received(logs, rank, mine, theirs)
+        log = logs[rank]
+        own |= {(rank, mine)} if mine is not None else set()
         draft = _checked(_drafted(culprit, _Readers(log, rank, pairs.get(rank, []), blocked), mine, theirs))
         if not is_lead and not (culprit.how == "reads" and _reads_right(log, mine)):
             draft = _only_if_right(draft, log, rank, mine, theirs, right)
@@ -140,8 +146,34 @@ def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int 
     if mine is not None and culprit.how not in LEADS_NOWHERE:
         if theirs is None or readers.is_blocked(mine):
             return readers.of_new(mine)
-        return _of_counterparts(readers.log, readers.rank, mine, theirs)
+        return _of_counterparts(readers.log, readers.rank, mine, _there(readers.log, mine, theirs))
     return readers.of_missing(theirs) if theirs is not None else _Draft(problems=[f"{culprit.call} has no counterpart"])
+
+
+def _received(logs: Sequence[CandidateLog], rank: int, mine: int, theirs: int) -> tuple[int, int, int]:
+    """The call that receives a message, in both logs: a send has no output that could be exchanged."""
+    sides = JoinedLogs([log.log for log in logs]), JoinedLogs([log.reference.log for log in logs])
+    found = [
+        {peer: index for peer, index in side.together((rank, at)) if peer != rank}
+        for side, at in zip(sides, (mine, theirs), strict=True)
+    ]
+    peer = next((peer for peer in found[0] if peer in found[1]), None)
+    return (rank, mine, theirs) if peer is None else (peer, found[0][peer], found[1][peer])
+
+
+def _there(log: CandidateLog, mine: int, theirs: int) -> int:
+    """The reference's call that stands at the same place, if the partner was found by its value and may be another.
+
+    - Of several calls with these inputs, such as decays of weights that are all ones, it is the same occurrence.
+    - A dropout that draws from another one's state has that one's output: its counterpart has the right one.
+    """
+    call, partner = log.log[mine], log.reference.log[theirs]
+    if call.outputs == partner.outputs:
+        there = log.counterpart(mine, log.reference)
+        return theirs if there is None else there
+    sides = ([i for i in side.there(call) if side.log[i].inputs == call.inputs] for side in (log, log.reference))
+    own, due = sides
+    return due[own.index(mine)] if theirs in due and len(own) == len(due) else theirs
 
 
 Sites = list[tuple[int, int | None, int | None]]
@@ -257,8 +289,9 @@ def _in_turn(groups: Sequence[WrongCall]) -> list[WrongCall]:
     For example, `stack a b` of two micro-batches' losses, neither of which was divided.
     """
     expected: dict[tuple[int, int], dict[int, str]] = defaultdict(dict)
-    for swap in (swap for group in groups for swap in group.candidate if swap.site.is_input and swap.reads):
-        expected[swap.site[:2]][swap.site.position] = swap.reads[swap.site.position]
+    for swap in (swap for group in groups for swap in group.candidate if swap.site.is_input):
+        if swap.reads:
+            expected[swap.site[:2]][swap.site.position] = swap.reads[swap.site.position]
 
     def later(swap: Swap) -> Swap:
         others = expected[swap.site[:2]] if swap.site.is_input and swap.reads else {}

@@ -139,12 +139,21 @@ class CallRecorder(TorchDispatchMode):
             index = len(self.calls) + number
             inputs = tensors_in(lane(read, number, lanes) if lanes else read)
             others |= self.exchanges.of_inputs(index, _full_name(function), inputs, tensors_in(written))
+            self._give_state(index, len(inputs), function, _generator(function, args, kwargs))
             for site in self._kept_inputs.get(index, ()):
                 if site.position < len(inputs):
                     self.kept[site] = plain(inputs[site.position]).clone()
                 elif (generator := _generator(function, args, kwargs)) is not None:
                     self.kept[site] = generator.get_state()
         return (replaced(args, others), replaced(kwargs, others)) if others else (args, kwargs)
+
+    def _give_state(self, index: int, position: int, function: Any, generator: torch.Generator | None) -> None:
+        """Let a random call draw from the other system's state of its generator, if that exchange is planned."""
+        if generator is not None and self.exchanges:
+            state = generator.get_state()
+            other = self.exchanges.put(index, position, state, _full_name(function), keeps=True, is_input=True)
+            if other is not state:
+                generator.set_state(other)
 
     def _reading(self, function: Any, args: Any, kwargs: Any) -> _Reading:
         """A call's inputs before it runs, since it may write to them."""

@@ -43,7 +43,7 @@ SEVERAL = """
     ddp tanh_gelu beta; ddp scaled_in_place scaled_gradient; ddp tanh_gelu more_loss_on_rank_1
     tp tanh_gelu other_eps; tp scaled_on_rank_1 other_eps; tp alpha eps
     pipelined tanh_gelu other_eps; pipelined other_eps sends_back_more
-    accumulating tanh_gelu_in_the_second one_lost; clipping other_eps max_norm; loop tanh_gelu beta
+    accumulating tanh_gelu_in_the_second not_divided; clipping other_eps max_norm; loop tanh_gelu beta
     compiled tanh_gelu other_eps; compiled other_eps decay; scaled one_block_in_float32 one_not_unscaled
     owners decay_on_a_norm max_for_sum
     fsdp2 tanh_gelu other_eps decay; ddp tanh_gelu scaled_gradient beta; tp tanh_gelu other_eps eps

@@ -207,6 +207,8 @@ class _Blame:
                 # A constant that became a tensor of the module's is missing only for its reader.
                 return missing
         how: How = same or (log.how_it_reads(index) if partner is not None else "adds")
+        if how in ("reads", "inherits") and partner is not None:
+            how = log.how_it_came(index, log.reference.log[partner].inputs) or how
         if how == "computes" and not call.inputs:
             how = "draws"
         if is_abandoned(call):

@@ -27,12 +27,16 @@ MAX_CHARS = 160
 
 SAME_INPUTS = "the reference's output of the same inputs"
 
+READ = "the value that the reference reads"
+
 FIXED = {
     "compiles": ("values that the reference has", "a value of the compiled graph that the reference has nowhere"),
     "exchanges": ("its inputs in the reference's order", "the same inputs in another order"),
     "regroups": ("the values in the reference's order", "the same values in another order"),
     "abandons": ("a collective that is waited for", "it is launched and never waited for"),
     "discards": ("a call that reads its output", "an output that no call reads"),
+    "unwritten": (READ, "uninitialized memory: the value that new memory is filled with"),
+    "outside": (READ, "a value written outside torch, such as by NumPy"),
     "misplaces": ("its output in this tensor", "another right value in this tensor"),
 }
 
@@ -69,7 +73,8 @@ def _lines(culprit: Culprit, log: CandidateLog, output: TensorDifference | None)
     mine, theirs = culprit.candidate, culprit.reference
     due = log.reference.log[theirs] if theirs is not None else None
     if culprit.how == "lacks":
-        return f"{due or culprit.call}", "no such call"
+        reads = theirs is not None and any(log.reads_unwritten(reader) for reader in _readers(log, theirs))
+        return f"{due or culprit.call}", f"no such call{': uninitialized memory in its place' if reads else ''}"
     if culprit.how == "adds":
         return culprit.instead_of or "no such call", f"{culprit.call}"
     if culprit.how in FIXED:
@@ -81,8 +86,19 @@ def _lines(culprit: Culprit, log: CandidateLog, output: TensorDifference | None)
         if sources is not None and sources[0] != sources[1]:
             return f"reads {sources[1]}", f"reads {sources[0]}"
     if culprit.how == "inherits":
-        return "the value that the reference reads", "a value that nothing in this step computed"
+        return READ, "a value that nothing in this step computed"
     return _values(output)
+
+
+def _readers(log: CandidateLog, theirs: int) -> list[int]:
+    """The candidate's counterparts of the calls that read a missing call's output, by views as well."""
+    pending, found = [theirs], list[int]()
+    while pending:
+        for reader, _ in log.reference.readers(pending.pop()):
+            mine = log.reference.counterpart(reader, log)
+            found += [] if mine is None else [mine]
+            pending += [reader] if log.reference.log[reader].view else []
+    return found
 
 
 def _arguments(call: Call, partner: Call) -> tuple[str, str] | None:

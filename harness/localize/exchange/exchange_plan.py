@@ -26,7 +26,7 @@ from typing import NamedTuple
 from bitproof.harness.compare.differing_settings import DifferingSetting
 from bitproof.harness.localize.chain import Pair
 from bitproof.harness.localize.culprit import Culprit
-from bitproof.harness.localize.logs.calls import Call, maker_of
+from bitproof.harness.localize.logs.calls import OPAQUE, Call, maker_of
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs
 from bitproof.harness.localize.logs.packing import name_of
@@ -36,8 +36,6 @@ from bitproof.harness.localize.wrong_setting import wrong_settings
 
 MAX_NEW_CALLS = 12
 """The maximum number of new calls in a row between a blamed call and a reader with a counterpart."""
-
-OPAQUE = "opaque"
 
 
 class Swap(NamedTuple):
@@ -141,7 +139,11 @@ def plan_of(
 
 def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int | None) -> _Draft:
     """The exchanges for a call, by its kind of defect."""
-    if culprit.how == "inherits" and mine is not None and (draft := readers.of_left(mine)).candidate:
+    if (
+        culprit.how in ("inherits", "unwritten", "outside")
+        and mine is not None
+        and (draft := readers.of_left(mine)).candidate
+    ):
         return draft
     if mine is not None and culprit.how not in LEADS_NOWHERE:
         if theirs is None or readers.is_blocked(mine):

@@ -302,7 +302,7 @@ def test_a_wrong_parameter_is_one_cause_for_all_its_readers_views_included(tmp_p
     sides = Sides(tmp_path, lambda: trains(1.0), lambda: trains(2.0))
     verifier = sides.verifier()
     culprit = verifier.blamed(sides.recordings["candidate"], verifier.ready)
-    assert culprit is not None and culprit.how == "inherits"
+    assert culprit is not None and culprit.how == "outside"
     cause, found = sides.verified(culprit)
     assert cause is culprit, "not a view that shows the value"
     assert (found.status, found.causes, found.runs) == ("verified", [], 2)

@@ -95,12 +95,25 @@ class _Cause:
         directions = mine.place.direction, other.place.direction
         if is_there and directions == ("forward", "backward") and culprit.how in _OTHER_CALLS:
             return self.culprit.how in _OTHER_CALLS or self._is_argument_of(other, culprit.how)
+        if self._takes_place_of(culprit):
+            return True
         if family_of(mine.operator) != family_of(other.operator):
             return False
         if wrong and wrong == self.wrong:
             return True
         is_one_line = mine.source is not None and (mine.source, mine.operator) == (other.source, other.operator)
         return is_there or is_one_line
+
+    def _takes_place_of(self, culprit: Culprit) -> bool:
+        """Whether one of these calls is extra, the other is missing, and both read one value: it goes another way.
+
+        For example, a gradient is added to another one first, and only their sum is reduced over the ranks.
+        """
+        direction = culprit.call.place.direction
+        if {self.culprit.how, culprit.how} != {"adds", "lacks"} or self.culprit.call.place.direction != direction:
+            return False
+        calls = [self.culprit.call, *(group.call for group in self.groups if group.rank == culprit.rank)]
+        return any(set(call.inputs) & set(culprit.call.inputs) for call in calls)
 
     def _is_argument_of(self, call: Call, how: str) -> bool:
         """Whether an extra call has this cause's wrong argument, or a missing one the right argument.

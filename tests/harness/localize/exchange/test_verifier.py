@@ -17,7 +17,7 @@ from torch.nn import functional
 from bitproof.harness.compare.differing_settings import DifferingSetting
 from bitproof.harness.errors import RankError
 from bitproof.harness.localize.culprit import Culprit
-from bitproof.harness.localize.exchange.verifier import wrong_input
+from bitproof.harness.localize.exchange.verifier import _Cause, wrong_input
 from bitproof.harness.localize.logs.calls import Call, Place
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
@@ -374,3 +374,18 @@ def test_a_setting_does_not_hide_another_defect_of_the_update(tmp_path: Path) ->
     culprit, found = Sides(tmp_path, update, candidate, beta1("0.8")).verified()
     assert [culprit.call.operator, *(cause.operator for cause in found.causes)] == ["lerp_.Scalar", "add_.Tensor"]
     assert found.status == "verified"
+
+
+@pytest.mark.parametrize(
+    ("how", "inputs", "is_one"), [("lacks", "g", True), ("lacks", "h", False), ("adds", "g", False)]
+)
+def test_a_value_that_goes_another_way_is_one_cause(how: Any, inputs: str, is_one: bool) -> None:
+    """A gradient `g` is added to another one, in place of a reduction that the reference makes of it."""
+
+    def culprit(operator: str, how: Any, reads: str) -> Culprit:
+        call = Call(Place(None, "backward"), operator, tuple(reads), ("out",))
+        lacks = how == "lacks"
+        return Culprit(how=how, call=call, ranks=(0,), candidate=None if lacks else 1, reference=1 if lacks else None)
+
+    cause = _Cause(culprit("add_.Tensor", "adds", "gk"), frozenset())
+    assert cause.has(culprit("chunk_cat", how, inputs), frozenset()) is is_one

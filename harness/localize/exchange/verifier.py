@@ -438,8 +438,10 @@ def _wrong_number(culprit: Culprit, log: CandidateLog) -> str:
         return ""
     known = dict(log.reference.log[culprit.reference].scalars)
     numbers = {f"number {value}" for name, value in log.log[culprit.candidate].scalars if known.get(name) != value}
-    for call in log.log[: culprit.candidate]:
-        if call.operator == READS_OUT and numbers.intersection(call.outputs) - log.reference.values:
+    for index, call in enumerate(log.log[: culprit.candidate] if numbers else ()):
+        # Dynamo makes a tensor of a number in the code, which no call computes, and reads it out.
+        is_computed = call.operator == READS_OUT and any(giver is not None for giver in log.given(index))
+        if is_computed and numbers.intersection(call.outputs) - log.reference.values:
             return f"it is given a number that {call} reads out of a tensor, and that the reference does not have"
     return ""
 

@@ -203,7 +203,7 @@ def test_compiled_code_that_stays_whole_is_captured_as_without_a_log_and_its_cal
         system.gradients()
 
 
-@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning", "ignore:The .grad attribute:UserWarning")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_code_that_a_user_compiles_has_the_modules_of_its_calls_and_dynamo_sees_no_hook(backend: str) -> None:
     torch._dynamo.reset()

@@ -18,9 +18,9 @@ from bitproof.harness.compare.differing_settings import DifferingSetting
 from bitproof.harness.errors import cut
 from bitproof.harness.localize.argument_differences import input_sources
 from bitproof.harness.localize.culprit import Culprit
+from bitproof.harness.localize.exchange.wrong_setting import wrong_settings
 from bitproof.harness.localize.logs.calls import Call
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
-from bitproof.harness.localize.wrong_setting import wrong_settings
 from bitproof.harness.records import TensorDifference
 
 MAX_CHARS = 160

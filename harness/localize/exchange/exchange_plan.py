@@ -26,13 +26,13 @@ from typing import NamedTuple
 from bitproof.harness.compare.differing_settings import DifferingSetting
 from bitproof.harness.localize.chain import Pair
 from bitproof.harness.localize.culprit import Culprit
+from bitproof.harness.localize.exchange.wrong_setting import wrong_settings
 from bitproof.harness.localize.logs.calls import OPAQUE, Call, maker_of
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs
 from bitproof.harness.localize.logs.packing import name_of
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
 from bitproof.harness.localize.logs.replay import ValueSite
-from bitproof.harness.localize.wrong_setting import wrong_settings
 
 MAX_NEW_CALLS = 12
 """The maximum number of new calls in a row between a blamed call and a reader with a counterpart."""
@@ -288,7 +288,7 @@ def _expecting(swap: Swap, log: CandidateLog, given: Sequence[str]) -> Swap | No
 def _in_turn(groups: Sequence[WrongCall]) -> list[WrongCall]:
     """Exchanges of several inputs of one call, each with the condition that those after it are not exchanged yet.
 
-    For example, `stack a b` of two micro-batches' losses, neither of which was divided.
+    For example, `stack a b` of two micro-batches' losses: neither was divided.
     """
     expected: dict[tuple[int, int], dict[int, str]] = defaultdict(dict)
     for swap in (swap for group in groups for swap in group.candidate if swap.site.is_input):

@@ -71,7 +71,7 @@ Differing = Mapping[int, Sequence[tuple[str, str]]]
 
 
 @dataclass
-class _Cause:
+class Cause:
     """A cause: its first wrong call, and the exchanges for all calls with the same defect.
 
     `accounts` is the number of tensors that these exchanges make equal.
@@ -179,7 +179,7 @@ class Verifier:
 
         The cause is `culprit`, unless the step becomes right without its exchange and with that of a later call.
         """
-        causes, reason, run = list[_Cause](), "", _Run(self.logs["candidate"], self.recordings["candidate"], {})
+        causes, reason, run = list[Cause](), "", _Run(self.logs["candidate"], self.recordings["candidate"], {})
         try:
             causes, reason, run = self._search(culprit)
             if not self._wrong(run.recording):
@@ -197,9 +197,9 @@ class Verifier:
             found = replace(found, explains=culprit.explains, chain=(), also=(), or_else=())
         return found, told
 
-    def _search(self, culprit: Culprit) -> tuple[list[_Cause], str, _Run]:
+    def _search(self, culprit: Culprit) -> tuple[list[Cause], str, _Run]:
         """Exchange cause after cause. Returns the causes, the reason for an early end, and the last valid run."""
-        causes = list[_Cause]()
+        causes = list[Cause]()
         run = _Run(self.logs["candidate"], self.recordings["candidate"], {}, self.ready)
         current: Culprit | None = culprit
         blocked, refused = set[ValueSite](), ""
@@ -216,7 +216,7 @@ class Verifier:
                 return causes, refused or _joined(planned.problems), run
             wrong = self._arguments.of_culprit(current, logs)
             cause = next((each for each in causes if each.has(current, wrong)), None)
-            tried = [*causes] if cause else [*causes, _Cause(current, wrong)]
+            tried = [*causes] if cause else [*causes, Cause(current, wrong)]
             cause = cause or tried[-1]
             known = {swap.site for each in tried for group in each.groups for swap in group.candidate}
             cause.groups += [group for group in planned.groups if group.is_lead or group.candidate[0].site not in known]
@@ -243,13 +243,13 @@ class Verifier:
         rank = next(iter(pairs), None)
         return None if rank is None else culprit_in(logs, pairs, (rank, pairs[rank][0]))
 
-    def _told_twice(self, culprit: Culprit, planned: ExchangePlan, causes: Sequence[_Cause], run: _Run) -> str:
+    def _told_twice(self, culprit: Culprit, planned: ExchangePlan, causes: Sequence[Cause], run: _Run) -> str:
         """The problem if all planned values were exchanged already; empty if there are new ones."""
         leads = [swap.site for group in planned.groups if group.is_lead for swap in group.candidate]
         is_done = bool(leads) and all(site in run.made and run.made[site].done for site in leads)
         return f"{culprit.call} is still wrong, though its values were exchanged" if is_done else ""
 
-    def _trouble(self, planned: ExchangePlan, before: _Run, after: _Run, causes: Sequence[_Cause]) -> str:
+    def _trouble(self, planned: ExchangePlan, before: _Run, after: _Run, causes: Sequence[Cause]) -> str:
         """The reason why a run is invalid: an exchange failed, or an earlier call did not repeat. Else empty."""
         leads = [swap for group in planned.groups if group.is_lead for swap in group.candidate]
         failed = [made for swap in leads if not (made := after.made[swap.site]).done]
@@ -268,7 +268,7 @@ class Verifier:
                 )
         return ""
 
-    def _needed(self, causes: list[_Cause]) -> list[_Cause]:
+    def _needed(self, causes: list[Cause]) -> list[Cause]:
         """The causes that the step needs: without their exchange it stays wrong."""
         for cause in [*causes] if len(causes) > 1 else ():
             others = [each for each in causes if each is not cause]
@@ -277,7 +277,7 @@ class Verifier:
                 causes = others
         return causes
 
-    def _reversed(self, causes: Sequence[_Cause]) -> bool | None:
+    def _reversed(self, causes: Sequence[Cause]) -> bool | None:
         """Whether the reference computes the candidate's records with its values; None if some cannot be exchanged."""
         swaps = [self._at_first(swap) for swap in _swaps(causes, "reference")]
         known = [swap for swap in swaps if swap is not None]
@@ -293,7 +293,7 @@ class Verifier:
         values = (calls[index].inputs if is_input else calls[index].outputs) if index < len(calls) else ()
         return swap._replace(found="", wanted=values[position]) if position < len(values) else None
 
-    def _told(self, causes: Sequence[_Cause], run: _Run, reason: str, reverse: bool | None) -> Verification:
+    def _told(self, causes: Sequence[Cause], run: _Run, reason: str, reverse: bool | None) -> Verification:
         remaining, before = len(self._wrong(run.recording)), len(self._wrong(self.recordings["candidate"]))
         accounts = causes[0].accounts if causes else 0
         if not remaining and reverse is False:
@@ -468,7 +468,7 @@ def told_of(culprit: Culprit) -> str:
     return f"{culprit.call} on rank {culprit.rank} {HOW[culprit.how]}{with_arguments}{where}"
 
 
-def _other(cause: _Cause) -> OtherCause:
+def _other(cause: Cause) -> OtherCause:
     culprit, place = cause.culprit, cause.culprit.call.place
     return OtherCause(
         call=told_of(culprit),
@@ -480,7 +480,7 @@ def _other(cause: _Cause) -> OtherCause:
     )
 
 
-def _swaps(causes: Sequence[_Cause], role: Role) -> list[Swap]:
+def _swaps(causes: Sequence[Cause], role: Role) -> list[Swap]:
     """A side's exchanges for some causes, once per site: an unconditional exchange wins over a conditional one."""
     groups = sorted((group for cause in causes for group in cause.groups), key=lambda group: not group.is_lead)
     found: dict[ValueSite, Swap] = {}

@@ -17,7 +17,7 @@ from torch.nn import functional
 from bitproof.harness.compare.differing_settings import DifferingSetting
 from bitproof.harness.errors import RankError
 from bitproof.harness.localize.culprit import Culprit
-from bitproof.harness.localize.exchange.verifier import _Cause, wrong_input
+from bitproof.harness.localize.exchange.verifier import Cause, wrong_input
 from bitproof.harness.localize.logs.calls import Call, Place
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
@@ -387,5 +387,5 @@ def test_a_value_that_goes_another_way_is_one_cause(how: Any, inputs: str, is_on
         lacks = how == "lacks"
         return Culprit(how=how, call=call, ranks=(0,), candidate=None if lacks else 1, reference=1 if lacks else None)
 
-    cause = _Cause(culprit("add_.Tensor", "adds", "gk"), frozenset())
+    cause = Cause(culprit("add_.Tensor", "adds", "gk"), frozenset())
     assert cause.has(culprit("chunk_cat", how, inputs), frozenset()) is is_one

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bitproof.harness.compare.differing_settings import DifferingSetting, differing_settings
+from bitproof.harness.localize.exchange.wrong_setting import wrong_settings
 from bitproof.harness.localize.logs.calls import Call, Place
-from bitproof.harness.localize.wrong_setting import wrong_settings
 from bitproof.harness.records import OPTIMIZERS
 
 ADAMW = {"lr": "0.01", "betas": "(0.9, 0.999)", "eps": "1e-08", "weight_decay": "0.1"}

@@ -389,3 +389,58 @@ def test_a_value_that_goes_another_way_is_one_cause(how: Any, inputs: str, is_on
 
     cause = Cause(culprit("add_.Tensor", "adds", "gk"), frozenset())
     assert cause.has(culprit("chunk_cat", how, inputs), frozenset()) is is_one
+
+
+def halved_in_place(factor: float | None) -> Mapping[str, Tensor]:
+    """A gradient that no call reads."""
+    w, x = weights((4, 4), (5, 4))
+    grad = (x.detach().t() @ x.detach()) @ w.detach()
+    return {"grad": grad if factor is None else grad.mul_(factor)}
+
+
+def divided(by: float | None) -> Mapping[str, Tensor]:
+    """The sum of two losses, each of them divided."""
+    w, x = weights((4, 4), (5, 4))
+    losses = [(x.detach() @ w.detach()).square().sum(), x.detach().sum()]
+    return {"loss": torch.stack(losses if by is None else [loss / by for loss in losses]).sum()}
+
+
+def drawn(extra: int) -> Mapping[str, Tensor]:
+    """Random numbers, after some others."""
+    torch.manual_seed(0)
+    for _ in range(extra):
+        torch.rand(3)
+    return {"x": torch.randn(4).sin(), "y": torch.randn(4).cos()}
+
+
+def decayed(factors: tuple[float, float]) -> Mapping[str, Tensor]:
+    """Two weights of ones, each with its decay."""
+    both = [torch.ones(4) for _ in factors]
+    for weight, factor in zip(both, factors, strict=True):
+        weight.mul_(factor)
+    return {"first": both[0], "second": both[1]}
+
+
+def rounded(rounds: bool) -> Mapping[str, Tensor]:
+    """Two gradients, which may be rounded in place."""
+    w, x = weights((4, 4), (5, 4))
+    grads = [x.detach().t() @ x.detach(), w.detach().sin()]
+    for grad in grads if rounds else ():
+        grad.copy_(grad.bfloat16())
+    return {"sum": (grads[0] + grads[1]).cos(), "w": w.detach() - grads[1]}
+
+
+@pytest.mark.parametrize(
+    ("step", "right", "wrong"),
+    [
+        (halved_in_place, 0.5, None),
+        (divided, 2.0, None),
+        (drawn, 0, 1),
+        (decayed, (0.9, 0.9), (0.9, 0.8)),
+        (rounded, False, True),
+    ],
+    ids=["shown by a record alone", "two inputs of a call", "another state", "of equal inputs", "in place, twice"],
+)
+def test_one_defect_is_one_verified_cause(tmp_path: Path, step: Any, right: Any, wrong: Any) -> None:
+    _, found = Sides(tmp_path, partial(step, right), partial(step, wrong)).verified()
+    assert (found.status, found.reason, found.causes) == ("verified", None, []), found

@@ -7,7 +7,8 @@ Records show which tensors an optimizer changed, not why. If settings differ, th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from bitproof.harness.records import OPTIMIZERS
@@ -22,33 +23,83 @@ class _Held(NamedTuple):
     settings: Mapping[str, str]
 
 
+class DifferingSetting(NamedTuple):
+    """A setting of an optimizer that differs between two trainers, for the `parameters` in whose group it does.
+
+    `mine` and `theirs` are all settings of that group, as numbers, on the candidate's side and the reference's.
+
+    Example: `DifferingSetting("AdamW", "beta1", "0.95", "0.9", ("ln1.weight",), {"beta1": 0.95, ...}, ...)`.
+    """
+
+    optimizer: str
+    name: str
+    found: str
+    expected: str
+    parameters: tuple[str, ...]
+    mine: Mapping[str, float]
+    theirs: Mapping[str, float]
+
+    @property
+    def of(self) -> str:
+        """The parameters in short: `a and 2 more parameters`."""
+        first, *more = self.parameters
+        return f"{first} and {len(more)} more parameters" if more[1:] else f"{first} and {more[0]}" if more else first
+
+    def __str__(self) -> str:
+        if not self.name:
+            return f"the optimizer of {self.of} is {self.found}, and {self.expected} in the reference"
+        told = f"{self.optimizer} has {self.name} {self.found} where the reference has {self.expected}"
+        return f"{told}, for {self.of}"
+
+
 def differing_settings(
     reference: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]], step: int
-) -> Iterator[str]:
-    """A sentence for each of the first settings that differ at a step, or earlier and still.
+) -> list[DifferingSetting]:
+    """The settings that differ at a step. `name` is empty where the optimizers are of two classes.
 
     The sides are their ranks' descriptions. A setting that only one side's optimizer has is not compared: another
     release of torch may have added it.
     """
     sides = [_settings_at(side, step) for side in (reference, candidate)]
-    found: dict[tuple[str, ...], list[str]] = {}
+    found: dict[tuple[str, str, str, str], list[str]] = {}
     for name, mine in sides[1].items():
         if (theirs := sides[0].get(name)) is None:
             continue
         if mine.optimizer != theirs.optimizer:
-            found.setdefault((mine.optimizer, theirs.optimizer), []).append(name)
+            found.setdefault((mine.optimizer, "", mine.optimizer, theirs.optimizer), []).append(name)
         for key, text in mine.settings.items():
             if theirs.settings.get(key, text) != text:
                 found.setdefault((mine.optimizer, key, text, theirs.settings[key]), []).append(name)
-    for what, names in [*found.items()][:_MAX_SENTENCES]:
-        more = f" and {len(names) - 1} more parameters" if len(names) > 2 else f" and {names[1]}" if names[1:] else ""
-        if len(what) == 2:
-            yield f"the optimizer of {names[0]}{more} is {what[0]}, and {what[1]} in the reference"
+    return [
+        DifferingSetting(*what, tuple(names), *(_numbers(side[names[0]].settings) for side in reversed(sides)))
+        for what, names in found.items()
+    ]
+
+
+def setting_sentences(settings: Sequence[DifferingSetting]) -> Iterator[str]:
+    """A sentence for each of the first settings that differ, and the number of all others."""
+    yield from map(str, settings[:_MAX_SENTENCES])
+    if len(settings) > _MAX_SENTENCES:
+        yield f"{len(settings) - _MAX_SENTENCES} more settings of optimizers differ"
+
+
+def _numbers(settings: Mapping[str, str]) -> dict[str, float]:
+    """The settings that are numbers."""
+    found = dict[str, float]()
+    for name, text in settings.items():
+        with suppress(ValueError):
+            found[name] = float(text)
+    return found
+
+
+def _each(settings: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Settings one by one: `betas`, a pair, is beta1 and beta2."""
+    for name, text in settings.items():
+        pair = text.strip("()").split(", ")
+        if name == "betas" and len(pair) == 2:
+            yield from zip(("beta1", "beta2"), pair, strict=True)
         else:
-            optimizer, key, text, known = what
-            yield f"{optimizer} has {key} {text} where the reference has {known}, for {names[0]}{more}"
-    if len(found) > _MAX_SENTENCES:
-        yield f"{len(found) - _MAX_SENTENCES} more settings of optimizers differ"
+            yield name, text
 
 
 def _settings_at(ranks: Iterable[Mapping[str, Any]], step: int) -> dict[str, _Held]:
@@ -67,7 +118,7 @@ def _settings_at(ranks: Iterable[Mapping[str, Any]], step: int) -> dict[str, _He
             )
         for name, held, settings in groups.values():
             for parameter in held:
-                found.setdefault(parameter, _Held(name, settings))
+                found.setdefault(parameter, _Held(name, dict(_each(settings))))
     return found
 
 

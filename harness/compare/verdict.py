@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from bitproof.harness.case import KINDS, Case, Kind
 from bitproof.harness.compare.chunked import unlike_chunks
-from bitproof.harness.compare.differing_settings import differing_settings
+from bitproof.harness.compare.differing_settings import differing_settings, setting_sentences
 from bitproof.harness.compare.layout_verdict import decide_by_layout, first_beyond, remarks_on, told_without_call
 from bitproof.harness.compare.same_case import contradictions, unlike_digests
 from bitproof.harness.compare.vacuity import compiled_runs, unshown_state, vacuous_runs
@@ -119,7 +119,7 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
             *evidence.shown.vacuous_tensors(),
             *(told for side in sides for told in compiled_runs(side, sides[side].manifest)),
             *(told for side in sides for told in unshown_state(side, sides[side].manifest)),
-            *(differing_settings(*ranks, first.key.step) if first else ()),
+            *(setting_sentences(differing_settings(*ranks, first.key.step)) if first else ()),
         ),
     )
 

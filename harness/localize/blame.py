@@ -18,11 +18,11 @@ everything computed from its result. A root is a wrong call on a path to the rec
 3. A root with the inputs of its partner, the reference's call that it should equal, is wrong itself.
 4. A root with another right value as input is blamed for reading it, unless an earlier call exchanged that value: a
    collective to which a rank passed the value of another occurrence, a new constant, or a missing call whose output
-   the partner reads. A sum over ranks before the root that is missing, or that no call reads, takes precedence over
-   all of these (`lost_sums`).
+   the partner reads. A send is blamed for another message, not its receive. A sum over ranks before the root that is
+   missing, or that no call reads, takes precedence over all of these (`lost_sums`).
 5. If there is no root, a right value is in the wrong tensor, or is missing. The answer is the call that put right
    values in another order; the collective of the bucket from which the other value came; the copy that overwrote the
-   right value there; or the reference's call whose inputs are here and whose output is not.
+   right value there; the reference's call whose inputs are here and whose output is not; or a missing copy.
 6. A new call is reported at the place of the reference's call that it replaces, or before which it was inserted.
 
 docs/explanation/causes.md derives each.
@@ -45,10 +45,11 @@ from bitproof.harness.localize.chain import Pair, with_chain
 from bitproof.harness.localize.collective_inputs import fed_otherwise, fed_wrong, is_packed_otherwise, out_of_turn
 from bitproof.harness.localize.culprit import Culprit, How
 from bitproof.harness.localize.doubts import doubts
-from bitproof.harness.localize.logs.calls import KERNELS, Call, Place, is_abandoned
+from bitproof.harness.localize.logs.calls import KERNELS, Call, Place, gives_what_it_reads, is_abandoned
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.idle_broadcasts import without_idle_broadcasts
-from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
+from bitproof.harness.localize.logs.joined_logs import RECEIVES, JoinedLogs, Site
+from bitproof.harness.localize.logs.packing import name_of
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
 from bitproof.harness.localize.lost_sums import or_lost_sum
 from bitproof.harness.localize.missing_values import (
@@ -146,15 +147,32 @@ class _Blame:
             misplaced = misplaced_by(record, self.logs, self.joined)
             if misplaced is not None and (misplaced.rank, misplaced.index) in self._history(record):
                 return misplaced
-            return self._first_missing({rank: [wanted for wanted, _ in pairs] for rank, pairs in record.items()})
+            missing = self._first_missing({rank: [wanted for wanted, _ in pairs] for rank, pairs in record.items()})
+            return missing or self._lost_copy(record)
         if picked.reads and picked.partner is not None:
             came = out_of_turn(picked.site, picked.partner, self.logs, self.joined, self.known)
             picked = picked if came is None else _Picked(*came, None, picked.roots)
+        picked = self._sent(picked)
         # An update of a gradient in the wrong tensor looks wrong, but the gradient was misplaced before it.
         is_of_update = self.logs[picked.site[0]].log[picked.site[1]].place.direction == "update"
         if picked.same != "computes" and is_of_update and (misplaced := misplaced_by(record, self.logs, self.joined)):
             return misplaced
         return self._said_of(picked)
+
+    def _sent(self, picked: _Picked) -> _Picked:
+        """The send of another message, if `picked` is the receive that brings it; else `picked` itself."""
+        (rank, index), partner = picked.site, picked.partner
+        log = self.logs[rank]
+        if name_of(log.log[index]) not in RECEIVES or partner is None:
+            return picked
+        there = log.counterpart(index, log.reference)
+        known = dict(self.known.together((rank, partner if there is None else there)))
+        for peer, send in self.joined.together((rank, index)):
+            if peer != rank and peer in known:
+                given, due = self.logs[peer].log[send], self.known.logs[peer][known[peer]]
+                if given.inputs != due.inputs:
+                    return _Picked((peer, send), known[peer], None, picked.roots)
+        return picked
 
     def _root(self, record: Differing) -> _Picked | None:
         """Rules 1 and 2: the root to blame. If it lies behind a bucket that lost a value, search inside the bucket."""
@@ -190,6 +208,8 @@ class _Blame:
                 # A constant that became a tensor of the module's is missing only for its reader.
                 return missing
         how: How = same or (log.how_it_reads(index) if partner is not None else "adds")
+        if how in ("reads", "inherits") and partner is not None:
+            how = log.how_it_came(index, log.reference.log[partner].inputs) or how
         if how == "computes" and not call.inputs:
             how = "draws"
         if is_abandoned(call):
@@ -383,6 +403,21 @@ class _Blame:
         lists = list_differences(log, call)
         return Culprit(how="lacks", call=call, ranks=ranks, candidate=None, reference=index, arguments=lists, at=at)
 
+    def _lost_copy(self, record: Differing) -> Culprit | None:
+        """Rule 5: the missing copy of a value that the candidate has in other memory; None if no copy is missing.
+
+        For example, an update that is not copied to a target network, whose record shows an older value.
+        """
+        for rank, pairs in record.items():
+            log = self.logs[rank]
+            for wanted, _ in pairs:
+                due, made = ([i for i, c in enumerate(side.log) if _copies(c, wanted)] for side in (log.reference, log))
+                if len(due) > len(made):
+                    index = due[len(made)]
+                    call = log.reference.log[index]
+                    return Culprit(how="lacks", call=call, ranks=(rank,), candidate=None, reference=index)
+        return None
+
     def _put_there(self, missing: Site) -> Site | None:
         """The new call, in the record's history, that reads the input of a missing call of the reference.
 
@@ -428,6 +463,11 @@ class _Blame:
         index = first_missing(log, (wanted for wanted, _ in self.differing[rank]), elsewhere=self._elsewhere[rank])
         mine = None if index is None else log.reference.log[index]
         return mine is not None and (mine.operator, mine.place) == (call.operator, call.place)
+
+
+def _copies(call: Call, value: str) -> bool:
+    """Whether a call copies a value into other memory."""
+    return value in call.outputs and not call.view and not call.collective and gives_what_it_reads(call)
 
 
 class _Picked(NamedTuple):

@@ -15,6 +15,8 @@ How = Literal[
     "compiles",
     "reads",
     "inherits",
+    "unwritten",
+    "outside",
     "draws",
     "exchanges",
     "regroups",
@@ -31,6 +33,8 @@ HOW: dict[How, str] = {
     "reads": "reads different inputs, each correct by itself",
     "inherits": "reads a stale value: nothing in this step computed it (left from an earlier step, or written outside "
     "torch, e.g. by NumPy)",
+    "unwritten": "reads uninitialized memory, which no call has written",
+    "outside": "reads memory of this step that something else than an operator call wrote, such as NumPy",
     "draws": "has no tensor input, and a different output",
     "exchanges": "reads the same inputs in another order",
     "regroups": "combines the values of the reference in another grouping",

@@ -3,6 +3,7 @@
 Each kind of defect has one form. For example:
 
     wrong argument       expected: eps=1e-05                    found: eps=0.001
+    wrong setting        expected: AdamW beta1 0.9, for a       found: AdamW beta1 0.95, for a
     wrong value          expected: bits 0x3e800000 at [0, 3]    found: bits 0x3f000000 at [0, 3]
     wrong input          expected: reads the output of mm ...   found: reads the output of silu ...
     missing call         expected: mul.Tensor of layers.0 ...   found: no such call
@@ -13,9 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bitproof.harness.compare.differing_settings import DifferingSetting
 from bitproof.harness.errors import cut
 from bitproof.harness.localize.argument_differences import input_sources
 from bitproof.harness.localize.culprit import Culprit
+from bitproof.harness.localize.exchange.wrong_setting import wrong_settings
 from bitproof.harness.localize.logs.calls import Call
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.records import TensorDifference
@@ -24,28 +27,54 @@ MAX_CHARS = 160
 
 SAME_INPUTS = "the reference's output of the same inputs"
 
+READ = "the value that the reference reads"
+
 FIXED = {
     "compiles": ("values that the reference has", "a value of the compiled graph that the reference has nowhere"),
     "exchanges": ("its inputs in the reference's order", "the same inputs in another order"),
     "regroups": ("the values in the reference's order", "the same values in another order"),
     "abandons": ("a collective that is waited for", "it is launched and never waited for"),
     "discards": ("a call that reads its output", "an output that no call reads"),
+    "unwritten": (READ, "uninitialized memory: the value that new memory is filled with"),
+    "outside": (READ, "a value written outside torch, such as by NumPy"),
     "misplaces": ("its output in this tensor", "another right value in this tensor"),
 }
 
 
 def expected_and_found(
-    culprit: Culprit, logs: Sequence[CandidateLog], output: TensorDifference | None = None
+    culprit: Culprit,
+    logs: Sequence[CandidateLog],
+    output: TensorDifference | None = None,
+    settings: Sequence[DifferingSetting] = (),
+    step: int = 0,
 ) -> tuple[str, str]:
-    """The two lines. `output` has how the call's output differs, if that is known."""
-    return tuple(cut(text, MAX_CHARS) for text in _lines(culprit, logs[culprit.rank], output))  # type: ignore[return-value]
+    """The two lines. `output` has how the call's output differs, if that is known.
+
+    `settings` are the optimizer settings that differ at this `step`.
+    """
+    log = logs[culprit.rank]
+    known = log.log[culprit.candidate] if culprit.candidate is not None else None
+    due = log.reference.log[culprit.reference] if culprit.reference is not None else None
+    wrong = wrong_settings(known, due, settings, step)
+    expected, found = _settings(wrong) if wrong else _lines(culprit, log, output)
+    return cut(expected, MAX_CHARS), cut(found, MAX_CHARS)
+
+
+def _settings(wrong: Sequence[DifferingSetting]) -> tuple[str, str]:
+    """Settings of an optimizer, with the parameters that have them."""
+    told = [
+        ", ".join(f"{each.name} {text}" for each, text in zip(wrong, texts, strict=True))
+        for texts in ([each.expected for each in wrong], [each.found for each in wrong])
+    ]
+    return f"{wrong[0].optimizer} {told[0]}, for {wrong[0].of}", f"{wrong[0].optimizer} {told[1]}, for {wrong[0].of}"
 
 
 def _lines(culprit: Culprit, log: CandidateLog, output: TensorDifference | None) -> tuple[str, str]:
     mine, theirs = culprit.candidate, culprit.reference
     due = log.reference.log[theirs] if theirs is not None else None
     if culprit.how == "lacks":
-        return f"{due or culprit.call}", "no such call"
+        reads = theirs is not None and any(log.reads_unwritten(reader) for reader in _readers(log, theirs))
+        return f"{due or culprit.call}", f"no such call{': uninitialized memory in its place' if reads else ''}"
     if culprit.how == "adds":
         return culprit.instead_of or "no such call", f"{culprit.call}"
     if culprit.how in FIXED:
@@ -57,8 +86,19 @@ def _lines(culprit: Culprit, log: CandidateLog, output: TensorDifference | None)
         if sources is not None and sources[0] != sources[1]:
             return f"reads {sources[1]}", f"reads {sources[0]}"
     if culprit.how == "inherits":
-        return "the value that the reference reads", "a value that nothing in this step computed"
+        return READ, "a value that nothing in this step computed"
     return _values(output)
+
+
+def _readers(log: CandidateLog, theirs: int) -> list[int]:
+    """The candidate's counterparts of the calls that read a missing call's output, by views as well."""
+    pending, found = [theirs], list[int]()
+    while pending:
+        for reader, _ in log.reference.readers(pending.pop()):
+            mine = log.reference.counterpart(reader, log)
+            found += [] if mine is None else [mine]
+            pending += [reader] if log.reference.log[reader].view else []
+    return found
 
 
 def _arguments(call: Call, partner: Call) -> tuple[str, str] | None:

@@ -243,13 +243,14 @@ class Places:
     def following(self) -> Iterator[None]:
         """Keep the stack of running modules within this context. A module stays on it until its own hooks have run.
 
-        If compiled code stays whole (`stays_whole`), all of its calls belong to the compiled module.
+        If compiled code stays whole (`stays_whole`), all of its calls belong to the compiled module. Otherwise it is
+        cut where modules begin and end: Dynamo traces global hooks, so it must not see these.
         """
         self._late = hooks = list[RemovableHandle]()
         self._hook_late()
         hooks += [
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
+            register_module_forward_pre_hook(self._unseen(self._enter)),
+            register_module_forward_hook(self._unseen(self._leave), always_call=True),
             register_optimizer_step_pre_hook(self._begin_update),
             register_optimizer_step_post_hook(self._end_update),
         ]
@@ -263,10 +264,16 @@ class Places:
             for hook in hooks:
                 hook.remove()
 
+    def _unseen(self, hook: Callable[..., None]) -> Callable[..., None]:
+        """A hook that Dynamo does not compile; if compiled code stays whole, one that it may pass over."""
+        return hook if self.stays_whole else torch.compiler.disable(hook)
+
     def _hook_late(self) -> None:
         """Pop modules with forward hooks of their own after these hooks: torch runs them after global hooks."""
         self._hooked = {module for module in self._names if has_forward_hooks(module)}
-        self._late += [module.register_forward_hook(self._pop, always_call=True) for module in self._hooked]
+        self._late += [
+            module.register_forward_hook(self._unseen(self._pop), always_call=True) for module in self._hooked
+        ]
 
     def _within(self, module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the call of a module's compiled code: the module is on the stack while it runs."""
@@ -325,6 +332,8 @@ class Places:
             self._pop(module)
 
     def _pop(self, module: nn.Module, *_: Any) -> None:
+        if self.stays_whole and torch.compiler.is_compiling():
+            return
         # A module that was captured whole never entered.
         if self._entered and self._entered[-1][0] is module:
             self._entered.pop()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bitproof.harness.compare.bits import ComparedBits
+from bitproof.harness.compare.differing_settings import differing_settings
 from bitproof.harness.errors import BitproofError
 from bitproof.harness.localize.blame import Differing, culprit_in, find_culprit, ready_logs
 from bitproof.harness.localize.culprit import HOW, Culprit, Link, call_of
@@ -104,8 +105,10 @@ class Search:
         if culprit is None:
             return first
         verification = None
+        manifests = [self.recordings[role].manifest.ranks or () for role in ROLES]
+        settings = differing_settings(manifests[0], manifests[1], key.step)
         if self.verifies:
-            verifier = Verifier(self.recordings, self.folder, key.step, logs, self.run_replay, ready)
+            verifier = Verifier(self.recordings, self.folder, key.step, logs, self.run_replay, ready, settings)
             culprit, verification = verifier.verify(culprit)
         self.remarks += tell_others(culprit) if verification is None else []
         if (
@@ -132,7 +135,7 @@ class Search:
         with self._bits_may_fail(f"the output of {culprit.call}", culprit.rank):
             changed = self._changed(culprit, logs, key.step) if self.shows_bits else []
         call = call_of(culprit, changed=changed)
-        expected, found = expected_and_found(culprit, ready, call.output)
+        expected, found = expected_and_found(culprit, ready, call.output, settings, key.step)
         call = replace(call, expected=expected, found=found, verification=verification)
         return replace(first, call=replace(call, neighbours=neighbours, modules=modules))
 

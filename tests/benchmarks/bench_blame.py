@@ -3,13 +3,17 @@
 The trainers are those of `defective_trainers`, `handwritten_trainers` and `parallel_trainers`; with `--abroad` those of
 frameworks, in `tests/abroad/defects.py`, which must be installed.
 
-`python -m tests.benchmarks.bench_blame [--verify] [WORD...]` runs those whose kind and name hold one of the words.
+`python -m tests.benchmarks.bench_blame [--verify] [--results FILE] [WORD...]` runs those whose kind and name hold one
+of the words.
 Exits with 1 unless all are DIFFERENT and found on the rank, and but one of 30 (of 20 abroad) in module and direction,
 but two in the operator.
 
 With `--verify`, causes are verified by exchange, and programs with two and three independent defects run as well. A
 cause that is verified must be right: in module, direction, operator and rank, and with several defects in each of
 them, no more and no fewer causes. Exits with 1 as well if one is verified but wrong.
+
+With `--results FILE`, each result is appended to that file, and programs with a result there do not run again: the
+benchmark takes an hour, and may be interrupted.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ SEVERAL = """
     ddp tanh_gelu beta; ddp scaled_in_place scaled_gradient; ddp tanh_gelu more_loss_on_rank_1
     tp tanh_gelu other_eps; tp scaled_on_rank_1 other_eps; tp alpha eps
     pipelined tanh_gelu other_eps; pipelined other_eps sends_back_more
-    accumulating tanh_gelu_in_the_second one_lost; clipping other_eps max_norm; loop tanh_gelu beta
+    accumulating tanh_gelu_in_the_second not_divided; clipping other_eps max_norm; loop tanh_gelu beta
     compiled tanh_gelu other_eps; compiled other_eps decay; scaled one_block_in_float32 one_not_unscaled
     owners decay_on_a_norm max_for_sum
     fsdp2 tanh_gelu other_eps decay; ddp tanh_gelu scaled_gradient beta; tp tanh_gelu other_eps eps
@@ -101,6 +105,31 @@ def ran(folder: Path, cases: Sequence[Path], *options: str) -> dict[str, dict[st
     return {result["name"]: result for result in json.loads(reports[-1].read_text())["cases"]}
 
 
+def kept(results: Path | None) -> dict[str, dict[str, Any]]:
+    """The results of earlier runs, by name; the last of each program counts."""
+    lines = results.read_text().splitlines() if results is not None and results.exists() else []
+    return {row["name"]: row for row in map(json.loads, lines)}
+
+
+def results_of(
+    chosen: Sequence[Program], verifies: bool, results: Path | None
+) -> Iterator[tuple[Program, dict[str, Any]]]:
+    """Each program with its result: those that have one first, the others in groups of `AT_ONCE`."""
+    known = kept(results)
+    yield from ((program, known[program.name]) for program in chosen if program.name in known)
+    due = [program for program in chosen if program.name not in known]
+    for begin in range(0, len(due), AT_ONCE):
+        some, began = due[begin : begin + AT_ONCE], time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            cases = [case_of(Path(folder), each) for each in some]
+            found = ran(Path(folder), cases, *(["--verify"] if verifies else []))
+        print(f"# {len(some)} programs in {time.monotonic() - began:.0f} s", flush=True)
+        if results is not None:
+            with results.open("a") as file:
+                file.writelines(json.dumps(found[program.name]) + "\n" for program in some)
+        yield from ((program, found[program.name]) for program in some)
+
+
 def judged(found: dict[str, Any], defect: Defect) -> tuple[bool, bool, bool]:
     """Whether module and direction, operator and rank are those of the defect."""
     place = (found.get("module") or "", found.get("direction")) == (defect.module or "", defect.direction)
@@ -109,15 +138,11 @@ def judged(found: dict[str, Any], defect: Defect) -> tuple[bool, bool, bool]:
 
 
 def explains(found: dict[str, Any], defects: Sequence[Defect]) -> list[bool]:
-    """Whether each defect is one of the causes that are found, and no cause is anything else, the last.
-
-    A further cause may be another operator in the same place: one setting of an optimizer is an argument of several.
-    """
+    """Whether each defect is one of the causes that are found, and no cause is anything else, the last."""
     further = (found.get("verification") or {})["causes"]
     judgements = [[judged(each, defect) for defect in defects] for each in (found, *map(_flat, further))]
     is_found = [any(all(of[number]) for of in judgements) for number in range(len(defects))]
-    is_first = any(map(all, judgements[0]))
-    return [*is_found, is_first and all(any(place and rank for place, _, rank in of) for of in judgements[1:])]
+    return [*is_found, all(any(map(all, of)) for of in judgements)]
 
 
 def _flat(cause: dict[str, Any]) -> dict[str, Any]:
@@ -127,7 +152,9 @@ def _flat(cause: dict[str, Any]) -> dict[str, Any]:
 def main(*words: str) -> int:
     """Run all, and tell."""
     totals, num, shown = [0, 0, 0, 0], 0, Counter[str]()
-    wanted, verifies = [word for word in words if not word.startswith("-")] or [""], "--verify" in words
+    given = list(words)
+    results = Path(given.pop(given.index("--results") + 1)) if "--results" in given else None
+    wanted, verifies = [word for word in given if not word.startswith("-")] or [""], "--verify" in given
     known = programs((run_file(ABROAD)[0],) if "--abroad" in words else TRAINERS)
     chosen = [
         each
@@ -136,33 +163,24 @@ def main(*words: str) -> int:
     ]
     if not chosen:
         raise SystemExit(f"no defect has one of the words {wanted}; they are such as 'fsdp2 decay'")
-    for begin in range(0, len(chosen), AT_ONCE):
-        some, began = chosen[begin : begin + AT_ONCE], time.monotonic()
-        with tempfile.TemporaryDirectory() as folder:
-            cases = [case_of(Path(folder), each) for each in some]
-            results = ran(Path(folder), cases, *(["--verify"] if verifies else []))
-        print(f"# {len(some)} programs in {time.monotonic() - began:.0f} s", flush=True)
-        for program in some:
-            result = results[program.name]
-            found = result["first_divergence"] or {}
-            status = (found.get("verification") or {"status": "not tried"})["status"]
-            if len(program.names) > 1:
-                is_right = status != "not tried" and all(explains(found, program.defects))
-                shown["several defects"] += 1
-                shown["several defects, all found"] += status != "not tried" and all(
-                    explains(found, program.defects)[:-1]
-                )
-                marks = "yes" if is_right else "NO "
-            else:
-                right = (result["verdict"] == "DIFFERENT", *judged(found, program.defects[0]))
-                num, totals = num + 1, [total + each for total, each in zip(totals, right, strict=True)]
-                is_right = all(right) and (status != "verified" or all(explains(found, program.defects)))
-                marks = " ".join("yes" if each else "NO " for each in right[1:])
-            shown["programs"] += 1
-            shown["with a cause"] += found.get("operator") is not None
-            shown["right"] += is_right
-            shown[f"{status}{'' if is_right else ', but wrong'}"] += 1
-            tell(program, result, found, marks)
+    for program, result in results_of(chosen, verifies, results):
+        found = result["first_divergence"] or {}
+        status = (found.get("verification") or {"status": "not tried"})["status"]
+        if len(program.names) > 1:
+            is_right = status != "not tried" and all(explains(found, program.defects))
+            shown["several defects"] += 1
+            shown["several defects, all found"] += status != "not tried" and all(explains(found, program.defects)[:-1])
+            marks = "yes" if is_right else "NO "
+        else:
+            right = (result["verdict"] == "DIFFERENT", *judged(found, program.defects[0]))
+            num, totals = num + 1, [total + each for total, each in zip(totals, right, strict=True)]
+            is_right = all(right) and (status != "verified" or all(explains(found, program.defects)))
+            marks = " ".join("yes" if each else "NO " for each in right[1:])
+        shown["programs"] += 1
+        shown["with a cause"] += found.get("operator") is not None
+        shown["right"] += is_right
+        shown[f"{status}{'' if is_right else ', but wrong'}"] += 1
+        tell(program, result, found, marks)
     print(f"verdict {totals[0]}, module and direction {totals[1]}, operator {totals[2]}, rank {totals[3]} of {num}")
     print("; ".join(f"{status}: {count}" for status, count in sorted(shown.items())))
     missed, of = [num - total for total in totals], 20 if "--abroad" in words else 30

@@ -7,7 +7,8 @@
 4. A call that reads a value which was there before the step: all calls that read this value read the reference's, be it
    by a view. So a wrong parameter is one cause, although forward, backward and the optimizer read it.
 5. All other calls with the same wrong argument, forward or backward, on any rank: their outputs, each only if the call
-   then reads what its counterpart reads. So no exchange hides another defect that is upstream of it.
+   then reads what its counterpart reads. So no exchange hides another defect that is upstream of it. The calls of an
+   update whose numbers come from one wrong setting of the optimizer (see `wrong_setting`) have the same wrong argument.
 
 Example for 2, where the candidate has an extra `mul`:
 
@@ -19,21 +20,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from bitproof.harness.compare.differing_settings import DifferingSetting
 from bitproof.harness.localize.chain import Pair
 from bitproof.harness.localize.culprit import Culprit
-from bitproof.harness.localize.logs.calls import Call, maker_of
+from bitproof.harness.localize.exchange.wrong_setting import wrong_settings
+from bitproof.harness.localize.logs.calls import OPAQUE, Call, maker_of
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
+from bitproof.harness.localize.logs.joined_logs import JoinedLogs
 from bitproof.harness.localize.logs.packing import name_of
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
 from bitproof.harness.localize.logs.replay import ValueSite
 
 MAX_NEW_CALLS = 12
 """The maximum number of new calls in a row between a blamed call and a reader with a counterpart."""
-
-OPAQUE = "opaque"
 
 
 class Swap(NamedTuple):
@@ -102,18 +104,24 @@ def plan_of(
     logs: Sequence[CandidateLog],
     differing: Mapping[int, Iterable[Pair]],
     blocked: Collection[ValueSite] = (),
+    arguments: WrongArguments | None = None,
 ) -> ExchangePlan:
     """All exchanges for a cause. `differing` has the digests of the records that differ, by rank.
 
     The sites `blocked` have values of another dtype or shape: the outputs of their readers are exchanged instead.
     """
     plan, taken, right = ExchangePlan(), set[tuple[int, int | None, int | None]](), dict[ValueSite, str]()
+    own = set[tuple[int, int]]()
     pairs = {rank: list(found) for rank, found in differing.items()}
-    for rank, mine, theirs in [*_sites(culprit, logs), *_alike(culprit, logs)]:
-        if (rank, mine, theirs) in taken:
+    for rank, mine, theirs in [*_sites(culprit, logs), *_alike(culprit, logs, arguments or WrongArguments())]:
+        if (rank, mine, theirs) in taken or (mine is not None and (rank, mine) in own):
             continue
-        is_lead, log = len(taken) < len(culprit.ranks), logs[rank]
+        is_lead = len(taken) < len(culprit.ranks)
         taken.add((rank, mine, theirs))
+        if mine is not None and theirs is not None and name_of(logs[rank].log[mine]) == "send":
+            rank, mine, theirs = _received(logs, rank, mine, theirs)
+        log = logs[rank]
+        own |= {(rank, mine)} if mine is not None else set()
         draft = _checked(_drafted(culprit, _Readers(log, rank, pairs.get(rank, []), blocked), mine, theirs))
         if not is_lead and not (culprit.how == "reads" and _reads_right(log, mine)):
             draft = _only_if_right(draft, log, rank, mine, theirs, right)
@@ -123,6 +131,7 @@ def plan_of(
         if draft.candidate:
             call = log.log[mine] if mine is not None else log.reference.log[theirs or 0]
             plan.groups.append(WrongCall(rank, call, tuple(draft.candidate), tuple(draft.reference), is_lead))
+    plan.groups = _in_turn(plan.groups)
     if not any(group.is_lead for group in plan.groups) and not plan.problems:
         plan.problems.append(f"what {culprit.call} gives is what its counterpart gives")
     return plan
@@ -130,13 +139,43 @@ def plan_of(
 
 def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int | None) -> _Draft:
     """The exchanges for a call, by its kind of defect."""
-    if culprit.how == "inherits" and mine is not None and (draft := readers.of_left(mine)).candidate:
+    if (
+        culprit.how in ("inherits", "unwritten", "outside")
+        and mine is not None
+        and (draft := readers.of_left(mine)).candidate
+    ):
         return draft
     if mine is not None and culprit.how not in LEADS_NOWHERE:
         if theirs is None or readers.is_blocked(mine):
             return readers.of_new(mine)
-        return _of_counterparts(readers.log, readers.rank, mine, theirs)
+        return _of_counterparts(readers.log, readers.rank, mine, _there(readers.log, mine, theirs))
     return readers.of_missing(theirs) if theirs is not None else _Draft(problems=[f"{culprit.call} has no counterpart"])
+
+
+def _received(logs: Sequence[CandidateLog], rank: int, mine: int, theirs: int) -> tuple[int, int, int]:
+    """The call that receives a message, in both logs: a send has no output that could be exchanged."""
+    sides = JoinedLogs([log.log for log in logs]), JoinedLogs([log.reference.log for log in logs])
+    found = [
+        {peer: index for peer, index in side.together((rank, at)) if peer != rank}
+        for side, at in zip(sides, (mine, theirs), strict=True)
+    ]
+    peer = next((peer for peer in found[0] if peer in found[1]), None)
+    return (rank, mine, theirs) if peer is None else (peer, found[0][peer], found[1][peer])
+
+
+def _there(log: CandidateLog, mine: int, theirs: int) -> int:
+    """The reference's call that stands at the same place, if the partner was found by its value and may be another.
+
+    - Of several calls with these inputs, such as decays of weights that are all ones, it is the same occurrence.
+    - A dropout that draws from another one's state has that one's output: its counterpart has the right one.
+    """
+    call, partner = log.log[mine], log.reference.log[theirs]
+    if call.outputs == partner.outputs:
+        there = log.counterpart(mine, log.reference)
+        return theirs if there is None else there
+    sides = ([i for i in side.there(call) if side.log[i].inputs == call.inputs] for side in (log, log.reference))
+    own, due = sides
+    return due[own.index(mine)] if theirs in due and len(own) == len(due) else theirs
 
 
 Sites = list[tuple[int, int | None, int | None]]
@@ -156,23 +195,23 @@ def _sites(culprit: Culprit, logs: Sequence[CandidateLog]) -> Sites:
     return found
 
 
-def _alike(culprit: Culprit, logs: Sequence[CandidateLog]) -> Sites:
+def _alike(culprit: Culprit, logs: Sequence[CandidateLog], arguments: WrongArguments) -> Sites:
     """Calls with the same defect at other places, in other directions and on other ranks.
 
     They have the same wrong argument; or are extra calls, or missing ones, of the same operator and arguments; or are
     the blamed call on a rank on which it is not blamed yet.
     """
-    wrong, found = wrong_argument(culprit, logs), Sites()
+    wrong, found = arguments.of_culprit(culprit, logs), Sites()
     for rank, log in enumerate(logs):
         if culprit.candidate is not None and culprit.reference is not None:
-            family = family_of(logs[culprit.rank].log[culprit.candidate].operator)
-            alike = [i for i, call in enumerate(log.log) if family_of(call.operator) == family and not call.view]
+            blamed = logs[culprit.rank].log[culprit.candidate]
+            alike = [i for i, call in enumerate(log.log) if not call.view and _is_akin(call, blamed, wrong)]
             pairs = ((i, counterpart(log, i)) for i in alike)
-            there = set(log.there(logs[culprit.rank].log[culprit.candidate])) if culprit.how == "reads" else set()
+            there = set(log.there(blamed)) if culprit.how == "reads" else set()
             found += [
                 (rank, i, other)
                 for i, other in pairs
-                if other is not None and (_has(log, i, other, wrong) or (i in there and _reads_right(log, i)))
+                if other is not None and (arguments.has(log, i, other, wrong) or (i in there and _reads_right(log, i)))
             ]
         elif culprit.candidate is not None:
             blamed = logs[culprit.rank].log[culprit.candidate]
@@ -198,8 +237,11 @@ def _reads_right(log: CandidateLog, mine: int | None) -> bool:
     return mine is not None and log.reads_right_values(mine) and not log.bad_producers(mine)
 
 
-def _has(log: CandidateLog, mine: int, theirs: int, wrong: Wrong) -> bool:
-    return bool(wrong) and _unlike(log, mine, theirs) == wrong
+def _is_akin(call: Call, blamed: Call, wrong: Wrong) -> bool:
+    """Whether a call may have the blamed call's wrong argument: an operator of its family, or of the same optimizer."""
+    if of_setting(wrong):
+        return call.place.direction == blamed.place.direction and call.part == blamed.part
+    return family_of(call.operator) == family_of(blamed.operator)
 
 
 def _only_if_right(
@@ -212,6 +254,8 @@ def _only_if_right(
     if mine is None:
         given = log.reference.log[theirs or 0].inputs
         swaps = [_expecting(swap, log, given) for swap in draft.candidate]
+    elif theirs is None and _reads_right(log, mine):  # as the lead: it may reach its readers through other new calls
+        swaps = [swap._replace(found="") for swap in draft.candidate]
     else:
         reads = _right_inputs(log, rank, mine, theirs, right)
         swaps = [
@@ -226,13 +270,37 @@ def _only_if_right(
 
 
 def _expecting(swap: Swap, log: CandidateLog, given: Sequence[str]) -> Swap | None:
-    """An exchange at the reader of a missing call, if the reader still has the missing call's input."""
+    """An exchange at the reader of a missing call, if the reader still has the missing call's input.
+
+    Or at the call that computes that input, if it reads right values.
+    """
     other = counterpart(log, swap.site.call)
+    if not swap.site.is_input:
+        reads = log.log[swap.site.call].inputs if other is None else log.reference.log[other].inputs
+        return swap._replace(reads=reads, found="") if log.reference.values.issuperset(reads) else None
     if other is None or not given or not swap.site.is_input:
         return None
     inputs = list(log.reference.log[other].inputs)
     inputs[swap.site.position] = given[0]
     return swap._replace(reads=tuple(inputs), found="")
+
+
+def _in_turn(groups: Sequence[WrongCall]) -> list[WrongCall]:
+    """Exchanges of several inputs of one call, each with the condition that those after it are not exchanged yet.
+
+    For example, `stack a b` of two micro-batches' losses: neither was divided.
+    """
+    expected: dict[tuple[int, int], dict[int, str]] = defaultdict(dict)
+    for swap in (swap for group in groups for swap in group.candidate if swap.site.is_input):
+        if swap.reads:
+            expected[swap.site[:2]][swap.site.position] = swap.reads[swap.site.position]
+
+    def later(swap: Swap) -> Swap:
+        others = expected[swap.site[:2]] if swap.site.is_input and swap.reads else {}
+        reads = [others.get(i, x) if i > swap.site.position else x for i, x in enumerate(swap.reads or ())]
+        return swap._replace(reads=tuple(reads)) if others else swap
+
+    return [replace(group, candidate=tuple(map(later, group.candidate))) for group in groups]
 
 
 def _right_inputs(
@@ -279,13 +347,6 @@ def counterpart(log: CandidateLog, index: int) -> int | None:
     return log.reference.partner(log.log[index], log.turn(index))[0]
 
 
-def wrong_argument(culprit: Culprit, logs: Sequence[CandidateLog]) -> Wrong:
-    """The arguments in which the blamed call differs from its counterpart; empty if it has none."""
-    if culprit.candidate is None or culprit.reference is None:
-        return frozenset()
-    return _unlike(logs[culprit.rank], culprit.candidate, culprit.reference)
-
-
 def family_of(operator: str) -> str:
     """The common name of an operator and of its backward: `gelu` for `gelu_backward`, `mul` for `mul_.Scalar`."""
     name = operator.partition(".")[0].strip("_")
@@ -294,13 +355,49 @@ def family_of(operator: str) -> str:
     return name.removeprefix("foreach_").removeprefix("native_")
 
 
-def _unlike(log: CandidateLog, mine: int, theirs: int) -> Wrong:
-    call, partner = log.log[mine], log.reference.log[theirs]
-    known = dict(partner.scalars)
-    unlike = {(value, known[name]) for name, value in call.scalars if known.get(name, value) != value}
-    for position in _constants(log, mine, theirs):
-        unlike.add((call.inputs[position], partner.inputs[position]))
-    return frozenset(unlike)
+@dataclass(frozen=True)
+class WrongArguments:
+    """Finds the arguments in which calls differ from their counterparts, at a step with these differing settings."""
+
+    settings: Sequence[DifferingSetting] = ()
+    step: int = 0
+
+    def of_culprit(self, culprit: Culprit, logs: Sequence[CandidateLog]) -> Wrong:
+        """The wrong arguments of the blamed call; an extra or a missing call has none but its optimizer's settings."""
+        log = logs[culprit.rank]
+        if culprit.candidate is None or culprit.reference is None:
+            call = log.log[culprit.candidate] if culprit.candidate is not None else None
+            partner = log.reference.log[culprit.reference] if culprit.reference is not None else None
+            return self._settings_of(call, partner)
+        return self.of(log, culprit.candidate, culprit.reference)
+
+    def of(self, log: CandidateLog, mine: int, theirs: int) -> Wrong:
+        """The arguments in which a call differs from a counterpart."""
+        call, partner = log.log[mine], log.reference.log[theirs]
+        if found := self._settings_of(call, partner):
+            return found
+        known = dict(partner.scalars)
+        unlike = {(value, known[name]) for name, value in call.scalars if known.get(name, value) != value}
+        for position in _constants(log, mine, theirs):
+            unlike.add((call.inputs[position], partner.inputs[position]))
+        return frozenset(unlike)
+
+    def has(self, log: CandidateLog, mine: int, theirs: int, wrong: Wrong) -> bool:
+        """Whether a call has these wrong arguments, or one of these wrong settings."""
+        own = self.of(log, mine, theirs) if wrong else frozenset()
+        return bool(own) and (own == wrong or bool(of_setting(own) & of_setting(wrong)))
+
+    def _settings_of(self, call: Call | None, partner: Call | None) -> Wrong:
+        found = wrong_settings(call, partner, self.settings, self.step)
+        return frozenset((_SETTING + each.name + " " + each.found, each.expected) for each in found)
+
+
+_SETTING = "setting "
+
+
+def of_setting(wrong: Wrong) -> Wrong:
+    """Those wrong arguments that are settings of an optimizer."""
+    return frozenset(pair for pair in wrong if pair[0].startswith(_SETTING))
 
 
 def _constants(log: CandidateLog, mine: int, theirs: int) -> list[int]:
@@ -393,8 +490,8 @@ class _Readers:
             at_readers.append(self._at_reader(reader, other, position, in_place=value not in call.outputs))
             plan.reference.append(self._at_reader_there(reader, other, position, in_place=name_of(call).endswith("_")))
         for wanted, held in self.pairs:
-            made = self.log.reference.producer(wanted)
-            if held in call.outputs and made is not None and wanted in self.log.reference.log[made].outputs:
+            made = self.log.reference.first_with(wanted)
+            if held in call.outputs and made is not None:
                 position = self.log.reference.log[made].outputs.index(wanted)
                 due[call.outputs.index(held)][wanted] = ValueSite(self.rank, made, position)
                 site = ValueSite(self.rank, index, call.outputs.index(held))
@@ -490,11 +587,34 @@ class _Readers:
             elif self.log.log[mine].inputs[position] != reference.log[reader].inputs[position]:
                 plan.candidate.append(self._at_reader(mine, reader, position, in_place))
                 plan.reference.append(self._at_reader_there(mine, reader, position, in_place))
-        later = [swap._replace(found="") for swap in plan.candidate[1:]]  # what the first is written to, they may read
-        plan.candidate[1:] = later
+        plan.candidate[:0], plan.reference[:0] = self._where_shown(index)
+        # What the first is written to, the others may read.
+        for swaps in (plan.candidate, plan.reference):
+            swaps[1:] = [swap._replace(found="") for swap in swaps[1:]]
         if not plan.candidate and not plan.problems and not depth:
             plan.problems.append(f"no call of the candidate stands for one that reads what {call} gives")
         return _checked(plan)
+
+    def _where_shown(self, index: int) -> tuple[list[Swap], list[Swap]]:
+        """Exchanges for the records that show the output of a missing call, such as a gradient's sum over ranks.
+
+        Without the call they show its input, and the call that computed it here returns the missing output instead.
+        Empty if a call of the reference reads this input, too, or if it is wrong: then an earlier call is.
+        """
+        call, found = self.log.reference.log[index], (list[Swap](), list[Swap]())
+        for wanted, held in self.pairs:
+            made = self.log.giver(wanted, held)
+            if wanted not in call.outputs or made is None or held not in self.log.log[made].outputs:
+                continue
+            readers = [(counterpart(self.log, reader), position) for reader, position in self.log.readers(made)]
+            due = [self.log.reference.log[other].inputs[at : at + 1] for other, at in readers if other is not None]
+            if (held,) in due or held not in self.log.reference.values:
+                continue
+            here = ValueSite(self.rank, made, self.log.log[made].outputs.index(held))
+            there = ValueSite(self.rank, index, call.outputs.index(wanted))
+            found[0].append(Swap(here, there, self.log.log[made].operator, held, wanted))
+            found[1].append(Swap(there, here, call.operator, wanted, held))
+        return found
 
     def _of_join(self, mine: int, theirs: int) -> _Draft:
         """Exchange the outputs of a call that lacks an input, or gets it in another dtype."""

@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from bitproof.harness.compare.differing_settings import DifferingSetting
 from bitproof.harness.errors import BitproofError
 from bitproof.harness.localize.blame import culprit_in, ready_logs
 from bitproof.harness.localize.culprit import HOW, Culprit
@@ -29,11 +30,12 @@ from bitproof.harness.localize.exchange.exchange_plan import (
     ExchangePlan,
     Swap,
     Wrong,
+    WrongArguments,
     WrongCall,
     counterpart,
     family_of,
+    of_setting,
     plan_of,
-    wrong_argument,
 )
 from bitproof.harness.localize.logs.calls import READS_OUT, Call, maker_of
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
@@ -69,7 +71,7 @@ Differing = Mapping[int, Sequence[tuple[str, str]]]
 
 
 @dataclass
-class _Cause:
+class Cause:
     """A cause: its first wrong call, and the exchanges for all calls with the same defect.
 
     `accounts` is the number of tensors that these exchanges make equal.
@@ -83,19 +85,35 @@ class _Cause:
     def has(self, culprit: Culprit, wrong: Wrong) -> bool:
         """Whether a call that is found later has the same defect: the same wrong argument, module or source line.
 
-        For example, the backward call of a module belongs to the wrong forward call of that module.
+        For example, the backward call of a module belongs to the wrong forward call of that module. Calls of an update
+        have the same defect if a wrong setting of the optimizer is in both, and never for their place.
         """
+        if settings := of_setting(wrong):
+            return bool(settings & of_setting(self.wrong))
         mine, other = self.culprit.call, culprit.call
         is_there = (mine.place.module, mine.micro_batch) == (other.place.module, other.micro_batch)
         directions = mine.place.direction, other.place.direction
         if is_there and directions == ("forward", "backward") and culprit.how in _OTHER_CALLS:
             return self.culprit.how in _OTHER_CALLS or self._is_argument_of(other, culprit.how)
+        if self._takes_place_of(culprit):
+            return True
         if family_of(mine.operator) != family_of(other.operator):
             return False
         if wrong and wrong == self.wrong:
             return True
         is_one_line = mine.source is not None and (mine.source, mine.operator) == (other.source, other.operator)
         return is_there or is_one_line
+
+    def _takes_place_of(self, culprit: Culprit) -> bool:
+        """Whether one of these calls is extra, the other is missing, and both read one value: it goes another way.
+
+        For example, a gradient is added to another one first, and only their sum is reduced over the ranks.
+        """
+        direction = culprit.call.place.direction
+        if {self.culprit.how, culprit.how} != {"adds", "lacks"} or self.culprit.call.place.direction != direction:
+            return False
+        calls = [self.culprit.call, *(group.call for group in self.groups if group.rank == culprit.rank)]
+        return any(set(call.inputs) & set(culprit.call.inputs) for call in calls)
 
     def _is_argument_of(self, call: Call, how: str) -> bool:
         """Whether an extra call has this cause's wrong argument, or a missing one the right argument.
@@ -135,7 +153,8 @@ class _Run:
 class Verifier:
     """Verifies causes of a step. `logs` has the calls of the first replays, whose archives are in `folder`.
 
-    `ready` are these logs, compared, if a search has done that already.
+    `ready` are these logs, compared, if a search has done that already. `settings` are the optimizer settings that
+    differ.
     """
 
     recordings: Mapping[Role, Recording]
@@ -144,6 +163,7 @@ class Verifier:
     logs: Mapping[Role, Sequence[Sequence[Call]]]
     run_replay: Callable[[Role, int, Path, Replay], str | None]
     ready: Sequence[CandidateLog] = ()
+    settings: Sequence[DifferingSetting] = ()
     _number: int = field(default=_FIRST_NUMBER, init=False)
     _values: dict[Role, dict[ValueSite, tuple[Path, str]]] = field(default_factory=dict, init=False)
     _runs: int = field(default=0, init=False)
@@ -152,13 +172,14 @@ class Verifier:
         self.ready = self.ready or ready_logs(self.logs["reference"], self.logs["candidate"])
         self._known = [log.reference for log in self.ready]
         self._keys = {role: self._digests(recording) for role, recording in self.recordings.items()}
+        self._arguments = WrongArguments(self.settings, self.step)
 
     def verify(self, culprit: Culprit) -> tuple[Culprit, Verification]:
         """The cause and its verification.
 
         The cause is `culprit`, unless the step becomes right without its exchange and with that of a later call.
         """
-        causes, reason, run = list[_Cause](), "", _Run(self.logs["candidate"], self.recordings["candidate"], {})
+        causes, reason, run = list[Cause](), "", _Run(self.logs["candidate"], self.recordings["candidate"], {})
         try:
             causes, reason, run = self._search(culprit)
             if not self._wrong(run.recording):
@@ -176,9 +197,9 @@ class Verifier:
             found = replace(found, explains=culprit.explains, chain=(), also=(), or_else=())
         return found, told
 
-    def _search(self, culprit: Culprit) -> tuple[list[_Cause], str, _Run]:
+    def _search(self, culprit: Culprit) -> tuple[list[Cause], str, _Run]:
         """Exchange cause after cause. Returns the causes, the reason for an early end, and the last valid run."""
-        causes = list[_Cause]()
+        causes = list[Cause]()
         run = _Run(self.logs["candidate"], self.recordings["candidate"], {}, self.ready)
         current: Culprit | None = culprit
         blocked, refused = set[ValueSite](), ""
@@ -187,15 +208,15 @@ class Verifier:
                 return causes, f"after {MAX_ROUNDS} runs with exchanged values something is still wrong", run
             logs = run.ready
             differing = self._pairs(run.recording)
-            planned = plan_of(current, logs, differing, blocked)
+            planned = plan_of(current, logs, differing, blocked, self._arguments)
             reason = wrong_input(current, logs) or self._told_twice(current, planned, causes, run)
             if reason:
                 return causes, reason, run
             if not any(group.is_lead for group in planned.groups):
                 return causes, refused or _joined(planned.problems), run
-            wrong = wrong_argument(current, logs)
+            wrong = self._arguments.of_culprit(current, logs)
             cause = next((each for each in causes if each.has(current, wrong)), None)
-            tried = [*causes] if cause else [*causes, _Cause(current, wrong)]
+            tried = [*causes] if cause else [*causes, Cause(current, wrong)]
             cause = cause or tried[-1]
             known = {swap.site for each in tried for group in each.groups for swap in group.candidate}
             cause.groups += [group for group in planned.groups if group.is_lead or group.candidate[0].site not in known]
@@ -222,13 +243,13 @@ class Verifier:
         rank = next(iter(pairs), None)
         return None if rank is None else culprit_in(logs, pairs, (rank, pairs[rank][0]))
 
-    def _told_twice(self, culprit: Culprit, planned: ExchangePlan, causes: Sequence[_Cause], run: _Run) -> str:
+    def _told_twice(self, culprit: Culprit, planned: ExchangePlan, causes: Sequence[Cause], run: _Run) -> str:
         """The problem if all planned values were exchanged already; empty if there are new ones."""
         leads = [swap.site for group in planned.groups if group.is_lead for swap in group.candidate]
         is_done = bool(leads) and all(site in run.made and run.made[site].done for site in leads)
         return f"{culprit.call} is still wrong, though its values were exchanged" if is_done else ""
 
-    def _trouble(self, planned: ExchangePlan, before: _Run, after: _Run, causes: Sequence[_Cause]) -> str:
+    def _trouble(self, planned: ExchangePlan, before: _Run, after: _Run, causes: Sequence[Cause]) -> str:
         """The reason why a run is invalid: an exchange failed, or an earlier call did not repeat. Else empty."""
         leads = [swap for group in planned.groups if group.is_lead for swap in group.candidate]
         failed = [made for swap in leads if not (made := after.made[swap.site]).done]
@@ -247,7 +268,7 @@ class Verifier:
                 )
         return ""
 
-    def _needed(self, causes: list[_Cause]) -> list[_Cause]:
+    def _needed(self, causes: list[Cause]) -> list[Cause]:
         """The causes that the step needs: without their exchange it stays wrong."""
         for cause in [*causes] if len(causes) > 1 else ():
             others = [each for each in causes if each is not cause]
@@ -256,7 +277,7 @@ class Verifier:
                 causes = others
         return causes
 
-    def _reversed(self, causes: Sequence[_Cause]) -> bool | None:
+    def _reversed(self, causes: Sequence[Cause]) -> bool | None:
         """Whether the reference computes the candidate's records with its values; None if some cannot be exchanged."""
         swaps = [self._at_first(swap) for swap in _swaps(causes, "reference")]
         known = [swap for swap in swaps if swap is not None]
@@ -272,7 +293,7 @@ class Verifier:
         values = (calls[index].inputs if is_input else calls[index].outputs) if index < len(calls) else ()
         return swap._replace(found="", wanted=values[position]) if position < len(values) else None
 
-    def _told(self, causes: Sequence[_Cause], run: _Run, reason: str, reverse: bool | None) -> Verification:
+    def _told(self, causes: Sequence[Cause], run: _Run, reason: str, reverse: bool | None) -> Verification:
         remaining, before = len(self._wrong(run.recording)), len(self._wrong(self.recordings["candidate"]))
         accounts = causes[0].accounts if causes else 0
         if not remaining and reverse is False:
@@ -417,8 +438,10 @@ def _wrong_number(culprit: Culprit, log: CandidateLog) -> str:
         return ""
     known = dict(log.reference.log[culprit.reference].scalars)
     numbers = {f"number {value}" for name, value in log.log[culprit.candidate].scalars if known.get(name) != value}
-    for call in log.log[: culprit.candidate]:
-        if call.operator == READS_OUT and numbers.intersection(call.outputs) - log.reference.values:
+    for index, call in enumerate(log.log[: culprit.candidate] if numbers else ()):
+        # Dynamo makes a tensor of a number in the code, which no call computes, and reads it out.
+        is_computed = call.operator == READS_OUT and any(giver is not None for giver in log.given(index))
+        if is_computed and numbers.intersection(call.outputs) - log.reference.values:
             return f"it is given a number that {call} reads out of a tensor, and that the reference does not have"
     return ""
 
@@ -445,7 +468,7 @@ def told_of(culprit: Culprit) -> str:
     return f"{culprit.call} on rank {culprit.rank} {HOW[culprit.how]}{with_arguments}{where}"
 
 
-def _other(cause: _Cause) -> OtherCause:
+def _other(cause: Cause) -> OtherCause:
     culprit, place = cause.culprit, cause.culprit.call.place
     return OtherCause(
         call=told_of(culprit),
@@ -457,7 +480,7 @@ def _other(cause: _Cause) -> OtherCause:
     )
 
 
-def _swaps(causes: Sequence[_Cause], role: Role) -> list[Swap]:
+def _swaps(causes: Sequence[Cause], role: Role) -> list[Swap]:
     """A side's exchanges for some causes, once per site: an unconditional exchange wins over a conditional one."""
     groups = sorted((group for cause in causes for group in cause.groups), key=lambda group: not group.is_lead)
     found: dict[ValueSite, Swap] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,17 +24,17 @@ from bitproof.harness.capture.digest import digest, plain
 from bitproof.harness.disturb.works import IN_PLACE_COLLECTIVES, TO_ONE_RANK, Works
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.graph import offload_operators
-from bitproof.harness.graph.operators import COLLECTIVE_NAMESPACES, UNINITIALIZED, is_view, name_of
+from bitproof.harness.graph.operators import COLLECTIVE_NAMESPACES, UNINITIALIZED, is_view, name_of, row_of
 from bitproof.harness.graph.staged.staged_step import StagedStep
 from bitproof.harness.localize.logs.call_arguments import given_to, read_by, scalars_of, tensors_in, written_by
-from bitproof.harness.localize.logs.calls import KERNELS, READS_OUT, Call, Place
+from bitproof.harness.localize.logs.calls import KERNELS, OPAQUE, READS_OUT, Call, Place
 from bitproof.harness.localize.logs.exchanges import Exchanges, replaced, sites_of, told_of
 from bitproof.harness.localize.logs.foreach_calls import lane, num_lanes
 from bitproof.harness.localize.logs.node_places import GraphRunner
 from bitproof.harness.localize.logs.parts import Parts
 from bitproof.harness.localize.logs.replay import ValueExchange, ValueSite
 from bitproof.harness.localize.places import Places, settled
-from bitproof.harness.operators import names
+from bitproof.harness.operators import Uninitialized, names
 from bitproof.harness.systems import script, watched_loop, watched_step
 from bitproof.harness.systems.watched_step import WatchedStep
 from bitproof.harness.torch_compat import TorchDispatchMode, disable_current_modes, is_wrapper_subclass
@@ -55,11 +55,20 @@ GENERATORS = 0
 """A storage key for the states of all generators: generators with the same state draw the same numbers."""
 
 
+class _Inputs(NamedTuple):
+    """The digests and producers of a call's inputs, and which of them no call wrote, as in `Call`."""
+
+    digests: tuple[str, ...]
+    producers: tuple[int | None, ...]
+    unwritten: tuple[int, ...] = ()
+    outside: tuple[int, ...] = ()
+
+
 class _Reading(NamedTuple):
-    """A call before it runs: for each of its `lanes` the digests and producers of inputs; its generator and state."""
+    """A call before it runs: for each of its `lanes` its inputs; its generator and state."""
 
     lanes: int
-    inputs: list[tuple[tuple[str, ...], tuple[int | None, ...]]]
+    inputs: list[_Inputs]
     scalars: tuple[tuple[str, str], ...]
     generator: torch.Generator | None
     state: str | None
@@ -104,6 +113,7 @@ class CallRecorder(TorchDispatchMode):
         self._in_flight: dict[int, int] = {}
         self._works = Works()
         self._seen: dict[int, dict[int, weakref.ref[Tensor]]] = {}
+        self._fresh, self._written = set[int](), set[int]()
         self._producers: dict[tuple[int, str], int] = {}
         self._parts = Parts(_digest)
 
@@ -115,7 +125,10 @@ class CallRecorder(TorchDispatchMode):
         kwargs = kwargs or {}
         name = name_of(function)
         if name in NOT_LOGGED or name.startswith("_record_function") or _is_own(sys._getframe(1)):
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
+            if row_of(function).uninitialized is Uninitialized.WHOLE and not self._only_keeps:
+                self._see(tensors_in(result), is_fresh=True)
+            return result
         with refusing():
             if name == "wait_tensor" or function in offload_operators.WAITS:
                 return self._wait(function, args)
@@ -127,9 +140,18 @@ class CallRecorder(TorchDispatchMode):
             if any(map(has_no_values, tensors)):  # a DTensor infers a shape
                 return result
             result = self._log(function, args, kwargs, reading, result)
-            for tensor in tensors if not self._only_keeps else ():
-                self._seen.setdefault(_storage(tensor), {})[id(tensor)] = weakref.ref(tensor)
+            if not self._only_keeps:
+                self._see(tensors)
             return result
+
+    def _see(self, tensors: Sequence[Tensor], *, is_fresh: bool = False) -> None:
+        """Remember tensors by their storage, and whether nothing has written it yet."""
+        for tensor in tensors:
+            storage = _storage(tensor)
+            if is_fresh:
+                self._seen[storage] = {}
+                self._fresh.add(storage)
+            self._seen.setdefault(storage, {})[id(tensor)] = weakref.ref(tensor)
 
     def _given(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """A call's arguments, with the exchanged values of the other system; copies requested inputs to `kept`."""
@@ -139,6 +161,7 @@ class CallRecorder(TorchDispatchMode):
             index = len(self.calls) + number
             inputs = tensors_in(lane(read, number, lanes) if lanes else read)
             others |= self.exchanges.of_inputs(index, _full_name(function), inputs, tensors_in(written))
+            self._give_state(index, len(inputs), function, _generator(function, args, kwargs))
             for site in self._kept_inputs.get(index, ()):
                 if site.position < len(inputs):
                     self.kept[site] = plain(inputs[site.position]).clone()
@@ -146,11 +169,19 @@ class CallRecorder(TorchDispatchMode):
                     self.kept[site] = generator.get_state()
         return (replaced(args, others), replaced(kwargs, others)) if others else (args, kwargs)
 
+    def _give_state(self, index: int, position: int, function: Any, generator: torch.Generator | None) -> None:
+        """Let a random call draw from the other system's state of its generator, if that exchange is planned."""
+        if generator is not None and self.exchanges:
+            state = generator.get_state()
+            other = self.exchanges.put(index, position, state, _full_name(function), keeps=True, is_input=True)
+            if other is not state:
+                generator.set_state(other)
+
     def _reading(self, function: Any, args: Any, kwargs: Any) -> _Reading:
         """A call's inputs before it runs, since it may write to them."""
         lanes, generator = num_lanes(function, args, kwargs), _generator(function, args, kwargs)
         if self._only_keeps:
-            return _Reading(lanes, [((), ())] * (lanes or 1), (), generator, _state(generator))
+            return _Reading(lanes, [_Inputs((), ())] * (lanes or 1), (), generator, _state(generator))
         read = read_by(function, args, kwargs)
         inputs = [self._inputs(lane(read, index, lanes)) for index in range(lanes)] or [self._inputs(read)]
         return _Reading(lanes, inputs, scalars_of(function, args, kwargs), generator, _state(generator))
@@ -161,7 +192,7 @@ class CallRecorder(TorchDispatchMode):
         draws = left != reading.state
         # The state is an input, as it determines the drawn numbers.
         if draws:
-            inputs = [self._with_state(*inputs[0], str(reading.state))]
+            inputs = [self._with_state(inputs[0], str(reading.state))]
         namespace = getattr(function, "namespace", None)
         if namespace == IN_PLACE_COLLECTIVES:
             result = self._held(function, tensors_in(written_by(function, args, kwargs)), result)
@@ -177,21 +208,22 @@ class CallRecorder(TorchDispatchMode):
             call = self._told(function, args, kwargs, reading, draws)
         given = tensors_in((args, kwargs)) if self.exchanges else []
         others = dict[int, Any]()
-        for (digests, producers), (part_written, part_result) in zip(inputs, parts, strict=True):
+        for read, (part_written, part_result) in zip(inputs, parts, strict=True):
             if self.exchanges and (outputs := self._outputs(function, part_written, part_result)):
-                told = len(self.calls), _full_name(function), outputs, given, tensors_in(part_written), digests
+                told = len(self.calls), _full_name(function), outputs, given, tensors_in(part_written), read.digests
                 others |= self.exchanges.of_outputs(*told)
                 part_result = replaced(part_result, others)
             written_here = tensors_in(part_written) if not self._only_keeps else []
             aliases = [alias for alias in self._aliases(written_here) if alias not in self._producers]
             values = tuple(value for _, value in aliases)
-            self.calls.append(call._replace(inputs=digests, aliases=values, producers=producers))
+            here = call._replace(inputs=read.digests, aliases=values, producers=read.producers)
+            self.calls.append(here._replace(unwritten=read.unwritten, outside=read.outside))
             self._producers |= dict.fromkeys(aliases, len(self.calls) - 1)
             self._give(function, part_written, part_result)
             if draws:
-                self._add_state(len(self.calls) - 1, reading.generator, digests)
+                self._add_state(len(self.calls) - 1, reading.generator, read.digests)
             if name_of(function) == READS_OUT:
-                result = self._add_number(len(self.calls) - 1, result, digests)
+                result = self._add_number(len(self.calls) - 1, result, read.digests)
         return replaced(result, others) if others else result
 
     def _add_state(self, index: int, generator: torch.Generator | None, reads: tuple[str, ...]) -> None:
@@ -216,7 +248,7 @@ class CallRecorder(TorchDispatchMode):
 
     def _told(self, function: Any, args: Any, kwargs: Any, reading: _Reading, draws: bool) -> Call:
         """A call that has run, without inputs and outputs."""
-        read_here = [producer for _, producers in reading.inputs for producer in producers if producer is not None]
+        read_here = [number for each in reading.inputs for number in each.producers if number is not None]
         follows = any(self.calls[producer].place.direction in ("backward", "update") for producer in read_here)
         place, node, source = self._place(name_of(function), tensors_in((args, kwargs)), follows)
         collective = getattr(function, "namespace", None) in COLLECTIVE_NAMESPACES
@@ -236,12 +268,11 @@ class CallRecorder(TorchDispatchMode):
             part=self._place.part_of(place),
         )
 
-    def _with_state(
-        self, digests: tuple[str, ...], producers: tuple[int | None, ...], state: str
-    ) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
+    def _with_state(self, read: _Inputs, state: str) -> _Inputs:
         """The inputs of a random call with its generator's state, whose producer is the draw before it."""
-        own, more = producers[: len(digests)], producers[len(digests) :]
-        return (*digests, state), (*own, self._producers.get((GENERATORS, state)), *more)
+        own, more = read.producers[: len(read.digests)], read.producers[len(read.digests) :]
+        producers = (*own, self._producers.get((GENERATORS, state)), *more)
+        return read._replace(digests=(*read.digests, state), producers=producers)
 
     def _give(self, function: Any, written: Any, result: Any) -> None:
         """Add the outputs of the last call, or note them as in flight until their wait."""
@@ -272,7 +303,7 @@ class CallRecorder(TorchDispatchMode):
 
         return self._works.held(function, result, written, index, arrived)
 
-    def _inputs(self, values: Any) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
+    def _inputs(self, values: Any) -> _Inputs:
         """The digest of each input of a call, and the logged call that wrote this value into its storage.
 
         If a collective or copy is still filling the storage, its launch is the producer: the call races with it. If
@@ -280,7 +311,8 @@ class CallRecorder(TorchDispatchMode):
         """
         found: list[tuple[str, int | None]] = []
         more: list[int] = []
-        for tensor in tensors_in(values):
+        unwritten, outside = list[int](), list[int]()
+        for position, tensor in enumerate(tensors_in(values)):
             storage, value = _storage(tensor), _digest(tensor)
             # By storage and value: other tensors over the storage may have been written since.
             left = self._producers.get((storage, value), self._in_flight.get(storage))
@@ -288,7 +320,15 @@ class CallRecorder(TorchDispatchMode):
             parts = [] if is_whole else self._parts.inside(storage, tensor)
             found.append((value, max(parts, default=None) if left is None else left))
             more += parts
-        return tuple(value for value, _ in found), (*(left for _, left in found), *more)
+            if found[-1][1] is None and value != OPAQUE and self._is_of_step(storage):
+                (unwritten if storage in self._fresh and _is_filled(tensor) else outside).append(position)
+        producers = (*(left for _, left in found), *more)
+        return _Inputs(tuple(value for value, _ in found), producers, tuple(unwritten), tuple(outside))
+
+    def _is_of_step(self, storage: int) -> bool:
+        """Whether a call of this step allocated or wrote a storage, and some tensor has kept it alive since."""
+        is_written = storage in self._fresh or storage in self._written
+        return is_written and any(tensor() is not None for tensor in self._seen.get(storage, {}).values())
 
     def _aliases(self, written: list[Tensor]) -> list[tuple[int, str]]:
         """Storage and digest of the other tensors over the storages that a call has just written."""
@@ -317,7 +357,7 @@ class CallRecorder(TorchDispatchMode):
         reference, so they get a producer, but are not outputs of the call.
         """
         read, place = list(inputs), Place(graph.module, graph.direction)
-        digests, producers = self._inputs(read)
+        digests, producers, _, _ = self._inputs(read)
         # Calls within the kernels are Inductor's, so they are not logged.
         with disable_current_modes():
             result = theirs(kernels, inputs)
@@ -351,6 +391,9 @@ class CallRecorder(TorchDispatchMode):
             self.kept[site] = plain(tensor).clone()
         storage, value = _storage(tensor), "" if self._only_keeps else _digest(tensor)
         self._add_value(index, storage, value)
+        if not call.view:
+            self._written.add(storage)
+            self._fresh.discard(storage)
         if not call.view and not self._only_keeps:
             self._parts.leave(storage, tensor, value, index)
 
@@ -394,11 +437,19 @@ def _peers(function: Any, args: Any, kwargs: Any) -> tuple[int, ...]:
 
 
 def _digest(tensor: Tensor) -> str:
-    """A tensor's digest. Tensors without a digest, such as sparse tensors, are all "opaque" and thus count as equal."""
+    """A tensor's digest. Tensors without a digest, such as sparse tensors, are all opaque and thus count as equal."""
     try:
         return digest(tensor)
     except (RecordingError, RuntimeError):
-        return "opaque"
+        return OPAQUE
+
+
+def _is_filled(tensor: Tensor) -> bool:
+    """Whether a tensor only has the value that torch fills new memory with: NaN, or the largest integer."""
+    local = plain(tensor)
+    if local.dtype.is_floating_point or local.dtype.is_complex:
+        return bool(local.isnan().all())
+    return local.dtype is not torch.bool and bool((local == torch.iinfo(local.dtype).max).all())
 
 
 def _has_bytes(tensor: Tensor) -> bool:

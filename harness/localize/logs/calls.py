@@ -12,6 +12,9 @@ READS_OUT = "_local_scalar_dense"
 """The operator of `Tensor.item()`: it passes a number to Python, where it may become an argument of any later call."""
 
 
+OPAQUE = "opaque"
+"""The digest of a tensor without bytes of its own, such as a sparse one."""
+
 KERNELS = "graph "
 """Prefix of the operator of a call that is a whole compiled graph; the graph's name follows."""
 
@@ -45,6 +48,8 @@ class Call(NamedTuple):
       or "combine"; None if unknown.
     - `draws`: the call is random. Its last input and its last output are states of the generator.
     - `node`, `source`: the graph's node, and the user's line; None if unknown.
+    - `unwritten`, `outside`: positions of inputs in memory of this step that no call has written, and of inputs that
+      something else than a call has written, such as NumPy.
     """
 
     place: Place
@@ -62,6 +67,8 @@ class Call(NamedTuple):
     micro_batch: int | None = None
     draws: bool = False
     part: str | None = None
+    unwritten: tuple[int, ...] = ()
+    outside: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         module = self.place.module if self.place.module else "the step itself"

@@ -172,6 +172,27 @@ class CandidateLog(IndexedLog):
             return "draws"
         return "inherits" if self._reads_left(index) else "reads"
 
+    def how_it_came(self, index: int, known: Sequence[str] = ()) -> Literal["unwritten", "outside"] | None:
+        """How an input that is none of the `known` values came, directly or through views, if no call wrote it.
+
+        "unwritten" if it is uninitialized memory, "outside" if something else wrote memory of this step.
+        """
+        for position, (value, giver) in enumerate(zip(self.log[index].inputs, self._given[index], strict=False)):
+            if value in known:
+                continue
+            call, at = self.log[index], position
+            while giver is not None and self.log[giver].view and self.log[giver].inputs:
+                call, at, giver = self.log[giver], 0, self._given[giver][0]
+            if at in call.unwritten:
+                return "unwritten"
+            if at in call.outside:
+                return "outside"
+        return None
+
+    def reads_unwritten(self, index: int) -> bool:
+        """Whether a call reads uninitialized memory."""
+        return self.how_it_came(index) == "unwritten"
+
     def _reads_left(self, index: int) -> bool:
         """Whether a call reads, directly or through views, a value that no call produced and the reference never has.
 

@@ -41,11 +41,14 @@ class Exchanges:
         if (call, True) not in self._calls:
             return {}
         owned = {id(tensor) for tensor in written}
-        digests = tuple(map(self._digest, read))
-        found = [
-            (tensor, self.put(call, position, tensor, operator, digests, keeps=id(tensor) not in owned, is_input=True))
-            for position, tensor in enumerate(read)
-        ]
+        digests, found = [*map(self._digest, read)], list[tuple[Tensor, Tensor]]()
+        planned = [p for p in range(len(read)) if (call, True, p) in self._planned]
+        # Those with a condition come last: it may be about another input that is exchanged for this call as well.
+        for position in sorted(planned, key=lambda p: self._planned[call, True, p].reads is not None):
+            tensor, keeps = read[position], id(read[position]) not in owned
+            other = self.put(call, position, tensor, operator, tuple(digests), keeps=keeps, is_input=True)
+            found.append((tensor, other))
+            digests[position] = self._digest(other)
         return {id(tensor): other for tensor, other in found if other is not tensor}
 
     def of_outputs(

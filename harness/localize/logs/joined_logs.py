@@ -15,7 +15,8 @@ from bitproof.harness.localize.logs.packing import name_of
 Site = tuple[int, int]
 """A rank, and a call's index in its log."""
 
-_ONE_WAY = {"send", "recv_", "recv_any_source_"}
+RECEIVES = {"recv_", "recv_any_source_"}
+_ONE_WAY = {"send", *RECEIVES}
 """Point-to-point operators; their `peers` are the sender and the receiver."""
 
 

@@ -54,6 +54,17 @@ class IndexedLog:
         """The calls that read an output of a call, and the positions of these inputs, in order."""
         return self._readers.get(index, ())
 
+    @cached_property
+    def _first(self) -> dict[str, int]:
+        return {value: index for index, call in reversed([*enumerate(self.log)]) for value in call.outputs}
+
+    def first_with(self, value: str) -> int | None:
+        """The first call with this output; None if there is none.
+
+        Not one that wrote it beside its output: each entry of a call over lists has what the whole call wrote.
+        """
+        return self._first.get(value)
+
     def counterpart(self, index: int, other: IndexedLog) -> int | None:
         """The other log's call of the same operator, place and occurrence; None if the logs have different numbers of
         such calls, since occurrences then do not correspond.

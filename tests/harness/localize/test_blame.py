@@ -943,3 +943,14 @@ def test_of_what_was_left_wrong_the_first_call_that_computes_of_it_is_blamed_and
     assert culprit is not None and culprit.call.operator == "t", (
         "a value that another module is handed came in before it"
     )
+
+
+def test_a_copy_that_is_missing_is_blamed_though_its_value_exists_elsewhere() -> None:
+    """A target network keeps its older weight `t`; the trained weight `p` is right on both sides."""
+    update = Place(None, "update")
+    trained = [call("mul p g -> w", update), call("mul q g -> v", update)]
+    copies = [call("copy_ t w -> w", update), call("copy_ s v -> v", update)]
+    culprit = find_culprit([[*trained, *copies]], [[*trained, copies[1]]], {0: [("w", "t")]})
+    assert culprit is not None
+    assert (culprit.how, culprit.call, culprit.reference) == ("lacks", copies[0], 2)
+    assert find_culprit([[*trained, *copies]], [[*trained, *copies]], {0: [("w", "t")]}) is None, "no copy is missing"

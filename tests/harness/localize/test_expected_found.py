@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -74,3 +75,62 @@ def test_each_kind_of_defect_has_two_short_lines_of_different_texts(tmp_path: Pa
     verifier, culprit = sides.verifier(), replace(sides.blamed("silu"), how=how)
     first, second = expected_and_found(culprit, verifier.ready)
     assert first and second and first != second and len(first) <= 160 and len(second) <= 160
+
+
+@pytest.fixture
+def fills_memory() -> Iterator[None]:
+    """Fresh memory holds NaN, as in every run of bitproof."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def reads(kind: str) -> Mapping[str, Tensor]:
+    """A layer and what is added to it, from memory of several kinds."""
+    w, x = weights((4, 4), (4, 4))
+    h = x @ w
+    kept = torch.empty(4, 4).copy_(h.detach())
+    added = torch.zeros(4, 4) if kind == "right" else h.detach() * 2
+    if kind == "uninitialized":
+        added = torch.empty(16).view(4, 4)
+    elif kind == "NaN that the reference has elsewhere":
+        added = torch.empty(4, 4)
+    elif kind == "numpy":
+        added = torch.zeros(4, 4)
+        added.numpy()[:] = 3
+    elif kind == "numpy at first":
+        added = torch.empty(4, 4)
+        added.numpy()[:] = 3
+    elif kind == "written later":
+        added = torch.empty(4, 4)
+        added.fill_(3)
+    out = (h + added).sin()
+    out.square().sum().backward()
+    assert w.grad is not None
+    return {"w": w.grad, "out": out.detach(), "kept": kept}
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "found"),
+    [
+        ("uninitialized", "unwritten", FIXED["unwritten"][1]),
+        ("NaN that the reference has elsewhere", "lacks", "no such call: uninitialized memory in its place"),
+        ("numpy", "outside", FIXED["outside"][1]),
+        ("numpy at first", "outside", FIXED["outside"][1]),
+    ],
+)
+@pytest.mark.usefixtures("fills_memory")
+def test_memory_that_no_call_wrote_is_named(tmp_path: Path, kind: str, how: str, found: str) -> None:
+    sides = Sides(tmp_path, lambda: reads("right"), lambda: reads(kind))
+    culprit, verification = sides.verified()
+    told = expected_and_found(culprit, sides.verifier().ready)
+    assert (culprit.how, told[1]) == (how, found), culprit
+    assert verification.status == "verified", verification
+
+
+@pytest.mark.usefixtures("fills_memory")
+def test_memory_that_calls_wrote_before_it_was_read_is_not_called_so(tmp_path: Path) -> None:
+    for kind in ("right", "written later"):
+        sides = Sides(tmp_path / kind.replace(" ", "_"), lambda k=kind: reads(k), lambda: reads("doubled"))
+        for call in sides.logs["reference"][0]:
+            assert not call.outside and (not call.unwritten or call.operator in ("copy_", "fill_.Scalar")), call

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from types import CodeType
 
 import pytest
 import torch
@@ -200,6 +201,38 @@ def test_compiled_code_that_stays_whole_is_captured_as_without_a_log_and_its_cal
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported), logged(system):
         system.gradients()
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning", "ignore:The .grad attribute:UserWarning")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_code_that_a_user_compiles_has_the_modules_of_its_calls_and_dynamo_sees_no_hook(backend: str) -> None:
+    torch._dynamo.reset()
+    system = System(lambda gradient: gradient)
+    model, seen = system.model, list[str]()
+
+    class Compiled:
+        def __init__(self) -> None:
+            self.model = model
+            self.run = torch.compile(model, backend=backend)
+
+        def gradients(self) -> None:
+            for _ in range(2):
+                self.run(torch.ones(5, 4)).sum().backward()
+
+    def compiled(code: CodeType, _: CodeType) -> None:
+        seen.append(code.co_filename)
+
+    handle = torch._dynamo.convert_frame.register_bytecode_hook(compiled)
+    try:
+        own = Compiled()
+        with logged(own) as log:
+            own.gradients()
+    finally:
+        handle.remove()
+    places = [call.place for call in log.calls if call.operator == "mm"]
+    assert [place.module for place in places if place.direction == "forward"] == ["first", "second"] * 2
+    assert seen and not any("bitproof" in name for name in seen), seen
+    torch._dynamo.reset()
 
 
 def test_what_a_hook_calls_of_another_shape_as_a_buckets_exchange_has_no_module() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bitproof.harness.capture.digest import digest
+from bitproof.harness.compare.differing_settings import DifferingSetting
 from bitproof.harness.localize.culprit import Culprit
 from bitproof.harness.localize.exchange.verifier import Verifier
 from bitproof.harness.localize.logs.call_log import logged
@@ -25,8 +26,10 @@ Step = Callable[[], Mapping[str, Tensor]]
 class Sides:
     """A reference and a candidate, each a function that takes the step; `asked` has the replays that were run."""
 
-    def __init__(self, folder: Path, reference: Step, candidate: Step) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, reference: Step, candidate: Step, settings: Sequence[DifferingSetting] = ()
+    ) -> None:
+        self.folder, self.settings = folder, settings
         self.steps: dict[Role, Step] = {"reference": reference, "candidate": candidate}
         self.asked: list[tuple[Role, Replay]] = []
         self.recordings = {role: self._recording(role, step()) for role, step in self.steps.items()}
@@ -54,7 +57,7 @@ class Sides:
 
     def verifier(self) -> Verifier:
         """What verifies causes of these sides."""
-        return Verifier(self.recordings, self.folder, 0, self.logs, self.run_replay)
+        return Verifier(self.recordings, self.folder, 0, self.logs, self.run_replay, settings=self.settings)
 
     def verified(self, culprit: Culprit | None = None) -> tuple[Culprit, Verification]:
         """What exchanges show of a cause, by default of the one that a search finds."""

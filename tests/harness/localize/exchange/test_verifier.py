@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from bitproof.harness.compare.differing_settings import DifferingSetting
 from bitproof.harness.errors import RankError
 from bitproof.harness.localize.culprit import Culprit
-from bitproof.harness.localize.exchange.verifier import wrong_input
+from bitproof.harness.localize.exchange.verifier import Cause, wrong_input
 from bitproof.harness.localize.logs.calls import Call, Place
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
@@ -300,7 +302,7 @@ def test_a_wrong_parameter_is_one_cause_for_all_its_readers_views_included(tmp_p
     sides = Sides(tmp_path, lambda: trains(1.0), lambda: trains(2.0))
     verifier = sides.verifier()
     culprit = verifier.blamed(sides.recordings["candidate"], verifier.ready)
-    assert culprit is not None and culprit.how == "inherits"
+    assert culprit is not None and culprit.how == "outside"
     cause, found = sides.verified(culprit)
     assert cause is culprit, "not a view that shows the value"
     assert (found.status, found.causes, found.runs) == ("verified", [], 2)
@@ -338,3 +340,107 @@ def test_a_backward_call_that_exists_for_a_wrong_argument_alone_is_of_one_cause(
     culprit, found = Sides(tmp_path, lambda: adds(right), lambda: adds(wrong)).verified()
     assert (culprit.call.operator, found.status, found.causes) == ("add.Tensor", "verified", [])
     assert "mul.Scalar of the step itself (backward) on rank 0" in found.calls
+
+
+def update(beta1: float = 0.9, eps: float = 1e-8, scale: float = 1.0) -> Mapping[str, Tensor]:
+    """A layer's gradient, which may be scaled, and AdamW's update with it."""
+    w, x = weights((16, 16), (8, 16))
+    optimizer = torch.optim.AdamW([w], betas=(beta1, 0.999), eps=eps, foreach=False)
+    (x @ w).square().mean().backward()
+    assert w.grad is not None
+    w.grad.mul_(scale)
+    optimizer.step()
+    state = optimizer.state[w]
+    return {"w": w.detach(), "exp_avg": state["exp_avg"], "exp_avg_sq": state["exp_avg_sq"]}
+
+
+def beta1(found: str) -> list[DifferingSetting]:
+    """The setting that differs."""
+    numbers = [{"lr": 1e-3, "beta1": float(text), "beta2": 0.999} for text in (found, "0.9")]
+    return [DifferingSetting("AdamW", "beta1", found, "0.9", ("w",), *numbers)]
+
+
+def test_a_setting_of_an_optimizer_is_one_cause_for_all_calls_that_have_a_number_of_it(tmp_path: Path) -> None:
+    candidate = partial(update, beta1=0.8)
+    culprit, found = Sides(tmp_path, update, candidate, beta1("0.8")).verified()
+    assert (culprit.call.operator, found.status, found.causes) == ("lerp_.Scalar", "verified", [])
+    assert found.calls == ["addcdiv_ of the step itself (update, AdamW) on rank 0"]
+    _, without = Sides(tmp_path / "without", update, candidate).verified()
+    assert [cause.operator for cause in without.causes] == ["addcdiv_"], "without the setting there are two causes"
+
+
+def test_a_setting_does_not_hide_another_defect_of_the_update(tmp_path: Path) -> None:
+    candidate = partial(update, beta1=0.8, eps=1e-3)
+    culprit, found = Sides(tmp_path, update, candidate, beta1("0.8")).verified()
+    assert [culprit.call.operator, *(cause.operator for cause in found.causes)] == ["lerp_.Scalar", "add_.Tensor"]
+    assert found.status == "verified"
+
+
+@pytest.mark.parametrize(
+    ("how", "inputs", "is_one"), [("lacks", "g", True), ("lacks", "h", False), ("adds", "g", False)]
+)
+def test_a_value_that_goes_another_way_is_one_cause(how: Any, inputs: str, is_one: bool) -> None:
+    """A gradient `g` is added to another one, in place of a reduction that the reference makes of it."""
+
+    def culprit(operator: str, how: Any, reads: str) -> Culprit:
+        call = Call(Place(None, "backward"), operator, tuple(reads), ("out",))
+        lacks = how == "lacks"
+        return Culprit(how=how, call=call, ranks=(0,), candidate=None if lacks else 1, reference=1 if lacks else None)
+
+    cause = Cause(culprit("add_.Tensor", "adds", "gk"), frozenset())
+    assert cause.has(culprit("chunk_cat", how, inputs), frozenset()) is is_one
+
+
+def halved_in_place(factor: float | None) -> Mapping[str, Tensor]:
+    """A gradient that no call reads."""
+    w, x = weights((4, 4), (5, 4))
+    grad = (x.detach().t() @ x.detach()) @ w.detach()
+    return {"grad": grad if factor is None else grad.mul_(factor)}
+
+
+def divided(by: float | None) -> Mapping[str, Tensor]:
+    """The sum of two losses, each of them divided."""
+    w, x = weights((4, 4), (5, 4))
+    losses = [(x.detach() @ w.detach()).square().sum(), x.detach().sum()]
+    return {"loss": torch.stack(losses if by is None else [loss / by for loss in losses]).sum()}
+
+
+def drawn(extra: int) -> Mapping[str, Tensor]:
+    """Random numbers, after some others."""
+    torch.manual_seed(0)
+    for _ in range(extra):
+        torch.rand(3)
+    return {"x": torch.randn(4).sin(), "y": torch.randn(4).cos()}
+
+
+def decayed(factors: tuple[float, float]) -> Mapping[str, Tensor]:
+    """Two weights of ones, each with its decay."""
+    both = [torch.ones(4) for _ in factors]
+    for weight, factor in zip(both, factors, strict=True):
+        weight.mul_(factor)
+    return {"first": both[0], "second": both[1]}
+
+
+def rounded(rounds: bool) -> Mapping[str, Tensor]:
+    """Two gradients, which may be rounded in place."""
+    w, x = weights((4, 4), (5, 4))
+    grads = [x.detach().t() @ x.detach(), w.detach().sin()]
+    for grad in grads if rounds else ():
+        grad.copy_(grad.bfloat16())
+    return {"sum": (grads[0] + grads[1]).cos(), "w": w.detach() - grads[1]}
+
+
+@pytest.mark.parametrize(
+    ("step", "right", "wrong"),
+    [
+        (halved_in_place, 0.5, None),
+        (divided, 2.0, None),
+        (drawn, 0, 1),
+        (decayed, (0.9, 0.9), (0.9, 0.8)),
+        (rounded, False, True),
+    ],
+    ids=["shown by a record alone", "two inputs of a call", "another state", "of equal inputs", "in place, twice"],
+)
+def test_one_defect_is_one_verified_cause(tmp_path: Path, step: Any, right: Any, wrong: Any) -> None:
+    _, found = Sides(tmp_path, partial(step, right), partial(step, wrong)).verified()
+    assert (found.status, found.reason, found.causes) == ("verified", None, []), found

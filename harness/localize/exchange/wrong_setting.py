@@ -1,0 +1,93 @@
+"""The optimizer settings that a wrong call of an update has its numbers from.
+
+An optimizer's setting reaches several calls, as another number in each: with AdamW's beta1, `lerp` gets `1 - beta1`,
+and `addcdiv` gets `-lr / (1 - beta1**t)`. They are one defect, whose name is the setting.
+
+A call is wrong for a setting if, by a formula of `_formulas`, the candidate's settings make a number of the call, the
+reference's settings make the other side's number, and this setting changes the result. A number that no formula
+explains is a defect of its own: another setting that differs must not hide it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from math import isclose, sqrt
+
+from bitproof.harness.compare.differing_settings import DifferingSetting
+from bitproof.harness.localize.logs.calls import Call
+
+_NUMBER = re.compile(r"[-+]?[0-9.]+(?:e[-+]?[0-9]+)?|[-+]?inf|nan")
+
+_MAX_LENGTH = 4000
+"""The maximum length of a text that is searched for numbers: one number for each parameter may be in it."""
+
+
+def wrong_settings(
+    call: Call | None, partner: Call | None, settings: Sequence[DifferingSetting], step: int
+) -> tuple[DifferingSetting, ...]:
+    """The differing settings that make a call of an update differ from the reference's `partner`; empty if none does.
+
+    None for a side that lacks the call: a decay of 0.1 in place of 0.0 makes SGD call `add`.
+    """
+    known = call or partner
+    if known is None or known.place.direction != "update":
+        return ()
+    own = [setting for setting in settings if setting.name and setting.optimizer == known.part]
+    mine, theirs = (dict(side.scalars) if side is not None else {} for side in (call, partner))
+    pairs = [(mine.get(name), theirs.get(name)) for name in mine | theirs if mine.get(name, "") != theirs.get(name, "")]
+    if not own or not pairs:
+        return ()
+    found = {setting.name for pair in pairs for setting in own if setting.name in _changing(pair, setting, own, step)}
+    return tuple(setting for setting in own if setting.name in found)
+
+
+def _changing(
+    pair: tuple[str | None, str | None], setting: DifferingSetting, own: Sequence[DifferingSetting], step: int
+) -> Collection[str]:
+    """The names of the settings that, by a formula with the numbers of a pair, change its result."""
+    names = {other.name for other in own}
+    sides = _formulas(setting.mine, step), _formulas(setting.theirs, step)
+    found = set[str]()
+    for formula, number in sides[0].items():
+        if formula not in sides[1] or isclose(number, sides[1][formula], rel_tol=1e-12):
+            continue
+        if not all(_has(text, side[formula]) for text, side in zip(pair, sides, strict=True)):
+            continue
+        for name in names & setting.mine.keys() & setting.theirs.keys():
+            other = _formulas({**setting.mine, name: setting.theirs[name]}, step).get(formula)
+            if other is None or not isclose(other, number, rel_tol=1e-12):
+                found.add(name)
+    return found
+
+
+def _has(text: str | None, number: float) -> bool:
+    """Whether a text has a number; a side without the call agrees with any."""
+    if text is None:
+        return True
+    for match in _NUMBER.finditer(text[:_MAX_LENGTH]):
+        with suppress(ValueError):
+            if isclose(float(match.group()), number, rel_tol=1e-12):
+                return True
+    return False
+
+
+def _formulas(settings: Mapping[str, float], step: int) -> dict[str, float]:
+    """The numbers that torch's optimizers make of their settings, by formula; `t` is the number of this update."""
+    return dict(_computed(settings, step + 1))
+
+
+def _computed(settings: Mapping[str, float], t: int) -> Iterator[tuple[str, float]]:
+    for name, value in settings.items():
+        yield name, value
+        yield f"-{name}", -value
+        yield f"1 - {name}", 1 - value
+    with suppress(KeyError, ZeroDivisionError, ValueError, OverflowError):
+        yield "1 - lr * weight_decay", 1 - settings["lr"] * settings["weight_decay"]
+    with suppress(KeyError, ZeroDivisionError, ValueError, OverflowError):
+        yield "sqrt(1 - beta2**t)", sqrt(1 - settings["beta2"] ** t)
+    with suppress(KeyError, ZeroDivisionError, ValueError, OverflowError):
+        yield "-lr / (1 - beta1**t)", -settings["lr"] / (1 - settings["beta1"] ** t)
+    with suppress(KeyError, ZeroDivisionError, ValueError, OverflowError):
+        yield "(1 - beta1**t) / -lr", (1 - settings["beta1"] ** t) / -settings["lr"]

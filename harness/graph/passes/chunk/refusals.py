@@ -147,7 +147,7 @@ def refuse_second_use(addition: Node) -> ChunkError:
 
 
 def refuse_join(node: Node, value: object) -> ChunkError:
-    """Refuse a join of a per-chunk value without the chunked dim that is no parameter gradient."""
+    """Refuse to join two chunks' values that lack the chunked dim and are no gradient of a parameter."""
     shape = list(map(str, value.shape)) if isinstance(value, Tensor) else type(value).__name__
     readers = ", ".join(sorted(user.name for user in node.users))
     return ChunkError(

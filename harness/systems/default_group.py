@@ -7,7 +7,8 @@ The group exists before the factory is called, and we need it until the last val
    destruction, so `is_initialized()` is False. Another `init_process_group` brings it back;
 3. `as_lent()` surrounds our code: within it the group exists.
 
-`install` replaces both functions before user code can import them by name. Outside of `lent` they are torch's own.
+`install` replaces both functions before user code can import them by name. Outside of `lent` they behave like torch's
+own.
 """
 
 from __future__ import annotations

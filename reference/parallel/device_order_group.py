@@ -143,7 +143,7 @@ def why_no_kernel(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def sums_of(device: torch.device) -> str:
-    """The method by which a device sums float32 and bfloat16 over ranks, in words, for manifests and reports."""
+    """How a device sums float32 and bfloat16 over ranks, in words, for manifests and reports."""
     found = {}
     for dtype in (torch.float32, torch.bfloat16):
         why = why_no_kernel(device, dtype)

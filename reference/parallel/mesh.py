@@ -65,9 +65,9 @@ _boards: list[Board] = []
 class Mesh:
     """A rank's coordinates in the groups of a case.
 
-    Rank r has `ep` coordinate r % ep and `efsdp` coordinate r // ep; `tp` coordinate r % tp and `fsdp` coordinate r //
-    tp. The `fsdp` coordinate also chooses the rank's text. For example, with ep=2 and tp=1, rank 5 has `ep` coordinate
-    1, `efsdp` coordinate 2 and `fsdp` coordinate 5. In a pipeline, r is the rank's index among the ranks of its own
+    Rank r has `ep` coordinate r % ep and `efsdp` coordinate r // ep. It has `tp` coordinate r % tp and `fsdp`
+    coordinate r // tp, which also chooses its text. For example, with ep=2 and tp=1, rank 5 has `ep` coordinate 1,
+    `efsdp` coordinate 2 and `fsdp` coordinate 5. In a pipeline, r is the rank's index among the ranks of its own
     stages. The rank computes on `device`.
     """
 

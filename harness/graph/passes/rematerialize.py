@@ -1,8 +1,9 @@
 """Recompute in backward the activations tagged `recompute`.
 
-Needs:    every activation has a tag (tag_memory). Promises: same bits: each call is repeated with its original inputs.
-Backward reads no activation tagged `recompute`, so each is freed after its last use in forward. Refuses:  nothing:
-calls that must not run twice are never tagged.
+Needs:    every activation has a tag (tag_memory).
+Promises: same bits: each call is repeated with its original inputs. Backward reads no activation tagged
+          `recompute`, so each is freed after its last use in forward.
+Refuses:  nothing: calls that must not run twice are never tagged.
 
 1. Find the backward call that first needs each activation.
 2. Just before that call, repeat the calls that compute the activation, in forward's order and once for all readers. So

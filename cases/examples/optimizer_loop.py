@@ -1,4 +1,4 @@
-"""The loop of `mesh_loop` with optimizers that must take the same step, as systems.
+"""The loop of `mesh_loop` with AdamW or Muon in several forms, as systems.
 
     bitproof run -k optimizers
 
@@ -9,6 +9,8 @@
     muon_by_layer    each rank orthogonalizes its share of the matrices and sends them to all
     muon_fsdp        parameters and momentum are sharded; each matrix is gathered to orthogonalize it
     muon_fsdp_tp     sharded over data ranks, and each layer split over `tp` ranks; each matrix is gathered from both
+
+All forms of AdamW must take the same step, and so must all forms of Muon.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def _values(path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path
 
 
 def _like(like: Any, path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path, ...]) -> Any:
-    """The values of the case that a file says it is like."""
+    """The values of the case that a file names in its field `like`."""
     if isinstance(like, str) and like.endswith(".json"):
         other = path.parent / like
         if _real(other) in through:

@@ -180,10 +180,10 @@ def _ordered(tensor: Tensor) -> Tensor:
 
 
 def _slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Slices of both tensors' bytes, at most SLICE elements at a time, on the reference's device.
+    """Yield slices of both tensors' bytes, at most SLICE elements at a time, on the reference's device.
 
-    Yields the first element's number, and uint8 of shape [elements, bytes per element] for each tensor. So a GPU's
-    tensor is never fetched whole.
+    A slice has the index of its first element, and for each tensor uint8 of shape [elements, bytes per element]. So a
+    GPU's tensor is never fetched whole.
     """
     from bitproof.harness.capture.digest import octets
 

@@ -34,7 +34,7 @@ NUM_NAMED = 5
 
 
 class LogicalTensor(NamedTuple):
-    """A tensor at a step, on any ranks."""
+    """The step, kind and name of a tensor; it may be recorded on any ranks, in parts or whole."""
 
     step: int
     kind: Kind
@@ -97,8 +97,8 @@ def lack_parts_alone(case: Case, reference: Recording, candidate: Recording) -> 
 
 
 def _is_part_lacking(tensor: LogicalTensor, here: PartLayouts, there: PartLayouts) -> bool:
-    """Whether a gradient or a state is missing on some ranks, and has the same layout on ranks that have it on both
-    sides."""
+    """Whether a tensor is a gradient or a state with equal layouts on each rank where both sides have it. If it is also
+    missing on some ranks, only a part is lacking."""
     both = here.keys() & there
     left, right = ({rank: side[rank] for rank in both} for side in (here, there))
     return tensor.kind in ("grad", "optimizer") and not lies_otherwise(left, right, have_as_many=True)

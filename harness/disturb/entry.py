@@ -47,7 +47,7 @@ ANY = "*"
 
 
 class Site(NamedTuple):
-    """A call site: module ("" the root, None no owner), direction, chunk, operator without overload.
+    """A call site: module ("" is the root, None is no owner), direction, chunk, operator without overload.
 
     `ANY` stands for an unknown part.
     """

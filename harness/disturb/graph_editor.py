@@ -152,7 +152,7 @@ class GraphEditor:
         return made
 
     def kernel(self, name: str) -> Callable[..., Any]:
-        """A function of `kernels`."""
+        """The function with this name in `kernels`."""
         found: Callable[..., Any] = getattr(kernels, name)
         return found
 
@@ -242,7 +242,7 @@ class GraphEditor:
         ]
 
     def launches(self, name: str, direction: str = "forward", at: str = ".*") -> list[Call]:
-        """Collectives with this operator name."""
+        """The launches of collectives with this operator name."""
         return [node for node in self.all(name, at, direction=direction) if is_collective(node)]
 
     def wait_of(self, launch: Node) -> Call:

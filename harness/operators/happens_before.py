@@ -107,8 +107,8 @@ class Order:
     # -- calls ------------------------------------------------------------------------------------------
 
     def call(self, name: Hashable, reads: Collection[Key], writes: Collection[Key], stream: Stream) -> list[Race]:
-        """Report a call on a stream that uses this memory. Returns its races; with a single stream `races` is the
-        same."""
+        """Report a call on `stream` that reads and writes these pieces of memory. Returns its races; with a single
+        stream these are the result of `races`."""
         if self._is_single:
             return self.races(reads, writes)
         seq = self._tick(stream)
@@ -300,7 +300,7 @@ class Order:
         self._join(stream, self._events.get(event, {}))
 
     def wait_stream(self, stream: Stream, other: Stream | None) -> None:
-        """A stream's later calls come after all earlier calls of another; None means all streams."""
+        """Order a stream's later calls after all earlier calls of the stream `other`; None means all streams."""
         for each in [*self._clocks] if other is None else [other]:
             self._join(stream, dict(self._clock(each)))
 

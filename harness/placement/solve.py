@@ -56,7 +56,7 @@ def solve(program: PlacementProblem, bound: float = math.inf) -> Optimum:
 
 
 def least_bytes(program: PlacementProblem) -> float:
-    """The minimum bytes per rank of any choices."""
+    """The fewest bytes per rank that any valid choices need."""
     free = PlacementProblem(
         program.nodes, {key: np.where(np.isfinite(costs), 0.0, np.inf) for key, costs in program.edges.items()}
     )

@@ -67,7 +67,8 @@ class KeptBeside:
 
 
 def _settings(holder: Any) -> Iterator[tuple[tuple[int, str], Any]]:
-    """Numbers, tensors and sequences of them in an optimizer's groups, by the group and their path."""
+    """Yield each number, tensor or sequence of these in an optimizer's groups, after its key: the group's index, and
+    the path in the group."""
     for number, group in enumerate(getattr(holder, "param_groups", ())):
         settings = {name: value for name, value in group.items() if name != "params"}
         for path, value in _leaves_in(settings, "", {}, set(), depth=0):

@@ -58,7 +58,7 @@ class WatchedLoop(WatchedStep):
         """Parameters that require no gradients, and belong to no optimizer."""
 
     def take_steps(self, num_steps: int, taking: Callable[[int], AbstractContextManager[Observe]]) -> None:
-        """Run the loop for so many steps, each within `taking(index)`.
+        """Run the loop for `num_steps` steps, each within `taking(index)`.
 
         Raises RecordingError if it ends earlier, or if it is unclear which optimizers make a step.
         """
@@ -220,7 +220,8 @@ class _Steps:
             raise _EnoughError
 
     def _leave_again(self) -> None:
-        """Leave a loop that caught the exception before. Raises RecordingError if that happens too often."""
+        """Leave a loop that caught the exception when it was left before. Raises RecordingError if that happens too
+        often."""
         self._times_left += 1
         if self._times_left > _MOST_TIMES_LEFT:
             raise RecordingError(

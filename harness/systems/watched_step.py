@@ -345,7 +345,8 @@ class WatchedStep:
                     yield name, parameter
 
     def _held_by(self, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-        """The optimizer's parameters with their names, those of the models in their order, then any others.
+        """Yield the optimizer's parameters with their names: the models' parameters in the models' order, then any
+        others.
 
         A trainable parameter in no optimizer counts as the first optimizer's: a trainer may have forgotten it.
         """
@@ -399,7 +400,7 @@ def held_optimizers(given: Any) -> list[Optimizer]:
 
 
 def _holders(given: Any) -> list[Any]:
-    """The objects passed to `watch` as optimizers that wrap others, the outer ones first."""
+    """The objects that `watch` was given as optimizers and that wrap other optimizers, the outermost first."""
     from torch.optim import Optimizer
 
     if isinstance(given, (list, tuple)):

@@ -95,7 +95,7 @@ def _state_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _tied(model: nn.Module) -> dict[str, str]:
-    """The further names of tied parameters and buffers, each with its first name."""
+    """Maps each further name of a tied parameter or buffer to its first name."""
     first: dict[Tensor, str] = {}
     every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     found = {name: first.setdefault(tensor, name) for name, tensor in every}

@@ -163,7 +163,7 @@ class FaultRuns:
     def _outcome_of_first_step(self, blank: FaultOutcome, entry: Entry) -> FaultOutcome | None:
         """The outcome of a fault that the first step shows; None if that step agrees or fails.
 
-        A whole run judges the fault then.
+        In that case a whole run judges the fault.
         """
         if not self._shows_nothing_where_nothing_is_wrong():
             return None

@@ -42,7 +42,7 @@ class SensitivityCheck(Check):
         return None if options.sensitivity is None else cls(options)
 
     def refuse(self, options: RunOptions) -> None:
-        """Refuse torchrun's ranks."""
+        """Refuse to run on ranks that torchrun started."""
         from bitproof.harness.execute.transport import refuse_torchrun
 
         refuse_torchrun("sensitivity", "replays all ranks in one process")

@@ -74,7 +74,7 @@ def follow(
 ) -> Fate:
     """Propagate wrong values through a step, and return where they first show.
 
-    `wrong` has them by (slot, rank); `ranks[rank][slot]` are the right values.
+    `wrong` has the wrong values by (slot, rank); `ranks[rank][slot]` are the right values.
     """
     found = _Wrong(program, ranks, compared)
     for (slot, rank), value in wrong.items():

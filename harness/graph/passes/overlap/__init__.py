@@ -129,8 +129,8 @@ def _path_of_model(nodes: list[Node], context: PassContext) -> Path | None:
 
 
 def find_places(nodes: list[Node], chunking: Chunking) -> dict[Node, NodePosition]:
-    """Step 1. A region begins at the first chunked node of a module in a direction. Between the halves of a graph, such
-    as a pipeline stage, is a region without nodes, so that no node moves to the other half.
+    """Step 1. A region begins at the first chunked node of a module in a direction. A region without nodes separates
+    the two halves of a graph, such as a pipeline stage's, so that no node moves to the other half.
 
     A node written once belongs to chunk 0 if nodes of chunk 0 follow it in the region, to chunk 1 if only nodes of
     chunk 1 do, else to the rest.

@@ -18,7 +18,7 @@ TRACED = (GRAPH, JOINT, AUTOPLACE)
 with solved placements."""
 
 PRECOMPILED = "precompiled"
-"""The system graph with its finished graph read from disk, written before by a process without ranks."""
+"""Like the system graph, but reads its finished graph from disk. A process without ranks wrote it before the run."""
 PREPARED = (*TRACED, PRECOMPILED)
 """The systems that run a prepared graph."""
 

@@ -67,7 +67,8 @@ def lent(device: torch.device) -> Iterator[None]:
 
 
 def put_aside() -> None:
-    """Hide the group before user code begins, as for a script: its own `init_process_group` returns the lent group."""
+    """Hide the group before user code such as a script begins: the script's own `init_process_group` returns the lent
+    group."""
     loan = _loans[-1] if _loans else None
     if loan is not None and loan.aside is None:
         loan.is_taken = False

@@ -453,7 +453,7 @@ def _leaves(state: Mapping[Any, Any] | Sequence[Any], prefix: str = "") -> Itera
 
 
 def _parts(gradient: Tensor) -> dict[str, Tensor]:
-    """The parts of a gradient: a sparse gradient has indices and values, unchanged."""
+    """The parts of a gradient: of a sparse gradient, its indices and values, unchanged."""
     if not gradient.is_sparse:
         return {"": gradient}
     from bitproof.harness.torch_operators import sparse_parts
